@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.state import ClientStore
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import LocalTraining
 
 
 class Cohort:
@@ -26,6 +29,10 @@ class Cohort:
         start_buffers: (K, b) buffers that local training starts from whatever the start model's are; None: those.
         gradient_mean: (K, d) mean of the raw mini-batch gradients over the steps, where the algorithm asks for it.
         step_size: (K, d) or (K, 1) mean over the steps of the learning rate of every parameter's group.
+        batch_loss: (K,) float64, the plain mean over its batches of the loss before each step.
+        local: What these clients do in place of the trainer's local training: a straggler's part of it; None: all.
+        num_solves: How many trainings the clients have had in this round.
+        messages: What else the clients send to the server's parts, by name, (K, ...).
         valid: (K,) bool, False where loss or w is not finite: such a client weighs nothing and keeps its state.
         records: One dict per client, to become its row in ``clients.csv``.
     """
@@ -43,6 +50,10 @@ class Cohort:
         self.start_buffers: Tensor | None = None
         self.gradient_mean: Tensor = torch.empty(0)
         self.step_size: Tensor = torch.empty(0)
+        self.batch_loss = torch.zeros(len(ids), dtype=torch.float64)
+        self.local: LocalTraining | None = None
+        self.num_solves = 0
+        self.messages: dict[str, Tensor] = {}
         self.records: list[dict[str, Any]] = [{} for _ in ids]
         self._state = store.gather(ids, device)
         self._staged: dict[str, Tensor] = {}
@@ -65,7 +76,8 @@ class Cohort:
 
     def stage(self, name: str, value: Tensor) -> None:
         """Give a declared state its value (K, ...) for the next round."""
-        assert value.shape == self._state[name].shape, (name, value.shape, self._state[name].shape)
+        expected = self._state[name].shape
+        assert value.shape == expected or expected == (1, 0), (name, value.shape, expected)
         self._staged[name] = value
 
     def staged(self, name: str) -> Tensor:

@@ -21,6 +21,8 @@ from fedbc_lightning.loading import ClientLoader, EpochSampler, num_batches
 from fedbc_lightning.splits import check_split, train_test_split
 
 SPLITS = ("train", "val", "test")
+POOLED = -1
+"""The pseudo-client that holds all clients' training data."""
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -178,14 +180,35 @@ class FederatedDataModule(LightningDataModule):
         The order in epoch e is ``torch.randperm(n, generator=seeding.generator(seed, "shuffle", round, client, e))``.
 
         Args:
-            client: 0..N-1.
+            client: 0..N-1, or -1: all clients' data.
             round: 1..T.
             seed: The run's seed; None: that of ``seed_everything``.
             device: Where in-memory batches are wanted; None: where the tensors lie.
         """
-        dataset = self._datasets.get((client, "train")) or self.client_dataset(client, "train")
+        if client == POOLED:
+            dataset = self.pooled_dataset("train")
+        else:
+            dataset = self._datasets.get((client, "train")) or self.client_dataset(client, "train")
         assert dataset is not None  # else client_dataset has raised
         return self._train_loader(dataset, round, client, seed, device)
+
+    def fixed_batches(self, client: int, *, device: torch.device | None = None) -> list[Any]:
+        """A client's training data in its own order, cut every ``batch_size``, nothing augmented or dropped."""
+        dataset = self.client_dataset(client, "train")
+        assert dataset is not None  # else client_dataset has raised
+        return list(ClientLoader(dataset, self.batch_size, device=self._reachable(device), options=self.loader_options))
+
+    def batch_shares(self, client: int) -> list[float]:
+        """The share of the client's training samples in each of :meth:`fixed_batches`; sums to 1."""
+        total = int(self.num_samples("train")[client])
+        return [min(self.batch_size, total - start) / total for start in range(0, total, self.batch_size)]
+
+    def first_batch(self, client: int, split: str, size: int, *, device: torch.device | None = None) -> Any:
+        """The first ``size`` samples of a client's data as one batch, nothing augmented; None if it has none."""
+        dataset = self.client_dataset(client, split)
+        if dataset is None or not num_items(dataset):
+            return None
+        return next(iter(ClientLoader(dataset, size, device=self._reachable(device), options=self.loader_options)))
 
     def client_eval_dataloader(
         self, client: int, split: str = "test", *, device: torch.device | None = None

@@ -15,9 +15,9 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.fabric import gather_objects
+from fedbc_lightning.local import FineTuning
 from fedbc_lightning.module import step_stage
 from fedbc_lightning.seeding import derive, numpy_generator, seed_globals
-from fedbc_lightning.state import ServerState
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -37,6 +37,23 @@ class Evaluation:
 
     metrics: dict[str, float] = field(default_factory=dict)
     clients: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is evaluated.
+
+    Attributes:
+        z: The global model (d + b,).
+        counters: The integer buffers.
+        local: Client -> its own model (d + b,); None: there are none.
+        fine_tuning: What is done to a client's own model before it is evaluated, or None.
+    """
+
+    z: Tensor
+    counters: Tensor
+    local: Callable[[int], Tensor] | None = None
+    fine_tuning: FineTuning | None = None
 
 
 class Evaluator:
@@ -61,51 +78,49 @@ class Evaluator:
         self._fabric, self._engine, self._datamodule, self._seed = fabric, engine, datamodule, seed
         self.client_ids = draw_clients(datamodule.num_clients, eval_clients, seed)
 
-    def run(
-        self, splits: Sequence[str], server: ServerState, local_model: Callable[[int], Tensor] | None, round: int
-    ) -> Evaluation:
-        """Evaluate the committed or staged models.
+    def run(self, splits: Sequence[str], models: Models, round: int) -> Evaluation:
+        """Evaluate models on splits.
 
         Args:
             splits: ``"test"``, ``"val"``.
-            server: z and buffers, as staged.
-            local_model: Client -> its model (d + b,), as staged; None: there are none.
+            models: What is evaluated.
             round: For the seeds.
         """
         evaluation = Evaluation()
         for split in splits:
             stage = step_stage(self._engine.user.module, split)
             if stage is not None:
-                results = self._measure(split, stage, server, local_model, round)
+                results = self._measure(split, stage, models, round)
                 self._summarise(evaluation, split, results)
         return evaluation
 
-    def _measure(
-        self, split: str, stage: str, server: ServerState, local_model: Callable[[int], Tensor] | None, round: int
-    ) -> dict[tuple[str, int], dict[str, float]]:
+    def _measure(self, split: str, stage: str, models: Models, round: int) -> dict[tuple[str, int], dict[str, float]]:
         """(which model, client or -1 for the pooled data) -> name -> value, from all ranks."""
         counts = self._datamodule.num_samples(split)
         clients = [i for i in self.client_ids if counts[i]]
         tasks = [("global", -1)] + [("global", i) for i in clients]
-        if local_model is not None:
+        if models.local is not None:
             tasks += [("local", i) for i in clients]
         mine = tasks[self._fabric.global_rank :: self._fabric.world_size]
         user, engine, results = self._engine.user, self._engine, {}
         user.eval_mode()
         user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None,
                       current_epoch=round)  # fmt: skip
-        z = server.staged_model
         loaded = None
         with torch.no_grad():
             for which, client in mine:
                 loader = self._loader(split, client)
                 if loader is None:
                     continue
-                if which == "local" or loaded != "global":
-                    model = local_model(client).to(z.device) if which == "local" and local_model is not None else z
-                    engine.load(model, server.staged("counters"))
-                    loaded = which
                 seed_globals(derive(self._seed, "eval", round, client), user.device)
+                if which == "local" and models.local is not None:
+                    model = models.local(client).to(models.z.device)
+                    engine.load(model, models.counters)
+                    if models.fine_tuning is not None:
+                        engine.fine_tune(client, models.fine_tuning)
+                elif loaded != "global":
+                    engine.load(models.z, models.counters)
+                loaded = which
                 results[which, client] = user.evaluate(loader, stage)
         user.train_mode()
         user.shim.set(validating=False, testing=False)

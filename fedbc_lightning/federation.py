@@ -14,15 +14,19 @@ from fedbc_lightning import checkpoint
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.datamodule import POOLED
 from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.evaluation import Models
 from fedbc_lightning.fabric import gather_objects, sum_over_ranks
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.module import UserModule
 from fedbc_lightning.optimizers import LocalOptimizer, RoundSchedulers, configure
 from fedbc_lightning.sampling import ClientSampler, num_sampled
+from fedbc_lightning.seeding import numpy_generator
 from fedbc_lightning.server import Sums
-from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState, StagedClient, StateDeclaration
+from fedbc_lightning.stragglers import Stragglers
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -47,6 +51,7 @@ class Federation:
         buffers: Policy for buffers.
         keep_local_models: Whether the last w_i of every client is kept where the method keeps none; None: if all of
             them take at most 64 MiB.
+        stragglers: Who does less than asked, or vanishes; None: nobody.
         seed: The run's seed.
 
     Attributes:
@@ -55,7 +60,7 @@ class Federation:
         layout: :class:`~fedbc_lightning.layout.ParameterLayout`.
         num_sampled: S.
         fingerprint: What must be equal for a checkpoint to be resumed.
-        personal_model: The client model that is "local" in evaluation, or None.
+        has_local_models: Whether there is a client model that is "local" in evaluation.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Federation:
         clients_per_round: int | float,
         buffers: BufferPolicy,
         keep_local_models: bool | None,
+        stragglers: Stragglers | None,
         seed: int,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
@@ -88,30 +94,62 @@ class Federation:
         optimizer = LocalOptimizer(user, self.layout, row, grad, configured)
         self.engine = SequentialEngine(user, self.layout, optimizer, row, grad, local, datamodule, seed)
 
-        declaration = StateDeclaration()
-        algorithm.declare_state(declaration)
-        self.personal_model = algorithm.personal_model
-        model_bytes = (self.layout.num_parameters + self.layout.num_buffers) * initial.element_size()
-        if keep_local_models is None:
-            keep_local_models = datamodule.num_clients * model_bytes <= KEEP_LOCAL_MODELS_BELOW
-        self._keeps_last_models = self.personal_model is None and keep_local_models
-        if self._keeps_last_models:
-            declaration.client_model(LOCAL_MODEL)
-            self.personal_model = LOCAL_MODEL
+        self._stragglers = stragglers
+        self._check_participation()
+        algorithm.check(self.engine)
+        self._server_callbacks = algorithm.server_callbacks(self.engine)
+        declaration = self._declare(keep_local_models, initial.element_size())
+        self._buffer_policy = buffers
         if buffers == "local":
             declaration.client_buffers(LOCAL_BUFFERS)
             declaration.client_counters(LOCAL_COUNTERS)
-        self._buffer_policy = buffers
-        self.declaration = declaration
-        self.server = ServerState(initial, buffer_values, self.layout.read_counters(), declaration, buffers)
+        self.server = ServerState(
+            initial, buffer_values, self.layout.read_counters(), declaration, buffers,
+            num_clients=datamodule.num_clients, seed=seed,
+        )  # fmt: skip
         self.clients = ClientStore(
             datamodule.num_clients, declaration, self.server.model, self.server["counters"],
             self.layout.num_parameters,
         )  # fmt: skip
-        self._server_callbacks = algorithm.server_callbacks(self.engine)
         scaler = self.engine.scaler
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
         self.fingerprint = self._describe()
+
+    # what the method asks for
+
+    def _check_participation(self) -> None:
+        algorithm, num_clients = self.algorithm, self.datamodule.num_clients
+        name = type(algorithm).__name__
+        if algorithm.needs_all_clients and self.num_sampled < num_clients:
+            raise ConfigurationError(
+                f"trainer.clients_per_round: {name} takes all {num_clients} clients in every round; give 1.0."
+            )
+        if self._stragglers is not None and (algorithm.partial_work == "refused" or algorithm.trains_pooled):
+            raise ConfigurationError(f"trainer.stragglers: {name} has neither partial work nor absent clients.")
+
+    def _declare(self, keep_local_models: bool | None, element_size: int) -> StateDeclaration:
+        """The state of algorithm and server parts, and the clients' last models where they are kept."""
+        algorithm, declaration = self.algorithm, StateDeclaration()
+        for callback in self._server_callbacks:
+            callback.declare_state(declaration)
+            callback.check(self.num_sampled)
+        algorithm.declare_state(declaration)
+        for callback in self._server_callbacks:
+            missing = [name for name in callback.reads if name not in declaration.client_scalars]
+            if missing:
+                raise ConfigurationError(
+                    f"algorithm: {type(callback).__name__} reads the client scalar '{missing[0]}', which nothing "
+                    f"declares; there is: {', '.join(declaration.client_scalars) or 'none'}."
+                )
+        model_bytes = (self.layout.num_parameters + self.layout.num_buffers) * element_size
+        if keep_local_models is None:
+            keep_local_models = self.datamodule.num_clients * model_bytes <= KEEP_LOCAL_MODELS_BELOW
+        self._keeps_last_models = keep_local_models and not algorithm.has_local_model and not algorithm.trains_pooled
+        if self._keeps_last_models:
+            declaration.client_model(LOCAL_MODEL)
+        self.has_local_models = algorithm.has_local_model or self._keeps_last_models
+        self.declaration = declaration
+        return declaration
 
     # a round
 
@@ -125,8 +163,13 @@ class Federation:
             ConfigurationError: The sampler returned something impossible, or no client came out finite.
         """
         server = self.server
-        server.ids = self._sample(round)
-        server.metrics = {}
+        server.round, server.metrics = round, {}
+        sampled = self._sample(round)
+        late, absent = self._stragglers.draw(sampled, self._seed, round) if self._stragglers else (set(), set())
+        missing = dict.fromkeys(absent, "absent")
+        if late and self._partial_work() == "dropped":
+            missing |= dict.fromkeys(late, "straggler")
+        server.ids = [client for client in sampled if client not in missing]
         self.engine.round, self.engine.grad_scale = round, self.grad_scale
         self.engine.optimizer.learning_rates = self.schedule.learning_rates
         sums = Sums(self.user.device)
@@ -134,23 +177,48 @@ class Federation:
             callback.on_round_start(server, sums)
         records, counters = [], server["counters"]
         for position in self._share(server.ids):
-            cohort = self._train(position, sums)
+            cohort = self._train(position, sums, is_late=server.ids[position] in late)
             records += [(position, cohort.records[0])]
             if cohort.valid[0]:
                 counters = torch.maximum(counters, cohort.counters)
         server.records = self._join_ranks(records, sums, counters)
         self._check_records(round)
-        for callback in self._server_callbacks:
-            callback.on_aggregate(server, self.clients, sums)
-        for callback in self._server_callbacks:
-            callback.on_round_end(server, self.clients)
+        if server.ids:
+            for callback in self._server_callbacks:
+                callback.on_aggregate(server, self.clients, sums)
+            for callback in self._server_callbacks:
+                callback.on_round_end(server, self.clients)
+        server.records += [self._missing_record(client, missing[client]) for client in sampled if client in missing]
+        self._count_bytes()
         return self._round_metrics()
+
+    def _partial_work(self) -> str:
+        assert self._stragglers is not None
+        asked = self._stragglers.partial_work
+        return self.algorithm.partial_work if asked == "method" else asked
+
+    def _missing_record(self, client: int, status: str) -> dict[str, Any]:
+        num_samples = int(self._num_samples[client])
+        return {"client": client, "num_samples": num_samples, "num_steps": 0, "status": status, "weight": 0.0}
+
+    def _count_bytes(self) -> None:
+        """What each client received and sent, into its row of ``clients.csv``."""
+        algorithm, size = self.algorithm, self.server.z.element_size()
+        buffers = self.layout.num_buffers if self._buffer_policy == "average" else 0
+        exchanges = 0 if algorithm.trains_pooled else algorithm.num_exchanges(self.server)
+        down = exchanges * (algorithm.vectors_down * self.layout.num_parameters + buffers) * size
+        up = exchanges * (
+            (algorithm.vectors_up * self.layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up
+        )
+        for record in self.server.records:
+            sends = record["status"] in ("ok", "nonfinite")
+            record.update(bytes_down=down, bytes_up=up if sends else 0)
 
     def _check_records(self, round: int) -> None:
         """Say which clients drop out of the round; stop if nobody is left, or nobody had a loss."""
         server = self.server
         dropped = [record["client"] for record in server.records if record["status"] != "ok"]
-        if len(dropped) == len(server.records):
+        if server.records and len(dropped) == len(server.records):
             raise ConfigurationError(
                 f"round {round}: loss or weights of all {len(server.ids)} sampled clients became NaN or infinite, "
                 "so nothing can be aggregated; the state of the round before is kept. Lower the learning rate or clip "
@@ -161,7 +229,7 @@ class Federation:
                 f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite; "
                 "left out of the round (status=nonfinite in clients.csv)."
             )
-        if not any("train_loss" in record for record in server.records):
+        if server.records and not any("train_loss" in record for record in server.records):
             raise ConfigurationError(
                 f"round {round}: training_step returned no loss in any step of any client; is a 'return loss' missing?"
             )
@@ -169,7 +237,7 @@ class Federation:
     def commit(self, round: int, metrics: dict[str, float]) -> None:
         """Make the staged state the current one; ``metrics`` are the round's, for schedulers of interval ``round``."""
         self.schedule.step(round, metrics)
-        valid = [record for record in self.server.records if record["status"] == "ok"]
+        valid = self.server.valid_records
         self.grad_scale = min((record["grad_scale"] for record in valid if "grad_scale" in record), default=1.0)
         self.server.commit()
         self.clients.commit()
@@ -184,15 +252,24 @@ class Federation:
         self.engine.load(self.server.staged_model, self.server.staged("counters"))
         self.user.shim.set(current_client=None, training=False)
 
+    def models(self) -> Models:
+        """What is evaluated after this round, as staged."""
+        z = self.algorithm.global_model(self.server)
+        return Models(z, self.server.staged("counters"), self.local_model(), self.algorithm.fine_tuning)
+
     def local_model(self) -> Callable[[int], Tensor] | None:
-        """Client -> its personal model, as staged; None if there are none."""
-        name = self.personal_model
-        if name is None:
+        """Client -> its own model (d + b,), as staged; None if there are none."""
+        if not self.has_local_models:
             return None
-        staged = self.clients.staged_rows()[name]
-        return lambda client: staged[client] if client in staged else self.clients.vector(name, client)
+        clients, algorithm = self.clients, self.algorithm
+        if self._keeps_last_models:
+            return lambda client: clients.staged_vector(LOCAL_MODEL, client)
+        model = self.algorithm.global_model(self.server).cpu()
+        return lambda client: algorithm.local_model(StagedClient(clients, client), model)
 
     def _sample(self, round: int) -> list[int]:
+        if self.algorithm.trains_pooled:
+            return [POOLED]
         ids = self._sampler(self.datamodule.num_clients, self.num_sampled, self._seed, round)
         if not ids or len(set(ids)) != len(ids) or not 0 <= min(ids) <= max(ids) < self.datamodule.num_clients:
             raise ConfigurationError(
@@ -205,7 +282,7 @@ class Federation:
         """The positions in ``ids`` of this rank's clients: longest first, each to the rank with the least to do."""
         if self.fabric.world_size == 1:
             return list(range(len(ids)))
-        steps = [self._local.num_steps(int(self._num_batches[i])) for i in ids]
+        steps = [self._local.num_steps(int(self._num_batches[i])) if i != POOLED else 1 for i in ids]
         loads, shares = [0] * self.fabric.world_size, [[] for _ in range(self.fabric.world_size)]  # type: ignore[var-annotated]
         for position in sorted(range(len(ids)), key=lambda k: (-steps[k], k)):
             rank = loads.index(min(loads))
@@ -213,11 +290,14 @@ class Federation:
             shares[rank].append(position)
         return shares[self.fabric.global_rank]
 
-    def _train(self, position: int, sums: Sums) -> Cohort:
+    def _train(self, position: int, sums: Sums, *, is_late: bool) -> Cohort:
         """Run one client's half, then the server's parts on its message."""
         client = self.server.ids[position]
-        num_samples = int(self._num_samples[client])
+        num_samples = int(self._num_samples.sum() if client == POOLED else self._num_samples[client])
         cohort = Cohort([client], [position], [num_samples], self.clients, self.user.device)
+        if is_late:
+            rng = numpy_generator(self._seed, "partial work", self.server.round, client)
+            cohort.local = self._local.shortened(int(self._num_batches[client]), rng)
         cohort.counters = self.server["counters"]
         if self._buffer_policy == "local":
             cohort.start_buffers, cohort.counters = cohort.local_buffers, cohort.local_counters[0]
@@ -241,36 +321,35 @@ class Federation:
         if self.fabric.world_size > 1:
             sums.load(sum_over_ranks(self.fabric, sums.flat()))
             mine = [record["client"] for _, record in records if record["status"] == "ok"]
-            payload = (records, self.clients.export_staged(mine), counters.cpu())
+            kept = {name: {k: row.cpu() for k, row in rows.items()} for name, rows in sums.kept.items()}
+            payload = (records, self.clients.export_staged(mine), counters.cpu(), kept)
             records = []
-            for rank, (theirs, staged, their_counters) in enumerate(gather_objects(self.fabric, payload)):
+            for rank, (theirs, staged, their_counters, their_kept) in enumerate(gather_objects(self.fabric, payload)):
                 records += theirs
                 counters = torch.maximum(counters, their_counters.to(counters.device))
                 if rank != self.fabric.global_rank:
                     self.clients.import_staged(staged)
+                    for name, rows in their_kept.items():
+                        sums.kept.setdefault(name, {}).update(rows)
         if self._buffer_policy != "global":
             self.server.stage("counters", counters)
         return [record for _, record in sorted(records, key=lambda item: item[0])]
 
     def _round_metrics(self) -> dict[str, float]:
         """The clients' training metrics averaged by samples, what the server's parts log, and the bytes."""
-        valid = [record for record in self.server.records if record["status"] == "ok"]
+        valid = self.server.valid_records
         names = dict.fromkeys(name for record in valid for name in record if name.startswith("train_"))
         metrics: dict[str, float] = {}
         for name in names:
             having = [record for record in valid if name in record]
             total = sum(record["num_samples"] for record in having)
             metrics[name] = sum(record[name] * record["num_samples"] for record in having) / total
-        if len(valid) < len(self.server.records):
-            metrics["num_nonfinite"] = float(len(self.server.records) - len(valid))
-        travelling_buffers = self.layout.num_buffers if self._buffer_policy == "average" else 0
-        size = self.server.z.element_size()
-        for direction, vectors, scalars in (
-            ("up", self.algorithm.vectors_up, self.algorithm.scalars_up),
-            ("down", self.algorithm.vectors_down, 0),
-        ):
-            elements = vectors * self.layout.num_parameters + travelling_buffers
-            metrics[f"comm/bytes_{direction}"] = float((elements * size + 4 * scalars) * len(self.server.ids))
+        for status in ("nonfinite", "absent", "straggler"):
+            count = sum(record["status"] == status for record in self.server.records)
+            if count:
+                metrics[f"num_{status}"] = float(count)
+        for name in ("bytes_up", "bytes_down"):
+            metrics[f"comm/{name}"] = float(sum(record[name] for record in self.server.records))
         return metrics | self.server.metrics
 
     def _tell_module_about_largest_client(self) -> None:

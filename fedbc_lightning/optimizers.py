@@ -128,8 +128,8 @@ class LocalOptimizer:
         for leaf, grad in self._leaves:
             leaf.grad = grad if is_there else None
 
-    def reset(self) -> None:
-        """Make optimizer and schedulers as new, for the next client."""
+    def reset(self, lr_scale: float = 1.0) -> None:
+        """Make optimizer and schedulers as new, for the next client; its learning rates times ``lr_scale``."""
         if self._is_made_anew:
             self._take(configure(self._user))
         else:
@@ -141,6 +141,9 @@ class LocalOptimizer:
         if self.learning_rates is not None:
             for group, lr in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
                 group["lr"] = lr
+        if lr_scale != 1:
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["lr"] * lr_scale
         self._user.shim.set_optimizer(self.optimizer, self.schedulers)
 
     def _take(self, configured: Configured) -> None:

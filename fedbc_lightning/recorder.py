@@ -166,6 +166,7 @@ def settings(trainer: FederatedTrainer) -> dict[str, Any]:
         "trainer.precision": trainer.precision,
         "trainer.buffers": trainer.buffers,
         "trainer.sampler": type(trainer.sampler).__name__,
+        **_flat("trainer.stragglers", vars(trainer.stragglers) if trainer.stragglers else {}),
         "trainer.eval_every_n_rounds": trainer.eval_every_n_rounds,
         "trainer.eval_clients": trainer.eval_clients,
         "trainer.keep_local_models": trainer.keep_local_models,

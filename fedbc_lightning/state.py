@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.seeding import numpy_generator
 
 BufferPolicy = Literal["average", "local", "global"]
 
@@ -23,16 +25,20 @@ class StateDeclaration:
     def __init__(self) -> None:
         self.client_scalars: dict[str, float | list[float]] = {}
         self.client_vectors: dict[str, str] = {}
-        self.server_vectors: list[str] = []
+        self.server_vectors: dict[str, tuple[float | Literal["z"], torch.dtype | None]] = {}
         self.server_scalars: dict[str, float] = {}
 
     def client_scalar(self, name: str, initial: float | list[float] = 0.0) -> None:
         """One float64 per client, (N,); a list gives each client its own start value. Logged in ``clients.csv``."""
         self.client_scalars[name] = initial
 
-    def client_vector(self, name: str) -> None:
-        """One vector (d,) per client, zero at the start."""
-        self.client_vectors[name] = "zeros"
+    def client_vector(self, name: str, initial: Literal["zeros", "z"] = "zeros") -> None:
+        """One vector (d,) per client; at the start zero, or z of round 0."""
+        self.client_vectors[name] = initial
+
+    def client_table(self, name: str) -> None:
+        """One table per client, of a size of its own; empty, (0,), at the start."""
+        self.client_vectors[name] = "table"
 
     def client_model(self, name: str) -> None:
         """One model (d + b,) per client: parameters and floating-point buffers; z of round 0 at the start."""
@@ -46,9 +52,15 @@ class StateDeclaration:
         """The integer buffers of each client; those of the initial module at the start."""
         self.client_vectors[name] = "counters"
 
-    def server_vector(self, name: str) -> None:
-        """One vector (d,) at the server, zero at the start."""
-        self.server_vectors.append(name)
+    def server_vector(self, name: str, initial: float | Literal["z"] = 0.0, dtype: torch.dtype | None = None) -> None:
+        """One vector (d,) at the server.
+
+        Args:
+            name: Its name.
+            initial: At the start: this number everywhere, or ``"z"``: the initial model.
+            dtype: None: that of z.
+        """
+        self.server_vectors[name] = (initial, dtype)
 
     def server_scalar(self, name: str, initial: float = 0.0) -> None:
         """One number at the server."""
@@ -73,6 +85,9 @@ class ServerState:
         ids: The clients sampled in this round, in the order of sampling.
         records: One dict per sampled client of this round: a row of ``clients.csv``.
         metrics: What server callbacks log in this round, by name.
+        round: The current round, 1..T.
+        seed: The run's seed.
+        num_clients: N.
     """
 
     def __init__(
@@ -82,10 +97,17 @@ class ServerState:
         counters: Tensor,
         declaration: StateDeclaration,
         buffer_policy: BufferPolicy = "average",
+        *,
+        num_clients: int = 0,
+        seed: int = 0,
     ) -> None:
         self.buffer_policy = buffer_policy
+        self.num_clients, self.seed, self.round = num_clients, seed, 0
         self.values: dict[str, Tensor] = {"z": z, "buffers": buffers, "counters": counters}
-        self.values |= {name: torch.zeros_like(z) for name in declaration.server_vectors}
+        for name, (initial, dtype) in declaration.server_vectors.items():
+            start = z if initial == "z" else torch.full_like(z, float(initial))
+            dtype = z.dtype if dtype is None or z.device.type == "mps" else dtype  # MPS has no float64
+            self.values[name] = start.to(dtype, copy=True)
         self.values |= {
             name: torch.tensor(value, dtype=torch.float64) for name, value in declaration.server_scalars.items()
         }
@@ -93,6 +115,11 @@ class ServerState:
         self.ids: list[int] = []
         self.records: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
+
+    @property
+    def valid_records(self) -> list[dict[str, Any]]:
+        """Those of the clients whose message counts."""
+        return [record for record in self.records if record["status"] == "ok"]
 
     @property
     def z(self) -> Tensor:
@@ -130,6 +157,10 @@ class ServerState:
         self.stage("z", z)
         if self.buffer_policy != "global":
             self.stage("buffers", buffers)
+
+    def rng(self, purpose: str, rounds_ago: int = 0) -> np.random.Generator:
+        """A fresh generator for this round: a function of (seed, purpose, round), the same on every rank."""
+        return numpy_generator(self.seed, purpose, self.round - rounds_ago)
 
     def log(self, name: str, value: float) -> None:
         """Log a number of this round under ``name``."""
@@ -182,7 +213,9 @@ class ClientStore:
             "model": start,
             "buffers": start[num_parameters:],
             "counters": initial_counters.detach().cpu().clone(),
+            "z": start[:num_parameters],
             "zeros": torch.zeros(num_parameters, dtype=start.dtype),
+            "table": torch.zeros(0, dtype=start.dtype),
         }
         self._initial = {name: starts[kind] for name, kind in declaration.client_vectors.items()}
         self._rows: dict[str, dict[int, Tensor]] = {name: {} for name in self._initial}
@@ -239,6 +272,14 @@ class ClientStore:
         for name, rows in staged["rows"].items():
             self._staged_rows[name] |= rows
 
+    def staged_vector(self, name: str, client: int) -> Tensor:
+        """The row of one client that the next round will see."""
+        return self._staged_rows[name].get(client, self.vector(name, client))
+
+    def staged_vectors(self, name: str) -> Tensor:
+        """The rows (N, d) or (N, d + b) of all clients that the next round will see, on the CPU."""
+        return torch.stack([self.staged_vector(name, client) for client in range(self.num_clients)])
+
     def staged_scalar(self, name: str) -> Tensor:
         """The scalars that the next round will see, (N,)."""
         return self._staged_scalars.get(name, self._scalars[name])
@@ -260,7 +301,7 @@ class ClientStore:
         vectors = {
             name: {
                 "clients": torch.tensor(sorted(rows), dtype=torch.int64),
-                "rows": torch.stack([rows[i] for i in sorted(rows)]) if rows else torch.empty(0),
+                "rows": _packed([rows[i] for i in sorted(rows)]),
                 "initial": self._initial[name],
             }
             for name, rows in self._rows.items()
@@ -272,12 +313,31 @@ class ClientStore:
         self._scalars |= state["scalars"]
         for name, saved in state["vectors"].items():
             self._initial[name] = saved["initial"]
-            self._rows[name] = dict(zip(saved["clients"].tolist(), saved["rows"].unbind(), strict=True))
+            rows = saved["rows"].unbind() if isinstance(saved["rows"], Tensor) else saved["rows"]
+            self._rows[name] = dict(zip(saved["clients"].tolist(), rows, strict=True))
 
     def _staged_scalar(self, name: str) -> Tensor:
         if name not in self._staged_scalars:
             self._staged_scalars[name] = self._scalars[name].clone()
         return self._staged_scalars[name]
+
+
+class StagedClient:
+    """One client's declared state as the next round will see it, by name: rows on the CPU, scalars as numbers."""
+
+    def __init__(self, store: ClientStore, client: int) -> None:
+        self._store, self._client = store, client
+
+    def __getitem__(self, name: str) -> Any:
+        """The row or the number."""
+        if name in self._store.scalar_names:
+            return self._store.staged_scalar(name)[self._client].item()
+        return self._store.staged_vector(name, self._client)
+
+
+def _packed(rows: list[Tensor]) -> Tensor | list[Tensor]:
+    """Rows of one size as a matrix, of several as they are."""
+    return torch.stack(rows) if len({row.shape for row in rows}) == 1 else rows
 
 
 def _per_client(name: str, initial: float | Iterable[float], num_clients: int) -> Tensor:

@@ -35,6 +35,7 @@ from fedbc_lightning.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.seeding import global_seed, preserved_globals
 from fedbc_lightning.shim import ModuleTrainer
 from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState
+from fedbc_lightning.stragglers import Stragglers
 
 
 class FederatedTrainer(CallbackView):
@@ -48,6 +49,7 @@ class FederatedTrainer(CallbackView):
         local_epochs: E, passes over a client's data per round; default 1 if ``local_steps`` is None.
         local_steps: Optimizer steps per client and round, instead of ``local_epochs``.
         sampler: Which clients take part; default uniform without replacement.
+        stragglers: Sampled clients that do less work or vanish; None: nobody.
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         strategy: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork``, ``ddp_notebook``: how processes are started. Each
             trains whole clients; gradients are never synchronised.
@@ -92,6 +94,7 @@ class FederatedTrainer(CallbackView):
         local_epochs: int | None = None,
         local_steps: int | None = None,
         sampler: ClientSampler | None = None,
+        stragglers: Stragglers | None = None,
         accelerator: str = "auto",
         strategy: str = "auto",
         devices: list[int] | str | int = "auto",
@@ -124,6 +127,7 @@ class FederatedTrainer(CallbackView):
             gradient_clip_algorithm=gradient_clip_algorithm or "norm",
         )
         self.sampler = sampler or UniformSampler()
+        self.stragglers = stragglers
         self._fabric_settings = (accelerator, strategy, devices, num_nodes, precision)
         self.precision, self.num_nodes = precision, num_nodes
         callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
@@ -295,7 +299,7 @@ class FederatedTrainer(CallbackView):
         self.user.attach()
         self.federation = Federation(
             fabric, self.user, datamodule, algorithm, self.local, self.sampler, self.clients_per_round, self.buffers,
-            self.keep_local_models, self.seed,
+            self.keep_local_models, self.stragglers, self.seed,
         )  # fmt: skip
         self.server, self.clients = self.federation.server, self.federation.clients
         self.layout = self.federation.layout
@@ -321,7 +325,7 @@ class FederatedTrainer(CallbackView):
     def evaluate(self, splits: list[str], round: int) -> Evaluation:
         """Evaluate the staged models on splits that exist; afterwards the module holds z again."""
         federation = self.federation
-        evaluation = self.evaluator.run(splits, federation.server, federation.local_model(), round)
+        evaluation = self.evaluator.run(splits, federation.models(), round)
         federation.load_global()
         return evaluation
 

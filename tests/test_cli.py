@@ -132,6 +132,25 @@ def test_classes_by_short_name_and_keys_on_the_command_line(project, calls):
     assert type(calls[0]["datamodule"]).__name__ == "TinyData"
 
 
+@pytest.mark.parametrize("words", [["--algorithm", "fed_prox"], ["--algorithm=FEDPROX"], ["--config", "over.yaml"]])
+@pytest.mark.parametrize("form", ["algorithm: Fed-Prox", "algorithm:\n  class_path: fedprox"])
+def test_an_algorithm_by_its_usual_name(project, calls, words, form):
+    (project / "over.yaml").write_text(f"{form}\ntrainer:\n  max_rounds: 7\n")
+    assert run_cli("fit", "--config", "tiny.yaml", *words, "--algorithm.mu", "1e-3") == 0
+    assert (type(calls[0]["algorithm"]).__name__, calls[0]["algorithm"].mu) == ("FedProx", 0.001)
+    assert calls[0]["trainer"].max_rounds == (7 if "over.yaml" in words else 2)
+
+
+def test_plus_signs_and_hyphens_of_usual_names(monkeypatch):
+    from fedbc_lightning.cli import names
+
+    classes = [type(name, (), {}) for name in ("L2SGD", "L2SGDPlus", "L2SGDPlusPlus", "QFedAvg", "FedBCFineTune")]
+    monkeypatch.setattr(names, "subclasses", lambda base: set(classes))
+    usual = ["l2sgd", "L2SGD+", "L2SGD++", "q-FedAvg", "FedBC-FineTune", "QFedAvg", "FedAvg+", "mine.q-FedAvg"]
+    meant = ["L2SGD", "L2SGDPlus", "L2SGDPlusPlus", "QFedAvg", "FedBCFineTune", "QFedAvg", "FedAvg+", "mine.q-FedAvg"]
+    assert [names.class_name(name) for name in usual] == meant
+
+
 def test_the_initial_model_depends_on_the_seed_alone(project, calls):
     for words in ([], ["--algorithm", "SCAFFOLD"], ["--data.num_clients", "7"], ["--seed_everything", "1"]):
         assert run_cli("fit", "--config", "tiny.yaml", *words) == 0
@@ -243,6 +262,7 @@ def test_print_config_is_a_config(project, calls, capsys):
         (["fit", "--help"], "--trainer.max_rounds"),
         (["fit", "--algorithm.help"], "SCAFFOLD"),
         (["fit", "--algorithm.help", "FedBC"], "--algorithm.dual_lr"),
+        (["fit", "--algorithm.help=fed-bc"], "--algorithm.dual_lr"),
         (["fit", "--model.help", "MLP"], "--model.hidden"),
         (["partition", "--help"], "--out"),
     ],
@@ -250,6 +270,69 @@ def test_print_config_is_a_config(project, calls, capsys):
 def test_help(words, said, capsys):
     assert run_cli(*words) == 0
     assert said in capsys.readouterr().out
+
+
+OWN_METHOD = '''
+from fedbc_lightning.algorithms import FedProx
+
+
+class QFedProx(FedProx):
+    """q-FedProx: FedAvg whose clients are held near z; see :class:`~fedbc_lightning.algorithms.FedProx`.
+
+    Problem:
+        One model for all clients, and a text that is long enough to be wrapped in any terminal, however wide it may
+        be, e.g. μ ‖w − z‖² [n].
+
+        - an item
+          in two lines
+        - another
+
+    Update::
+
+        each local step   w ← w − η (g_i(w) + μ (w − z))
+
+    State:
+        None.
+
+    Args:
+        mu: μ ≥ 0, or ``"auto"``.
+        more: Nothing.
+
+    Raises:
+        ConfigurationError: Never, or
+            ever.
+    """
+
+    def __init__(self, mu: float = 0.5, more: list[int] | None = None, **kwargs):
+        super().__init__(mu, **kwargs)
+'''
+
+
+def test_the_help_of_an_algorithm_is_its_docstring_and_its_options(project, monkeypatch, capsys):
+    (project / "own_method.py").write_text(OWN_METHOD)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run_cli("fit", "--algorithm.help", "own_method.QFedProx") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["q-FedProx: FedAvg whose clients are held near z; see FedProx.", "class own_method.QFedProx"]
+    assert "    each local step   w ← w − η (g_i(w) + μ (w − z))" in lines
+    assert "    - an item in two lines" in lines
+    assert "    ConfigurationError: Never, or ever." in lines
+    text = " ".join(" ".join(lines).split())
+    assert "however wide it may be, e.g. μ ‖w − z‖² [n]." in text
+    assert 'μ ≥ 0, or "auto". (type: float, default: 0.5)' in text
+    assert "--algorithm.more" in text
+    assert "--algorithm.weighting {samples,uniform}" in text
+    assert max(map(len, lines)) <= 100
+    titles = [line for line in lines if line.istitle() and not line.startswith(" ")]
+    assert titles == ["Problem", "Update", "State", "Raises"]
+
+
+def test_the_list_of_algorithms_names_each_once(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run_cli("fit", "--algorithm.help") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("FedProx")]
+    assert len(rows) == 1
+    assert rows[0].count("FedProx") + rows[0].count("FedProx:") == 1
 
 
 def test_nothing_given_is_answered_with_the_help(capsys):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.local import FineTuning
 from fedbc_lightning.server import ServerCallback
-from fedbc_lightning.state import ServerState, StateDeclaration
+from fedbc_lightning.state import ServerState, StagedClient, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine
+
+PartialWork = Literal["used", "dropped", "refused"]
 
 
 class FederatedAlgorithm:
@@ -19,19 +23,31 @@ class FederatedAlgorithm:
     A method never indexes clients, loops over them or asks which engine runs it.
 
     Attributes:
-        vectors_down: Model-sized vectors that a sampled client receives; the first comes with the buffers.
+        vectors_down: Model-sized vectors that a client receives in an exchange; the first comes with the buffers.
         vectors_up: Model-sized vectors that it sends; the first comes with the buffers.
         scalars_up: Numbers that it sends beside them (4 bytes each).
-        personal_model: The declared client model that is "local" in evaluation; None: the last w_i, if kept.
+        partial_work: What becomes of a straggler's work: ``"used"``, ``"dropped"``, or ``"refused"``: the method has no
+            such thing.
+        needs_all_clients: Whether every client takes part in every round.
+        trains_pooled: Whether one pseudo-client (-1) that holds all data trains in place of the clients.
+        has_local_model: Whether :meth:`local_model` is "local" in evaluation; else that is the last w_i, if kept.
+        fine_tuning: What is done to a client's own model before it is evaluated, or None.
     """
 
     vectors_down: int = 1
     vectors_up: int = 1
     scalars_up: int = 1
-    personal_model: str | None = None
+    partial_work: PartialWork = "used"
+    needs_all_clients: bool = False
+    trains_pooled: bool = False
+    has_local_model: bool = False
+    fine_tuning: FineTuning | None = None
+
+    def check(self, engine: SequentialEngine) -> None:
+        """Raise a ConfigurationError, before training, if the method cannot run so."""
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """Declare what outlives a round."""
+        """Declare what outlives a round beside what the server's parts declare themselves."""
 
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """Train the cohort's clients: one or more calls of ``engine.solve``; stage client state."""
@@ -41,24 +57,14 @@ class FederatedAlgorithm:
         """The server's parts, in order. Called once per run; ``engine`` tells what optimizer the clients use."""
         raise NotImplementedError
 
+    def num_exchanges(self, server: ServerState) -> int:
+        """How often a client and the server exchange messages in this round."""
+        return 1
 
-def check_choice(where: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise unless ``value`` is one of ``choices``.
+    def local_model(self, client: StagedClient, model: Tensor) -> Tensor:
+        """A client's own model (d + b,) for evaluation, from its state and the global model (d + b,)."""
+        return client["local_model"]
 
-    Raises:
-        ConfigurationError: It is not.
-    """
-    if value not in choices:
-        raise ConfigurationError(f"{where}: got '{value}'; use {' or '.join(choices)}.")
-
-
-def check_at_least(where: str, value: float, bound: float, *, strict: bool = False) -> None:
-    """Raise unless ``value`` is a number >= ``bound`` (> if strict).
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise ConfigurationError(f"{where}: got '{value}'; give a number.")
-    if not (value > bound if strict else value >= bound):
-        raise ConfigurationError(f"{where}: got {value}; it must be {'>' if strict else '>='} {bound:g}.")
+    def global_model(self, server: ServerState) -> Tensor:
+        """The global model (d + b,) for evaluation."""
+        return server.staged_model

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from fedbc_lightning.algorithms.base import FederatedAlgorithm, check_choice
+from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
+from fedbc_lightning.checks import check_choice
 from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.server import ServerCallback, WeightedAverage
+from fedbc_lightning.server import RobustRule, ServerCallback, WeightedAverage
 from fedbc_lightning.state import ServerState
 
 if TYPE_CHECKING:
@@ -14,20 +15,48 @@ if TYPE_CHECKING:
 
 
 class FedAvg(FederatedAlgorithm):
-    r"""Federated averaging: clients train from z, the server takes the mean of their models.
+    """FedAvg: clients train from z, the server takes the mean of their models.
 
-    .. math:: z \leftarrow \sum_{i \in S_t} p_i w_i, \qquad p_i = n_i / \textstyle\sum_{j \in S_t} n_j
+    Problem:
+        min_w Σ (n_i / n) f_i(w): one model for all clients.
 
-    Args:
-        weighting: ``"samples"``: :math:`p_i` as above. ``"uniform"``: :math:`p_i = 1/|S_t|`.
+    Update::
+
+        client    w_i ← E epochs of the user's optimizer from z
+        server    z ← Σ p_i w_i,    p_i = n_i / Σ_{j ∈ S_t} n_j
+
+    State:
+        None.
+    Communication:
+        z down; w_i and n_i up.
+    Partial work:
+        Dropped, as in the FedProx paper's comparison.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        One client is plain training.
+    Departures:
+        Buffers such as BatchNorm's are averaged like the parameters, or as ``trainer.buffers`` says.
 
     References:
         McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", Algorithm 1.
+
+    Args:
+        weighting: ``"samples"``: p_i as above. ``"uniform"``: p_i = 1 / S.
+        robust_rule: What the server does with the w_i in place of the mean, e.g. ``CoordinateMedian``; None: the mean.
+            With ``weighting="uniform"`` the rules are the published ones.
+
+    Raises:
+        ConfigurationError: Another weighting.
     """
 
-    def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
+    partial_work: PartialWork = "dropped"
+
+    def __init__(
+        self, weighting: Literal["samples", "uniform"] = "samples", robust_rule: RobustRule | None = None
+    ) -> None:
         check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
-        self.weighting = weighting
+        self.weighting, self.robust_rule = weighting, robust_rule
 
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """Default local training from z."""
@@ -35,4 +64,4 @@ class FedAvg(FederatedAlgorithm):
 
     def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
         """The mean."""
-        return [WeightedAverage(by=self.weighting)]
+        return [WeightedAverage(by=self.weighting, rule=self.robust_rule)]

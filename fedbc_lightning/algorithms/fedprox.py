@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from fedbc_lightning.algorithms.base import check_at_least
 from fedbc_lightning.algorithms.fedavg import FedAvg
+from fedbc_lightning.checks import check_at_least
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.local import Proximal
+from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state import ServerState
 
 if TYPE_CHECKING:
@@ -15,21 +16,54 @@ if TYPE_CHECKING:
 
 
 class FedProx(FedAvg):
-    r"""FedAvg whose clients are held near z: each step's gradient gets :math:`\mu (w - z)`.
+    """FedProx: FedAvg whose clients are held near z, so that partial work can be used.
 
-    Args:
-        mu: :math:`\mu \ge 0`; 0 is FedAvg. The paper's grid: 0.001, 0.01, 0.1, 1.
-        weighting: As in :class:`FedAvg`.
+    Problem:
+        min_w Σ (n_i / n) f_i(w); each client minimises f_i(w) + μ/2 ‖w − z‖² as far as it gets.
+
+    Update::
+
+        client    each step's gradient gets  μ (w − z),  from w = z
+        server    z ← Σ p_i w_i
+
+    State:
+        None.
+    Communication:
+        z down; w_i and n_i up.
+    Partial work:
+        Used: the point of the method.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        μ = 0 is FedAvg. FedBC with λ_i frozen at μ/2 is FedProx(μ) with uniform weights.
+    Departures:
+        The paper samples clients with probability p_k and averages uniformly; here sampling is uniform and the mean is
+        weighted (``weighting``), as in FedAvg.
 
     References:
-        Li et al. 2020, "Federated Optimization in Heterogeneous Networks", eq. 2.
+        Li et al. 2020, "Federated Optimization in Heterogeneous Networks", eq. 2, Algorithm 2.
+
+    Args:
+        mu: μ ≥ 0. The paper's grid: 0.001, 0.01, 0.1, 1.
+        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
+        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+
+    Raises:
+        ConfigurationError: A value outside its range.
     """
 
-    def __init__(self, mu: float = 0.1, weighting: Literal["samples", "uniform"] = "samples") -> None:
+    partial_work = "used"
+
+    def __init__(
+        self,
+        mu: float = 0.1,
+        weighting: Literal["samples", "uniform"] = "samples",
+        robust_rule: RobustRule | None = None,
+    ) -> None:
         check_at_least("algorithm.mu", mu, 0)
-        super().__init__(weighting)
+        super().__init__(weighting, robust_rule)
         self.mu = mu
 
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
-        """Local training from z with the term μ/2 ||w - z||²."""
+        """Local training from z with the term μ/2 ‖w − z‖²."""
         engine.solve(cohort, start=server.model, terms=[Proximal(self.mu, server.z)])

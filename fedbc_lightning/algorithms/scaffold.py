@@ -4,61 +4,80 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from fedbc_lightning.algorithms.base import FederatedAlgorithm, check_at_least, check_choice
+from fedbc_lightning.algorithms.base import FederatedAlgorithm
+from fedbc_lightning.checks import check_at_least, check_choice
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import Linear
-from fedbc_lightning.server import ControlVariates, ServerCallback, ServerSGD, WeightedAverage
-from fedbc_lightning.state import ServerState, StateDeclaration
+from fedbc_lightning.server import ControlVariates, RobustRule, ServerCallback, ServerSGD, WeightedAverage
+from fedbc_lightning.state import ServerState
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine
 
 
 class SCAFFOLD(FederatedAlgorithm):
-    r"""Corrects each client's drift by control variates: every step's gradient gets :math:`c - c_i`.
+    """SCAFFOLD: each client's drift is corrected by control variates.
 
-    .. math::
-        c_i^+ &= c_i - c + \frac{z - w_i}{K_i \eta}, \qquad
-        c \leftarrow c + \frac1N \sum_{S_t} (c_i^+ - c_i) \\
-        z &\leftarrow z + \frac{\eta_s}{|S_t|} \sum_{S_t} (w_i - z)
+    Problem:
+        min_w (1/N) Σ f_i(w), exactly, however different the f_i are and however long clients train.
 
-    ====================  =================  =======================================
-    paper                 here               shape
-    ====================  =================  =======================================
-    :math:`x, c`          z, ``control``     (d,) at the server
-    :math:`c_i`           ``control``        (N, d), rows of the clients, 0 at start
-    :math:`K, \eta_l`     counted steps, actual step sizes
-    :math:`\eta_g`        ``server_lr``
-    ====================  =================  =======================================
+    Update::
 
-    Args:
-        server_lr: :math:`\eta_s` (the paper's :math:`\eta_g`).
-        control: ``"step_size"``: :math:`c_i^+` as above, exact for plain SGD only (no momentum, weight decay or
-            clipping). ``"gradient_mean"``: the mean of the raw gradients over the steps, for any optimizer; with
-            momentum 0.9 either can diverge. ``"auto"``: the first with plain SGD, else the second.
+        client    each step's gradient gets  c − c_i,  from w = z
+                  c_i⁺ = c_i − c + (z − w_i) / (K_i η)     (plain SGD), or the mean raw gradient of the K_i steps
+        server    c ← c + (1/N) Σ_{S_t} (c_i⁺ − c_i),    z ← z + η_s mean_{S_t}(w_i − z)
 
-    Raises:
-        ConfigurationError: ``control="step_size"`` with another optimizer than plain SGD.
+    State:
+        c_i (N, d) and c (d,), both ``control``, 0 at the start.
+    Communication:
+        z and c down; w_i and c_i⁺ up.
+    Partial work:
+        Used: K_i are the steps counted.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        With equal clients c_i = c, which is FedAvg with uniform weights.
+    Departures:
+        With momentum or another optimizer ``control`` is the mean gradient (0.9 can diverge, 0.5 converges). With a
+        scheduler η is the mean of the step sizes, with several groups it goes by group. A client without a step keeps
+        its c_i. The FedBC code's "Scaffold" is another method: do not compare with its rows.
 
     References:
         Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", Algorithm 1,
-        option II. The FedBC code's "Scaffold" is another method: do not compare with its rows.
+        options I (mean gradient) and II.
+
+    Args:
+        server_lr: η_s (the paper's η_g).
+        control: ``"step_size"``: c_i⁺ by K_i η, exact for plain SGD only (no momentum, weight decay or clipping).
+            ``"gradient_mean"``: for any optimizer. ``"auto"``: the first with plain SGD, else the second.
+        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+
+    Raises:
+        ConfigurationError: ``control="step_size"`` with another optimizer than plain SGD.
     """
 
     vectors_down = 2
     vectors_up = 2
+    scalars_up = 0
 
-    def __init__(self, server_lr: float = 1.0, control: Literal["auto", "step_size", "gradient_mean"] = "auto") -> None:
+    def __init__(
+        self,
+        server_lr: float = 1.0,
+        control: Literal["auto", "step_size", "gradient_mean"] = "auto",
+        robust_rule: RobustRule | None = None,
+    ) -> None:
         check_at_least("algorithm.server_lr", server_lr, 0, strict=True)
         check_choice("algorithm.control", control, ("auto", "step_size", "gradient_mean"))
-        self.server_lr = server_lr
-        self.control = control
+        self.server_lr, self.control, self.robust_rule = server_lr, control, robust_rule
 
-    def declare_state(self, state: StateDeclaration) -> None:
-        """c_i and c."""
-        state.client_vector("control")
-        state.server_vector("control")
+    def check(self, engine: SequentialEngine) -> None:
+        """``step_size`` is exact for plain SGD only."""
+        if self.control == "step_size" and not engine.is_plain_sgd:
+            raise ConfigurationError(
+                "algorithm.control: 'step_size' needs plain SGD (no momentum, weight decay or gradient clipping); "
+                "use 'gradient_mean' or 'auto'."
+            )
 
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """Local training from z with the term ⟨c − c_i, w⟩."""
@@ -67,13 +86,8 @@ class SCAFFOLD(FederatedAlgorithm):
 
     def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
         """Control variates, then the uniform mean and the server's step."""
-        if self.control == "step_size" and not engine.is_plain_sgd:
-            raise ConfigurationError(
-                "algorithm.control: 'step_size' needs plain SGD (no momentum, weight decay or gradient clipping); "
-                "use 'gradient_mean' or 'auto'."
-            )
         control_variates = ControlVariates(self._uses_gradient_mean(engine))
-        return [control_variates, WeightedAverage(by="uniform"), ServerSGD(self.server_lr)]
+        return [control_variates, WeightedAverage("uniform", self.robust_rule), ServerSGD(self.server_lr)]
 
     def _uses_gradient_mean(self, engine: SequentialEngine) -> bool:
         return self.control == "gradient_mean" or not engine.is_plain_sgd

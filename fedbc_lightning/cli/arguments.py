@@ -19,6 +19,9 @@ SUBCOMMANDS = {
 
 CONFIG_OPTIONS = ("--config", "-c")
 
+OVERLAYS = "algorithms/"
+"""The shipped configs that hold an algorithm and nothing else lie in this folder."""
+
 
 class UsageError(Exception):
     """The command line itself is wrong: printed in one line, exit status 2."""
@@ -39,10 +42,10 @@ def prepare_arguments(words: list[str]) -> list[str]:
     words = list(words)
     check_subcommand(words)
     given = False
-    for position, value in _values(words, CONFIG_OPTIONS):
+    for position, value in option_values(words, CONFIG_OPTIONS):
         words[position] = words[position].removesuffix(value) + str(find_config(value))
         given = True
-    for position, value in _values(words, ("--ckpt_path",)):
+    for position, value in option_values(words, ("--ckpt_path",)):
         checkpoint = find_checkpoint(value)
         words[position] = words[position].removesuffix(value) + checkpoint
         if not given:
@@ -94,9 +97,14 @@ def find_config(name: str) -> Path | str:
     for candidate in (name, f"{name}.yaml"):
         if candidate in shipped:
             return shipped[candidate]
-    near = difflib.get_close_matches(name, shipped, n=1)
-    meant = f"did you mean '{near[0]}'? " if near else ""
-    raise UsageError(f"no config file '{name}' here or among the shipped ones. {meant}Shipped: {', '.join(shipped)}")
+    names = {key: key for key in shipped} | {key.removeprefix(OVERLAYS): key for key in shipped}
+    near = difflib.get_close_matches(name if name.endswith(".yaml") else f"{name}.yaml", names, n=1)
+    meant = f"did you mean '{names[near[0]]}'? " if near else ""
+    experiments = ", ".join(key for key in shipped if not key.startswith(OVERLAYS))
+    raise UsageError(
+        f"no config file '{name}' here or among the shipped ones. {meant}"
+        f"Shipped: {experiments} and {OVERLAYS}*.yaml, which {PROG} --help lists"
+    )
 
 
 def check_syntax(path: Path) -> None:
@@ -150,7 +158,7 @@ def find_run_config(checkpoint: str, subcommand: str) -> Path:
     raise UsageError(f"no config.yaml beside the run of --ckpt_path {checkpoint}: give the run's --config too")
 
 
-def _values(words: list[str], options: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+def option_values(words: list[str], options: tuple[str, ...]) -> Iterator[tuple[int, str]]:
     """Positions and values of options given as ``--option value`` or ``--option=value``."""
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")

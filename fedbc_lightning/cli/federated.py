@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable
@@ -15,11 +16,13 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, _get_mo
 
 from fedbc_lightning import seeding
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.arguments import PROG, SUBCOMMANDS, prepare_arguments
+from fedbc_lightning.cli.arguments import PROG, SUBCOMMANDS, option_values, prepare_arguments
+from fedbc_lightning.cli.messages import subclasses
+from fedbc_lightning.cli.names import name_classes
 from fedbc_lightning.cli.optimizers import override_configure_optimizers
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.cli.parser import CLASS_KEYS, FederatedArgumentParser, title_sections
-from fedbc_lightning.cli.reports import print_classes, print_metrics, show_partition
+from fedbc_lightning.cli.reports import print_algorithm, print_classes, print_metrics, show_partition
 from fedbc_lightning.cli.run_config import SaveRunConfig
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.trainer import FederatedTrainer
@@ -127,11 +130,16 @@ class FederatedCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse into ``self.config``; a bare ``--algorithm.help`` (or ``--model.help``, ...) lists the classes."""
-        section = bare_help(args)
+        words = name_classes(args)
+        section = bare_help(words)
         if section is not None:
             print_classes(section, CLASS_KEYS[section])
             parser.exit(0)
-        self.config = parser.parse_args(args)
+        algorithm = explained_algorithm(words)
+        if algorithm is not None:
+            print_algorithm(algorithm)
+            parser.exit(0)
+        self.config = parser.parse_args(words)
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: the model comes from a config, at need the checkpoint's own, never from two places at once."""
@@ -247,6 +255,24 @@ def bare_help(words: list[str]) -> str | None:
         if word == f"--{section}.help" and section in CLASS_KEYS and following.startswith("-"):
             return section
     return None
+
+
+def explained_algorithm(words: list[str]) -> type[FederatedAlgorithm] | None:
+    """The class of an ``--algorithm.help Class``; None: the parser's own help, as on the class of an argument.
+
+    Example:
+        >>> explained_algorithm(["fit", "--algorithm.help", "FedAvg"]).__name__
+        'FedAvg'
+    """
+    given = [value for _, value in option_values(words, ("--algorithm.help",))]
+    if not given or sum(word.partition("=")[0].endswith(".help") for word in words) > 1:
+        return None
+    known = [cls for cls in subclasses(FederatedAlgorithm) if cls.__name__ == given[0]]
+    if not known and "." in given[0]:
+        with contextlib.suppress(ImportError, AttributeError):
+            known = [import_object(given[0])]
+    is_algorithm = len(known) == 1 and isinstance(known[0], type) and issubclass(known[0], FederatedAlgorithm)
+    return known[0] if is_algorithm else None
 
 
 def _innermost(error: BaseException) -> BaseException:

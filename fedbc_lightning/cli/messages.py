@@ -21,6 +21,7 @@ _BROKEN_IMPORT = re.compile(
 _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following arguments are required: ([\w, .]+)")
 _WRONG_VALUE = re.compile(r"Expected (?:a|an) (<class '\w+'>)\.? Got value: (.*)")
 _KEY = re.compile(r"Parser key \"([\w.]+)\":")
+_HELP = re.compile(r"^--([\w.]+)\.help: ")
 _NOISE = re.compile(
     r"^(Subtypes|Given value|Errors|(- )?Does not validate|- Expected a <class 'NoneType'>|- Expected a path but)"
 )
@@ -64,7 +65,7 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
 
 def _path(message: str) -> str:
     """The keys of a nested message, joined: ``algorithm`` and ``dual_lr`` make ``algorithm.dual_lr``."""
-    return ".".join(_KEY.findall(message))
+    return ".".join(_KEY.findall(message) or _HELP.findall(message))
 
 
 def _near(word: str, known: Iterable[str]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
-from fedbc_lightning.cli.arguments import PROG, SUBCOMMANDS, shipped_configs
+from fedbc_lightning.cli.arguments import OVERLAYS, PROG, SUBCOMMANDS, shipped_configs
 
 _OVERVIEW = """\
 {version}: federated learning beyond consensus, on PyTorch Lightning
@@ -19,6 +20,9 @@ commands:
 shipped configs (a file of the same name here wins; several --config are layered):
 {configs}
 
+shipped algorithms, each to be layered over a config as --config algorithms/NAME.yaml:
+{overlays}
+
 examples:
   {prog} fit --config digits.yaml                           real data, no download, under a minute
   {prog} fit --config synthetic.yaml --config algorithms/fedprox.yaml --trainer.max_rounds 50
@@ -28,7 +32,8 @@ examples:
 
 more:
   {prog} fit --help                                         every option
-  {prog} fit --algorithm.help FedBC                         the options of a class; also --model.help, --data.help
+  {prog} fit --algorithm.help                               all algorithms; likewise --model.help, --data.help
+  {prog} fit --algorithm.help FedBC                         what one does, keeps and sends, and its options
   {prog} fit --config digits.yaml --print_config            the whole config, ready to be saved and edited"""
 
 
@@ -42,8 +47,13 @@ def version() -> str:
 
 def overview() -> str:
     """The text of ``fedbc-cli --help``: commands, shipped configs, examples."""
-    configs = {name: _title(path) for name, path in shipped_configs().items()}
-    return _OVERVIEW.format(version=version(), prog=PROG, commands=_table(SUBCOMMANDS), configs=_table(configs))
+    shipped = shipped_configs()
+    configs = {name: _title(path) for name, path in shipped.items() if not name.startswith(OVERLAYS)}
+    overlays = [Path(name).stem for name in shipped if name.startswith(OVERLAYS)]
+    paragraph = textwrap.fill(", ".join(overlays), 100, initial_indent="  ", subsequent_indent="  ")
+    return _OVERVIEW.format(
+        version=version(), prog=PROG, commands=_table(SUBCOMMANDS), configs=_table(configs), overlays=paragraph
+    )
 
 
 def _title(config: Path) -> str:

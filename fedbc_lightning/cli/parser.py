@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.messages import condense
+from fedbc_lightning.cli.names import name_class_in_config
 from fedbc_lightning.trainer import FederatedTrainer
 
 # Lightning's Timer has an Enum for a default, which the saved config.yaml holds by its value.
@@ -69,6 +70,10 @@ class FederatedArgumentParser(LightningArgumentParser):
             self.add_subclass_arguments(lightning_class, nested_key, fail_untyped=False, required=required)
             return [nested_key]
         return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
+
+    def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
+        """Parse a config's text, in which an algorithm may be given by its usual name; see the base class."""
+        return super().parse_string(name_class_in_config(content), *args, **kwargs)
 
     def keys(self) -> Iterator[str]:
         """All keys that can be given, those of the commands without the command's name."""

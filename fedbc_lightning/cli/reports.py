@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import SUPPRESS, ArgumentParser
 from rich.console import Console
 from rich.table import Table
 
 from fedbc_lightning.arguments import check_datamodule
+from fedbc_lightning.cli.docstrings import Block, import_path, plain, read_docstring
 from fedbc_lightning.cli.messages import subclasses
+from fedbc_lightning.cli.names import fold
 from fedbc_lightning.partition_report import save_partition_report
 
 MAX_CLIENT_ROWS = 40
@@ -33,7 +36,7 @@ def print_classes(section: str, base: type) -> None:
     public = [cls for cls in subclasses(base) if not inspect.isabstract(cls) and not cls.__name__.startswith("_")]
     for cls in sorted(public, key=lambda cls: (not cls.__module__.startswith("fedbc_lightning."), cls.__name__)):
         if cls.__module__.split(".")[0] in ("fedbc_lightning", "torch") or section.startswith("trainer."):
-            table.add_row(cls.__name__, _first_line(cls))
+            table.add_row(*_name_and_line(cls))
     console = Console()
     console.print(table)
     console.print(
@@ -41,9 +44,51 @@ def print_classes(section: str, base: type) -> None:
     )
 
 
-def _first_line(cls: type) -> str:
-    line = (inspect.getdoc(cls) or "").partition("\n")[0]
-    return re.sub(r"(?::\w+)?:?`+~?([^`]+)`+", r"\1", line)  # plain text of :class:`X`, :math:`x` and ``x``
+def _name_and_line(cls: type) -> tuple[str, str]:
+    """The name by which a class can be given, the usual one if it has one, and the first line of its docstring."""
+    doc = read_docstring(cls)
+    summary = plain(doc.summary)
+    if fold(doc.name) == fold(cls.__name__):
+        return doc.name, summary
+    return cls.__name__, f"{doc.name}: {summary}"
+
+
+def print_algorithm(cls: type) -> None:
+    """Print what an algorithm's docstring says, then its options.
+
+    Args:
+        cls: The algorithm's class.
+    """
+    doc = read_docstring(cls)
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(_wrap(f"{doc.name}: {plain(doc.summary)}", console.width, 0), style="bold", soft_wrap=True)
+    console.print(f"class {import_path(cls)}", style="dim", soft_wrap=True)
+    for title, blocks in doc.sections.items():
+        if title != "Args":  # the options say it
+            console.print(f"\n{title}" if title else "", style="bold")
+            for block in blocks:
+                _print_block(console, block)
+    parser = ArgumentParser(add_help=False, usage=SUPPRESS)
+    parser.add_class_arguments(cls, "algorithm", fail_untyped=False, as_group=False)
+    for action in parser._actions:
+        action.help = action.help and plain(action.help)
+    console.print(f"\n{parser.format_help().strip()}", soft_wrap=True)
+
+
+def _print_block(console: Console, block: Block) -> None:
+    for line in block.lines:
+        if block.kind == "literal":
+            console.print(f"    {line}" if line else "", soft_wrap=True)
+        else:
+            mark, width = ("- ", 6) if block.kind == "items" and len(block.lines) > 1 else ("", 4)
+            console.print(_wrap(f"{' ' * 4}{mark}{plain(line)}", console.width, width), soft_wrap=True)
+
+
+def _wrap(text: str, width: int, indent: int) -> str:
+    """Lines of at most ``width``, broken at spaces alone: not in a formula that has a hyphen."""
+    return textwrap.fill(
+        text, max(width, 40), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def print_metrics(metrics: Mapping[str, Any], title: str) -> None:

@@ -1,48 +1,44 @@
-"""One client's local training, step by step, with Lightning's hooks in Lightning's order."""
+"""What every way of training one client shares: its start, its batches, its message."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.collector import batch_size_of
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.local import Term
 from fedbc_lightning.seeding import derive, seed_globals
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
-
-
-class MissingGradientError(Exception):
-    """A step left a grouped parameter without a gradient, which an optimizer on flat slices would decay."""
+    from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
 
 
 class ClientRun:
-    """One client's local training: the loop over epochs, batches and optimizer steps, with Lightning's hooks."""
+    """One client's local training, with Lightning's hooks in Lightning's order.
 
-    def __init__(self, engine: SequentialEngine, cohort: Cohort, terms: Sequence[Term], keep_mean: bool) -> None:
-        self.engine, self.cohort = engine, cohort
-        # A term that is zero everywhere must not give a gradient to a parameter that has none.
-        self.terms = [term for term in terms if not term.is_zero]
+    Args:
+        engine: Its module, workbench and optimizer are used.
+        cohort: The client, K = 1; :meth:`finish` fills it in.
+        local: What this client does in this round.
+    """
+
+    def __init__(self, engine: SequentialEngine, cohort: Cohort, local: LocalTraining) -> None:
+        self.engine, self.cohort, self.local = engine, cohort, local
         self.user, self.layout, self.optimizer = engine.user, engine.layout, engine.optimizer
-        self.module, self.hooks, self.local = engine.user.module, engine.user.hooks, engine.local
+        self.module, self.hooks = engine.user.module, engine.user.hooks
         (self.client,) = cohort.ids
         self.num_steps = self.num_updates = 0  # steps without any gradient, or that the scaler skipped, update nothing
-        self.loss_sum = torch.zeros((), dtype=engine.layout.master_dtype, device=engine.grad.device)
-        self.num_seen = 0
+        self.losses: list[Tensor] = []  # of the batches that had one, with their sizes
+        self.sizes: list[int] = []
         self.lr_sums = [0.0] * len(self.optimizer.optimizer.param_groups)
-        self.num_gradients = 0  # more than steps where an optimizer calls its closure several times
-        self.gradient_sum = torch.zeros_like(engine.grad, dtype=engine.layout.master_dtype) if keep_mean else None
+        self.epoch = 0
 
-    def run(self, start: Tensor) -> None:
-        """Train the client from a model and fill in its cohort."""
+    def begin(self, start: Tensor, lr_scale: float = 1.0) -> None:
+        """Seed the generators, load the start model, and make loader and optimizer as new."""
         engine = self.engine
-        seed_globals(derive(engine.seed, "client", engine.round, self.client), self.user.device)
+        again = self.cohort.num_solves if self.cohort.num_solves else -1
+        seed_globals(derive(engine.seed, "client", engine.round, self.client, step=again), self.user.device)
         engine.load(start.reshape(-1), self.cohort.counters, self.cohort.start_buffers)
         self.user.train_mode()
         self.loader = engine.datamodule.client_train_dataloader(
@@ -50,15 +46,10 @@ class ClientRun:
         )
         self.num_batches = len(self.loader)
         self._tell_module()
-        self.optimizer.reset()
-        self._start_scaler()
+        self.optimizer.reset(lr_scale)
         self.collector = self.user.start_collecting()
-        self.hooks.call("on_client_start", self.client)
-        epoch = 0
-        while not self._is_done(epoch):
-            self._run_epoch(epoch)
-            epoch += 1
-        self._finish()
+        if not self.cohort.num_solves:
+            self.hooks.call("on_client_start", self.client)
 
     def _tell_module(self) -> None:
         planned = self.local.num_steps(self.num_batches)
@@ -75,115 +66,28 @@ class ClientRun:
             training=True,
         )
 
-    def _is_done(self, epoch: int) -> bool:
-        return epoch >= (self.local.epochs or 1) if self.local.steps is None else self.num_steps >= self.local.steps
+    # epochs
 
-    def _run_epoch(self, epoch: int) -> None:
+    def start_epoch(self, epoch: int) -> None:
+        """The batches of an epoch are about to come."""
         self.epoch = epoch
         self.user.shim.set(current_epoch=epoch)
         self.loader.set_epoch(epoch)
         self.hooks.call("on_train_epoch_start")
-        steps_before = self.num_steps
-        for batch_idx, raw in enumerate(self.loader):
-            batch = self.user.to_device(raw)
-            stop = self._run_batch(batch, batch_idx)
-            if stop or (self.local.steps is not None and self.num_steps >= self.local.steps):
-                break
-        if self.local.steps is not None and self.num_steps == steps_before:
-            raise ConfigurationError(
-                f"model: a whole epoch of client {self.client} made no optimizer step (training_step returned None, or "
-                "a hook skipped it), so trainer.local_steps would never be reached."
-            )
+
+    def end_epoch(self) -> None:
+        """The epoch's last batch is done."""
         self.hooks.call("on_train_epoch_end")
         self.user.shim.set(callback_metrics=self.collector.current())
-        self.optimizer.step_schedulers("epoch", epoch + 1, plateau=True)
+        self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=True)
         self.collector.end_epoch()
         self.layout.check_trainable()
 
-    def _run_batch(self, batch: Any, batch_idx: int) -> bool:
-        """One micro-batch, and the optimizer step if it completes one; True if a hook ends the epoch."""
-        size = batch_size_of(
-            batch, min(self.loader.batch_size, self.loader.num_samples - batch_idx * self.loader.batch_size)
-        )
-        self.collector.start_batch(batch, size)
-        if self.hooks.call("on_train_batch_start", batch, batch_idx) == -1:
-            self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
-            return True
-        self.output: dict[str, Any] = {}
-        shows_output = self.hooks.listens("on_train_batch_end")
-        accumulate = self.local.accumulate_grad_batches
-        is_first = batch_idx % accumulate == 0
-        is_last = (batch_idx + 1) % accumulate == 0 or batch_idx + 1 == self.num_batches
-
-        def forward_backward() -> Tensor | None:
-            with torch.enable_grad():  # an optimizer's closure may be called without
-                loss, output = self.user.training_step(batch, batch_idx)
-                if is_first:
-                    self._zero_grad(batch_idx)
-                if loss is not None:
-                    self.loss_sum.add_(loss.detach().reshape(()), alpha=size)
-                    self.num_seen += size
-                    scaled = loss / accumulate if accumulate > 1 else loss
-                    if shows_output:
-                        self.output = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}
-                    self._backward(scaled)
-            return loss
-
-        if is_last:
-            self._step(batch_idx, forward_backward)
-        else:
-            forward_backward()
-        if batch_idx + 1 == self.num_batches:
-            self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
-        if shows_output:
-            self.hooks.call("on_train_batch_end", self.output, batch, batch_idx)
-        return False
-
-    def _zero_grad(self, batch_idx: int) -> None:
-        self.hooks.call("on_before_zero_grad", self.optimizer.optimizer)
-        if self.engine.overridden["optimizer_zero_grad"]:
-            self.module.optimizer_zero_grad(self.epoch, batch_idx, self.optimizer.optimizer)
-            return
-        for parameter in self.layout.parameters:
-            parameter.grad = None
-
-    def _backward(self, loss: Tensor) -> None:
-        self.hooks.call("on_before_backward", loss)
-        if self.engine.scaler is not None:
-            loss = self.engine.scaler.scale(loss)
-        if self.engine.overridden["backward"]:
-            self.module.backward(loss)
-        else:
-            loss.backward()
-        self.hooks.call("on_after_backward")
-
-    def _step(self, batch_idx: int, forward_backward: Callable[[], Tensor | None]) -> None:
-        """One optimizer step: backward, terms, hooks, clipping, step; inside the closure where there is one."""
-        optimizer = self.optimizer.optimizer
-
-        def closure() -> Tensor | None:
-            loss = forward_backward()
-            # Without a loss there may still be the gradient of earlier batches of the same step.
-            self.is_update = loss is not None or self.layout.has_gradient()
-            if self.is_update:
-                self._prepare_gradient()
-            else:
-                self.optimizer.show_gradient(False)
-            return loss
-
-        if self.engine.overridden["optimizer_step"]:
-            self.module.optimizer_step(self.epoch, batch_idx, optimizer, closure)
-        elif self.optimizer.needs_closure:
-            optimizer.step(closure)  # type: ignore[arg-type]
-        else:
-            closure()
-            if self.engine.scaler is None:
-                optimizer.step()
-            elif self.is_update:
-                self._step_scaled(self.engine.scaler)
-        if self.is_update:
+    def count_step(self, batch_idx: int, *, is_update: bool = True) -> None:
+        """An optimizer step was made: count it, with its learning rates, and move the schedulers of steps."""
+        if is_update:
             self.num_updates += 1
-            for k, group in enumerate(optimizer.param_groups):
+            for k, group in enumerate(self.optimizer.optimizer.param_groups):
                 self.lr_sums[k] += float(group.get("lr", 0.0))
         self.num_steps += 1
         self.user.shim.set(global_step=self.num_steps)
@@ -191,103 +95,37 @@ class ClientRun:
             self.optimizer.step_schedulers("step", batch_idx + 1, plateau=False)
             self.optimizer.step_schedulers("step", batch_idx + 1, plateau=True)
 
-    def _prepare_gradient(self) -> None:
-        """Gather the gradient into its row, unscale it, add the terms, let hooks see it, clip it."""
-        engine, layout, grad = self.engine, self.layout, self.engine.grad
-        if layout.num_optimized < layout.num_parameters:
-            grad[layout.num_optimized :].zero_()
-        missing: list[int] = []
-        if not self.optimizer.is_flat:
-            missing = layout.collect_gradients(grad)
-        elif not layout.gather_gradients(grad[: layout.num_optimized]):
-            raise MissingGradientError
-        self.optimizer.show_gradient()
-        if engine.scaler is not None:
-            self._expose(missing)
-            engine.scaler.unscale_(self.optimizer.optimizer)
-        if self.gradient_sum is not None and (engine.scaler is None or bool(torch.isfinite(grad).all())):
-            self.gradient_sum += grad
-            self.num_gradients += 1
-        if self.terms:
-            engine.add_terms(self.terms)
-            missing = []
-        if engine.shows_gradients or not self.optimizer.is_flat:
-            self._expose(missing)
-        if self.hooks.listens("on_before_optimizer_step"):
-            self.hooks.call("on_before_optimizer_step", self.optimizer.optimizer)
-            layout.collect_gradients(grad)
-        if engine.overridden["configure_gradient_clipping"]:
-            self._clip_by_module()
-        else:
-            engine.clip()
-
-    def _expose(self, missing: list[int]) -> None:
-        self.layout.expose_gradients(self.engine.grad)
-        for index in missing:
-            self.layout.parameters[index].grad = None
-
-    def _clip_by_module(self) -> None:
-        """The user's ``configure_gradient_clipping``, which may call ``self.clip_gradients``."""
-
-        def clip_gradients(optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
-            if gradient_clip_val is None:
-                gradient_clip_val = self.local.gradient_clip_val
-            by_value = (gradient_clip_algorithm or self.local.gradient_clip_algorithm) == "value"
-            if gradient_clip_val:
-                parameters = self.layout.parameters[: self.layout.num_grouped]
-                clip = torch.nn.utils.clip_grad_value_ if by_value else torch.nn.utils.clip_grad_norm_
-                clip(parameters, gradient_clip_val)
-
-        self.module.__dict__["clip_gradients"] = clip_gradients
-        try:
-            self.module.configure_gradient_clipping(
-                self.optimizer.optimizer, self.local.gradient_clip_val, self.local.gradient_clip_algorithm
-            )
-        finally:
-            del self.module.__dict__["clip_gradients"]
-        self.layout.collect_gradients(self.engine.grad)
-
-    # mixed precision
-
-    def _step_scaled(self, scaler: Any) -> None:
-        """A step through the gradient scaler, which skips it, and lowers its scale, if the gradient overflowed."""
-        before = scaler.get_scale()
-        scaler.step(self.optimizer.optimizer)
-        scaler.update()
-        self.is_update = scaler.get_scale() >= before
-
-    def _start_scaler(self) -> None:
-        """Each client starts with the server's gradient scale."""
-        scaler = self.engine.scaler
-        if scaler is not None:
-            scaler.load_state_dict({**scaler.state_dict(), "scale": self.engine.grad_scale, "_growth_tracker": 0})
-
     # the end
 
-    def _finish(self) -> None:
-        self.hooks.call("on_client_end", self.client)
+    def finish(self, is_last: bool) -> None:
+        """Fill in the cohort: what local training ended with, what it counted and logged."""
+        if is_last:
+            self.hooks.call("on_client_end", self.client)
         cohort, layout = self.cohort, self.layout
+        cohort.num_solves += 1
         cohort.w = self.engine.row.to(layout.master_dtype)[None]
         cohort.buffers = layout.read_buffers()[None]
         cohort.counters = layout.read_counters()
         cohort.num_steps[0] = self.num_updates
-        cohort.step_size = self._mean_step_size()
-        if self.gradient_sum is not None:
-            cohort.gradient_mean = self.gradient_sum[None] / max(self.num_gradients, 1)
-        is_finite = torch.isfinite(cohort.model).all() & torch.isfinite(self.loss_sum)
-        cohort.valid[0] = bool(is_finite & torch.isfinite(cohort.gradient_mean).all().to(is_finite.device))
-        losses = {"loss": float(self.loss_sum) / self.num_seen} if self.num_seen else {}
-        logged = {f"train_{name}": value for name, value in (losses | self.collector.result()).items()}
-        cohort.records[0].update(num_steps=self.num_steps, **logged)
-        if self.engine.scaler is not None:
-            cohort.records[0]["grad_scale"] = self.engine.scaler.get_scale()
+        cohort.step_size = self.step_size(self.lr_sums, max(self.num_updates, 1))
+        is_finite = torch.isfinite(cohort.model).all()
+        logged = self.collector.result()
+        if self.losses:
+            losses = torch.stack(self.losses).to(layout.master_dtype)
+            sizes = torch.tensor(self.sizes, dtype=losses.dtype)
+            mean = (losses.cpu() @ sizes) / sizes.sum()
+            cohort.batch_loss[0] = losses.mean().item()
+            logged = {"loss": mean.item(), **logged}
+            is_finite &= torch.isfinite(losses).all()
+        cohort.valid[0] &= bool(is_finite)
+        cohort.records[0].update(num_steps=self.num_steps, **{f"train_{name}": value for name, value in logged.items()})
 
-    def _mean_step_size(self) -> Tensor:
-        """(1, d) or (1, 1): the mean learning rate of each parameter's group over the steps, 0 outside the groups."""
-        if self.layout.group_slices == [slice(0, self.layout.num_parameters)]:
-            mean = self.lr_sums[0] / max(self.num_updates, 1)
-            return torch.full((1, 1), mean, dtype=self.layout.master_dtype, device=self.engine.grad.device)
-        sizes = torch.zeros_like(self.engine.grad, dtype=self.layout.master_dtype)
-        for part, lr_sum in zip(self.layout.group_slices, self.lr_sums, strict=True):
-            sizes[part] = lr_sum / max(self.num_updates, 1)
+    def step_size(self, rates: list[float], divisor: int = 1) -> Tensor:
+        """Learning rates by parameter: (1, 1) where one group holds all, else (1, d) by slice, 0 outside the groups."""
+        layout, device = self.layout, self.engine.grad.device
+        if layout.group_slices == [slice(0, layout.num_parameters)]:
+            return torch.full((1, 1), rates[0] / divisor, dtype=layout.master_dtype, device=device)
+        sizes = torch.zeros_like(self.engine.grad, dtype=layout.master_dtype)
+        for part, rate in zip(layout.group_slices, rates, strict=True):
+            sizes[part] = rate / divisor
         return sizes[None]

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.engines.client_run import ClientRun, MissingGradientError
+from fedbc_lightning.engines.optimizer_run import MissingGradientError, OptimizerRun
+from fedbc_lightning.engines.oracle import Oracle
+from fedbc_lightning.engines.solver_run import SolverRun
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import overrides
 from fedbc_lightning.layout import ParameterLayout
-from fedbc_lightning.local import Term
+from fedbc_lightning.local import AfterStep, FineTuning, Solver, Term
 from fedbc_lightning.module import UserModule
 from fedbc_lightning.optimizers import LocalOptimizer
+from fedbc_lightning.seeding import derive, seed_globals
 
 log = logging.getLogger("lightning.pytorch." + __name__)  # below Lightning's logger, whose lines people see
 
@@ -47,6 +52,13 @@ class LocalTraining:
         if self.steps is not None:
             return self.steps
         return -(-num_batches // self.accumulate_grad_batches) * (self.epochs or 0)
+
+    def shortened(self, num_batches: int, rng: np.random.Generator) -> LocalTraining:
+        """What a straggler does: fewer epochs, drawn from 1..E-1; with E = 1, or counted in steps, fewer steps."""
+        if self.epochs is not None and self.epochs > 1:
+            return replace(self, epochs=int(rng.integers(1, self.epochs)))
+        steps = self.num_steps(num_batches)
+        return replace(self, epochs=None, steps=int(rng.integers(1, steps)) if steps > 1 else 1)
 
 
 class SequentialEngine:
@@ -79,6 +91,7 @@ class SequentialEngine:
         self.local, self.datamodule, self.seed = local, datamodule, seed
         self.round = 0
         self.grad_scale = 1.0
+        self._components: dict[int, list[Any]] = {}
         module, hooks = user.module, user.hooks
         self.scaler = getattr(user.precision, "scaler", None)
         self.overridden = {
@@ -101,30 +114,120 @@ class SequentialEngine:
             self.overridden[name] for name in ("optimizer_step", "configure_gradient_clipping")
         )  # fmt: skip
 
+    def check_solver(self, name: str, *, uses_lr: bool = True) -> None:
+        """Refuse what a solver's own steps cannot honour; say once what they leave out of the user's optimizer.
+
+        Raises:
+            ConfigurationError: Clipping, accumulation, 16-mixed, or an ``optimizer_step`` of the module's own.
+        """
+        asked = {
+            "trainer.gradient_clip_val": bool(self.local.gradient_clip_val),
+            "trainer.accumulate_grad_batches": self.local.accumulate_grad_batches > 1,
+            "trainer.precision 16-mixed": self.scaler is not None,
+            "the module's optimizer_step": self.overridden["optimizer_step"],
+            "the module's configure_gradient_clipping": self.overridden["configure_gradient_clipping"],
+        }
+        for what, is_asked in asked.items():
+            if is_asked:
+                raise ConfigurationError(f"{what}: {name} takes plain SGD steps of its own, which know no such thing.")
+        optimizer = self.optimizer.optimizer
+        momentum = max(group.get("momentum", 0.0) for group in optimizer.param_groups)
+        said = type(optimizer).__name__ + (f"(momentum={momentum})" if momentum else "")
+        if not uses_lr:
+            rank_zero_info(f"{name} has step sizes of its own: the learning rate of the model's {said} is not used.")
+        elif type(optimizer) is not torch.optim.SGD or momentum:
+            rank_zero_info(f"{name} takes plain SGD steps: of the model's {said} it uses the learning rate only.")
+
     # one client
 
     def solve(
-        self, cohort: Cohort, start: Tensor, terms: Sequence[Term] = (), *, record_gradient_mean: bool = False
+        self,
+        cohort: Cohort,
+        start: Tensor,
+        terms: Sequence[Term] = (),
+        *,
+        solver: Solver | None = None,
+        after_step: AfterStep | None = None,
+        epochs: int | None = None,
+        lr_scale: float = 1.0,
+        record_gradient_mean: bool = False,
+        is_last: bool = True,
     ) -> None:
-        """Default local training of the cohort, from ``start``, with ``terms`` in every step's gradient.
+        """Local training of the cohort, from ``start``: default local training, or a solver's own steps.
 
-        Fills in the cohort's ``w``, ``buffers``, ``num_steps``, ``step_size``, ``valid`` and records.
+        Fills in the cohort's ``w``, ``buffers``, ``num_steps``, ``step_size``, ``batch_loss``, ``valid`` and records. A
+        second call for the same cohort is another training of the same client; its results replace the first's.
 
         Args:
             cohort: The clients, K = 1.
             start: A model, (d + b,) or (1, d + b).
-            terms: What the method adds to the loss.
+            terms: What the method adds to the loss; added to every step's gradient.
+            solver: Steps of the method's own, in place of the user's optimizer.
+            after_step: Applied to w after every step of the user's optimizer.
+            epochs: E for this training in place of the trainer's; a straggler's share of work goes before it.
+            lr_scale: Factor on the user's learning rates.
             record_gradient_mean: Also fill in ``cohort.gradient_mean``, the mean raw gradient over the steps.
+            is_last: Whether no other training of the same clients follows in this round.
         """
+        local = self.local if cohort.local is None else cohort.local
+        if epochs is not None and cohort.local is None:
+            local = replace(local, epochs=epochs, steps=None)
+        if solver is not None:
+            SolverRun(self, cohort, local, solver, terms).run(start, lr_scale, is_last=is_last)
+            return
         try:
-            ClientRun(self, cohort, terms, record_gradient_mean).run(start)
+            OptimizerRun(self, cohort, local, terms, after_step, record_gradient_mean).run(
+                start, lr_scale, is_last=is_last
+            )
         except MissingGradientError:
             log.info(
                 "A step left a parameter without a gradient, which torch leaves alone: from here on the optimizer gets "
                 "the module's own parameters, not flat slices. Same numbers, a little slower."
             )
             self.optimizer.use_per_tensor()
-            ClientRun(self, cohort, terms, record_gradient_mean).run(start)
+            OptimizerRun(self, cohort, local, terms, after_step, record_gradient_mean).run(
+                start, lr_scale, is_last=is_last
+            )
+
+    def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:
+        """f_i (K,) of a model (d + b,): the mean training loss over the client's samples, in evaluation mode."""
+        (client,) = cohort.ids
+        self.load(model.reshape(-1), cohort.counters, cohort.start_buffers)
+        seed_globals(derive(self.seed, "train loss", self.round, client), self.user.device)
+        self.user.eval_mode()
+        oracle = Oracle(self)
+        losses = [oracle.loss(self.row[None], batch, k) for k, batch in enumerate(self.components(client))]
+        self.user.train_mode()
+        shares = torch.tensor(self.component_shares(client), dtype=torch.float64)
+        return (torch.stack(losses).cpu().double() @ shares).reshape(1)
+
+    def fine_tune(self, client: int, fine_tuning: FineTuning) -> None:
+        """Take one plain step from the loaded model on the first samples of a client, for its evaluation."""
+        batch = self.datamodule.first_batch(client, fine_tuning.split, fine_tuning.batch_size, device=self.user.device)
+        if batch is None:
+            return
+        buffers, counts = self.layout.read_buffers(), self.layout.read_counters()
+        w = self.row.to(self.layout.master_dtype)[None]
+        self.user.train_mode()
+        _, gradient = Oracle(self).loss_and_gradient(w, self.user.to_device(batch), 0)
+        self.user.eval_mode()
+        self.row.copy_((w - fine_tuning.lr * gradient)[0])
+        self.layout.write_buffers(buffers, counts)
+
+    # data in fixed batches
+
+    def components(self, client: int) -> list[Any]:
+        """A client's training data in fixed batches, in its own order; kept for the run."""
+        if client not in self._components:
+            batches = self.datamodule.fixed_batches(client, device=self.user.device)
+            self._components[client] = [self.user.to_device(batch) for batch in batches]
+        return self._components[client]
+
+    def component_shares(self, client: int) -> list[float]:
+        """The share of the client's samples that lies in each of :meth:`components`; sums to 1."""
+        return self.datamodule.batch_shares(client)
+
+    # the workbench
 
     def load(self, model: Tensor, counters: Tensor, buffers: Tensor | None = None) -> None:
         """Write a model (d + b,) into the user's module, with ``buffers`` (1, b) in place of its own if given."""
@@ -148,6 +251,13 @@ class SequentialEngine:
         for term in terms:
             term.add_gradient(grad, w)
         self.grad.copy_(grad[0])
+
+    def update_row(self, update: Callable[[Tensor], None]) -> None:
+        """Change the iterate in place by a function of (1, d), in the master dtype."""
+        w = self.row.to(self.layout.master_dtype)[None]
+        update(w)
+        if self._is_half:
+            self.row.copy_(w[0])
 
     def clip(self) -> None:
         """Clip the gradient of the optimized parameters."""

@@ -1,5 +1,15 @@
 """What a client may do in local training."""
 
+from fedbc_lightning.local.after_step import AfterStep, MixWith
+from fedbc_lightning.local.fine_tuning import FineTuning
+from fedbc_lightning.local.loopless import LooplessSteps
+from fedbc_lightning.local.penalties import AbsoluteNorm, Layerwise, Norm, Penalty, SquaredNorm
+from fedbc_lightning.local.solvers import Armijo, Mixture, ModelAgnostic, MoreauEnvelope, Solver
+from fedbc_lightning.local.term_factories import LinearTerm, ProximalTerm, TermFactory
 from fedbc_lightning.local.terms import Linear, Proximal, Term
 
-__all__ = ["Linear", "Proximal", "Term"]
+__all__ = [
+    "AbsoluteNorm", "AfterStep", "Armijo", "FineTuning", "Layerwise", "Linear", "LinearTerm", "LooplessSteps",
+    "MixWith", "Mixture", "ModelAgnostic", "MoreauEnvelope", "Norm", "Penalty", "Proximal", "ProximalTerm", "Solver",
+    "SquaredNorm", "Term", "TermFactory",
+]  # fmt: skip

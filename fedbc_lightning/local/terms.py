@@ -27,12 +27,12 @@ class Term(Protocol):
 
 
 class Proximal:
-    r"""Pulls w towards a centre: :math:`\frac{c}{2}\|w - z\|^2`, gradient :math:`c\,(w - z)`.
+    """Pulls w towards a centre: c/2 ‖w − z‖², gradient c (w − z).
 
-    FedProx has :math:`c = \mu`, FedBC :math:`c = 2\lambda_i`: "each client's step adds 2 λ_i (w − z)".
+    FedProx has c = μ, FedBC c = 2λ_i: "each client's step adds 2 λ_i (w − z)".
 
     Args:
-        coefficient: c, a number or (K,).
+        coefficient: c, a number, (K,), or (K, d) by parameter.
         center: z, (d,) or (K, d).
 
     Example:
@@ -43,7 +43,8 @@ class Proximal:
     """
 
     def __init__(self, coefficient: float | Tensor, center: Tensor) -> None:
-        self.coefficient = torch.as_tensor(coefficient, dtype=center.dtype, device=center.device).reshape(-1, 1)
+        coefficient = torch.as_tensor(coefficient, dtype=center.dtype, device=center.device)
+        self.coefficient = coefficient if coefficient.ndim == 2 else coefficient.reshape(-1, 1)
         self.center = center
         self._difference: Tensor | None = None
 
@@ -61,11 +62,11 @@ class Proximal:
 
     def value(self, w: Tensor) -> Tensor:
         """``c/2 ||w - z||^2``, (K,)."""
-        return self.coefficient[:, 0] / 2 * (w - self.center).square().sum(dim=1)
+        return (self.coefficient / 2 * (w - self.center).square()).sum(dim=1)
 
 
 class Linear:
-    r"""Tilts the objective: :math:`\langle v, w\rangle`, gradient :math:`v`. SCAFFOLD has :math:`v = c - c_i`.
+    """Tilts the objective: ⟨v, w⟩, gradient v. SCAFFOLD has v = c − c_i.
 
     Args:
         vector: v, (d,) or (K, d).

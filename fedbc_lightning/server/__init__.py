@@ -1,9 +1,31 @@
 """The server's half of an algorithm, in parts."""
 
 from fedbc_lightning.server.aggregation import WeightedAverage
+from fedbc_lightning.server.augmented_mean import AugmentedMean, CenterConsensus
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.control_variates import ControlVariates
 from fedbc_lightning.server.dual_ascent import DualAscent
-from fedbc_lightning.server.optimizers import ServerSGD
+from fedbc_lightning.server.dynamic_regularization import DynamicRegularization
+from fedbc_lightning.server.extrapolation import Extrapolation
+from fedbc_lightning.server.fair_step import FairStep
+from fedbc_lightning.server.line_search import FrankWolfe, LargestClientStep
+from fedbc_lightning.server.mean_message import MeanMessage
+from fedbc_lightning.server.optimizers import ServerAdaptive, ServerMomentum, ServerOptimizer, ServerSGD
+from fedbc_lightning.server.robust import (
+    CenteredClipping,
+    CoordinateMedian,
+    GeometricMedian,
+    Krum,
+    MultiKrum,
+    NormBound,
+    RobustRule,
+    TrimmedMean,
+)
+from fedbc_lightning.server.smoothed_average import SmoothedAverage
 
-__all__ = ["ControlVariates", "DualAscent", "ServerCallback", "ServerSGD", "Sums", "WeightedAverage"]
+__all__ = [
+    "AugmentedMean", "CenterConsensus", "CenteredClipping", "ControlVariates", "CoordinateMedian", "DualAscent",
+    "DynamicRegularization", "Extrapolation", "FairStep", "FrankWolfe", "GeometricMedian", "Krum", "LargestClientStep",
+    "MeanMessage", "MultiKrum", "NormBound", "RobustRule", "ServerAdaptive", "ServerCallback", "ServerMomentum",
+    "ServerOptimizer", "ServerSGD", "SmoothedAverage", "Sums", "TrimmedMean", "WeightedAverage",
+]  # fmt: skip

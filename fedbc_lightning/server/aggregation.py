@@ -10,23 +10,36 @@ from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state import ClientStore, ServerState
+from fedbc_lightning.server.robust import RobustRule
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 
 
 class WeightedAverage(ServerCallback):
-    r"""The weighted mean :math:`z \leftarrow \sum_{S_t} a_j w_j / \sum_{S_t} a_j`, buffers with the same weights.
+    """The weighted mean z ← Σ_{S_t} a_j w_j / Σ_{S_t} a_j, or a robust rule in its place; buffers likewise.
 
     Args:
-        by: What :math:`a_j` is: ``"samples"`` :math:`n_j` (FedAvg), ``"uniform"`` 1, or the name of a declared client
-            scalar, e.g. ``"dual"`` (FedBC, eq. 13, with the *new* :math:`\lambda_j`). If all weights of a round are 0,
-            the mean is uniform over the valid clients.
+        by: What a_j is: ``"samples"`` n_j (FedAvg), ``"uniform"`` 1, or the name of a declared client scalar, e.g.
+            ``"dual"`` (FedBC, eq. 13, with the *new* λ_j). If all weights of a round are 0, they count as 1 each.
+        rule: What is made of the w_j − z with these weights in place of the mean, e.g.
+            :class:`~fedbc_lightning.server.CoordinateMedian`; None: the mean.
     """
 
-    def __init__(self, by: Literal["samples", "uniform"] | str = "samples") -> None:
-        self.by = by
+    def __init__(self, by: Literal["samples", "uniform"] | str = "samples", rule: RobustRule | None = None) -> None:
+        self.by, self.rule = by, rule
+        self.reads = () if by in ("samples", "uniform") else (by,)
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """What the rule keeps."""
+        if self.rule is not None:
+            self.rule.declare_state(state)
+
+    def check(self, num_sampled: int) -> None:
+        """Whether the rule works with S clients."""
+        if self.rule is not None:
+            self.rule.check(num_sampled)
 
     def weights(self, cohort: Cohort) -> Tensor:
-        """:math:`a_j` of the cohort's clients, (K,); 0 for invalid ones."""
+        """a_j of the cohort's clients, (K,); 0 for invalid ones."""
         if self.by == "samples":
             weights = cohort.num_samples
         elif self.by == "uniform":
@@ -37,30 +50,35 @@ class WeightedAverage(ServerCallback):
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
         """The sum of clients with a weight; where it may be 0, another of those without, for when nobody has one."""
-        always_weighted = self.by in ("samples", "uniform")
-        for group in ("weighted",) if always_weighted else ("weighted", "unweighted"):
-            sums.declare(f"{group}_model", server.model.numel())
-            sums.declare(f"{group}_total")
+        if self.rule is None:
+            for group in ("weighted", "unweighted") if self.reads else ("weighted",):
+                sums.declare(f"{group}_model", server.model.numel())
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Add every client's model, one after another."""
+        """Add every client's model, one after another, or keep it for the rule."""
         model = cohort.model
-        one = torch.ones(1, device=model.device)
-        weights = self.weights(cohort).tolist()
-        for k, weight in enumerate(weights):
+        for k, weight in enumerate(self.weights(cohort).tolist()):
             cohort.records[k]["weight"] = weight
-            if cohort.valid[k]:
+            if cohort.valid[k] and self.rule is not None:
+                sums.keep("model", cohort.positions[k], model[k])
+            elif cohort.valid[k]:
                 group, factor = ("weighted", weight) if weight > 0 else ("unweighted", 1.0)
                 sums.add(f"{group}_model", model[k], factor)
-                sums.add(f"{group}_total", one, factor)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage z and the buffers; in the records, weights become shares of the whole."""
-        group = "weighted" if sums["weighted_total"] > 0 else "unweighted"
-        server.stage_model(sums[f"{group}_model"] / sums[f"{group}_total"])
-        if group == "unweighted":
-            for record in server.records:
-                record["weight"] = float(record["status"] == "ok")
-        total = math.fsum(record["weight"] for record in server.records)
+        is_weighted = any(record["weight"] > 0 for record in server.valid_records)
+        if not is_weighted:
+            for record in server.valid_records:
+                record["weight"] = 1.0
+        total = math.fsum(record["weight"] for record in server.valid_records)
+        if self.rule is None:
+            server.stage_model(sums["weighted_model" if is_weighted else "unweighted_model"] / total)
+        else:
+            models = sums.rows("model")
+            updates, buffers = models.split([server.z.numel(), models.shape[1] - server.z.numel()], dim=1)
+            weights = torch.tensor([record["weight"] for record in server.valid_records], dtype=torch.float64)
+            step, buffers = self.rule.aggregate(updates - server.z, weights, buffers, server)
+            server.stage_model(torch.cat([server.z + step, buffers]))
         for record in server.records:
-            record["weight"] /= total
+            record["weight"] = record.get("weight", 0.0) / total

@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.state import ClientStore, ServerState
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 
 
 class Sums:
     """Running sums over the round's clients, in float64, one client after another; one all_reduce joins the ranks.
 
     Float32 sums of ten clients differ between one and two ranks in half of their elements, float64 sums in none.
+
+    A rule that needs every client's vector instead of a sum keeps rows; they are gathered only where it does.
 
     Args:
         device: Where the sums live.
@@ -22,6 +24,7 @@ class Sums:
         self.device = device
         self.dtype = torch.float32 if device.type == "mps" else torch.float64
         self._sums: dict[str, Tensor] = {}
+        self.kept: dict[str, dict[int, Tensor]] = {}
 
     def declare(self, name: str, size: int = 1) -> None:
         """Start a sum of vectors of ``size`` elements; on every rank, whether or not it trains a client."""
@@ -30,6 +33,15 @@ class Sums:
     def add(self, name: str, value: Tensor, weight: float = 1.0) -> None:
         """Add ``weight * value``."""
         self._sums[name].add_(value, alpha=weight)
+
+    def keep(self, name: str, position: int, row: Tensor) -> None:
+        """Keep one client's vector; ``position``: the client's place in the round (``cohort.positions``)."""
+        self.kept.setdefault(name, {})[position] = row.detach().clone()
+
+    def rows(self, name: str) -> Tensor:
+        """What was kept, (n, ...), in the order of the clients' turns; after the gathering, of all ranks."""
+        kept = self.kept[name]
+        return torch.stack([kept[position].to(self.device) for position in sorted(kept)])
 
     def __getitem__(self, name: str) -> Tensor:
         """The sum so far; after the reduction, over all clients of the round."""
@@ -46,7 +58,7 @@ class Sums:
 
 
 class ServerCallback:
-    """A part of the server's half of an algorithm. Keeps no state but declared state.
+    """A part of the server's half of an algorithm. Keeps no state but declared state (:meth:`declare_state`).
 
     Hooks of all parts run in the order of ``FederatedAlgorithm.server_callbacks``, in this order in a round:
 
@@ -54,7 +66,18 @@ class ServerCallback:
     2. :meth:`on_cohort_end` for each cohort, on the rank that trained it,
     3. :meth:`on_aggregate` once the sums of all ranks are joined, on every rank alike,
     4. :meth:`on_round_end` after that; then the round is committed.
+
+    Attributes:
+        reads: Client scalars that some part of the algorithm must declare.
     """
+
+    reads: tuple[str, ...] = ()
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """Declare what outlives a round."""
+
+    def check(self, num_sampled: int) -> None:
+        """Raise a ConfigurationError if the part cannot work with S clients in a round."""
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
         """Declare the sums that :meth:`on_cohort_end` adds to."""

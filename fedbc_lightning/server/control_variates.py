@@ -7,22 +7,25 @@ from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state import ClientStore, ServerState
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 
 
 class ControlVariates(ServerCallback):
-    r"""Each client's new control variate c_i⁺, and the server's c ← c + (1/N) Σ_{S_t} (c_i⁺ − c_i).
-
-    Needs the client vector and the server vector ``control``.
+    """Each client's new control variate c_i⁺, and the server's c ← c + (1/N) Σ_{S_t} (c_i⁺ − c_i).
 
     Args:
-        gradient_mean: False: :math:`c_i^+ = c_i - c + (z - w_i)/(K_i \eta)` (SCAFFOLD, Algorithm 1, option II), exact
+        gradient_mean: False: c_i⁺ = c_i − c + (z − w_i)/(K_i η) (SCAFFOLD, Algorithm 1, option II), exact
             for plain SGD, with η the mean step size of each parameter's group. True: the mean over the K_i steps of
             the raw mini-batch gradients, for any optimizer.
     """
 
     def __init__(self, gradient_mean: bool) -> None:
         self.gradient_mean = gradient_mean
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """c_i and c, both ``control``."""
+        state.client_vector("control")
+        state.server_vector("control")
 
     def new_control(self, cohort: Cohort, server: ServerState) -> Tensor:
         """c_i⁺ of the cohort's clients, (K, d); c_i where nothing was trained."""

@@ -10,52 +10,84 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from fedbc_lightning.checks import check_at_least, check_choice, check_finite, check_share
 from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state import ClientStore, ServerState
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 
 log = logging.getLogger(__name__)
 
 
 class DualAscent(ServerCallback):
-    r"""Raises λ_i of a client that strayed from z beyond its tolerance, lowers it of one that stayed within.
+    """Raises λ_i of a client that strayed from z beyond its tolerance, lowers it of one that stayed within.
 
-    .. math::
-        \lambda_i &\leftarrow \mathrm{clip}(\lambda_i + \alpha_\lambda (\|w_i - z\|^2 - \gamma_i),
-            \lambda_{min}, \lambda_{max}) \qquad \text{(FedBC, eq. 11)}\\
-        \gamma_i &\leftarrow \gamma_i + \alpha_\gamma \lambda_i \qquad \text{(with the old } \lambda_i\text{)}
+    With z the model that the client received and the old λ_i on the right::
 
-    z is the model that the client received. With momentum m, both brackets are replaced by a velocity
-    v ← m v + bracket that each client keeps. Needs the client scalars ``dual`` and ``tolerance``, and with momentum
-    ``dual_velocity`` and ``tolerance_velocity``.
+        λ_i ← clip(λ_i + α_λ (‖w_i − z‖² − γ_i), λ_min, λ_max)      (FedBC, eq. 11)
+        γ_i ← γ_i + α_γ λ_i
+
+    With momentum m both brackets are replaced by a velocity v ← m v + bracket that each client keeps.
 
     Args:
-        dual_lr: :math:`\alpha_\lambda`.
-        tolerance_lr: :math:`\alpha_\gamma`; 0 keeps γ_i fixed.
-        dual_min: :math:`\lambda_{min}`.
-        dual_max: :math:`\lambda_{max}`.
-        momentum: m.
-        style: ``"client"``: a client's velocity moves only when it takes part. ``"public"``: as in the public code,
-            after each sampled client in turn *every* client's velocity decays and moves its λ_i and γ_i (absent
-            clients coast, v is not reset at the clip).
+        dual_lr: α_λ; 0 freezes λ_i. The paper's grid: 1e-7 ... 1e-2.
+        dual_init: λ_i at the start.
+        tolerance: ``"learned"``: γ_i starts at 0 and follows the ascent above. A number: γ for all clients, fixed. A
+            list of N numbers: γ_i, fixed.
+        tolerance_lr: α_γ; None: the same as ``dual_lr``. Only with ``tolerance="learned"``.
+        dual_min: λ_min.
+        dual_max: λ_max.
+        dual_momentum: m (the public code: 0.5).
+        dual_momentum_style: ``"client"``: a client's velocity moves only when it takes part. ``"public"``: as in the
+            public code, after each sampled client in turn *every* client's velocity decays and moves its λ_i and γ_i
+            (absent clients coast, v is not reset at the clip).
+
+    Raises:
+        ConfigurationError: A value outside its range; ``tolerance_lr`` with a fixed tolerance.
     """
 
     def __init__(
         self,
         dual_lr: float,
-        tolerance_lr: float = 0.0,
+        dual_init: float = 0.0,
+        tolerance: float | list[float] | Literal["learned"] = "learned",
+        tolerance_lr: float | None = None,
         dual_min: float = 0.0,
         dual_max: float = math.inf,
-        momentum: float = 0.0,
-        style: Literal["client", "public"] = "client",
+        dual_momentum: float = 0.0,
+        dual_momentum_style: Literal["client", "public"] = "client",
     ) -> None:
-        self.dual_lr = dual_lr
-        self.tolerance_lr = tolerance_lr
-        self.dual_min = dual_min
-        self.dual_max = dual_max
-        self.momentum = momentum
-        self.style = style
+        check_choice("algorithm.dual_momentum_style", dual_momentum_style, ("client", "public"))
+        check_at_least("algorithm.dual_lr", dual_lr, 0)
+        check_at_least("algorithm.tolerance_lr", tolerance_lr or 0.0, 0)
+        for name, value in (("dual_lr", dual_lr), ("dual_init", dual_init), ("tolerance_lr", tolerance_lr or 0.0)):
+            check_finite(f"algorithm.{name}", value)
+        check_at_least("algorithm.dual_min", dual_min, 0)
+        check_at_least("algorithm.dual_max (with dual_min as its lower bound)", dual_max, dual_min)
+        check_share("algorithm.dual_momentum", dual_momentum)
+        if not dual_min <= dual_init <= dual_max:
+            raise ConfigurationError(
+                f"algorithm.dual_init: got {dual_init}; it must lie in [dual_min, dual_max] = [{dual_min}, {dual_max}]."
+            )
+        is_learned = tolerance == "learned"
+        if not is_learned and tolerance_lr is not None:
+            raise ConfigurationError("algorithm.tolerance_lr: a fixed tolerance has none; use tolerance: learned.")
+        start = 0.0 if tolerance == "learned" else tolerance
+        for value in start if isinstance(start, list) else [start]:
+            check_at_least("algorithm.tolerance", value, 0)
+        self.tolerance_init = start
+        self.dual_lr, self.dual_init = dual_lr, dual_init
+        self.tolerance_lr = (dual_lr if tolerance_lr is None else tolerance_lr) if is_learned else 0.0
+        self.dual_min, self.dual_max = dual_min, dual_max
+        self.momentum, self.style = dual_momentum, dual_momentum_style
         self._warned = False
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """λ_i and γ_i, and their velocities if there is momentum."""
+        state.client_scalar("dual", self.dual_init)
+        state.client_scalar("tolerance", self.tolerance_init)
+        for name in self._names[2:]:
+            state.client_scalar(name)
 
     def step(self, state: dict[str, Tensor], dual_gradient: Tensor | float, tolerance_gradient: Tensor | float) -> None:
         """One ascent step on ``state`` (names as declared, any shape), in place."""
@@ -98,7 +130,7 @@ class DualAscent(ServerCallback):
             return
         state = {name: clients.scalar(name) for name in self._names}
         self.coast(state, len(server.ids))
-        trained = torch.tensor([record["client"] for record in server.records if record["status"] == "ok"])
+        trained = torch.tensor([record["client"] for record in server.valid_records])
         for name, values in state.items():
             values[trained] = clients.staged_scalar(name)[trained]
             clients.stage_all(name, values)

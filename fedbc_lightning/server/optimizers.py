@@ -1,24 +1,127 @@
-"""Server optimizers: what the server makes of the aggregate."""
+"""Server optimizers: what the server makes of the aggregate, whose distance from z is the pseudo-gradient Δ̄."""
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.checks import check_at_least, check_choice, check_share
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state import ClientStore, ServerState
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 
 
-class ServerSGD(ServerCallback):
-    r"""A step of size η_s from z to the aggregate: :math:`z \leftarrow z + \eta_s (\bar w - z)`.
+class ServerOptimizer(ServerCallback):
+    """Stands behind the aggregation and replaces its z; buffers are left as they are."""
 
-    Stands behind the aggregation rule, whose result it takes as :math:`\bar w`; buffers are left as they are.
+    def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
+        """What is added to z, (d,), from the direction −Δ̄ = aggregate − z (d,); stages state of its own."""
+        raise NotImplementedError
+
+    def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
+        """Replace the staged aggregate by z and the step."""
+        server.stage("z", server.z + self.step(server.staged("z") - server.z, server, clients, sums))
+
+
+class ServerSGD(ServerOptimizer):
+    """A step of size η_s to the aggregate: z ← z − η_s Δ̄.
 
     Args:
-        lr: :math:`\eta_s`; 1 takes the aggregate itself.
+        lr: η_s; 1 takes the aggregate itself.
     """
 
     def __init__(self, lr: float = 1.0) -> None:
+        check_at_least("algorithm.server_lr", lr, 0, strict=True)
         self.lr = lr
 
+    def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
+        """See the class."""
+        return self.lr * direction
+
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """Replace the staged aggregate by the step towards it."""
+        """Exactly the aggregate for η_s = 1."""
         if self.lr != 1:
-            server.stage("z", server.z + self.lr * (server.staged("z") - server.z))
+            super().on_aggregate(server, clients, sums)
+
+
+class ServerMomentum(ServerOptimizer):
+    """FedAvgM's step: m ← β m − Δ̄, z ← z + η_s m.
+
+    Args:
+        lr: η_s.
+        momentum: β.
+
+    References:
+        Reddi et al. 2021, "Adaptive Federated Optimization".
+    """
+
+    def __init__(self, lr: float = 1.0, momentum: float = 0.9) -> None:
+        check_at_least("algorithm.server_lr", lr, 0, strict=True)
+        check_share("algorithm.momentum", momentum)
+        self.lr, self.momentum = lr, momentum
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """The momentum m, 0 at the start."""
+        state.server_vector("momentum")
+
+    def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
+        """See the class."""
+        momentum = self.momentum * server["momentum"] + direction
+        server.stage("momentum", momentum)
+        return self.lr * momentum
+
+
+class ServerAdaptive(ServerOptimizer):
+    """The adaptive steps of Reddi et al.: m ← β₁ m − (1 − β₁) Δ̄, z ← z + η_s m / (√v + τ), no bias correction.
+
+    With v⁰ = τ² and::
+
+        adagrad   v ← v + Δ̄²
+        adam      v ← β₂ v + (1 − β₂) Δ̄²
+        yogi      v ← v − (1 − β₂) Δ̄² sign(v − Δ̄²)
+
+    Args:
+        kind: ``"adam"``, ``"adagrad"`` or ``"yogi"``.
+        lr: η_s.
+        beta1: β₁.
+        beta2: β₂; adagrad has none.
+        tau: τ, the degree of adaptivity.
+
+    References:
+        Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["adam", "adagrad", "yogi"] = "adam",
+        lr: float = 0.01,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+    ) -> None:
+        check_choice("algorithm.kind", kind, ("adam", "adagrad", "yogi"))
+        check_at_least("algorithm.server_lr", lr, 0, strict=True)
+        check_share("algorithm.beta1", beta1)
+        check_share("algorithm.beta2", beta2)
+        check_at_least("algorithm.tau", tau, 0, strict=True)
+        self.kind, self.lr, self.beta1, self.beta2, self.tau = kind, lr, beta1, beta2, tau
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """The moments m and v."""
+        state.server_vector("momentum")
+        state.server_vector("second_moment", self.tau**2)
+
+    def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
+        """See the class."""
+        square, second = direction.square(), server["second_moment"]
+        if self.kind == "adagrad":
+            second = second + square
+        elif self.kind == "adam":
+            second = self.beta2 * second + (1 - self.beta2) * square
+        else:
+            second = second - (1 - self.beta2) * square * torch.sign(second - square)
+        momentum = self.beta1 * server["momentum"] + (1 - self.beta1) * direction
+        server.stage("momentum", momentum)
+        server.stage("second_moment", second)
+        return self.lr * momentum / (second.sqrt() + self.tau)

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 from helpers import reference
 
+from algorithms.setting import Setting
+from algorithms.settings_composed import SETTINGS_COMPOSED
+from algorithms.settings_global import SETTINGS_GLOBAL
+from algorithms.settings_personal import SETTINGS_PERSONAL
 from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FedProx
-
-Reference = Callable[..., dict[str, np.ndarray]]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One algorithm with one choice of options, and the NumPy loop it must equal.
-
-    Attributes:
-        name: Name of the test case.
-        build: Makes a fresh algorithm.
-        reference: ``(clients, rounds, z, local) -> trajectories``.
-        scalars: Client scalars to compare, by their state names.
-        vectors: Client vectors to compare.
-        server: Server vectors to compare.
-    """
-
-    name: str
-    build: Callable[[], Any]
-    reference: Reference
-    scalars: tuple[str, ...] = ()
-    vectors: tuple[str, ...] = ()
-    server: tuple[str, ...] = ()
 
 
 def _fedbc(name: str, **options: Any) -> Setting:
@@ -57,7 +35,7 @@ def _scaffold(name: str, **options: Any) -> Setting:
     )
 
 
-SETTINGS = [
+SETTINGS: list[Setting] = [
     Setting("fedavg-samples", FedAvg, reference.fedavg),
     Setting("fedavg-uniform", partial(FedAvg, weighting="uniform"), partial(reference.fedavg, weighting="uniform")),
     Setting("fedprox-samples", partial(FedProx, mu=0.3), partial(reference.fedprox, mu=0.3)),
@@ -79,4 +57,19 @@ SETTINGS = [
     _fedbc("momentum-client-learned", dual_lr=0.03, dual_momentum=0.5),
     _fedbc("momentum-public", dual_lr=0.03, tolerance=0.5, dual_momentum=0.5, dual_momentum_style="public"),
     _fedbc("momentum-public-learned", dual_lr=0.03, dual_momentum=0.5, dual_momentum_style="public"),
+    *SETTINGS_GLOBAL,
+    *SETTINGS_PERSONAL,
+    *SETTINGS_COMPOSED,
 ]
+
+
+def _kind(setting: Setting) -> tuple[Any, ...]:
+    """What makes two settings need the same tests of resuming and of several processes."""
+    algorithm = setting.build()
+    return type(algorithm), type(getattr(algorithm, "robust_rule", None)), setting.scalars, setting.vectors
+
+
+REPRESENTATIVES: list[Setting] = list({_kind(setting): setting for setting in reversed(SETTINGS)}.values())[::-1]
+"""The first setting of every algorithm, of every robust rule with it, and of every form of its state."""
+
+BY_NAME: dict[str, Setting] = {setting.name: setting for setting in SETTINGS}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +40,54 @@ def start_point() -> np.ndarray:
     return QuadraticModule().vector()
 
 
-def shuffled_steps(
-    data: QuadraticData,
-    batch_size: int,
-    seed: int = 0,
-    accumulate: int = 1,
-    epochs: int | None = None,
-    num_steps: int | None = None,
-) -> Any:
-    """Optimizer steps of (round, client): mini-batches of the documented shuffles (contract: data), accumulated."""
+@dataclass(frozen=True)
+class ShuffledSteps:
+    """Optimizer steps over mini-batches of the documented shuffles (contract: data), accumulated.
 
-    def steps(round: int, client: int) -> list[list[np.ndarray | None]]:
-        size, out, epoch = len(data.clients[client][1]), [], 0
-        while (epochs is not None and epoch < epochs) or (num_steps is not None and len(out) < num_steps):
-            order = torch.randperm(size, generator=seeding.generator(seed, "shuffle", round, client, epoch)).numpy()
-            batches = [order[start : start + batch_size] for start in range(0, size, batch_size)]
-            out += [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]
+    Attributes:
+        data: Whose clients.
+        batch_size: Samples per batch; the last batch of an epoch is short.
+        seed: The run's seed.
+        accumulate: Batches per optimizer step.
+        epochs: Number of epochs, or
+        num_steps: of optimizer steps.
+    """
+
+    data: QuadraticData
+    batch_size: int
+    seed: int = 0
+    accumulate: int = 1
+    epochs: int | None = None
+    num_steps: int | None = None
+
+    def __call__(self, round: int, client: int) -> list[list[np.ndarray | None]]:
+        out: list[list[np.ndarray | None]] = []
+        epoch = 0
+        while epoch < self.epochs if self.epochs is not None else len(out) < (self.num_steps or 0):
+            batches = self._epoch(round, client, epoch)
+            out += [batches[start : start + self.accumulate] for start in range(0, len(batches), self.accumulate)]
             epoch += 1
-        return out[:num_steps]
+        return out[: self.num_steps]
 
-    return steps
+    def batches(self, round: int, client: int) -> Iterator[np.ndarray | None]:
+        """Batches without an end: epochs 0, 1, 2, ..."""
+        for epoch in count():
+            yield from self._epoch(round, client, epoch)
+
+    def batches_per_epoch(self, client: int) -> int:
+        return -(-self._size(client) // self.batch_size)
+
+    def _size(self, client: int) -> int:
+        """The samples of a client; -1: of all."""
+        sizes = [len(centres) for _, centres in self.data.clients]
+        return sum(sizes) if client < 0 else sizes[client]
+
+    def _epoch(self, round: int, client: int, epoch: int) -> list[np.ndarray | None]:
+        size = self._size(client)
+        order = torch.randperm(size, generator=seeding.generator(self.seed, "shuffle", round, client, epoch)).numpy()
+        return [order[start : start + self.batch_size] for start in range(0, size, self.batch_size)]
+
+
+def shuffled_steps(data: QuadraticData, batch_size: int, **options: Any) -> ShuffledSteps:
+    """See :class:`ShuffledSteps`."""
+    return ShuffledSteps(data, batch_size, **options)

@@ -10,14 +10,12 @@ from helpers import reference
 from helpers.quadratics import QuadraticData, Recorder, RecordingSampler, sample_quadratics
 from helpers.reference import Local, full_batches
 
-from algorithms.registry import SETTINGS, Setting
+from algorithms.registry import BY_NAME, SETTINGS, Setting
 from algorithms.running import fit, shuffled_steps, start_point
 from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FedProx
 from fedbc_lightning.errors import ConfigurationError
 
 ROUNDS = 20
-TOLERANCE = 1e-9
-BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
 def compare(tmp_path: Any, setting: Setting, local: Local, data: QuadraticData | None = None, **options: Any) -> None:
@@ -25,16 +23,20 @@ def compare(tmp_path: Any, setting: Setting, local: Local, data: QuadraticData |
     data = data or QuadraticData(sample_quadratics())
     recorder = Recorder(setting.scalars, setting.vectors, setting.server)
     sampler = RecordingSampler()
-    options = {"max_rounds": ROUNDS, "clients_per_round": 3, "seed": 0, "sampler": sampler} | options
+    options = (
+        {"max_rounds": ROUNDS, "clients_per_round": 3, "seed": 0, "sampler": sampler} | options | dict(setting.options)
+    )
     _, module = fit(tmp_path, setting.build(), data, recorder, **options)
-    found, rounds = recorder.arrays(), [sampler.rounds[number] for number in sorted(sampler.rounds)]
+    found = recorder.arrays()
+    pooled = {number: [-1] for number in recorder.sampled} if setting.build().trains_pooled else {}
+    rounds = [clients for _, clients in sorted((sampler.rounds or pooled).items())]
     expected = setting.reference(data.clients, rounds, start_point(), local)
     assert len(rounds) == len(recorder.rounds()) == options["max_rounds"] == len(found["z"])
     assert [sorted(sampled) for sampled in recorder.rounds()] == [sorted(sampled) for sampled in rounds]
     assert np.isfinite(expected["z"]).all()
     for name in found:
         if name != "flat_z":
-            np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=TOLERANCE, err_msg=name)
+            np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=setting.tolerance, err_msg=name)
     np.testing.assert_array_equal(module.vector(), found["z"][-1])
     np.testing.assert_array_equal([module.from_layout(row) for row in found["flat_z"]], found["z"])
 

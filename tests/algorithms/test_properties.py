@@ -15,12 +15,10 @@ from helpers.reference import Local, full_batches
 from helpers.user_modules import BatchNormClassifier, TiedGenerator, UserData
 from lightning.pytorch import Callback
 
-from algorithms.registry import SETTINGS
+from algorithms.registry import BY_NAME, REPRESENTATIVES
 from algorithms.running import QUIET, fit, start_point
 from fedbc_lightning import FederatedTrainer
 from fedbc_lightning.algorithms import FedAvg, FedBC
-
-BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
 @pytest.mark.parametrize(
@@ -66,11 +64,11 @@ def test_a_run_whose_clients_all_fail_stops(tmp_path):
     assert not recorder.trajectory
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", REPRESENTATIVES, ids=lambda setting: setting.name)
 def test_the_same_run_twice_and_the_same_algorithm_object_twice(tmp_path, setting):
     """House style 6: algorithms and modules keep no state outside what is declared: a second fit repeats the first."""
     algorithm, data = setting.build(), QuadraticData(sample_quadratics(), batch_size=2)
-    options = {"max_rounds": 3, "clients_per_round": 2, "seed": 4}
+    options = {"max_rounds": 3, "clients_per_round": 2, "seed": 4} | dict(setting.options)
     _, first = fit(tmp_path, algorithm, data, Recorder(), **options)
     _, second = fit(tmp_path, algorithm, data, Recorder(), **options)
     _, other = fit(tmp_path, setting.build(), data, Recorder(), **options | {"seed": 5})

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
 
-from algorithms.registry import SETTINGS
+from algorithms.registry import BY_NAME, REPRESENTATIVES
 from algorithms.running import QUIET
 
 FIRST, TOTAL = 3, 7
@@ -72,13 +72,13 @@ def differences(left: Any, right: Any, path: str = "") -> list[str]:
     return [] if same_number or left == right else [f"{path}: {left!r} != {right!r}"]
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", REPRESENTATIVES, ids=lambda setting: setting.name)
 def test_resumed_run_equals_unbroken_run(tmp_path, setting):
     """Every tensor of the last checkpoint and every row of both CSV files, max_rounds being the total."""
-    whole = run(tmp_path / "whole", setting.build, TOTAL)
-    first = run(tmp_path / "parts", setting.build, FIRST)
+    whole = run(tmp_path / "whole", setting.build, TOTAL, **setting.options)
+    first = run(tmp_path / "parts", setting.build, FIRST, **setting.options)
     assert first.current_round == FIRST
-    resumed = run(tmp_path / "parts", setting.build, TOTAL, ckpt_path=str(last(first)))
+    resumed = run(tmp_path / "parts", setting.build, TOTAL, ckpt_path=str(last(first)), **setting.options)
     assert resumed.current_round == TOTAL
     assert resumed.log_dir == first.log_dir
     assert torch.equal(whole.server.z, resumed.server.z)
@@ -98,7 +98,7 @@ def test_resumed_run_equals_unbroken_run(tmp_path, setting):
 
 def test_ckpt_path_last_finds_the_newest_run(tmp_path):
     """DESIGN 9: ``last`` = the newest last.ckpt under <default_root_dir>/<name>/version_*."""
-    build = SETTINGS[-1].build
+    build = BY_NAME["fedbc-momentum-public-learned"].build
     whole = run(tmp_path / "whole", build, TOTAL)
     first = run(tmp_path / "parts", build, FIRST)
     resumed = run(tmp_path / "parts", build, TOTAL, ckpt_path="last")
@@ -111,7 +111,7 @@ def test_ckpt_path_last_finds_the_newest_run(tmp_path):
 
 def test_when_a_checkpoint_is_written_never_changes_a_number(tmp_path):
     """DESIGN 8: checkpoint_every_n_rounds and enable_checkpointing leave z as it is."""
-    build = SETTINGS[-1].build
+    build = BY_NAME["fedbc-momentum-public-learned"].build
     found = [
         run(tmp_path / str(k), build, TOTAL, **options).server.z
         for k, options in enumerate(
@@ -130,7 +130,7 @@ def test_an_exception_in_mid_round_leaves_the_round_before(tmp_path):
             if trainer.current_round == FIRST + 1:
                 raise RuntimeError("power cut")
 
-    build = SETTINGS[-1].build
+    build = BY_NAME["fedbc-momentum-public-learned"].build
     whole = run(tmp_path / "whole", build, TOTAL)
     with pytest.raises(RuntimeError, match="power cut"):
         run(tmp_path / "parts", build, TOTAL, callbacks=[Failing()])

@@ -96,7 +96,7 @@ class QuadraticData(FederatedDataModule):
     """
 
     def __init__(self, clients: list[tuple[np.ndarray, np.ndarray]], batch_size: int | None = None) -> None:
-        super().__init__(batch_size=batch_size or max(len(centres) for _, centres in clients))
+        super().__init__(batch_size=batch_size or sum(len(centres) for _, centres in clients))
         self.clients = clients
 
     @property

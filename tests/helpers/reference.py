@@ -5,20 +5,33 @@ Shapes: w, z, grad (d,); x, control (N, d); dual, tolerance (N,). Trajectories h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Protocol
 
 import numpy as np
 
 Clients = list[tuple[np.ndarray, np.ndarray]]
 Term = Callable[[np.ndarray], np.ndarray]
+Rows = np.ndarray | None
+Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""A robust rule: updates w_i - z (n, d) and weights (n,) -> what z moves by (d,)."""
 
 
-def gradient(clients: Clients, client: int, w: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+def gradient(clients: Clients, client: int, w: np.ndarray, rows: Rows = None) -> np.ndarray:
     """g_i(w) (d,) of the mean loss over ``rows`` (all samples where None)."""
     matrices, centres = clients[client]
     picked = slice(None) if rows is None else rows
     return np.einsum("nij,nj->i", matrices[picked], w - centres[picked]) / len(centres[picked])
+
+
+def loss(clients: Clients, client: int, w: np.ndarray, rows: Rows = None) -> float:
+    """f_i(w) of the mean loss over ``rows`` (all samples where None)."""
+    matrices, centres = clients[client]
+    picked = slice(None) if rows is None else rows
+    offset = w - centres[picked]
+    return float(0.5 * np.einsum("ni,nij,nj->", offset, matrices[picked], offset) / len(offset))
 
 
 def minimiser(clients: Clients) -> np.ndarray:
@@ -26,6 +39,50 @@ def minimiser(clients: Clients) -> np.ndarray:
     curvature = sum(matrices.mean(0) for matrices, _ in clients)
     linear = sum(np.einsum("nij,nj->i", matrices, centres) / len(centres) for matrices, centres in clients)
     return np.linalg.solve(curvature, linear)
+
+
+class Steps(Protocol):
+    """Which samples a client's steps see.
+
+    Attributes:
+        seed: The run's seed, for the coins of an algorithm.
+        batch_size: Samples per batch; None: all of a client's.
+    """
+
+    seed: int
+    batch_size: int | None
+
+    def __call__(self, round: int, client: int) -> list[list[Rows]]:
+        """Optimizer steps of one local training, each a list of micro-batches of sample indices (None: all)."""
+
+    def batches(self, round: int, client: int) -> Iterator[Rows]:
+        """The same batches as a stream that runs on through further epochs without an end."""
+
+    def batches_per_epoch(self, client: int) -> int:
+        """How many batches of that stream are one pass over the client's samples."""
+
+
+@dataclass(frozen=True)
+class FullBatches:
+    """``number`` full-batch steps for every client."""
+
+    number: int
+    seed: int = 0
+    batch_size: int | None = None
+
+    def __call__(self, round: int, client: int) -> list[list[Rows]]:
+        return [[None]] * self.number
+
+    def batches(self, round: int, client: int) -> Iterator[Rows]:
+        return repeat(None)
+
+    def batches_per_epoch(self, client: int) -> int:
+        return 1
+
+
+def full_batches(number: int, seed: int = 0) -> FullBatches:
+    """``number`` full-batch steps for every client."""
+    return FullBatches(number, seed)
 
 
 @dataclass
@@ -37,7 +94,7 @@ class Local:
         momentum: Of SGD.
         decay: Factor of the step size after every optimizer step.
         clip: Largest gradient norm, None for no clipping.
-        steps: Optimizer steps of ``(round, client)``, each a list of micro-batches of sample indices (None: all).
+        steps: Which samples the optimizer steps see.
         divisor: Number of micro-batches by which each loss is divided (``accumulate_grad_batches``).
     """
 
@@ -45,23 +102,19 @@ class Local:
     momentum: float = 0.0
     decay: float = 1.0
     clip: float | None = None
-    steps: Callable[[int, int], list[list[np.ndarray | None]]] = field(default=lambda round, client: [[None]])
+    steps: Steps = field(default=FullBatches(1))
     divisor: int = 1
-
-
-def full_batches(number: int) -> Callable[[int, int], list[list[np.ndarray | None]]]:
-    """``number`` full-batch steps for every client."""
-    return lambda round, client: [[None]] * number
 
 
 @dataclass
 class Trained:
-    """The outcome of one local training: last iterate, steps, mean raw gradient, mean step size."""
+    """The outcome of one local training: last iterate, steps, mean raw gradient, step size and loss before a step."""
 
     w: np.ndarray
     num_steps: int
     mean_gradient: np.ndarray
     mean_lr: float | np.ndarray
+    mean_loss: float
 
 
 def train(clients: Clients, local: Local, round: int, client: int, start: np.ndarray, term: Term) -> Trained:
@@ -70,8 +123,10 @@ def train(clients: Clients, local: Local, round: int, client: int, start: np.nda
     velocity = np.zeros_like(w)
     raw_sum = np.zeros_like(w)
     lr_sum = 0.0 * np.asarray(local.lr)
+    losses: list[float] = []
     steps = local.steps(round, client)
     for batches in steps:
+        losses += [loss(clients, client, w, rows) for rows in batches]
         raw = sum(gradient(clients, client, w, rows) for rows in batches) / local.divisor
         raw_sum = raw_sum + raw
         grad = raw + term(w)
@@ -81,7 +136,7 @@ def train(clients: Clients, local: Local, round: int, client: int, start: np.nda
         w = w - lr * velocity
         lr_sum = lr_sum + lr
         lr = lr * local.decay
-    return Trained(w, len(steps), raw_sum / len(steps), lr_sum / len(steps))
+    return Trained(w, len(steps), raw_sum / len(steps), lr_sum / len(steps), float(np.mean(losses)))
 
 
 def _shares(clients: Clients, sampled: list[int], weighting: str) -> np.ndarray:
@@ -127,8 +182,9 @@ def scaffold(
     local: Local,
     server_lr: float = 1.0,
     control: str = "step_size",
+    rule: Rule | None = None,
 ) -> dict[str, np.ndarray]:
-    """SCAFFOLD: term c - c_i; both forms of c_i; c moves by (1/N) of the sum, z by server_lr times the mean."""
+    """SCAFFOLD: term c - c_i; both forms of c_i; c moves by (1/N) of the sum, z by server_lr times the mean or rule."""
     number = len(clients)
     x, c_i, c = np.tile(z, (number, 1)), np.zeros((number, len(z))), np.zeros_like(z)
     log = _Log()
@@ -146,6 +202,8 @@ def scaffold(
             x[i] = out.w
             delta += (z - out.w) / len(sampled)
         c = c + moved / number
+        if rule is not None:
+            delta = -rule(x[sampled] - z, np.ones(len(sampled)))
         z = z - server_lr * delta
         log.add(z=z, local_model=x, control=c_i, server_control=c)
     return log.arrays()
@@ -165,8 +223,13 @@ def fedbc(
     dual_momentum: float = 0.0,
     dual_momentum_style: str = "client",
     init_from: str = "global",
+    solve: Callable[[int, int, np.ndarray, float], np.ndarray] | None = None,
+    rule: Rule | None = None,
 ) -> dict[str, np.ndarray]:
-    """FedBC, eq. 11 and 13, with the momentum of the public code's loop where the style is ``public``."""
+    """FedBC, eq. 11 and 13, with the momentum of the public code's loop where the style is ``public``.
+
+    ``solve``: ``(round, client, z, dual) -> w_i`` in place of the local training; ``rule`` in place of the mean.
+    """
     number = len(clients)
     learned = tolerance == "learned"
     step_gamma = (dual_lr if tolerance_lr is None else tolerance_lr) if learned else 0.0
@@ -177,7 +240,10 @@ def fedbc(
     for t, sampled in enumerate(rounds, start=1):
         for i in sampled:
             start = x[i] if init_from == "local" else z
-            x[i] = train(clients, local, t, i, start, lambda w, lam=dual[i], z=z: 2.0 * lam * (w - z)).w
+            if solve is None:
+                x[i] = train(clients, local, t, i, start, lambda w, lam=dual[i], z=z: 2.0 * lam * (w - z)).w
+            else:
+                x[i] = solve(t, i, z, dual[i])
             distance = float(np.sum((x[i] - z) ** 2))
             if dual_momentum_style == "public":
                 push_dual, push_gamma = np.zeros(number), np.zeros(number)
@@ -193,6 +259,6 @@ def fedbc(
         weights = dual[sampled]
         if not weights.any():
             weights = np.ones(len(sampled))
-        z = weights @ x[sampled] / weights.sum()
+        z = weights @ x[sampled] / weights.sum() if rule is None else z + rule(x[sampled] - z, weights)
         log.add(z=z, local_model=x, dual=dual, tolerance=gamma)
     return log.arrays()

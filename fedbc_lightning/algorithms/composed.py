@@ -1,0 +1,116 @@
+"""An algorithm assembled from parts, in YAML or in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from fedbc_lightning.algorithms.base import FederatedAlgorithm
+from fedbc_lightning.checks import check_choice
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.local import Solver, TermFactory
+from fedbc_lightning.server import DualAscent, ServerCallback, ServerOptimizer, SmoothedAverage, WeightedAverage
+from fedbc_lightning.state import ServerState, StateDeclaration
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
+
+
+class ComposedAlgorithm(FederatedAlgorithm):
+    """Composed: a method put together from terms, a solver and server parts, without a line of Python.
+
+    Problem:
+        Whatever the parts solve.
+
+    Update::
+
+        client    from w = z or x_i: default local training, or the solver's steps, with all terms in the gradient
+        server    the parts, in their order: first what reads the clients (DualAscent), then one WeightedAverage, which
+                  may have a robust rule, then server optimizers
+
+    State:
+        What the parts declare; x_i ``local_model`` (N, d + b) with ``init_from: local``.
+    Communication:
+        One model down and one up.
+    Partial work:
+        Used.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        No terms and WeightedAverage alone: FedAvg. ProximalTerm(coefficient=dual, factor=2), DualAscent and
+        WeightedAverage(by=dual): FedBC.
+    Departures:
+        None.
+
+    References:
+        None.
+
+    Args:
+        server_callbacks: The server's parts, in order.
+        terms: What is added to every client's loss: ``ProximalTerm``, ``LinearTerm``.
+        init_from: Where local training starts: ``"global"``: at z. ``"local"``: at the client's own last w.
+        solver: Local steps in place of the user's optimizer, e.g. ``Armijo``; None: the user's optimizer.
+
+    Raises:
+        ConfigurationError: Not exactly one aggregation, or parts in an order in which they cannot work.
+    """
+
+    def __init__(
+        self,
+        server_callbacks: list[ServerCallback],
+        terms: list[TermFactory] | None = None,
+        init_from: Literal["global", "local"] = "global",
+        solver: Solver | None = None,
+    ) -> None:
+        check_choice("algorithm.init_from", init_from, ("global", "local"))
+        _check_order(server_callbacks)
+        self.parts, self.terms, self.init_from, self.solver = server_callbacks, terms or [], init_from, solver
+        self.has_local_model = init_from == "local"
+
+    def check(self, engine: SequentialEngine) -> None:
+        """Plain steps, if there is a solver."""
+        if self.solver is not None:
+            engine.check_solver(type(self.solver).__name__)
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """x_i, where local training starts from it; what the terms read must be there."""
+        if self.init_from == "local":
+            state.client_model("local_model")
+        for term in self.terms:
+            for side, names, declared in (
+                ("client", term.client, {**state.client_scalars, **state.client_vectors}),
+                ("server", term.server, state.server_vectors),
+            ):
+                missing = next((name for name in names if name not in declared), None)
+                if missing is not None:
+                    raise ConfigurationError(
+                        f"algorithm.terms: {type(term).__name__} reads the {side} state '{missing}', which no part "
+                        f"declares; there is: {', '.join(declared) or 'none'}."
+                    )
+
+    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+        """Local training with the terms."""
+        start = server.model if self.init_from == "global" else cohort.local_model
+        terms = [term.bind(cohort, server) for term in self.terms]
+        engine.solve(cohort, start, terms, solver=self.solver)
+        if self.init_from == "local":
+            cohort.stage("local_model", cohort.model)
+
+    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+        """As given."""
+        return self.parts
+
+
+def _check_order(parts: Sequence[ServerCallback]) -> None:
+    where = [k for k, part in enumerate(parts) if isinstance(part, (WeightedAverage, SmoothedAverage))]
+    if len(where) != 1:
+        raise ConfigurationError(
+            f"algorithm.server_callbacks: {len(where)} aggregations; give one WeightedAverage, which forms z."
+        )
+    for k, part in enumerate(parts):
+        name = type(part).__name__
+        if isinstance(part, ServerOptimizer) and k < where[0]:
+            raise ConfigurationError(f"algorithm.server_callbacks: {name} works on the aggregate; put it behind.")
+        if isinstance(part, DualAscent) and k > where[0]:
+            raise ConfigurationError(f"algorithm.server_callbacks: {name} makes the weights; put it before the mean.")

@@ -1,0 +1,71 @@
+"""FedDyn (Acar et al. 2021)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedbc_lightning.algorithms.base import FederatedAlgorithm
+from fedbc_lightning.checks import check_at_least
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.local import Linear, Proximal, Term
+from fedbc_lightning.server import DynamicRegularization, RobustRule, ServerCallback, WeightedAverage
+from fedbc_lightning.state import ServerState, StateDeclaration
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
+
+
+class FedDyn(FederatedAlgorithm):
+    """FedDyn: each client's objective is tilted so that local optima agree with the global one.
+
+    Problem:
+        min_w (1/N) Σ f_i(w), exactly.
+
+    Update::
+
+        client    each step's gradient gets  α (w − z) − h_i,  from w = z;    h_i ← h_i − α (w_i − z)
+        server    h ← h − (α/N) Σ_{S_t} (w_i − z),    z ← mean_{S_t}(w_i) − h/α
+
+    State:
+        h_i (N, d) and h (d,), both ``correction``, 0 at the start.
+    Communication:
+        z down; w_i up.
+    Partial work:
+        Used.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        None that is another method; its only fixed points are those of the mean loss.
+    Departures:
+        None known.
+
+    References:
+        Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", Algorithm 1.
+
+    Args:
+        alpha: α. The paper's grid: 0.001, 0.01, 0.1.
+        robust_rule: What the server does with the w_i in place of the mean; None: the mean. h stays a plain sum.
+
+    Raises:
+        ConfigurationError: A value outside its range.
+    """
+
+    scalars_up = 0
+
+    def __init__(self, alpha: float = 0.01, robust_rule: RobustRule | None = None) -> None:
+        check_at_least("algorithm.alpha", alpha, 0, strict=True)
+        self.alpha, self.robust_rule = alpha, robust_rule
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """h_i."""
+        state.client_vector("correction")
+
+    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+        """Local training from z with α/2 ‖w − z‖² − ⟨h_i, w⟩; then h_i."""
+        terms: list[Term] = [Proximal(self.alpha, server.z), Linear(-cohort.correction)]
+        engine.solve(cohort, start=server.model, terms=terms)
+        cohort.stage("correction", cohort.correction - self.alpha * (cohort.w - server.z))
+
+    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+        """The uniform mean, then its correction."""
+        return [WeightedAverage("uniform", self.robust_rule), DynamicRegularization(self.alpha)]

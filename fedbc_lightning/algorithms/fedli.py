@@ -1,0 +1,161 @@
+"""FedLi: step sizes from line searches, at the clients (FedLi-LS) or at the server (FedLi-LU)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from fedbc_lightning.algorithms.fedavg import FedAvg
+from fedbc_lightning.checks import check_at_least, check_choice
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.local import Armijo
+from fedbc_lightning.server import FrankWolfe, LargestClientStep, RobustRule, ServerCallback
+from fedbc_lightning.state import ServerState, StateDeclaration
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
+
+
+class FedLiLS(FedAvg):
+    """FedLi-LS: clients find each step size by an Armijo line search.
+
+    Problem:
+        min_w Σ (n_i / n) f_i(w), without a learning rate to tune.
+
+    Update::
+
+        client    each step on one batch B, g = ∇f_B(w):  w ← w − η g  with the largest tried η that has
+                  f_B(w − η g) ≤ f_B(w) − c η ‖g‖²;    tried: η₀, bη₀, b²η₀, ...,
+                  η₀ = min(η_max, η_prev γ_r^(1 / batches per epoch)),  η_prev = 1 at the round's start
+        server    z ← z − η_s Δ̄,    η_s = the largest of the clients' last η ("max"), or 1 ("convex")
+
+    State:
+        Each client's last η, ``step_size`` (N,), in ``clients.csv``; nothing that a round depends on.
+    Communication:
+        z down; w_i and its last η up.
+    Partial work:
+        Used.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        None that is another method.
+    Departures:
+        Trials see the gradient's batch and random state, and leave buffers alone. 100 failed trials: a step of 1e-6,
+        the last tried η is kept. ‖g‖ < 1e-8: no step. The public code's server step is 1. torchmetrics objects that
+        ``training_step`` updates see the trials too.
+
+    References:
+        "Towards Hyper-parameter-free Federated Learning", FedLi-LS; Vaswani et al. 2019.
+
+    Args:
+        server_step: ``"max"``: the paper's heuristic. ``"convex"``: η_s = 1.
+        sufficient_decrease: c.
+        shrink: b.
+        growth: γ_r.
+        max_step: η_max.
+        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
+        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+
+    Raises:
+        ConfigurationError: A value outside its range.
+    """
+
+    partial_work = "used"
+
+    def __init__(
+        self,
+        server_step: Literal["max", "convex"] = "max",
+        sufficient_decrease: float = 0.1,
+        shrink: float = 0.9,
+        growth: float = 2.0,
+        max_step: float = 10.0,
+        weighting: Literal["samples", "uniform"] = "samples",
+        robust_rule: RobustRule | None = None,
+    ) -> None:
+        super().__init__(weighting, robust_rule)
+        check_choice("algorithm.server_step", server_step, ("max", "convex"))
+        check_at_least("algorithm.sufficient_decrease", sufficient_decrease, 0, strict=True)
+        check_at_least("algorithm.growth", growth, 1)
+        check_at_least("algorithm.max_step", max_step, 0, strict=True)
+        if not 0 < shrink < 1:
+            raise ConfigurationError(f"algorithm.shrink: got {shrink}; it must lie in (0, 1).")
+        self.server_step = server_step
+        self.solver = Armijo(sufficient_decrease, shrink, growth, max_step)
+
+    def check(self, engine: SequentialEngine) -> None:
+        """Plain steps."""
+        engine.check_solver("FedLi-LS", uses_lr=False)
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """The last accepted step size."""
+        state.client_scalar("step_size", 1.0)
+
+    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+        """Line searches from z."""
+        engine.solve(cohort, start=server.model, solver=self.solver)
+        cohort.stage("step_size", torch.full((len(cohort),), self.solver.accepted, dtype=torch.float64))
+
+    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+        """The mean, then the server's step."""
+        return [*super().server_callbacks(engine), *([LargestClientStep()] if self.server_step == "max" else [])]
+
+
+class FedLiLU(FedAvg):
+    """FedLi-LU: the server finds its step size by a Deep-Frank-Wolfe step from the clients' losses.
+
+    Problem:
+        min_w Σ (n_i / n) f_i(w) + (wd/2) ‖w‖².
+
+    Update::
+
+        client    w_i ← E epochs of the user's optimizer from z;  its mean over batches of the loss before each step
+        server    δ = Δ̄,  F = Σ p_i loss_i,  r = wd z,    γ = clip((F − η_s ⟨δ, r⟩) / (η_s ‖δ‖² + 1e-5), 0, 1)
+                  z ← z − η_s (r + γ δ);    m ← μ_s m − η_s γ (δ + r),    z ← z + μ_s m
+
+    State:
+        m ``momentum`` (d,) at the server, 0 at the start.
+    Communication:
+        z down; w_i, n_i and the loss up.
+    Partial work:
+        Used.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        η_s = 1, μ_s = 0, wd = 0 with γ = 1 is FedAvg.
+    Departures:
+        None known; the defaults are the public code's. With its η_s = 0.01 a round moves z by 1 % of the mean update:
+        on few rounds give a larger ``server_lr``.
+
+    References:
+        "Towards Hyper-parameter-free Federated Learning", FedLi-LU; Berrada et al. 2019, "Deep Frank-Wolfe".
+
+    Args:
+        server_lr: η_s.
+        server_momentum: μ_s.
+        weight_decay: wd.
+        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
+        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+
+    Raises:
+        ConfigurationError: A value outside its range.
+    """
+
+    partial_work = "used"
+    scalars_up = 2
+
+    def __init__(
+        self,
+        server_lr: float = 0.01,
+        server_momentum: float = 0.9,
+        weight_decay: float = 1e-5,
+        weighting: Literal["samples", "uniform"] = "samples",
+        robust_rule: RobustRule | None = None,
+    ) -> None:
+        super().__init__(weighting, robust_rule)
+        self.frank_wolfe = FrankWolfe(server_lr, server_momentum, weight_decay)
+
+    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+        """The mean, then the step."""
+        return [*super().server_callbacks(engine), self.frank_wolfe]

@@ -1,0 +1,216 @@
+"""Server optimizers on FedAvg's pseudo-gradient (Reddi et al. 2021): FedAvgM, FedAdagrad, FedAdam, FedYogi."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from fedbc_lightning.algorithms.fedavg import FedAvg
+from fedbc_lightning.server import RobustRule, ServerAdaptive, ServerCallback, ServerMomentum, ServerOptimizer
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
+
+
+class _FedOpt(FedAvg):
+    """FedAvg with a server optimizer behind the mean."""
+
+    partial_work = "used"
+    server_optimizer: ServerOptimizer
+
+    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+        """The mean, then the server's step."""
+        return [*super().server_callbacks(engine), self.server_optimizer]
+
+
+class FedAvgM(_FedOpt):
+    """FedAvgM: FedAvg with momentum at the server.
+
+    Problem:
+        min_w Σ (n_i / n) f_i(w), with less oscillation from round to round.
+
+    Update::
+
+        client    w_i ← E epochs of the user's optimizer from z
+        server    m ← β m − Δ̄,    z ← z + η_s m,    Δ̄ = Σ p_i (z − w_i)
+
+    State:
+        m (d,) ``momentum`` at the server, 0 at the start.
+    Communication:
+        z down; w_i and n_i up.
+    Partial work:
+        Used.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        β = 0, η_s = 1 is FedAvg.
+    Departures:
+        None known.
+
+    References:
+        Reddi et al. 2021, "Adaptive Federated Optimization"; Hsu et al. 2019.
+
+    Args:
+        server_lr: η_s. The papers' grid: 1e-3 ... 10 in steps of 10^0.5.
+        momentum: β.
+        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
+        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+
+    Raises:
+        ConfigurationError: A value outside its range.
+    """
+
+    def __init__(
+        self,
+        server_lr: float = 1.0,
+        momentum: float = 0.9,
+        weighting: Literal["samples", "uniform"] = "samples",
+        robust_rule: RobustRule | None = None,
+    ) -> None:
+        super().__init__(weighting, robust_rule)
+        self.server_optimizer = ServerMomentum(server_lr, momentum)
+
+
+class FedAdagrad(_FedOpt):
+    """FedAdagrad: FedAvg with Adagrad at the server.
+
+    Problem:
+        min_w Σ (n_i / n) f_i(w), with a step size of its own for every parameter.
+
+    Update::
+
+        client    w_i ← E epochs of the user's optimizer from z
+        server    m ← β₁ m − (1 − β₁) Δ̄,    v ← v + Δ̄²,    z ← z + η_s m / (√v + τ),    Δ̄ = Σ p_i (z − w_i)
+
+    State:
+        m ``momentum``, 0 at the start, and v ``second_moment``, τ² at the start, (d,) at the server.
+    Communication:
+        z down; w_i and n_i up.
+    Partial work:
+        Used.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        None that is another method.
+    Departures:
+        No bias correction, as in the paper.
+
+    References:
+        Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
+
+    Args:
+        server_lr: η_s. The paper's grid: 1e-3 ... 10 in steps of 10^0.5.
+        beta1: β₁; 0 in the paper.
+        tau: τ, the degree of adaptivity. The paper's grid: 1e-5 ... 1e-1.
+        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
+        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+
+    Raises:
+        ConfigurationError: A value outside its range.
+    """
+
+    def __init__(
+        self,
+        server_lr: float = 0.1,
+        beta1: float = 0.0,
+        tau: float = 1e-3,
+        weighting: Literal["samples", "uniform"] = "samples",
+        robust_rule: RobustRule | None = None,
+    ) -> None:
+        super().__init__(weighting, robust_rule)
+        self.server_optimizer = ServerAdaptive("adagrad", server_lr, beta1, tau=tau)
+
+
+class FedAdam(_FedOpt):
+    """FedAdam: FedAvg with Adam at the server.
+
+    Problem:
+        min_w Σ (n_i / n) f_i(w), with a step size of its own for every parameter that forgets old rounds.
+
+    Update::
+
+        client    w_i ← E epochs of the user's optimizer from z
+        server    m ← β₁ m − (1 − β₁) Δ̄,    v ← β₂ v + (1 − β₂) Δ̄²,    z ← z + η_s m / (√v + τ)
+
+    State:
+        m ``momentum``, 0 at the start, and v ``second_moment``, τ² at the start, (d,) at the server.
+    Communication:
+        z down; w_i and n_i up.
+    Partial work:
+        Used.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        None that is another method.
+    Departures:
+        No bias correction, as in the paper.
+
+    References:
+        Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
+
+    Args:
+        server_lr: η_s. The paper's grid: 1e-3 ... 10 in steps of 10^0.5.
+        beta1: β₁.
+        beta2: β₂.
+        tau: τ, the degree of adaptivity. The paper's grid: 1e-5 ... 1e-1.
+        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
+        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+
+    Raises:
+        ConfigurationError: A value outside its range.
+    """
+
+    _kind: Literal["adam", "yogi"] = "adam"
+
+    def __init__(
+        self,
+        server_lr: float = 0.01,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+        weighting: Literal["samples", "uniform"] = "samples",
+        robust_rule: RobustRule | None = None,
+    ) -> None:
+        super().__init__(weighting, robust_rule)
+        self.server_optimizer = ServerAdaptive(self._kind, server_lr, beta1, beta2, tau)
+
+
+class FedYogi(FedAdam):
+    """FedYogi: FedAdam whose second moment moves by a step of bounded size.
+
+    Problem:
+        min_w Σ (n_i / n) f_i(w); v falls slowly after rare large pseudo-gradients.
+
+    Update::
+
+        client    w_i ← E epochs of the user's optimizer from z
+        server    m ← β₁ m − (1 − β₁) Δ̄,    v ← v − (1 − β₂) Δ̄² sign(v − Δ̄²),    z ← z + η_s m / (√v + τ)
+
+    State:
+        m ``momentum``, 0 at the start, and v ``second_moment``, τ² at the start, (d,) at the server.
+    Communication:
+        z down; w_i and n_i up.
+    Partial work:
+        Used.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        None that is another method.
+    Departures:
+        No bias correction, as in the paper.
+
+    References:
+        Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
+
+    Args:
+        server_lr: η_s. The paper's grid: 1e-3 ... 10 in steps of 10^0.5.
+        beta1: β₁.
+        beta2: β₂.
+        tau: τ, the degree of adaptivity. The paper's grid: 1e-5 ... 1e-1.
+        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
+        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+
+    Raises:
+        ConfigurationError: A value outside its range.
+    """
+
+    _kind = "yogi"

@@ -1,0 +1,336 @@
+"""Loopless local gradient descent (Hanzely & Richtárik 2020): L2GD, L2SGD, L2SGD2, L2SGD+, L2SGD++."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from fedbc_lightning.algorithms.base import FederatedAlgorithm
+from fedbc_lightning.checks import check_at_least
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.local import LooplessSteps
+from fedbc_lightning.server import MeanMessage, ServerCallback, WeightedAverage
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
+
+
+class Coin(ServerCallback):
+    """The runs of zeros and ones of a coin with probability p of a one; a run is as long for every client.
+
+    Args:
+        probability: p in (0, 1).
+    """
+
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def num_zeros(self, server: ServerState) -> int:
+        """Local steps of this round."""
+        return int(server.rng("coin").geometric(self.probability))
+
+    def num_ones(self, server: ServerState) -> int:
+        """Aggregation steps that follow the exchange of the round before."""
+        if server.round == 1:
+            return 0  # x_i = x̄: they would change nothing
+        rng = server.rng("coin", rounds_ago=1)
+        rng.geometric(self.probability)
+        return int(rng.geometric(1 - self.probability))
+
+    def on_round_end(self, server: ServerState, clients: ClientStore) -> None:
+        """Log both."""
+        server.log("coin/local_steps", self.num_zeros(server))
+        server.log("coin/aggregation_steps", self.num_ones(server))
+
+
+class L2GD(FederatedAlgorithm):
+    """L2GD: personal models tied to their mean; a coin decides between a gradient step and a step to the mean.
+
+    Problem:
+        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖².
+
+    Update::
+
+        coin 0 (prob. 1 − p)    x_i ← x_i − α / (N(1 − p)) ∇f_i(x_i)
+        coin 1 (prob. p)        x_i ← x_i − αλ / (Np) (x_i − x̄)
+
+    State:
+        x_i ``local_model`` (N, d + b); z is x̄.
+    Communication:
+        x_i up and x̄ down, once where a one follows a zero: that exchange ends a round. Further ones need none.
+    Partial work:
+        Refused: every client takes part in every step.
+    Local model:
+        x_i, as it stands at the exchange.
+    Degenerate cases:
+        λ = 0: Local with full gradients.
+    Departures:
+        A round is one communication: the ones that follow the exchange of the round before, then the zeros up to the
+        next; so the iterates are those of Algorithm 1 where it communicates, and ``max_rounds`` counts communications.
+        Their numbers do not depend on the trainer's epochs. Plain steps of size α: of the model's optimizer nothing
+        is used but weight decay. Buffers stay with the clients' models; the server holds their mean.
+
+    References:
+        Hanzely & Richtárik 2020, "Federated Learning of a Mixture of Global and Local Models", Algorithm 1.
+
+    Args:
+        penalty: λ ≥ 0.
+        probability: p in (0, 1); the fewest communications at p* = λ / (L + λ).
+        lr: α ≤ N / (2 max{L / (1 − p), λ / p}), L the smoothness of the f_i.
+
+    Raises:
+        ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
+    """
+
+    has_local_model = True
+    needs_all_clients = True
+    partial_work = "refused"
+    scalars_up = 0
+    is_stochastic = False
+    has_coupling_table = False
+    has_gradient_table = False
+    num_sampled: int | None = None
+
+    def __init__(self, penalty: float, probability: float, lr: float) -> None:
+        check_at_least("algorithm.penalty", penalty, 0)
+        check_at_least("algorithm.lr", lr, 0, strict=True)
+        if not 0 < probability < 1:
+            raise ConfigurationError(f"algorithm.probability: got {probability}; it must lie in (0, 1).")
+        self.penalty, self.lr = penalty, lr
+        self.coin = Coin(probability)
+
+    def check(self, engine: SequentialEngine) -> None:
+        """Plain steps, as many as the coin says."""
+        name = type(self).__name__
+        engine.check_solver(name, uses_lr=False)
+        rank_zero_info(
+            f"{name} throws a coin for its local steps, {1 / self.coin.probability:.1f} per round on average: "
+            "trainer.local_epochs and local_steps are not used."
+        )
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """x_i, Ψ_i, J_i."""
+        state.client_model("local_model")
+        if self.has_coupling_table:
+            state.client_vector("coupling_table")
+        if self.has_gradient_table:
+            state.client_table("gradient_table")
+
+    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+        """The ones since the last exchange, then the zeros."""
+        p, num_parameters = self.coin.probability, server.z.numel()
+        table = self._table(engine, cohort) if self.has_gradient_table else None
+        x, coupling = self._aggregate(cohort, server, 0.0 if table is None else table.mean(dim=1))
+        solver = LooplessSteps(
+            self.coin.num_zeros(server), self.lr, p, server.num_clients, coupling if self.has_coupling_table else 0.0,
+            self.is_stochastic, table, self.num_sampled,
+        )  # fmt: skip
+        start = torch.cat([x, cohort.local_model[:, num_parameters:]], dim=1)
+        engine.solve(cohort, start, solver=solver)
+        cohort.stage("local_model", cohort.model)
+        if self.has_coupling_table:
+            cohort.stage("coupling_table", coupling)
+        if table is not None:
+            cohort.stage("gradient_table", table)
+            cohort.messages["gradient_mean"] = table.mean(dim=1)
+
+    def _aggregate(self, cohort: Cohort, server: ServerState, gradient_mean: Tensor | float) -> tuple[Tensor, Tensor]:
+        """The run of ones: x_i and Ψ_i, (K, d) each. x̄ is known from the exchange, and moves by mean(J̄) alone."""
+        p, alpha, center = self.coin.probability, self.lr / server.num_clients, server.z
+        x = cohort.local_model[:, : center.numel()]
+        coupling = cohort.coupling_table if self.has_coupling_table else torch.zeros_like(x)
+        for _ in range(self.coin.num_ones(server)):
+            pull = self.penalty * (x - center)
+            correction = (1 / p - 1) * coupling if self.has_coupling_table else 0.0
+            x = x - alpha * (pull / p - correction + gradient_mean)
+            coupling = pull
+            if self.has_gradient_table:
+                center = center - alpha * server["gradient_mean"]
+        return x, coupling
+
+    def _table(self, engine: SequentialEngine, cohort: Cohort) -> Tensor:
+        """J_i, (K, m, d), zeros before the first round; a copy."""
+        (client,) = cohort.ids
+        if cohort.gradient_table.shape[1]:
+            return cohort.gradient_table.clone()
+        num_components = len(engine.component_shares(client))
+        return cohort.coupling_table.new_zeros(1, num_components, cohort.coupling_table.shape[1])
+
+    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+        """x̄, and the mean of the J̄_i."""
+        return [
+            WeightedAverage(by="uniform"),
+            *([MeanMessage("gradient_mean")] if self.has_gradient_table else []),
+            self.coin,
+        ]
+
+
+class L2SGD(L2GD):
+    """L2SGD: L2GD with the gradient of one component (one batch) in place of the full one.
+
+    Problem:
+        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖²,  f_i the mean of components f_ij.
+
+    Update::
+
+        coin 0    x_i ← x_i − α / (N(1 − p)) ∇f_ij(x_i),  j drawn
+        coin 1    x_i ← x_i − αλ / (Np) (x_i − x̄)
+
+    State:
+        x_i ``local_model`` (N, d + b).
+    Communication:
+        x_i up and x̄ down, once where a one follows a zero: that exchange ends a round.
+    Partial work:
+        Refused.
+    Local model:
+        x_i.
+    Degenerate cases:
+        One component per client: L2GD.
+    Departures:
+        The components of a client are its training data in its own order, cut every ``data.batch_size`` (1: samples, as
+        in the paper). Stalls at a noise floor that falls with α. Else as L2GD.
+
+    References:
+        Hanzely & Richtárik 2020, appendix: local SGD without variance reduction.
+
+    Args:
+        penalty: λ ≥ 0.
+        probability: p in (0, 1).
+        lr: α.
+
+    Raises:
+        ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
+    """
+
+    is_stochastic = True
+
+
+class L2SGD2(L2SGD):
+    """L2SGD2: L2SGD with the variance of the coin reduced, but not that of the components.
+
+    Problem:
+        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖²,  f_i the mean of components f_ij.
+
+    Update::
+
+        coin 0    x_i ← x_i − α (∇f_ij(x_i) / (N(1 − p)) + Ψ_i / N)
+        coin 1    x_i ← x_i − α (λ (x_i − x̄) / (Np) − (1/p − 1) Ψ_i / N);    Ψ_i ← λ (x_i − x̄)  (x_i before the step)
+
+    State:
+        x_i ``local_model`` (N, d + b), Ψ_i ``coupling_table`` (N, d).
+    Communication:
+        x_i up and x̄ down, once where a one follows a zero: that exchange ends a round.
+    Partial work:
+        Refused.
+    Local model:
+        x_i.
+    Degenerate cases:
+        None that is another method.
+    Departures:
+        As L2SGD; stalls too.
+
+    References:
+        Hanzely & Richtárik 2020, appendix: shifted local SGD.
+
+    Args:
+        penalty: λ ≥ 0.
+        probability: p in (0, 1).
+        lr: α.
+
+    Raises:
+        ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
+    """
+
+    has_coupling_table = True
+
+
+class L2SGDPlus(L2SGD2):
+    """L2SGD+: L2SGD with all variance reduced, so that it converges linearly to the exact minimiser.
+
+    Problem:
+        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖²,  f_i the mean of components f_ij.
+
+    Update::
+
+        coin 0    x_i ← x_i − α ((∇f_ij(x_i) − J_ij) / (N(1 − p)) + J̄_i / N + Ψ_i / N);    J_ij ← ∇f_ij(x_i)
+        coin 1    x_i ← x_i − α (λ (x_i − x̄) / (Np) − (1/p − 1) Ψ_i / N + J̄_i / N);    Ψ_i ← λ (x_i − x̄)
+
+    State:
+        x_i ``local_model`` (N, d + b), Ψ_i ``coupling_table`` (N, d), J_i ``gradient_table`` (m_i, d) per client, mean
+        of the J̄_i ``gradient_mean`` (d,) at the server; all tables 0 at the start.
+    Communication:
+        x_i and J̄_i up, x̄ and mean(J̄) down, once per run of ones: with both a client follows x̄ through the run.
+    Partial work:
+        Refused.
+    Local model:
+        x_i.
+    Degenerate cases:
+        None that is another method.
+    Departures:
+        As L2SGD.
+
+    References:
+        Hanzely & Richtárik 2020, Algorithm 2.
+
+    Args:
+        penalty: λ ≥ 0.
+        probability: p in (0, 1); the best is p* = (4λ + μ) / (4λ + 4L̃ + (m + 1) μ), L̃ the smoothness of the f_ij.
+        lr: α ≤ N min{(1 − p) / (4L̃ + μm), p / (4λ + μ)}.
+
+    Raises:
+        ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
+    """
+
+    vectors_up = 2
+    vectors_down = 2
+    has_gradient_table = True
+
+
+class L2SGDPlusPlus(L2SGDPlus):
+    """L2SGD++: L2SGD+ in which only some clients evaluate a gradient in each local step.
+
+    Problem:
+        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖²,  f_i the mean of components f_ij.
+
+    Update::
+
+        coin 0    every client  x_i ← x_i − α (J̄_i + Ψ_i) / N;  the S sampled ones besides
+                  x_i ← x_i − α (N/S)(∇f_ij(x_i) − J_ij) / (N(1 − p)),    J_ij ← ∇f_ij(x_i)
+        coin 1    every client  x_i ← x_i − α (λ (x_i − x̄) / (Np) − (1/p − 1) Ψ_i / N + J̄_i / N);  Ψ_i ← λ (x_i − x̄)
+
+    State:
+        x_i ``local_model`` (N, d + b), Ψ_i ``coupling_table`` (N, d), J_i ``gradient_table`` (m_i, d) per client, mean
+        of the J̄_i ``gradient_mean`` (d,) at the server; all tables 0 at the start.
+    Communication:
+        x_i and J̄_i up, x̄ and mean(J̄) down, once per run of ones.
+    Partial work:
+        Refused.
+    Local model:
+        x_i.
+    Degenerate cases:
+        S = N is L2SGD+.
+    Departures:
+        As L2SGD+. A client that no local step of a round samples has no training loss in that round.
+
+    References:
+        Hanzely & Richtárik 2020, appendix: L2SGD++.
+
+    Args:
+        penalty: λ ≥ 0.
+        probability: p in (0, 1).
+        lr: α.
+        num_sampled: S, the clients that evaluate a gradient in one local step.
+
+    Raises:
+        ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
+    """
+
+    def __init__(self, penalty: float, probability: float, lr: float, num_sampled: int) -> None:
+        super().__init__(penalty, probability, lr)
+        check_at_least("algorithm.num_sampled", num_sampled, 1)
+        self.num_sampled = num_sampled

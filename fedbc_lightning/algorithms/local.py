@@ -1,0 +1,61 @@
+"""Local training without federation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedbc_lightning.algorithms.base import FederatedAlgorithm
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.server import ServerCallback, WeightedAverage
+from fedbc_lightning.state import ServerState, StateDeclaration
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
+
+
+class Local(FederatedAlgorithm):
+    """Local: every client trains alone; the floor that a personalised method must beat.
+
+    Problem:
+        min_{x_i} f_i(x_i) for each client.
+
+    Update::
+
+        client    x_i ← E epochs of the user's optimizer from x_i
+        server    z ← the mean of x_i over S_t, for reporting only
+
+    State:
+        x_i ``local_model`` (N, d + b).
+    Communication:
+        None.
+    Partial work:
+        Used.
+    Local model:
+        x_i.
+    Degenerate cases:
+        It is Fed+ with σ = 0 and l = 0.
+    Departures:
+        None known.
+
+    References:
+        The row λ = 0 of Table 1 of Kundu et al., "Robustness and Personalization in Federated Learning" (Fed+).
+    """
+
+    has_local_model = True
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """x_i."""
+        state.client_model("local_model")
+
+    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+        """Default local training from x_i."""
+        engine.solve(cohort, start=cohort.local_model)
+        cohort.stage("local_model", cohort.model)
+
+    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+        """The mean, which no client ever sees."""
+        return [WeightedAverage(by="uniform")]
+
+    def num_exchanges(self, server: ServerState) -> int:
+        """None."""
+        return 0

@@ -1,0 +1,93 @@
+"""Per-FedAvg (Fallah et al. 2020)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from fedbc_lightning.algorithms.fedavg import FedAvg
+from fedbc_lightning.checks import check_at_least, check_choice
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.local import FineTuning, ModelAgnostic
+from fedbc_lightning.server import RobustRule
+from fedbc_lightning.state import ServerState, StagedClient
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
+
+
+class PerFedAvg(FedAvg):
+    """Per-FedAvg: a global model that is good after one gradient step of each client's own.
+
+    Problem:
+        min_z (1/N) Σ f_i(z − α ∇f_i(z)).
+
+    Update::
+
+        client    from w = z, each step on fresh batches b1, b2 (b3):  w' = w − α g_i(w; b1),  v = g_i(w'; b2)
+                  first order     w ← w − β v
+                  Hessian-free    w ← w − β [v − α (g_i(w + εv; b3) − g_i(w − εv; b3)) / (2ε)],  ε = 1e-3 / max(1, ‖v‖)
+        server    z ← Σ p_i w_i
+
+    State:
+        None.
+    Communication:
+        z down; w_i and n_i up.
+    Partial work:
+        Used.
+    Local model:
+        z after one step of α on the client's data (``finetune_split``).
+    Degenerate cases:
+        α = 0: FedAvg with plain SGD of step β, a batch in two (three) unused.
+    Departures:
+        Plain SGD steps: of the model's optimizer nothing is used but weight decay. E x batches per epoch steps, each on
+        fresh batches, so the data is gone through twice (three times) as often.
+
+    References:
+        Fallah et al. 2020, "Personalized Federated Learning: A Meta-Learning Approach", Algorithm 1, section 5.
+
+    Args:
+        inner_lr: α.
+        outer_lr: β.
+        variant: ``"first_order"`` or ``"hessian_free"``.
+        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
+        finetune_batch_size: Samples of the step before evaluation, unshuffled.
+        finetune_split: Where they are taken from: ``"train"``, or ``"test"``: the paper's protocol.
+        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+
+    Raises:
+        ConfigurationError: A value outside its range.
+    """
+
+    has_local_model = True
+    partial_work = "used"
+
+    def __init__(
+        self,
+        inner_lr: float = 0.01,
+        outer_lr: float = 0.001,
+        variant: Literal["first_order", "hessian_free"] = "first_order",
+        weighting: Literal["samples", "uniform"] = "samples",
+        finetune_batch_size: int = 20,
+        finetune_split: Literal["train", "test"] = "train",
+        robust_rule: RobustRule | None = None,
+    ) -> None:
+        super().__init__(weighting, robust_rule)
+        check_at_least("algorithm.inner_lr", inner_lr, 0)
+        check_at_least("algorithm.outer_lr", outer_lr, 0, strict=True)
+        check_choice("algorithm.variant", variant, ("first_order", "hessian_free"))
+        self.solver = ModelAgnostic(inner_lr, outer_lr, hessian_free=variant == "hessian_free")
+        self.fine_tuning = FineTuning(inner_lr, finetune_batch_size, finetune_split)
+
+    def check(self, engine: SequentialEngine) -> None:
+        """Plain steps."""
+        engine.check_solver("Per-FedAvg", uses_lr=False)
+
+    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+        """Model-agnostic steps from z."""
+        engine.solve(cohort, start=server.model, solver=self.solver)
+
+    def local_model(self, client: StagedClient, model: Tensor) -> Tensor:
+        """Z, before its step."""
+        return model

@@ -1,0 +1,76 @@
+"""q-FedAvg (Li et al. 2020)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedbc_lightning.algorithms.base import FederatedAlgorithm
+from fedbc_lightning.checks import check_at_least
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.server import FairStep, ServerCallback, WeightedAverage
+from fedbc_lightning.state import ServerState
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
+
+
+class QFedAvg(FederatedAlgorithm):
+    """q-FedAvg: clients with a high loss count more, so that accuracies are more even.
+
+    Problem:
+        min_w Σ p_i f_i(w)^{q+1} / (q + 1).
+
+    Update::
+
+        client    F_i = f_i(z) on its training data;  w_i ← E epochs from z;  Δw_i = L (z − w_i),  L = 1/η
+                  Δ_i = F_i^q Δw_i,    h_i = q F_i^{q−1} ‖Δw_i‖² + L F_i^q
+        server    z ← z − Σ Δ_i / Σ h_i
+
+    State:
+        None.
+    Communication:
+        z down; Δ_i and h_i up.
+    Partial work:
+        Used.
+    Local model:
+        The last w_i.
+    Degenerate cases:
+        q = 0 is FedAvg with uniform weights.
+    Departures:
+        F_i is taken as F_i + 1e-10, in evaluation mode (no dropout). With a scheduler η is the mean of the step sizes.
+        The FedBC code weights both sums by n_i and leaves L² out of ‖Δw_i‖². Buffers are averaged uniformly.
+
+    References:
+        Li et al. 2020, "Fair Resource Allocation in Federated Learning", Algorithm 2.
+
+    Args:
+        q: q ≥ 0. The paper's grid: 0.001 ... 15; the FedBC paper's: 0.001 ... 5.
+        lipschitz: L; None: 1/η of the user's optimizer.
+
+    Raises:
+        ConfigurationError: A value outside its range; no ``lipschitz`` with several parameter groups.
+    """
+
+    def __init__(self, q: float = 1.0, lipschitz: float | None = None) -> None:
+        check_at_least("algorithm.q", q, 0)
+        if lipschitz is not None:
+            check_at_least("algorithm.lipschitz", lipschitz, 0, strict=True)
+        self.q, self.lipschitz = q, lipschitz
+
+    def check(self, engine: SequentialEngine) -> None:
+        """One η, or L."""
+        if self.lipschitz is None and len(engine.layout.group_slices) > 1:
+            raise ConfigurationError(
+                "algorithm.lipschitz: the model's optimizer has several parameter groups, so 1/η is not one number; "
+                "give it."
+            )
+
+    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+        """The loss at z, then default local training."""
+        cohort.messages["loss_at_z"] = engine.train_loss(cohort, server.model)
+        engine.solve(cohort, start=server.model)
+
+    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+        """The mean, for buffers, and the fair step."""
+        return [WeightedAverage(by="uniform"), FairStep(self.q, self.lipschitz)]

@@ -1,0 +1,66 @@
+"""Clients that send what they did not train: to see what a robust rule is worth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+
+from fedbc_lightning.checks import check_at_least, check_choice, check_share
+from fedbc_lightning.sampling import num_sampled
+from fedbc_lightning.seeding import generator, numpy_generator
+
+if TYPE_CHECKING:
+    from fedbc_lightning.trainer import FederatedTrainer
+
+
+class ByzantineClients(Callback):
+    """A fixed part of the clients replaces its trained w_i before sending it (and keeps what it sends as its own).
+
+    Who they are is a function of the seed. With u = w_i − z::
+
+        sign_flip    w_i ← z − scale · u
+        random       w_i ← z + scale · ‖u‖ · a random direction
+
+    Args:
+        fraction: Part of all N clients, in [0, 1).
+        attack: ``"sign_flip"`` or ``"random"``.
+        scale: Length of what is sent, in lengths of u.
+
+    Raises:
+        ConfigurationError: A value outside its range.
+
+    Example:
+        >>> ByzantineClients(fraction=0.2, attack="sign_flip", scale=5.0).clients(num_clients=10, seed=0)
+        [1, 2]
+    """
+
+    def __init__(
+        self, fraction: float = 0.2, attack: Literal["sign_flip", "random"] = "sign_flip", scale: float = 1.0
+    ) -> None:
+        check_share("ByzantineClients.fraction", fraction)
+        check_choice("ByzantineClients.attack", attack, ("sign_flip", "random"))
+        check_at_least("ByzantineClients.scale", scale, 0)
+        self.fraction, self.attack, self.scale = fraction, attack, scale
+
+    def clients(self, num_clients: int, seed: int) -> list[int]:
+        """The attackers, in order."""
+        count = num_sampled(self.fraction, num_clients) if self.fraction else 0
+        return sorted(numpy_generator(seed, "byzantine").choice(num_clients, count, replace=False).tolist())
+
+    @torch.no_grad()
+    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, client: int) -> None:
+        """Replace an attacker's model by what it sends."""
+        if client not in self.clients(trainer.datamodule.num_clients, trainer.seed):
+            return
+        layout, z = trainer.layout, trainer.server.z
+        update = layout.read() - z
+        sent = -update
+        if self.attack == "random":
+            rng: Any = generator(trainer.seed, "byzantine update", trainer.current_round, client)
+            sent = torch.randn(z.shape, generator=rng, dtype=torch.float64).to(update)
+            sent *= torch.linalg.vector_norm(update) / torch.linalg.vector_norm(sent)
+        row = z + self.scale * sent
+        for parameter, entry in zip(layout.parameters, layout.entries, strict=True):
+            parameter.copy_(row[entry.offset : entry.end].view(entry.shape))

@@ -1,0 +1,245 @@
+"""Default local training: epochs over batches with the user's own optimizer, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.collector import batch_size_of
+from fedbc_lightning.engines.client_run import ClientRun
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.local import AfterStep, Term
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
+
+
+class MissingGradientError(Exception):
+    """A step left a grouped parameter without a gradient, which an optimizer on flat slices would decay."""
+
+
+class OptimizerRun(ClientRun):
+    """The loop over epochs, batches and optimizer steps, with the algorithm's terms in every step's gradient.
+
+    Args:
+        engine: See the base class; likewise ``cohort`` and ``local``.
+        cohort: See there.
+        local: See there.
+        terms: Added to every step's gradient.
+        after_step: Applied to w after every optimizer step, or None.
+        keep_mean: Whether to record the mean raw gradient.
+    """
+
+    def __init__(
+        self,
+        engine: SequentialEngine,
+        cohort: Cohort,
+        local: LocalTraining,
+        terms: Sequence[Term],
+        after_step: AfterStep | None,
+        keep_mean: bool,
+    ) -> None:
+        super().__init__(engine, cohort, local)
+        # A term that is zero everywhere must not give a gradient to a parameter that has none.
+        self.terms = [term for term in terms if not term.is_zero]
+        self.after_step = after_step
+        self.num_gradients = 0  # more than steps where an optimizer calls its closure several times
+        self.gradient_sum = torch.zeros_like(engine.grad, dtype=engine.layout.master_dtype) if keep_mean else None
+
+    def run(self, start: Tensor, lr_scale: float, *, is_last: bool) -> None:
+        """Train the client from a model and fill in its cohort."""
+        self._start_scaler()
+        self.begin(start, lr_scale)
+        epoch = 0
+        while not self._is_done(epoch):
+            self._run_epoch(epoch)
+            epoch += 1
+        self.finish(is_last)
+
+    def finish(self, is_last: bool) -> None:
+        """Also the mean gradient and the scale."""
+        super().finish(is_last)
+        if self.gradient_sum is not None:
+            self.cohort.gradient_mean = self.gradient_sum[None] / max(self.num_gradients, 1)
+            self.cohort.valid[0] &= bool(torch.isfinite(self.cohort.gradient_mean).all())
+        if self.engine.scaler is not None:
+            self.cohort.records[0]["grad_scale"] = self.engine.scaler.get_scale()
+
+    def _is_done(self, epoch: int) -> bool:
+        return epoch >= (self.local.epochs or 1) if self.local.steps is None else self.num_steps >= self.local.steps
+
+    def _run_epoch(self, epoch: int) -> None:
+        self.start_epoch(epoch)
+        steps_before = self.num_steps
+        for batch_idx, raw in enumerate(self.loader):
+            batch = self.user.to_device(raw)
+            stop = self._run_batch(batch, batch_idx)
+            if stop or (self.local.steps is not None and self.num_steps >= self.local.steps):
+                break
+        if self.local.steps is not None and self.num_steps == steps_before:
+            raise ConfigurationError(
+                f"model: a whole epoch of client {self.client} made no optimizer step (training_step returned None, or "
+                "a hook skipped it), so trainer.local_steps would never be reached."
+            )
+        self.end_epoch()
+
+    def _run_batch(self, batch: Any, batch_idx: int) -> bool:
+        """One micro-batch, and the optimizer step if it completes one; True if a hook ends the epoch."""
+        size = batch_size_of(
+            batch, min(self.loader.batch_size, self.loader.num_samples - batch_idx * self.loader.batch_size)
+        )
+        self.collector.start_batch(batch, size)
+        if self.hooks.call("on_train_batch_start", batch, batch_idx) == -1:
+            self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
+            return True
+        self.output: dict[str, Any] = {}
+        shows_output = self.hooks.listens("on_train_batch_end")
+        accumulate = self.local.accumulate_grad_batches
+        is_first = batch_idx % accumulate == 0
+        is_last = (batch_idx + 1) % accumulate == 0 or batch_idx + 1 == self.num_batches
+
+        def forward_backward() -> Tensor | None:
+            with torch.enable_grad():  # an optimizer's closure may be called without
+                loss, output = self.user.training_step(batch, batch_idx)
+                if is_first:
+                    self._zero_grad(batch_idx)
+                if loss is not None:
+                    self.losses.append(loss.detach().reshape(()))
+                    self.sizes.append(size)
+                    scaled = loss / accumulate if accumulate > 1 else loss
+                    if shows_output:
+                        self.output = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}
+                    self._backward(scaled)
+            return loss
+
+        if is_last:
+            self._step(batch_idx, forward_backward)
+        else:
+            forward_backward()
+        if batch_idx + 1 == self.num_batches:
+            self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
+        if shows_output:
+            self.hooks.call("on_train_batch_end", self.output, batch, batch_idx)
+        return False
+
+    def _zero_grad(self, batch_idx: int) -> None:
+        self.hooks.call("on_before_zero_grad", self.optimizer.optimizer)
+        if self.engine.overridden["optimizer_zero_grad"]:
+            self.module.optimizer_zero_grad(self.epoch, batch_idx, self.optimizer.optimizer)
+            return
+        for parameter in self.layout.parameters:
+            parameter.grad = None
+
+    def _backward(self, loss: Tensor) -> None:
+        self.hooks.call("on_before_backward", loss)
+        if self.engine.scaler is not None:
+            loss = self.engine.scaler.scale(loss)
+        if self.engine.overridden["backward"]:
+            self.module.backward(loss)
+        else:
+            loss.backward()
+        self.hooks.call("on_after_backward")
+
+    def _step(self, batch_idx: int, forward_backward: Callable[[], Tensor | None]) -> None:
+        """One optimizer step: backward, terms, hooks, clipping, step; inside the closure where there is one."""
+        optimizer = self.optimizer.optimizer
+
+        def closure() -> Tensor | None:
+            loss = forward_backward()
+            # Without a loss there may still be the gradient of earlier batches of the same step.
+            self.is_update = loss is not None or self.layout.has_gradient()
+            if self.is_update:
+                self._prepare_gradient()
+            else:
+                self.optimizer.show_gradient(False)
+            return loss
+
+        if self.engine.overridden["optimizer_step"]:
+            self.module.optimizer_step(self.epoch, batch_idx, optimizer, closure)
+        elif self.optimizer.needs_closure:
+            optimizer.step(closure)  # type: ignore[arg-type]
+        else:
+            closure()
+            if self.engine.scaler is None:
+                optimizer.step()
+            elif self.is_update:
+                self._step_scaled(self.engine.scaler)
+        if self.is_update and self.after_step is not None:
+            rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+            self.engine.update_row(lambda w: self.after_step.apply(w, self.step_size(rates)))  # type: ignore[union-attr]
+        self.count_step(batch_idx, is_update=self.is_update)
+
+    def _prepare_gradient(self) -> None:
+        """Gather the gradient into its row, unscale it, add the terms, let hooks see it, clip it."""
+        engine, layout, grad = self.engine, self.layout, self.engine.grad
+        if layout.num_optimized < layout.num_parameters:
+            grad[layout.num_optimized :].zero_()
+        missing: list[int] = []
+        if not self.optimizer.is_flat:
+            missing = layout.collect_gradients(grad)
+        elif not layout.gather_gradients(grad[: layout.num_optimized]):
+            raise MissingGradientError
+        self.optimizer.show_gradient()
+        if engine.scaler is not None:
+            self._expose(missing)
+            engine.scaler.unscale_(self.optimizer.optimizer)
+        if self.gradient_sum is not None and (engine.scaler is None or bool(torch.isfinite(grad).all())):
+            self.gradient_sum += grad
+            self.num_gradients += 1
+        if self.terms:
+            engine.add_terms(self.terms)
+            missing = []
+        if engine.shows_gradients or not self.optimizer.is_flat:
+            self._expose(missing)
+        if self.hooks.listens("on_before_optimizer_step"):
+            self.hooks.call("on_before_optimizer_step", self.optimizer.optimizer)
+            layout.collect_gradients(grad)
+        if engine.overridden["configure_gradient_clipping"]:
+            self._clip_by_module()
+        else:
+            engine.clip()
+
+    def _expose(self, missing: list[int]) -> None:
+        self.layout.expose_gradients(self.engine.grad)
+        for index in missing:
+            self.layout.parameters[index].grad = None
+
+    def _clip_by_module(self) -> None:
+        """The user's ``configure_gradient_clipping``, which may call ``self.clip_gradients``."""
+
+        def clip_gradients(optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+            if gradient_clip_val is None:
+                gradient_clip_val = self.local.gradient_clip_val
+            by_value = (gradient_clip_algorithm or self.local.gradient_clip_algorithm) == "value"
+            if gradient_clip_val:
+                parameters = self.layout.parameters[: self.layout.num_grouped]
+                clip = torch.nn.utils.clip_grad_value_ if by_value else torch.nn.utils.clip_grad_norm_
+                clip(parameters, gradient_clip_val)
+
+        self.module.__dict__["clip_gradients"] = clip_gradients
+        try:
+            self.module.configure_gradient_clipping(
+                self.optimizer.optimizer, self.local.gradient_clip_val, self.local.gradient_clip_algorithm
+            )
+        finally:
+            del self.module.__dict__["clip_gradients"]
+        self.layout.collect_gradients(self.engine.grad)
+
+    # mixed precision
+
+    def _step_scaled(self, scaler: Any) -> None:
+        """A step through the gradient scaler, which skips it, and lowers its scale, if the gradient overflowed."""
+        before = scaler.get_scale()
+        scaler.step(self.optimizer.optimizer)
+        scaler.update()
+        self.is_update = scaler.get_scale() >= before
+
+    def _start_scaler(self) -> None:
+        """Each client starts with the server's gradient scale."""
+        scaler = self.engine.scaler
+        if scaler is not None:
+            scaler.load_state_dict({**scaler.state_dict(), "scale": self.engine.grad_scale, "_growth_tracker": 0})

@@ -1,0 +1,75 @@
+"""Loss and gradient of the user's training_step at any point."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.collector import MetricCollector
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
+
+
+class Oracle:
+    """Evaluates the user's ``training_step`` on one batch at a point w (K, d), K = 1, under Fabric's precision.
+
+    What the step logs is dropped unless a collector is listening for it. The floating-point buffers go on as the user's
+    layers move them.
+
+    Args:
+        engine: Its module and workbench are used; the workbench then holds w.
+    """
+
+    def __init__(self, engine: SequentialEngine) -> None:
+        self.engine, self.user, self.layout = engine, engine.user, engine.layout
+
+    def loss(self, w: Tensor, batch: Any, batch_idx: int) -> Tensor:
+        """The loss at w, a scalar in the master dtype; 0 where ``training_step`` returns None."""
+        self._go_to(w)
+        with torch.no_grad(), _unheard(self.user):
+            loss, _ = self.user.training_step(batch, batch_idx)
+        return self._scalar(loss)
+
+    def loss_and_gradient(
+        self, w: Tensor, batch: Any, batch_idx: int, *, is_logged: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Loss (scalar) and gradient (1, d) at w, with the hooks around backward; 0 for parameters without one."""
+        self._go_to(w)
+        hooks = self.user.hooks
+        for parameter in self.layout.parameters:
+            parameter.grad = None
+        with torch.enable_grad(), _unheard(self.user, unless=is_logged):
+            loss, _ = self.user.training_step(batch, batch_idx)
+            if loss is not None:
+                hooks.call("on_before_backward", loss)
+                self.user.module.backward(loss) if self.engine.overridden["backward"] else loss.backward()
+                hooks.call("on_after_backward")
+        gradient = torch.zeros_like(self.engine.grad)
+        self.layout.collect_gradients(gradient)
+        return self._scalar(loss), gradient.to(self.layout.master_dtype)[None]
+
+    def _go_to(self, w: Tensor) -> None:
+        if w.data_ptr() != self.engine.row.data_ptr():
+            self.engine.row.copy_(w[0])
+
+    def _scalar(self, loss: Tensor | None) -> Tensor:
+        zero = torch.zeros((), dtype=self.layout.master_dtype, device=self.engine.row.device)
+        return zero if loss is None else loss.detach().reshape(()).to(zero)
+
+
+class _unheard:  # noqa: N801
+    """What ``self.log`` logs inside is dropped."""
+
+    def __init__(self, user: Any, unless: bool = False) -> None:
+        self.user, self.unless = user, unless
+
+    def __enter__(self) -> None:
+        self.collector = self.user.collector
+        if not self.unless:
+            self.user.collector = MetricCollector()
+
+    def __exit__(self, *error: object) -> None:
+        self.user.collector = self.collector

@@ -1,0 +1,195 @@
+"""Local training by a solver that writes out its own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.collector import batch_size_of
+from fedbc_lightning.engines.client_run import ClientRun
+from fedbc_lightning.engines.oracle import Oracle
+from fedbc_lightning.local import Proximal, Solver, Term
+from fedbc_lightning.seeding import derive, numpy_generator, seed_globals
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
+
+
+@dataclass
+class Batch:
+    """One batch of the stream.
+
+    Attributes:
+        data: On the device.
+        index: In its epoch.
+        size: Samples.
+        is_counted: Whether its loss and what it logged were taken already: the first gradient on it counts.
+    """
+
+    data: Any
+    index: int
+    size: int
+    is_counted: bool = False
+
+
+class SolverRun(ClientRun):
+    """What a solver sees of a client, and the loop that calls it.
+
+    Args:
+        engine: See the base class; likewise ``cohort`` and ``local``.
+        cohort: See there.
+        local: See there.
+        solver: The steps.
+        terms: Part of every gradient and loss.
+
+    Attributes:
+        w: (1, d) the iterate; a solver writes it.
+        num_steps: Steps taken so far.
+        num_batches: Batches per epoch.
+    """
+
+    def __init__(
+        self, engine: SequentialEngine, cohort: Cohort, local: LocalTraining, solver: Solver, terms: Sequence[Term]
+    ) -> None:
+        super().__init__(engine, cohort, local)
+        self.solver, self.oracle = solver, Oracle(engine)
+        decay = self._weight_decay()
+        self.terms = [*(term for term in terms if not term.is_zero), *decay]
+        self.w = engine.row[None]
+        self._batch: Batch | None = None
+        self._raw: Iterator[tuple[int, Any]] | None = None  # the rest of the current epoch
+
+    def run(self, start: Tensor, lr_scale: float, *, is_last: bool) -> None:
+        """Train the client from a model and fill in its cohort."""
+        self.begin(start, lr_scale)
+        self.w = self.engine.row.to(self.layout.master_dtype, copy=True)[None]
+        self._quiet_schedulers()
+        self.solver.begin(self)
+        for _ in range(self.solver.num_steps(self)):
+            self.solver.step(self)
+            self.count_step(self.num_steps)
+        self._end_batch()
+        if self._raw is not None:
+            self._end_epoch()
+        self.solver.end(self)
+        self.engine.row.copy_(self.w[0])
+        self.finish(is_last)
+
+    # what a solver asks for
+
+    @property
+    def rates(self) -> Tensor:
+        """The user's current learning rates, (1, 1) or (1, d) by parameter."""
+        return self.step_size([float(group.get("lr", 0.0)) for group in self.optimizer.optimizer.param_groups])
+
+    def next_batch(self) -> Batch:
+        """The next batch of the client's shuffled epochs, which follow one another without end."""
+        self._end_batch()
+        found = next(self._raw, None) if self._raw is not None else None
+        if found is None:
+            if self._raw is not None:
+                self._end_epoch()
+                self.epoch += 1
+            self.start_epoch(self.epoch)
+            self._raw = enumerate(self.loader)
+            found = next(self._raw)
+        index, raw = found
+        data = self.user.to_device(raw)
+        expected = min(self.loader.batch_size, self.loader.num_samples - index * self.loader.batch_size)
+        self._batch = Batch(data, index, batch_size_of(data, expected))
+        self.collector.start_batch(data, self._batch.size)
+        self.hooks.call("on_train_batch_start", data, index)
+        return self._batch
+
+    def gradient(self, w: Tensor, batch: Batch) -> Tensor:
+        """g_i(w; batch), (1, d), the terms included."""
+        return self.loss_and_gradient(w, batch)[1]
+
+    def loss_and_gradient(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss at w, a scalar, and its gradient (1, d), the terms included."""
+        loss, gradient = self.oracle.loss_and_gradient(w, batch.data, batch.index, is_logged=not batch.is_counted)
+        if not batch.is_counted:
+            batch.is_counted = True
+            self.losses.append(loss)
+            self.sizes.append(batch.size)
+        for term in self.terms:
+            term.add_gradient(gradient, w)
+            loss = loss + term.value(w)[0]
+        return loss, gradient
+
+    def trial(self, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """The loss as a function of w on one batch; random state always as for a gradient taken next, buffers kept."""
+        seed = derive(self.engine.seed, "trial", self.engine.round, self.client, step=self.num_steps)
+
+        def loss_at(w: Tensor) -> Tensor:
+            values, counters = self.layout.read_buffers(), self.layout.read_counters()
+            seed_globals(seed, self.user.device)
+            loss = self.oracle.loss(w, batch.data, batch.index)
+            self.layout.write_buffers(values, counters)
+            return loss + sum(term.value(w)[0] for term in self.terms)
+
+        seed_globals(seed, self.user.device)
+        return loss_at
+
+    @property
+    def num_components(self) -> int:
+        """m, the number of fixed batches into which the client's data is cut."""
+        return len(self.engine.component_shares(self.client))
+
+    def component_gradient(self, w: Tensor, index: int) -> Tensor:
+        r"""∇f_ij(w), (1, d): of fixed batch j, scaled so that the plain mean over j is ∇f_i(w)."""
+        shares = self.engine.component_shares(self.client)
+        batch = self.engine.components(self.client)[index]
+        size = batch_size_of(batch, 1)
+        self.collector.start_batch(batch, size)
+        loss, gradient = self.oracle.loss_and_gradient(w, batch, index, is_logged=True)
+        self.losses.append(loss)
+        self.sizes.append(size)
+        gradient = gradient * (shares[index] * len(shares))
+        for term in self.terms:
+            term.add_gradient(gradient, w)
+        return gradient
+
+    def full_gradient(self, w: Tensor) -> Tensor:
+        """∇f_i(w), (1, d), over all of the client's data."""
+        gradients = [self.component_gradient(w, index) for index in range(self.num_components)]
+        return torch.stack(gradients).mean(0) if len(gradients) > 1 else gradients[0]
+
+    def rng(self, purpose: str, *, of_client: bool = True) -> np.random.Generator:
+        """A generator that depends on (seed, purpose, round) and, if wanted, the client."""
+        client = self.client if of_client else -1
+        return numpy_generator(self.engine.seed, purpose, self.engine.round, client)
+
+    # parts
+
+    def _end_batch(self) -> None:
+        if self._batch is not None:
+            self.hooks.call("on_train_batch_end", {}, self._batch.data, self._batch.index)
+            self._batch = None
+
+    def _end_epoch(self) -> None:
+        self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
+        self.end_epoch()
+
+    def _quiet_schedulers(self) -> None:
+        """Let the user's optimizer step once without any gradient: schedulers warn of one that never did."""
+        if self.optimizer.schedulers and not self.optimizer.needs_closure:
+            for parameter in self.layout.parameters:
+                parameter.grad = None
+            self.optimizer.show_gradient(False)
+            self.optimizer.optimizer.step()
+
+    def _weight_decay(self) -> list[Term]:
+        """The L2 penalty of the user's SGD, which is part of its gradient, as a term."""
+        optimizer, layout = self.optimizer.optimizer, self.layout
+        if type(optimizer) is not torch.optim.SGD or not any(g["weight_decay"] for g in optimizer.param_groups):
+            return []
+        rates = self.step_size([float(group["weight_decay"]) for group in optimizer.param_groups])
+        zero = torch.zeros(layout.num_parameters, dtype=layout.master_dtype, device=self.engine.grad.device)
+        return [Proximal(rates, zero)]

@@ -1,0 +1,217 @@
+"""Local training whose steps a method writes out itself: plain SGD steps on the gradients of the user's training_step.
+
+A solver is written over a cohort: ``client.w`` and gradients are (K, d), per-client numbers (K, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.local.terms import Term
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.solver_run import SolverRun
+
+
+class Solver:
+    """Base class. One object may serve every client; what lasts over a client's steps is set in :meth:`begin`."""
+
+    def num_steps(self, client: SolverRun) -> int:
+        """How many times :meth:`step` is called: as often as default local training would step."""
+        return client.local.num_steps(client.num_batches)
+
+    def begin(self, client: SolverRun) -> None:
+        """Before the first step; ``client.w`` is the start point."""
+
+    def step(self, client: SolverRun) -> None:
+        """One step: draw batches with ``client.next_batch()``, take gradients, write ``client.w``."""
+        raise NotImplementedError
+
+    def end(self, client: SolverRun) -> None:
+        """After the last step; what is in ``client.w`` then is w_i."""
+
+
+class ModelAgnostic(Solver):
+    """Steps of model-agnostic meta-learning: w is to be good after a few steps of α from it.
+
+    Each step::
+
+        w' ← w;  J times  w' ← w' − α (g_i(w'; b_j) + inner terms at w')
+        w ← w − β g_i(w'; b_{J+1})                                                     (first order)
+        w ← w − β [v − α (g_i(w + εv; b_{J+2}) − g_i(w − εv; b_{J+2})) / (2ε)],  v = g_i(w'; b_{J+1})   (Hessian-free)
+
+    with ε = 1e-3 / max(1, ‖v‖); every batch is a fresh one of the client's epochs, which run on.
+
+    Args:
+        inner_lr: α.
+        outer_lr: β.
+        num_inner_steps: J.
+        hessian_free: Whether to take the second form (J = 1: the exact gradient up to O(ε²)).
+        inner_terms: Part of the inner gradients only.
+
+    References:
+        Fallah et al. 2020, "Personalized Federated Learning: A Meta-Learning Approach", Algorithm 1.
+    """
+
+    EPSILON = 1e-3
+
+    def __init__(
+        self,
+        inner_lr: float,
+        outer_lr: float,
+        num_inner_steps: int = 1,
+        hessian_free: bool = False,
+        inner_terms: Sequence[Term] = (),
+    ) -> None:
+        self.inner_lr, self.outer_lr, self.num_inner_steps = inner_lr, outer_lr, num_inner_steps
+        self.hessian_free, self.inner_terms = hessian_free, inner_terms
+
+    def step(self, client: SolverRun) -> None:
+        """One outer step."""
+        w = client.w
+        inner = w.clone()
+        for _ in range(self.num_inner_steps):
+            gradient = client.gradient(inner, client.next_batch())
+            for term in self.inner_terms:
+                term.add_gradient(gradient, inner)
+            inner -= self.inner_lr * gradient
+        outer = client.gradient(inner, client.next_batch())
+        if self.hessian_free:
+            epsilon = self.EPSILON / outer.norm(dim=1, keepdim=True).clamp(min=1.0)
+            batch = client.next_batch()
+            above, below = (client.gradient(w + sign * epsilon * outer, batch) for sign in (1, -1))
+            outer = outer - self.inner_lr * (above - below) / (2 * epsilon)
+        w -= self.outer_lr * outer
+
+
+class MoreauEnvelope(Solver):
+    """pFedMe's steps: θ descends on f_i + λ/2 ‖θ − w‖² near w, and w follows θ.
+
+    Each step, on one batch b::
+
+        K times  θ ← θ − η_θ (g_i(θ; b) + λ (θ − w))
+        w ← w − η λ (w − θ)
+
+    θ starts at w in each round. η is the user's learning rate.
+
+    Args:
+        penalty: λ.
+        personal_lr: η_θ.
+        num_inner_steps: K.
+
+    Attributes:
+        theta: (K, d) the last θ.
+    """
+
+    def __init__(self, penalty: float, personal_lr: float, num_inner_steps: int) -> None:
+        self.penalty, self.personal_lr, self.num_inner_steps = penalty, personal_lr, num_inner_steps
+        self.theta = torch.empty(0)
+
+    def begin(self, client: SolverRun) -> None:
+        """θ = w."""
+        self.theta = client.w.clone()
+
+    def step(self, client: SolverRun) -> None:
+        """One batch."""
+        batch, w, theta = client.next_batch(), client.w, self.theta
+        for _ in range(self.num_inner_steps):
+            theta -= self.personal_lr * (client.gradient(theta, batch) + self.penalty * (theta - w))
+        w -= client.rates * self.penalty * (w - theta)
+
+
+class Mixture(Solver):
+    """APFL's steps: w on its own loss, v on the loss of the mixture v̄ = αv + (1 − α)w, both from the old (w, v).
+
+    Each step, on one batch b::
+
+        w ← w − η g_i(w; b),    v ← v − η α g_i(v̄; b)
+        adaptive, first batch of the round:  α ← clip(α − η ⟨v − w, g_i(v̄; b)⟩, 0, 1)  (old w, v; used from the next on)
+
+    η is the user's learning rate.
+
+    Args:
+        v: (K, d) where v starts.
+        mixture: (K, 1) α.
+        adaptive: Whether α moves.
+
+    Attributes:
+        v: The last v.
+        mixture: The last α.
+    """
+
+    def __init__(self, v: Tensor, mixture: Tensor, adaptive: bool) -> None:
+        self.v, self.mixture, self.adaptive = v.clone(), mixture.to(v), adaptive
+
+    def step(self, client: SolverRun) -> None:
+        """One batch."""
+        batch, w, v, mixture, rates = client.next_batch(), client.w, self.v, self.mixture, client.rates
+        of_w = client.gradient(w, batch)
+        of_mixture = client.gradient(mixture * v + (1 - mixture) * w, batch)
+        if self.adaptive and client.num_steps == 0:
+            slope = (rates * (v - w) * of_mixture).sum(dim=1, keepdim=True)
+            self.mixture = (mixture - slope).clamp(0, 1)
+        w -= rates * of_w
+        v -= rates * mixture * of_mixture
+
+
+class Armijo(Solver):
+    """SGD with an Armijo line search on each batch: no step size to tune.
+
+    Each step, on one batch b with g = g_i(w; b), tries η = η₀, bη₀, b²η₀, ... and takes the first with::
+
+        f_b(w − ηg) ≤ f_b(w) − c η ‖g‖²,    η₀ = min(η_max, η_prev γ_r^(1 / batches per epoch))
+
+    Trials see the same batch and random state; buffers are put back after each. Where 100 trials fail, the step is 1e-6
+    and the last tried η is remembered; ‖g‖ < 1e-8: no update.
+
+    Args:
+        sufficient_decrease: c.
+        shrink: b.
+        growth: γ_r.
+        max_step: η_max.
+
+    References:
+        Vaswani et al. 2019, "Painless Stochastic Gradient", Algorithm 1; "Towards Hyper-parameter-free Federated
+        Learning".
+    """
+
+    MAX_TRIALS, FALLBACK_STEP, MIN_NORM = 100, 1e-6, 1e-8
+
+    def __init__(
+        self, sufficient_decrease: float = 0.1, shrink: float = 0.9, growth: float = 2.0, max_step: float = 10.0
+    ) -> None:
+        self.sufficient_decrease, self.shrink, self.growth, self.max_step = (
+            sufficient_decrease, shrink, growth, max_step,
+        )  # fmt: skip
+        self._accepted = 1.0
+
+    @property
+    def accepted(self) -> float:
+        """The last η of the last client, which is η_prev of its next step; 1 at the start of each round."""
+        return self._accepted
+
+    def begin(self, client: SolverRun) -> None:
+        """η_prev = 1."""
+        self._accepted = 1.0
+
+    def step(self, client: SolverRun) -> None:
+        """One batch."""
+        batch, w = client.next_batch(), client.w
+        loss_at = client.trial(batch)
+        loss, gradient = client.loss_and_gradient(w, batch)
+        square = gradient.square().sum()
+        if square.sqrt() < self.MIN_NORM:
+            return
+        step = min(self.max_step, self._accepted * self.growth ** (1 / client.num_batches))
+        taken = self.FALLBACK_STEP
+        for trial in range(self.MAX_TRIALS):
+            step = step * self.shrink if trial else step
+            if loss_at(w - step * gradient) <= loss - self.sufficient_decrease * step * square:
+                taken = step
+                break
+        self._accepted = step
+        w -= taken * gradient

@@ -1,0 +1,76 @@
+"""Terms by the names of the state that they are made of, for algorithms assembled in YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.local.terms import Linear, Proximal, Term
+
+if TYPE_CHECKING:
+    from fedbc_lightning.cohort import Cohort
+    from fedbc_lightning.state import ServerState
+
+
+class TermFactory:
+    """Makes the term of one cohort in one round.
+
+    Attributes:
+        client: Client state that it reads, by name.
+        server: Server vectors that it reads.
+    """
+
+    client: Collection[str] = ()
+    server: Collection[str] = ()
+
+    def bind(self, cohort: Cohort, server: ServerState) -> Term:
+        """The term."""
+        raise NotImplementedError
+
+
+class ProximalTerm(TermFactory):
+    """c/2 ‖w − centre‖², gradient c (w − centre), with c = factor x coefficient.
+
+    Args:
+        coefficient: A number, or the name of a client scalar: ``dual`` with factor 2 is FedBC's 2 λ_i (w − z).
+        factor: Times the coefficient.
+        center: ``z``, or the name of a client vector or model.
+    """
+
+    def __init__(self, coefficient: float | str, factor: float = 1.0, center: str = "z") -> None:
+        self.coefficient, self.factor, self.center = coefficient, factor, center
+        self.client = [name for name in (coefficient, center) if isinstance(name, str) and name != "z"]
+
+    def bind(self, cohort: Cohort, server: ServerState) -> Term:
+        """See the base class."""
+        given = self.coefficient
+        coefficient = getattr(cohort, given) if isinstance(given, str) else given
+        center = server.z if self.center == "z" else getattr(cohort, self.center)[:, : server.z.numel()]
+        return Proximal(self.factor * coefficient, center)
+
+
+class LinearTerm(TermFactory):
+    """⟨v, w⟩, gradient v = Σ factor x vector over named vectors.
+
+    Args:
+        client: Client vectors by name, with their factors: ``{correction: -1.0}``.
+        server: Server vectors likewise: ``{control: 1.0}``.
+    """
+
+    def __init__(self, client: dict[str, float] | None = None, server: dict[str, float] | None = None) -> None:
+        self.client: dict[str, float] = client or {}
+        self.server: dict[str, float] = server or {}
+        if not self.client and not self.server:
+            raise ConfigurationError("algorithm.terms: LinearTerm without a vector; name one under client or server.")
+
+    def bind(self, cohort: Cohort, server: ServerState) -> Term:
+        """See the base class."""
+        vector = torch.zeros_like(server.z)[None]
+        for name, factor in self.client.items():
+            vector = vector + factor * getattr(cohort, name)
+        for name, factor in self.server.items():
+            vector = vector + factor * server[name]
+        return Linear(vector)

@@ -1,0 +1,91 @@
+"""The server's half of the ADMM methods: z is the mean of the clients' augmented models u_i = w_i + y_i / ρ."""
+
+from __future__ import annotations
+
+import torch
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.server.base import ServerCallback, Sums
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+
+
+class AugmentedMean(ServerCallback):
+    """FedADMM: z ← (1/N) Σ_N u_i over *all* clients; each sampled one sends u_i − u_i^old, a new one starts from z⁰.
+
+    Stands behind the aggregation, which makes the buffers. Needs the client model ``local_model`` (x_i) and the client
+    vector ``multiplier`` (y_i), staged.
+
+    Args:
+        rho: ρ.
+
+    References:
+        Wang et al. 2022, "FedADMM: A Federated Primal-Dual Algorithm Allowing Partial Participation", Algorithm 1.
+    """
+
+    def __init__(self, rho: float) -> None:
+        self.rho = rho
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """The mean in float64: rounding must not pile up over rounds."""
+        state.server_vector("augmented_mean", initial="z", dtype=torch.float64)
+
+    def on_round_start(self, server: ServerState, sums: Sums) -> None:
+        """The sum of the changes of u_i."""
+        sums.declare("augmented", server.z.numel())
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Add u_i − u_i^old of the valid clients."""
+        change = cohort.w - cohort.local_model[:, : server.z.numel()]
+        change = change + (cohort.staged("multiplier") - cohort.multiplier) / self.rho
+        for k in range(len(cohort)):
+            if cohort.valid[k]:
+                sums.add("augmented", change[k])
+
+    def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
+        """Replace the staged z."""
+        mean = server["augmented_mean"] + sums["augmented"] / server.num_clients
+        server.stage("augmented_mean", mean)
+        server.stage("z", mean)
+
+
+class CenterConsensus(ServerCallback):
+    """FedPD: each client has a centre z_i = w_i + y_i / ρ of its own; in an exchange all become their mean, which is z.
+
+    With probability p a round is skipped: nothing is sent, every client goes on from its own z_i. Needs the client
+    vector ``center``, staged.
+
+    Args:
+        skip_probability: p.
+
+    References:
+        Zhang et al. 2021, "FedPD: A Federated Learning Framework with Adaptivity to Non-IID Data", Algorithm 1.
+    """
+
+    def __init__(self, skip_probability: float) -> None:
+        self.skip_probability = skip_probability
+
+    def is_skipped(self, server: ServerState) -> bool:
+        """Whether this round has no exchange: a function of (seed, round)."""
+        return bool(server.rng("skip").random() < self.skip_probability)
+
+    def on_round_start(self, server: ServerState, sums: Sums) -> None:
+        """The sum of the centres, buffers behind them."""
+        sums.declare("centers", server.model.numel())
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Add the valid clients."""
+        centers = torch.cat([cohort.staged("center"), cohort.buffers.to(cohort.w)], dim=1)
+        for k in range(len(cohort)):
+            cohort.records[k]["weight"] = 0.0 if self.is_skipped(server) else float(cohort.valid[k])
+            if cohort.valid[k]:
+                sums.add("centers", centers[k])
+
+    def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
+        """In an exchange: the mean, to everyone."""
+        if self.is_skipped(server):
+            return
+        num_valid = len(server.valid_records)
+        server.stage_model(sums["centers"] / num_valid)
+        for record in server.records:
+            record["weight"] /= num_valid
+            clients.stage(record["client"], "center", server.staged("z"))

@@ -1,0 +1,41 @@
+"""FedDyn's correction at the server."""
+
+from __future__ import annotations
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.server.base import ServerCallback, Sums
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+
+
+class DynamicRegularization(ServerCallback):
+    """h ← h − (α/N) Σ_{S_t} (w_i − z), and z ← aggregate − h/α; stands behind the aggregation.
+
+    Args:
+        alpha: α.
+
+    References:
+        Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", Algorithm 1.
+    """
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """The correction h, 0 at the start."""
+        state.server_vector("correction")
+
+    def on_round_start(self, server: ServerState, sums: Sums) -> None:
+        """Σ (w_i − z)."""
+        sums.declare("drift", server.z.numel())
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Add the valid clients."""
+        for k in range(len(cohort)):
+            if cohort.valid[k]:
+                sums.add("drift", cohort.w[k] - server.z)
+
+    def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
+        """Move h, then z."""
+        correction = server["correction"] - self.alpha / server.num_clients * sums["drift"]
+        server.stage("correction", correction)
+        server.stage("z", server.staged("z") - correction / self.alpha)

@@ -1,0 +1,51 @@
+"""FedExP's server step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.server.base import Sums
+from fedbc_lightning.server.optimizers import ServerOptimizer
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+
+
+class Extrapolation(ServerOptimizer):
+    """z ← z − η_s Δ̄ with η_s = max(1, Σ p_i ‖Δ_i‖² / (2 (‖Δ̄‖² + ε))), p_i the weights of the mean.
+
+    Args:
+        epsilon: ε.
+        style: ``"paper"``: as above. ``"public"``: S ε in place of ε, and ε x 0.998² from round to round, the
+            first included.
+
+    References:
+        Jhunjhunwala et al. 2023, "FedExP: Speeding Up Federated Averaging via Extrapolation", eq. 7.
+    """
+
+    DECAY = 0.998
+
+    def __init__(self, epsilon: float, style: Literal["paper", "public"]) -> None:
+        self.epsilon, self.style = epsilon, style
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """The z of the round before."""
+        state.server_vector("previous_z", initial="z")
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Record ‖Δ_i‖²."""
+        cohort.record("distance", (cohort.w - server.z).to(sums.dtype).square().sum(dim=1))
+
+    def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
+        """See the class."""
+        epsilon = self.epsilon
+        if self.style == "public":
+            epsilon *= self.DECAY ** (2 * server.round) * len(server.ids)
+        mean_square = sum(record["weight"] * record["distance"] for record in server.valid_records)
+        square_mean = torch.linalg.vector_norm(direction, dtype=sums.dtype).square().item()
+        lr = max(1.0, mean_square / (2 * (square_mean + epsilon)))
+        server.log("server_lr", lr)
+        server.stage("previous_z", server.z)
+        return lr * direction

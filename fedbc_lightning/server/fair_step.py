@@ -1,0 +1,54 @@
+"""q-FedAvg's step: clients with a high loss count more."""
+
+from __future__ import annotations
+
+import torch
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.server.base import ServerCallback, Sums
+from fedbc_lightning.state import ClientStore, ServerState
+
+
+class FairStep(ServerCallback):
+    """q-FedAvg's step: z ← z − Σ Δ_i / Σ h_i.
+
+    With Δw_i = L (z − w_i) and F_i the training loss at z before training::
+
+        Δ_i = F_i^q Δw_i,    h_i = q F_i^(q−1) ‖Δw_i‖² + L F_i^q
+
+    Stands behind the aggregation and replaces its z; buffers are left as they are. Reads the message ``loss_at_z``.
+
+    Args:
+        q: q ≥ 0.
+        lipschitz: L; None: 1 / η with the mean η of the client's steps.
+
+    References:
+        Li et al. 2020, "Fair Resource Allocation in Federated Learning", Algorithm 2.
+    """
+
+    def __init__(self, q: float, lipschitz: float | None) -> None:
+        self.q, self.lipschitz = q, lipschitz
+
+    def on_round_start(self, server: ServerState, sums: Sums) -> None:
+        """Σ Δ_i and Σ h_i."""
+        sums.declare("fair_update", server.z.numel())
+        sums.declare("fair_total")
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Add the clients that took a step."""
+        rate = cohort.step_size if self.lipschitz is None else torch.full_like(cohort.step_size, 1 / self.lipschitz)
+        loss = (cohort.messages["loss_at_z"] + 1e-10).to(rate.device, sums.dtype)[:, None]
+        cohort.record("loss_at_z", cohort.messages["loss_at_z"])
+        lipschitz = 1 / rate.to(sums.dtype)
+        update = lipschitz * (server.z - cohort.w).to(sums.dtype)
+        fair_update = loss**self.q * update
+        total = self.q * loss ** (self.q - 1) * update.square().sum(dim=1, keepdim=True) + lipschitz * loss**self.q
+        for k in range(len(cohort)):
+            if cohort.valid[k] and cohort.num_steps[k] > 0:
+                sums.add("fair_update", fair_update[k])
+                sums.add("fair_total", total[k])
+
+    def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
+        """Replace the staged z."""
+        if sums["fair_total"] > 0:
+            server.stage("z", server.z - sums["fair_update"] / sums["fair_total"])

@@ -1,0 +1,73 @@
+"""The server steps of FedLi: step sizes from line searches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.checks import check_at_least, check_share
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.server.base import Sums
+from fedbc_lightning.server.optimizers import ServerOptimizer
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+
+
+class LargestClientStep(ServerOptimizer):
+    """z ← z − η_s Δ̄, with η_s the largest of the clients' last step sizes (client scalar ``step_size``).
+
+    References:
+        "Towards Hyper-parameter-free Federated Learning", FedLi-LS.
+    """
+
+    reads = ("step_size",)
+
+    def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
+        """See the class."""
+        valid = [record["client"] for record in server.valid_records]
+        lr = clients.staged_scalar("step_size")[valid].max().item()
+        server.log("server_lr", lr)
+        return lr * direction
+
+
+class FrankWolfe(ServerOptimizer):
+    """A Deep-Frank-Wolfe step, whose size follows from the clients' losses.
+
+    With δ = Δ̄, F = Σ p_i (mean over client i's batches of the loss before each step), r = wd z::
+
+        γ = clip((F − η_s ⟨δ, r⟩) / (η_s ‖δ‖² + 1e-5), 0, 1)
+        z ← z − η_s (r + γ δ);    m ← μ m − η_s γ (δ + r),    z ← z + μ m
+
+    Args:
+        lr: η_s.
+        momentum: μ.
+        weight_decay: wd.
+
+    References:
+        "Towards Hyper-parameter-free Federated Learning", FedLi-LU; Berrada et al. 2019.
+    """
+
+    def __init__(self, lr: float = 0.01, momentum: float = 0.9, weight_decay: float = 1e-5) -> None:
+        check_at_least("algorithm.server_lr", lr, 0, strict=True)
+        check_share("algorithm.server_momentum", momentum)
+        check_at_least("algorithm.weight_decay", weight_decay, 0)
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """The momentum m, 0 at the start."""
+        state.server_vector("momentum")
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Record the clients' mean loss over batches."""
+        cohort.record("batch_loss", cohort.batch_loss)
+
+    def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
+        """See the class."""
+        delta = -direction.to(sums.dtype)
+        decay = self.weight_decay * server.z.to(sums.dtype)
+        loss = sum(record["weight"] * record["batch_loss"] for record in server.valid_records)
+        gamma = (loss - self.lr * torch.dot(delta, decay)) / (self.lr * delta.square().sum() + 1e-5)
+        gamma = gamma.clamp(0, 1)
+        server.log("frank_wolfe_gamma", gamma.item())
+        momentum = self.momentum * server["momentum"] - self.lr * gamma * (delta + decay)
+        server.stage("momentum", momentum)
+        return -self.lr * (decay + gamma * delta) + self.momentum * momentum

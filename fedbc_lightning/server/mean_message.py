@@ -1,0 +1,36 @@
+"""The mean of what clients send beside their models."""
+
+from __future__ import annotations
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.server.base import ServerCallback, Sums
+from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+
+
+class MeanMessage(ServerCallback):
+    """The server vector ``name`` ← the mean over the round's clients of their message of that name, (d,).
+
+    Args:
+        name: Of both.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """The vector, 0 at the start."""
+        state.server_vector(self.name)
+
+    def on_round_start(self, server: ServerState, sums: Sums) -> None:
+        """The sum of the messages."""
+        sums.declare(self.name, server.z.numel())
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Add the valid clients'."""
+        for k in range(len(cohort)):
+            if cohort.valid[k]:
+                sums.add(self.name, cohort.messages[self.name][k])
+
+    def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
+        """Stage the mean."""
+        server.stage(self.name, sums[self.name] / len(server.valid_records))

@@ -1,0 +1,44 @@
+"""Fed+'s aggregation as a part of the server."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.local.penalties import Penalty
+from fedbc_lightning.server.base import ServerCallback, Sums
+from fedbc_lightning.server.smoothed_center import smoothed_center
+from fedbc_lightning.state import ClientStore, ServerState
+
+
+class SmoothedAverage(ServerCallback):
+    """z ← the smoothed centre of the w_i under a penalty (:func:`~fedbc_lightning.server.smoothed_center`).
+
+    Buffers are the plain mean of the same models.
+
+    Args:
+        penalty: Ψ, bound to the parameters.
+        over: ``"sampled"``: the clients of the round. ``"all"``: all N with their stored ``local_model``.
+    """
+
+    def __init__(self, penalty: Penalty, over: Literal["sampled", "all"]) -> None:
+        self.penalty, self.over = penalty, over
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Keep the valid clients' models."""
+        model = cohort.model
+        for k, position in enumerate(cohort.positions):
+            cohort.records[k]["weight"] = float(cohort.valid[k])
+            if cohort.valid[k]:
+                sums.keep("model", position, model[k])
+
+    def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
+        """Stage z and the buffers."""
+        of_all = self.over == "all"
+        models = clients.staged_vectors("local_model").to(server.z.device) if of_all else sums.rows("model")
+        z = smoothed_center(models[:, : server.z.numel()], self.penalty)
+        server.stage_model(torch.cat([z, models[:, server.z.numel() :].to(z.dtype).mean(dim=0)]))
+        for record in server.records:
+            record["weight"] /= len(server.valid_records)

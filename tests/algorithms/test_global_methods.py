@@ -1,0 +1,614 @@
+"""Global methods, robust rules: degenerate equalities, fixed points, attacks, evaluation, bytes (ALGORITHMS 1, 2)."""
+
+from __future__ import annotations
+
+import csv
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import reference, reference_global
+from helpers.quadratics import QuadraticData, QuadraticModule, Recorder, RecordingSampler, sample_quadratics
+from helpers.reference import Local, full_batches
+from torch.utils.data import Dataset, TensorDataset
+
+from algorithms.running import QUIET, fit, start_point
+from algorithms.settings_global import RULES, SETTINGS_GLOBAL
+from fedbc_lightning import FederatedTrainer, algorithms
+from fedbc_lightning.algorithms import (
+    RFA,
+    SCAFFOLD,
+    FedADMM,
+    FedAvg,
+    FedAvgM,
+    FedBC,
+    FedBCFineTune,
+    FedDyn,
+    FedExP,
+    FedLiLS,
+    FedLiLU,
+    FedPD,
+    FedProx,
+    FedYogi,
+    PerFedBC,
+    QFedAvg,
+)
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.server.robust import (
+    CenteredClipping,
+    CoordinateMedian,
+    GeometricMedian,
+    Krum,
+    MultiKrum,
+    NormBound,
+    TrimmedMean,
+)
+
+# Degenerate equalities
+
+
+def trajectories(
+    tmp_path: Path, algorithm: Any, vectors: tuple[str, ...] = ("local_model",), **options: Any
+) -> dict[str, Any]:
+    """z and the named vectors of one run with the common settings of the degenerate equalities."""
+    recorder = Recorder(vectors=vectors)
+    settings = {"max_rounds": 20, "clients_per_round": 3, "local_epochs": 3, "keep_local_models": True} | options
+    batch_size = settings.pop("batch_size", 2)
+    fit(tmp_path, algorithm, QuadraticData(sample_quadratics(), batch_size), recorder, **settings)
+    return recorder.arrays()
+
+
+def check_equal(tmp_path: Path, left: Any, right: Any, bound: float = 1e-12, **options: Any) -> None:
+    """The two algorithms give the same z and x_i in every round; ``*_lr`` is the step size of one side's module."""
+    sides = [{"lr": options.pop(f"{side}_lr", 0.1)} for side in ("left", "right")]
+    found = [
+        trajectories(tmp_path / str(k), build(), **options | side)
+        for k, (build, side) in enumerate(zip((left, right), sides, strict=True))
+    ]
+    for name in found[1]:
+        np.testing.assert_allclose(found[0][name], found[1][name], rtol=0, atol=bound, err_msg=name)
+
+
+UNIFORM = partial(FedAvg, weighting="uniform")
+
+
+@pytest.mark.parametrize(
+    ("degenerate", "plain", "options"),
+    [
+        pytest.param(partial(QFedAvg, q=0.0), UNIFORM, {}, id="q 0 is FedAvg uniform"),
+        pytest.param(partial(QFedAvg, q=0.0, lipschitz=7.0), UNIFORM, {}, id="q 0 is FedAvg uniform for every L"),
+        pytest.param(
+            partial(FedLiLU, server_lr=1.0, server_momentum=0.0, weight_decay=0.0),
+            FedAvg,
+            {},
+            id="FedLi-LU with step 1 and gamma 1 is FedAvg",
+        ),
+        pytest.param(
+            partial(FedLiLU, server_lr=1.0, server_momentum=0.0, weight_decay=0.0, weighting="uniform"),
+            UNIFORM,
+            {},
+            id="FedLi-LU uniform with step 1 and gamma 1 is FedAvg uniform",
+        ),
+        pytest.param(partial(FedAvgM, momentum=0.0), FedAvg, {}, id="FedAvgM without momentum is FedAvg"),
+        pytest.param(
+            partial(FedAvgM, momentum=0.0, weighting="uniform"), UNIFORM, {}, id="FedAvgM uniform is FedAvg uniform"
+        ),
+        pytest.param(partial(FedExP, epsilon=1e12), UNIFORM, {}, id="FedExP of huge epsilon is FedAvg uniform"),
+        pytest.param(
+            partial(algorithms.FedAdagrad, server_lr=2e7, beta1=0.0, tau=1e7),
+            FedAvg,
+            {"bound": 1e-11},
+            id="FedAdagrad of huge tau is FedAvg",
+        ),
+        pytest.param(
+            partial(FedYogi, server_lr=2e7, beta1=0.0, tau=1e7),
+            FedAvg,
+            {"bound": 1e-11},
+            id="FedYogi of huge tau is FedAvg",
+        ),
+        pytest.param(
+            partial(FedLiLS, server_step="convex", max_step=0.05),
+            FedAvg,
+            {"right_lr": 0.05},
+            id="FedLi-LS of small largest step is FedAvg with it",
+        ),
+        pytest.param(
+            partial(FedLiLS, server_step="max", max_step=0.05),
+            partial(FedAvgM, server_lr=0.05, momentum=0.0),
+            {"right_lr": 0.05},
+            id="FedLi-LS max then also steps by it at the server",
+        ),
+        pytest.param(RFA, lambda: FedAvg(robust_rule=GeometricMedian()), {}, id="RFA is FedAvg + GeometricMedian"),
+        pytest.param(
+            partial(RFA, weighting="uniform", smoothing=0.3, max_iter=5),
+            lambda: FedAvg(weighting="uniform", robust_rule=GeometricMedian(smoothing=0.3, max_iter=5)),
+            {},
+            id="RFA with options is FedAvg + GeometricMedian with options",
+        ),
+        pytest.param(partial(RFA, smoothing=1e9), FedAvg, {}, id="RFA of huge nu is FedAvg"),
+        pytest.param(
+            partial(FedPD, rho=0.5),
+            partial(FedADMM, rho=0.5),
+            {"clients_per_round": 5, "vectors": ("local_model", "multiplier")},
+            id="FedPD without skips is FedADMM of all clients",
+        ),
+        pytest.param(
+            partial(FedBCFineTune, dual_lr=0.1, tolerance=0.3, finetune_lr=0.5),
+            partial(FedBC, dual_lr=0.1, tolerance=0.3),
+            {},
+            id="FedBC-FineTune trains as FedBC",
+        ),
+        pytest.param(
+            partial(PerFedBC, dual_lr=0.0, inner_lr=1e-300, outer_lr=0.1),
+            UNIFORM,
+            {"batch_size": None, "vectors": ()},
+            id="Per-FedBC of inner step 0 and dual frozen at 0 is FedAvg uniform",
+        ),
+        pytest.param(
+            partial(PerFedBC, dual_lr=0.2, inner_lr=0.1, outer_lr=0.1, tolerance=1e12),
+            partial(PerFedBC, dual_lr=0.0, inner_lr=0.1, outer_lr=0.1),
+            {"vectors": ()},
+            id="Per-FedBC of huge tolerance is Per-FedBC with dual frozen at 0",
+        ),
+        pytest.param(
+            lambda: FedAvg(weighting="uniform", robust_rule=TrimmedMean(0.4)),
+            lambda: FedAvg(weighting="uniform", robust_rule=CoordinateMedian()),
+            {},
+            id="trimmed to one of three is the median",
+        ),
+        pytest.param(
+            lambda: FedAvg(weighting="uniform", robust_rule=CoordinateMedian()),
+            UNIFORM,
+            {"clients_per_round": 2},
+            id="the median of two is their mean",
+        ),
+        pytest.param(
+            lambda: FedAvg(robust_rule=MultiKrum(0)), FedAvg, {}, id="Multi-Krum of no Byzantine clients is FedAvg"
+        ),
+    ],
+)
+def test_degenerate_equalities(tmp_path, degenerate, plain, options):
+    """Sections 1 and 2, on mini-batches with partial participation: z and every x_i."""
+    check_equal(tmp_path, degenerate, plain, **options)
+
+
+INERT = [partial(NormBound, bound=1e9), partial(CenteredClipping, radius=1e9), partial(TrimmedMean, trim=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("build", "rule"),
+    [
+        (FedAvg, INERT[0]),
+        (FedAvg, INERT[1]),
+        (UNIFORM, INERT[2]),
+        (partial(FedProx, mu=0.3), INERT[0]),
+        (partial(SCAFFOLD, server_lr=0.7), INERT[1]),
+        (partial(FedBC, dual_lr=0.05), INERT[2]),
+        (partial(FedBC, dual_lr=0.0), INERT[0]),
+        (partial(FedBCFineTune, dual_lr=0.1, tolerance=0.3), INERT[1]),
+        (partial(PerFedBC, dual_lr=0.1, outer_lr=0.1), INERT[0]),
+        (FedAvgM, INERT[2]),
+        (algorithms.FedAdagrad, INERT[0]),
+        (algorithms.FedAdam, INERT[1]),
+        (FedYogi, INERT[2]),
+        (partial(FedDyn, alpha=0.5), INERT[0]),
+        (partial(FedLiLS, server_step="convex"), INERT[1]),
+        (FedLiLU, INERT[2]),
+    ],
+)
+def test_a_rule_that_never_bites_is_the_weighted_mean(tmp_path, build, rule):
+    """Section 2, robust rules 'for any algorithm that averages': bounds out of reach leave every method as it was."""
+    vectors = () if isinstance(build(), PerFedBC) else ("local_model",)
+    check_equal(tmp_path, lambda: build(robust_rule=rule()), build, bound=1e-10, vectors=vectors)
+
+
+@pytest.mark.parametrize("build", [partial(FedDyn, alpha=0.5), partial(FedADMM, rho=0.5), partial(FedPD, rho=0.5)])
+def test_the_first_round_of_all_clients_goes_twice_as_far_as_fedprox(tmp_path, build):
+    """Section 2: with h_i = y_i = 0 the term is rho (w - z), and z = mean(w_i + (w_i - z))."""
+    options = {"clients_per_round": 5, "max_rounds": 1}
+    found = trajectories(tmp_path / "found", build(), **options)
+    plain = trajectories(tmp_path / "plain", FedProx(0.5, "uniform"), **options)
+    np.testing.assert_allclose(found["local_model"], plain["local_model"], rtol=0, atol=1e-13)
+    np.testing.assert_allclose(found["z"] - start_point(), 2 * (plain["z"] - start_point()), rtol=0, atol=1e-13)
+
+
+def test_feddyn_is_fedadmm_where_clients_solve_exactly_and_all_take_part(tmp_path):
+    """Section 2: h_i = -y_i, h = mean(h_i): the two differ in the start of local training alone."""
+    options = {"clients_per_round": 5, "max_rounds": 5, "local_epochs": 60, "batch_size": None, "lr": 0.4}
+    left = trajectories(tmp_path / "dyn", FedDyn(alpha=0.8), ("correction",), **options)
+    right = trajectories(tmp_path / "admm", FedADMM(rho=0.8), ("multiplier",), **options)
+    np.testing.assert_allclose(left["z"], right["z"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(left["correction"], -right["multiplier"], rtol=0, atol=1e-12)
+
+
+# Fixed points
+
+
+@pytest.mark.parametrize(("sampled", "rounds"), [(5, 35), (2, 110)])
+@pytest.mark.parametrize("build", [partial(FedADMM, rho=1.0), partial(FedDyn, alpha=1.0)], ids=["FedADMM", "FedDyn"])
+def test_ends_at_the_minimiser_of_the_mean_loss(tmp_path, build, sampled, rounds):
+    """Section 4.2: FedADMM, FedDyn -> argmin of the mean loss, with full and partial participation."""
+    data = QuadraticData(sample_quadratics())
+    options = {"max_rounds": rounds, "clients_per_round": sampled, "local_epochs": 3, "lr": 0.2}
+    _, module = fit(tmp_path, build(), data, Recorder(), **options)
+    np.testing.assert_allclose(module.vector(), reference.minimiser(data.clients), rtol=0, atol=1e-6)
+
+
+def test_fedpd_ends_at_the_minimiser_only_without_skips(tmp_path):
+    """Section 2: 'Exact argmin only for p = 0'."""
+    data, recorders = QuadraticData(sample_quadratics()), (Recorder(), Recorder())
+    goal, errors = reference.minimiser(data.clients), []
+    for k, recorder in enumerate(recorders):
+        options = {"max_rounds": 40, "clients_per_round": 5, "local_epochs": 3, "lr": 0.2}
+        fit(tmp_path / str(k), FedPD(rho=1.0, skip_probability=0.5 * k), data, recorder, **options)
+        errors.append(np.abs(recorder.arrays()["z"][-1] - goal).max())
+    assert errors[0] < 1e-7
+    assert errors[1] > 1e-4
+
+
+def test_fedpd_leaves_z_where_a_round_is_skipped(tmp_path):
+    """Section 2: with probability p every client goes on from its own z_i; nothing is sent in either direction."""
+    recorder, seed = Recorder(vectors=("center",)), 3
+    options = {"max_rounds": 12, "clients_per_round": 5, "seed": seed}
+    trainer, _ = fit(
+        tmp_path, FedPD(rho=0.5, skip_probability=0.5), QuadraticData(sample_quadratics()), recorder, **options
+    )
+    found, last = recorder.arrays(), start_point()
+    skipped = [reference_global.is_skipped(seed, number, 0.5) for number in range(1, 13)]
+    assert 3 < sum(skipped) < 10
+    for is_skipped, z, centers, row in zip(skipped, found["z"], found["center"], metrics(trainer)[1:], strict=True):
+        apart = np.abs(centers - z).max()
+        if is_skipped:
+            np.testing.assert_array_equal(z, last)
+            assert apart > 1e-3
+            assert float(row["comm/bytes_up"]) == float(row["comm/bytes_down"]) == 0.0
+        else:
+            assert np.abs(z - last).max() > 1e-6
+            assert apart < 1e-12
+            assert float(row["comm/bytes_up"]) >= 5 * 4 * 8
+            assert float(row["comm/bytes_down"]) >= 5 * 4 * 8
+        last = z
+
+
+# Robust rules
+
+
+class _Server(dict):
+    """What a rule sees of the server: its own declared vector."""
+
+    def stage(self, name: str, value: torch.Tensor) -> None:
+        self[name] = value
+
+
+PAIRS = {
+    **{name: (make, loop) for name, (make, loop, _) in RULES.items()},
+    "trimmed-third": (partial(TrimmedMean, trim=0.34), partial(reference_global.trimmed_mean, 0.34)),
+    "krum-2": (partial(Krum, num_byzantine=2), partial(reference_global.krum, 2)),
+    "multi_krum-2": (partial(MultiKrum, num_byzantine=2), partial(reference_global.multi_krum, 2)),
+}
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "integers", "some-zero", "all-zero"])
+@pytest.mark.parametrize("size", [9, 10])
+@pytest.mark.parametrize("name", list(PAIRS))
+def test_rules_equal_their_loops(name, size, weighting):
+    """Section 2, robust rules, on random updates, even and odd in number; clients of weight 0 are left out."""
+    make, make_loop = PAIRS[name]
+    rng = np.random.default_rng(size)
+    weights = {
+        "uniform": np.ones(size),
+        "integers": rng.integers(1, 6, size).astype(float),
+        "some-zero": np.where(np.arange(size) == 2, 0.0, rng.integers(1, 6, size)),
+        "all-zero": np.zeros(size),
+    }[weighting]
+    rule, loop, server = make(), make_loop(), _Server(clipping_center=torch.zeros(6, dtype=torch.float64))
+    rule.check(size)
+    for _ in range(3):
+        updates = rng.standard_normal((size, 6)) * rng.uniform(0.1, 3.0, (size, 1))
+        arguments = (torch.as_tensor(value) for value in (updates, weights, np.zeros((size, 0))))
+        found, buffers = rule.aggregate(*arguments, server)
+        np.testing.assert_allclose(found.numpy(), loop(updates, weights), rtol=0, atol=1e-12)
+        assert found.dtype == torch.float64
+        assert buffers.shape == (0,)
+
+
+def test_the_weighted_median_halves_the_weight():
+    """Section 2 and contract: lower and upper weighted median, their mean; ties of sample counts are exact."""
+    updates = torch.tensor([[1.0, 5.0], [2.0, 1.0], [4.0, 2.0]], dtype=torch.float64)
+    for weights, expected in [
+        ([3.0, 2.0, 5.0], [3.0, 2.0]),  # 1 and 2 weigh half
+        ([1.0, 1.0, 1.0], [2.0, 2.0]),
+        ([1.0, 0.0, 1.0], [2.5, 3.5]),
+        ([9.0, 1.0, 1.0], [1.0, 5.0]),
+    ]:
+        weight = torch.tensor(weights, dtype=torch.float64)
+        found, _ = CoordinateMedian().aggregate(updates, weight, torch.zeros(3, 0, dtype=torch.float64), _Server())
+        assert found.tolist() == expected, weights
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (CoordinateMedian, [1.0, 30.0]),
+        (partial(TrimmedMean, trim=0.2), [2.0 / 3, 30.0]),
+        (partial(Krum, num_byzantine=1), "chosen"),
+        (partial(MultiKrum, num_byzantine=1), "mean of chosen"),
+        (partial(NormBound, bound=0.1), [0.6, 41.0]),
+        (partial(CenteredClipping, radius=0.1), [0.6, 41.0]),
+    ],
+)
+def test_buffers_under_a_rule(make, expected):
+    """Contract: coordinate rules treat buffers like parameters, choosing rules weigh them alike, others average."""
+    updates = torch.tensor([[0.0], [0.1], [0.2], [0.35], [50.0]], dtype=torch.float64)
+    buffers = torch.tensor([[1.0, 20.0], [0.0, 15.0], [2.0, 30.0], [1.0, 40.0], [-1.0, 100.0]], dtype=torch.float64)
+    server = _Server(clipping_center=torch.zeros(1, dtype=torch.float64))
+    found, averaged = make().aggregate(updates, torch.ones(5, dtype=torch.float64), buffers, server)
+    if expected == "chosen":
+        (index,) = torch.nonzero(updates[:, 0] == found[0])[0].tolist()
+        expected = buffers[index].tolist()
+        assert index in (1, 2)
+    elif expected == "mean of chosen":
+        expected = buffers[:4].mean(0).tolist()
+    assert averaged.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "make", [Krum, MultiKrum, GeometricMedian, partial(GeometricMedian, max_iter=3, smoothing=0.5)]
+)
+def test_rules_that_choose_or_weigh_treat_buffers_alike(make):
+    """Contract: 'give buffers the same weights'; distances are over parameters only."""
+    rng = np.random.default_rng(3)
+    updates, weights = torch.as_tensor(rng.standard_normal((7, 4))), torch.as_tensor(rng.integers(1, 6, 7)).double()
+    found, buffers = make().aggregate(updates, weights, 100.0 * updates, _Server())
+    np.testing.assert_allclose(buffers.numpy(), 100.0 * found.numpy(), rtol=0, atol=1e-2)
+    alone, _ = make().aggregate(updates, weights, updates[:, :0], _Server())
+    assert torch.equal(alone, found)
+
+
+def test_the_default_geometric_median_is_converged():
+    """Section 2: 100 sweeps, stop at relative 1e-6 (the public 4 sweeps are far off): the unit pulls cancel."""
+    rng = np.random.default_rng(5)
+    updates, weights = rng.standard_normal((9, 4)), rng.integers(1, 6, 9).astype(float)
+    arguments = (torch.as_tensor(value) for value in (updates, weights, np.zeros((9, 0))))
+    found = GeometricMedian().aggregate(*arguments, _Server())[0].numpy()
+    pull = (updates - found) / np.linalg.norm(updates - found, axis=1)[:, None]
+    assert np.linalg.norm(weights @ pull) / weights.sum() < 1e-4
+    exact = reference_global.geometric_median(max_iter=5000, rtol=0.0)(updates, weights)
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4)
+
+
+RESISTING = {
+    "median": CoordinateMedian,
+    "trimmed": partial(TrimmedMean, trim=0.3),
+    "krum": partial(Krum, num_byzantine=1),
+    "multi_krum": partial(MultiKrum, num_byzantine=1),
+    "geometric": GeometricMedian,
+    "clipping": partial(CenteredClipping, radius=0.5, num_iterations=3),
+    "norm_bound": partial(NormBound, bound=0.5),
+}
+
+
+def attacked() -> tuple[QuadraticData, np.ndarray]:
+    """Five clients that nearly agree, but for the third, and the minimiser of the other four."""
+    clients = sample_quadratics(spread=0.3)
+    honest = reference.minimiser([*clients[:2], *clients[3:]])
+    clients[2][1][:] -= 100.0
+    return QuadraticData(clients), honest
+
+
+@pytest.mark.parametrize("name", list(RESISTING))
+def test_a_rule_keeps_one_hostile_client_from_moving_z_far(tmp_path, name):
+    """Section 2, robust rules: the mean goes tens of units astray, no rule half a unit."""
+    data, honest = attacked()
+    options = {"max_rounds": 15, "local_epochs": 3}
+    algorithm = FedAvg(weighting="uniform", robust_rule=RESISTING[name]())
+    _, module = fit(tmp_path / "robust", algorithm, data, Recorder(), **options)
+    assert np.abs(module.vector() - honest).max() < 0.5
+
+
+def test_the_mean_follows_one_hostile_client(tmp_path):
+    """The attack of the test above is one."""
+    data, honest = attacked()
+    _, module = fit(tmp_path, UNIFORM(), data, Recorder(), max_rounds=15, local_epochs=3)
+    assert np.abs(module.vector() - honest).max() > 10
+
+
+@pytest.mark.parametrize("build", [partial(FedBC, dual_lr=0.0), partial(PerFedBC, dual_lr=0.0, outer_lr=0.1), SCAFFOLD])
+def test_the_median_in_other_methods(tmp_path, build):
+    """Section 2: rules serve any algorithm that averages; FedBC's duals are frozen, they would crown the outlier."""
+    data, _ = attacked()
+    options = {"max_rounds": 1, "local_epochs": 3}
+    moved = []
+    for k, rule in enumerate((None, CoordinateMedian())):
+        _, module = fit(tmp_path / str(k), build(robust_rule=rule), data, Recorder(), **options)
+        moved.append(np.abs(module.vector() - start_point()).max())
+    assert moved[0] > 3
+    assert moved[1] < 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "num_sampled"), [(Krum(1), 4), (MultiKrum(1), 4), (Krum(0), 2), (Krum(2), 5), (MultiKrum(3), 5)]
+)
+def test_krum_needs_more_than_two_f_plus_two_clients(tmp_path, rule, num_sampled):
+    """Section 2: 'n > 2f + 2', said before training."""
+    data, options = QuadraticData(sample_quadratics()), {"clients_per_round": num_sampled, "max_rounds": 1}
+    with pytest.raises(ConfigurationError, match=r"(?i)krum|num_byzantine|robust_rule|clients_per_round"):
+        fit(tmp_path, FedAvg(robust_rule=rule), data, Recorder(), **options)
+
+
+def test_fedpd_needs_all_clients(tmp_path):
+    """Section 2: 'with all clients in every round'."""
+    with pytest.raises(ConfigurationError, match="clients_per_round"):
+        fit(tmp_path, FedPD(), QuadraticData(sample_quadratics()), Recorder(), clients_per_round=4, max_rounds=1)
+
+
+# A client that fails
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedbcfinetune-fixed-local",
+        "perfedbc-fast",
+        "fedavgm-default",
+        "fedadam-fast",
+        "qfedavg-default",
+        "feddyn-strong",
+        "fedadmm-strong",
+        "fedexp-default",
+        "fedlils-max",
+        "fedlilu-fast",
+        "rfa-samples",
+        "fedavg-median",
+        "fedavg-trimmed",
+        "scaffold-clipping",
+    ],
+)
+def test_a_nonfinite_client_is_as_if_it_had_not_been_sampled(tmp_path, name):
+    """DESIGN 3: a client with a loss that is not finite keeps its state and has weight 0."""
+    setting, clients = next(setting for setting in SETTINGS_GLOBAL if setting.name == name), sample_quadratics()
+    clients[3][1][0, 0] = np.nan
+    recorder, sampler = Recorder(setting.scalars, setting.vectors, setting.server), RecordingSampler()
+    options = {"max_rounds": 8, "clients_per_round": 3, "local_epochs": 2, "sampler": sampler}
+    fit(tmp_path, setting.build(), QuadraticData(clients), recorder, **options)
+    rounds = [[client for client in sampler.rounds[t] if client != 3] for t in sorted(sampler.rounds)]
+    assert sum(map(len, rounds)) < 24
+    expected = setting.reference(clients, rounds, start_point(), Local(steps=full_batches(2)))
+    for key, found in recorder.arrays().items():
+        if key != "flat_z":
+            np.testing.assert_allclose(found, expected[key], rtol=0, atol=1e-9, err_msg=key)
+
+
+# Evaluation
+
+
+class EvaluatedModule(QuadraticModule):
+    """Logs the objective on test data."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        matrices, centres = batch
+        offset = torch.cat([self.head, self.tail]) - centres
+        self.log("test_objective", 0.5 * torch.einsum("bi,bij,bj->b", offset, matrices, offset).mean())
+
+
+class EvaluatedData(QuadraticData):
+    """Clients with test data of their own."""
+
+    def __init__(self, clients: reference.Clients, test: reference.Clients, batch_size: int | None = None) -> None:
+        super().__init__(clients, batch_size)
+        self.test = test
+
+    def client_test_dataset(self, client: int) -> Dataset:
+        return TensorDataset(*map(torch.as_tensor, self.test[client]))
+
+
+def metrics(trainer: FederatedTrainer) -> list[dict[str, str]]:
+    """metrics.csv of a run, row 0 first."""
+    with (Path(trainer.log_dir) / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def evaluated(
+    tmp_path: Path, algorithm: Any, vectors: tuple[str, ...] = ("local_model",)
+) -> tuple[EvaluatedData, dict[str, Any], list[dict[str, str]]]:
+    """The data, the trajectories and metrics.csv of one run with test data."""
+    data = EvaluatedData(sample_quadratics(), sample_quadratics((4, 2, 6, 3, 5), seed=1), batch_size=2)
+    recorder = Recorder(vectors=vectors)
+    settings = {"callbacks": [recorder], "default_root_dir": str(tmp_path), "sampler": RecordingSampler()}
+    settings |= {"max_rounds": 4, "clients_per_round": 3, "keep_local_models": True}
+    trainer = FederatedTrainer(**QUIET | settings)
+    trainer.fit(EvaluatedModule(), datamodule=data, algorithm=algorithm)
+    return data, recorder.arrays(), metrics(trainer)
+
+
+def pooled(data: EvaluatedData, z: np.ndarray) -> float:
+    """The mean over all test samples."""
+    sizes = [len(centres) for _, centres in data.test]
+    return float(np.average([reference.loss(data.test, client, z) for client in range(5)], weights=sizes))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("batch_size", [2, 20])
+@pytest.mark.parametrize("name", ["FedBCFineTune", "PerFedBC"])
+def test_finetuning_is_one_sgd_step_on_the_first_unshuffled_batch(tmp_path, name, batch_size, split):
+    """Section 1: FedBC-FineTune steps from x_i, Per-FedBC from z; global values are of z; training is untouched."""
+    settings = {"dual_lr": 0.1, "finetune_batch_size": batch_size, "finetune_split": split}
+    if name == "FedBCFineTune":
+        algorithm, vectors = FedBCFineTune(finetune_lr=0.3, **settings), ("local_model",)
+    else:
+        algorithm, vectors = PerFedBC(inner_lr=0.3, outer_lr=0.1, **settings), ()
+    data, found, rows = evaluated(tmp_path, algorithm, vectors)
+    source = data.clients if split == "train" else data.test
+    initial = np.tile(start_point(), (5, 1))
+    for number, row in enumerate(rows):
+        z = found["z"][number - 1] if number else initial[0]
+        start = np.tile(z, (5, 1))
+        if name == "FedBCFineTune":
+            start = found["local_model"][number - 1] if number else initial
+        losses = []
+        for client in range(5):
+            batch = np.arange(min(batch_size, len(source[client][1])))
+            tuned = start[client] - 0.3 * reference.gradient(source, client, start[client], batch)
+            losses.append(reference.loss(data.test, client, tuned))
+        assert float(row["local/test_objective"]) == pytest.approx(np.mean(losses), rel=1e-6), number
+        assert float(row["global/test_objective"]) == pytest.approx(pooled(data, z), rel=1e-6), number
+
+
+@pytest.mark.parametrize("style", ["paper", "public"])
+def test_fedexp_averages_the_last_two_z_for_evaluation_only(tmp_path, style):
+    """Section 2: 'The mean of the last two z is for *evaluation only*': the trajectory is the same without it."""
+    data, with_mean, rows = evaluated(tmp_path / "mean", FedExP(style=style))
+    _, without, plain_rows = evaluated(tmp_path / "plain", FedExP(style=style, average_last_two=False))
+    np.testing.assert_array_equal(with_mean["z"], without["z"])
+    np.testing.assert_array_equal(with_mean["local_model"], without["local_model"])
+    for number in range(1, 5):
+        z = without["z"][number - 1]
+        assert float(plain_rows[number]["global/test_objective"]) == pytest.approx(pooled(data, z), rel=1e-6)
+        if number > 1:
+            mean = (z + without["z"][number - 2]) / 2
+            assert float(rows[number]["global/test_objective"]) == pytest.approx(pooled(data, mean), rel=1e-6)
+
+
+# Communication
+
+VECTORS = {
+    "FedAvg": (FedAvg, 1, 1),
+    "FedProx": (FedProx, 1, 1),
+    "SCAFFOLD": (SCAFFOLD, 2, 2),  # down z and c, up w_i and the change of c_i
+    "FedBC": (partial(FedBC, dual_lr=0.1), 1, 1),
+    "FedBCFineTune": (partial(FedBCFineTune, dual_lr=0.1), 1, 1),
+    "PerFedBC": (partial(PerFedBC, dual_lr=0.1), 1, 1),
+    "FedAvgM": (FedAvgM, 1, 1),
+    "FedAdagrad": (algorithms.FedAdagrad, 1, 1),
+    "FedAdam": (algorithms.FedAdam, 1, 1),
+    "FedYogi": (FedYogi, 1, 1),
+    "QFedAvg": (QFedAvg, 1, 1),
+    "FedDyn": (FedDyn, 1, 1),  # h_i stays at the client, h at the server
+    "FedADMM": (FedADMM, 1, 1),  # up the change of u_i; x_i and y_i stay
+    "FedPD": (FedPD, 1, 1),
+    "FedExP": (FedExP, 1, 1),
+    "FedLiLS": (FedLiLS, 1, 1),
+    "FedLiLU": (FedLiLU, 1, 1),
+    "RFA": (RFA, 1, 1),
+    "SCAFFOLD-median": (lambda: SCAFFOLD(robust_rule=CoordinateMedian()), 2, 2),
+    "FedAvg-median": (lambda: FedAvg(robust_rule=CoordinateMedian()), 1, 1),
+}
+NEEDS_A_NUMBER = {"FedAvg", "FedBC", "FedBCFineTune", "PerFedBC", "QFedAvg", "FedLiLS", "FedLiLU"}
+"""A sample count, a dual, a loss or a step size goes up beside the vectors."""
+
+
+@pytest.mark.parametrize("name", list(VECTORS))
+def test_bytes_are_those_of_the_vectors_and_numbers_sent(tmp_path, name):
+    """DESIGN 9: elements times element size per sampled client (here 4 x 8), scalars 4 bytes."""
+    build, down, up = VECTORS[name]
+    num_sampled = 5 if name == "FedPD" else 3
+    options = {"max_rounds": 3, "clients_per_round": num_sampled}
+    trainer, _ = fit(tmp_path, build(), QuadraticData(sample_quadratics()), Recorder(), **options)
+    for row in metrics(trainer)[1:]:
+        assert float(row["comm/bytes_down"]) == num_sampled * 32 * down
+        numbers = (float(row["comm/bytes_up"]) / num_sampled - 32 * up) / 4
+        assert numbers in (0, 1, 2, 3)
+        assert numbers > 0 or name not in NEEDS_A_NUMBER

@@ -1,0 +1,462 @@
+"""NumPy loops for the methods with one global model and for robust rules, from ALGORITHMS.md sections 1 and 2 alone.
+
+No code of the package but its coins (``seeding``). Shapes: w, z (d,); x, multiplier, correction (N, d); updates (n, d)
+are w_i - z. Trajectories have one row per finished round: "z", client state by its declared name, "server_<name>".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from fedbc_lightning import seeding
+from helpers import reference
+from helpers.reference import Clients, Local, Rule, Trained, gradient, loss, train
+
+Trajectories = dict[str, np.ndarray]
+ServerStep = Callable[[np.ndarray, np.ndarray, list[Trained], np.ndarray], tuple[np.ndarray, dict[str, np.ndarray]]]
+"""(z, mean of w_i - z, what the clients did, p) -> the next z and the server's vectors."""
+
+
+# Robust rules: factories, since centred clipping keeps its last output. Weights need not sum to 1.
+
+
+def _present(rule: Rule) -> Rule:
+    """Clients of weight 0 are left out; if all are 0, all count alike."""
+
+    def with_weights(updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        weights = np.asarray(weights, dtype=np.float64)
+        if not weights.any():
+            weights = np.ones(len(weights))
+        return rule(updates[weights > 0], weights[weights > 0])
+
+    return with_weights
+
+
+def weighted_mean() -> Rule:
+    """Sum of p_i u_i."""
+    return _present(lambda updates, weights: weights @ updates / weights.sum())
+
+
+def coordinate_median() -> Rule:
+    """Per coordinate the mean of the lower and the upper weighted median."""
+
+    def rule(updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        out = []
+        for column in updates.T:
+            order = np.argsort(column, kind="stable")
+            below_or_at = np.cumsum(weights[order])
+            half = below_or_at[-1] / 2
+            lower = next(k for k, mass in enumerate(below_or_at) if mass >= half)
+            upper = next(k for k, mass in enumerate(below_or_at) if mass > half)
+            out.append((column[order[lower]] + column[order[upper]]) / 2)
+        return np.array(out)
+
+    return _present(rule)
+
+
+def trimmed_mean(trim: float) -> Rule:
+    """Per coordinate the weighted mean of what is left without the floor(trim n) least and greatest."""
+
+    def rule(updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        drop, out = int(np.floor(trim * len(updates))), []
+        for column in updates.T:
+            kept = np.argsort(column, kind="stable")[drop : len(column) - drop]
+            out.append(weights[kept] @ column[kept] / weights[kept].sum())
+        return np.array(out)
+
+    return _present(rule)
+
+
+def _krum_scores(updates: np.ndarray, num_byzantine: int) -> np.ndarray:
+    """Sum of squared distances to the n - f - 2 nearest others."""
+    assert len(updates) > 2 * num_byzantine + 2
+    scores = []
+    for i, update in enumerate(updates):
+        squares = sorted(float(np.sum((update - other) ** 2)) for j, other in enumerate(updates) if j != i)
+        scores.append(sum(squares[: len(updates) - num_byzantine - 2]))
+    return np.array(scores)
+
+
+def krum(num_byzantine: int) -> Rule:
+    """The update with the lowest score."""
+    return _present(lambda updates, weights: updates[np.argmin(_krum_scores(updates, num_byzantine))])
+
+
+def multi_krum(num_byzantine: int) -> Rule:
+    """The weighted mean of the n - f updates with the lowest scores."""
+
+    def rule(updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        kept = np.argsort(_krum_scores(updates, num_byzantine), kind="stable")[: len(updates) - num_byzantine]
+        return weights[kept] @ updates[kept] / weights[kept].sum()
+
+    return _present(rule)
+
+
+def geometric_median(smoothing: float = 1e-5, max_iter: int = 100, rtol: float = 1e-6) -> Rule:
+    """Weiszfeld's sweeps from the weighted mean; b_i = p_i / max(nu, |v - u_i|)."""
+
+    def rule(updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        p = weights / weights.sum()
+        v = p @ updates
+        for _ in range(max_iter):
+            b = np.array([p[i] / max(smoothing, np.linalg.norm(v - u)) for i, u in enumerate(updates)])
+            last, v = v, b @ updates / b.sum()
+            if np.linalg.norm(v - last) <= rtol * np.linalg.norm(last):
+                break
+        return v
+
+    return _present(rule)
+
+
+def centered_clipping(radius: float, num_iterations: int = 1) -> Rule:
+    """From the last output, ``num_iterations`` times a mean of differences clipped to ``radius``."""
+    centre: list[np.ndarray] = []
+
+    def rule(updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        v, p = centre[-1] if centre else np.zeros(updates.shape[1]), weights / weights.sum()
+        for _ in range(num_iterations):
+            moves = [(u - v) * min(1.0, radius / max(np.linalg.norm(u - v), 1e-300)) for u in updates]
+            v = v + p @ np.array(moves)
+        centre.append(v)
+        return v
+
+    return _present(rule)
+
+
+def norm_bound(bound: float) -> Rule:
+    """The weighted mean of updates clipped to length ``bound``."""
+
+    def rule(updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        clipped = [u * min(1.0, bound / max(np.linalg.norm(u), 1e-300)) for u in updates]
+        return weights @ np.array(clipped) / weights.sum()
+
+    return _present(rule)
+
+
+def with_rule(loop: Callable[..., Trajectories], make: Callable[[], Rule], **options: Any) -> Callable[..., Any]:
+    """The loop with a fresh rule in every run; the rule's outputs are ``server_clipping_center``."""
+
+    def run(clients: Clients, rounds: list[list[int]], z: np.ndarray, local: Local) -> Trajectories:
+        rule, outputs = make(), []
+
+        def recorded(updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
+            outputs.append(rule(updates, weights))
+            return outputs[-1]
+
+        found = loop(clients, rounds, z, local, rule=recorded, **options)
+        return found | {"server_clipping_center": np.stack(outputs)}
+
+    return run
+
+
+# FedAvg with another server
+
+
+def _no_term(w: np.ndarray) -> np.ndarray:
+    return np.zeros_like(w)
+
+
+def _sizes(clients: Clients, sampled: list[int], weighting: str) -> np.ndarray:
+    return np.array([len(clients[i][1]) if weighting == "samples" else 1 for i in sampled], dtype=np.float64)
+
+
+def _averaged(
+    clients: Clients,
+    rounds: list[list[int]],
+    z: np.ndarray,
+    local: Local,
+    step: ServerStep,
+    weighting: str = "samples",
+    rule: Rule | None = None,
+    mu: float = 0.0,
+) -> Trajectories:
+    """Local training from z with the term mu (w - z), the (robust) mean of w_i - z, then the server's step."""
+    x, log, average = np.tile(z, (len(clients), 1)), reference._Log(), rule or weighted_mean()
+    for t, sampled in enumerate(rounds, start=1):
+        done = [train(clients, local, t, i, z, lambda w, z=z: mu * (w - z)) for i in sampled]
+        weights = _sizes(clients, sampled, weighting)
+        mean = average(np.stack([out.w - z for out in done]), weights)
+        for i, out in zip(sampled, done, strict=True):
+            x[i] = out.w
+        z, vectors = step(z, mean, done, weights / weights.sum())
+        log.add(z=z, local_model=x, **{f"server_{name}": vector for name, vector in vectors.items()})
+    return log.arrays()
+
+
+def fedavg(*args: Any, weighting: str = "samples", rule: Rule | None = None) -> Trajectories:
+    """FedAvg with a robust rule."""
+    return _averaged(*args, lambda z, mean, done, p: (z + mean, {}), weighting, rule)
+
+
+def fedprox(*args: Any, mu: float, weighting: str = "samples", rule: Rule | None = None) -> Trajectories:
+    """FedProx with a robust rule."""
+    return _averaged(*args, lambda z, mean, done, p: (z + mean, {}), weighting, rule, mu)
+
+
+def rfa(*args: Any, weighting: str = "samples", smoothing: float = 1e-5, max_iter: int = 100) -> Trajectories:
+    """RFA: the geometric median of the w_i."""
+    return fedavg(*args, weighting=weighting, rule=geometric_median(smoothing, max_iter))
+
+
+def fedavgm(
+    *args: Any, server_lr: float = 1.0, momentum: float = 0.9, weighting: str = "samples", rule: Rule | None = None
+) -> Trajectories:
+    """FedAvgM: m <- beta m - Delta, z <- z + eta_s m."""
+    m = 0.0
+
+    def step(z: np.ndarray, mean: np.ndarray, done: list[Trained], p: np.ndarray) -> Any:
+        nonlocal m
+        m = momentum * m + mean
+        return z + server_lr * m, {"momentum": m}
+
+    return _averaged(*args, step, weighting, rule)
+
+
+def fedopt(
+    *args: Any,
+    kind: str,
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    weighting: str = "samples",
+    rule: Rule | None = None,
+) -> Trajectories:
+    """FedAdagrad, FedAdam, FedYogi (Reddi et al. 2021): v starts at tau squared, no bias correction."""
+    m, v = 0.0, tau**2
+
+    def step(z: np.ndarray, mean: np.ndarray, done: list[Trained], p: np.ndarray) -> Any:
+        nonlocal m, v
+        delta = -mean
+        m = beta1 * m + (1 - beta1) * -delta
+        if kind == "adagrad":
+            v = v + delta**2
+        elif kind == "adam":
+            v = beta2 * v + (1 - beta2) * delta**2
+        else:
+            v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2)
+        return z + server_lr * m / (np.sqrt(v) + tau), {"momentum": m, "second_moment": v}
+
+    return _averaged(*args, step, weighting, rule)
+
+
+def fedlilu(
+    *args: Any,
+    server_lr: float = 0.01,
+    server_momentum: float = 0.9,
+    weight_decay: float = 1e-5,
+    weighting: str = "samples",
+    rule: Rule | None = None,
+    gammas: list[float] | None = None,
+) -> Trajectories:
+    """FedLi-LU: a Deep-Frank-Wolfe step at the server; ``gammas`` collects gamma of each round."""
+    m = 0.0
+
+    def step(z: np.ndarray, mean: np.ndarray, done: list[Trained], p: np.ndarray) -> Any:
+        nonlocal m
+        delta, decay = -mean, weight_decay * z
+        value = sum(share * out.mean_loss for share, out in zip(p, done, strict=True))
+        gamma = (value - server_lr * (delta @ decay)) / (server_lr * (delta @ delta) + 1e-5)
+        gamma = min(max(gamma, 0.0), 1.0)
+        if gammas is not None:
+            gammas.append(gamma)
+        z = z - server_lr * (decay + gamma * delta)
+        m = server_momentum * m - server_lr * gamma * (delta + decay)
+        return z + server_momentum * m, {"momentum": m}
+
+    return _averaged(*args, step, weighting, rule)
+
+
+def fedexp(
+    clients: Clients,
+    rounds: list[list[int]],
+    z: np.ndarray,
+    local: Local,
+    epsilon: float = 1e-3,
+    style: str = "paper",
+    steps: list[float] | None = None,
+) -> Trajectories:
+    """FedExP; ``steps`` collects eta_s of each round.
+
+    The public code (Divyansh03/FedExP, main.py) shrinks eta and epsilon at the start of every round, also the first.
+    """
+    x, log = np.tile(z, (len(clients), 1)), reference._Log()
+    for t, sampled in enumerate(rounds, start=1):
+        public = style == "public"
+        shrunk = replace(local, lr=local.lr * 0.998**t) if public else local
+        p = _sizes(clients, sampled, "samples" if public else "uniform")
+        p = p / p.sum()
+        deltas = []
+        for i in sampled:
+            x[i] = train(clients, shrunk, t, i, z, _no_term).w
+            deltas.append(z - x[i])
+        mean = p @ np.array(deltas)
+        squares = sum(share * (delta @ delta) for share, delta in zip(p, deltas, strict=True))
+        guard = len(sampled) * epsilon * 0.998 ** (2 * t) if public else epsilon
+        server_lr = max(1.0, squares / (2 * (mean @ mean + guard)))
+        if steps is not None:
+            steps.append(server_lr)
+        previous, z = z, z - server_lr * mean
+        log.add(z=z, local_model=x, server_previous_z=previous)
+    return log.arrays()
+
+
+def qfedavg(
+    clients: Clients,
+    rounds: list[list[int]],
+    z: np.ndarray,
+    local: Local,
+    q: float = 1.0,
+    lipschitz: float | None = None,
+) -> Trajectories:
+    """q-FedAvg: clients with a higher loss at z weigh more."""
+    x, log = np.tile(z, (len(clients), 1)), reference._Log()
+    for t, sampled in enumerate(rounds, start=1):
+        numerator, denominator = np.zeros_like(z), 0.0
+        for i in sampled:
+            out = train(clients, local, t, i, z, _no_term)
+            constant = 1 / out.mean_lr if lipschitz is None else lipschitz
+            value, move = loss(clients, i, z) + 1e-10, constant * (z - out.w)
+            numerator += value**q * move
+            denominator += q * value ** (q - 1) * (move @ move) + constant * value**q
+            x[i] = out.w
+        z = z - numerator / denominator
+        log.add(z=z, local_model=x)
+    return log.arrays()
+
+
+def fedlils(
+    clients: Clients,
+    rounds: list[list[int]],
+    z: np.ndarray,
+    local: Local,
+    server_step: str = "max",
+    sufficient_decrease: float = 0.1,
+    shrink: float = 0.9,
+    growth: float = 2.0,
+    max_step: float = 10.0,
+    weighting: str = "samples",
+    rule: Rule | None = None,
+) -> Trajectories:
+    """FedLi-LS: Armijo's rule on every batch; the server steps by 1 or by the largest of the last step sizes."""
+    x, log, average = np.tile(z, (len(clients), 1)), reference._Log(), rule or weighted_mean()
+    step_size = np.ones(len(clients))
+    for t, sampled in enumerate(rounds, start=1):
+        for i in sampled:
+            w, eta = z, 1.0
+            for rows in (rows for batches in local.steps(t, i) for rows in batches):
+                value, g = loss(clients, i, w, rows), gradient(clients, i, w, rows)
+                if np.linalg.norm(g) < 1e-8:
+                    continue
+                eta = min(max_step, eta * growth ** (1 / local.steps.batches_per_epoch(i)))
+                for attempt in range(100):
+                    if attempt:
+                        eta *= shrink
+                    if loss(clients, i, w - eta * g, rows) <= value - sufficient_decrease * eta * (g @ g):
+                        w = w - eta * g
+                        break
+                else:
+                    w = w - 1e-6 * g
+            x[i], step_size[i] = w, eta
+        server_lr = max(step_size[sampled]) if server_step == "max" else 1.0
+        z = z + server_lr * average(x[sampled] - z, _sizes(clients, sampled, weighting))
+        log.add(z=z, local_model=x, step_size=step_size)
+    return log.arrays()
+
+
+# Methods with state
+
+
+def feddyn(
+    clients: Clients,
+    rounds: list[list[int]],
+    z: np.ndarray,
+    local: Local,
+    alpha: float = 0.01,
+    rule: Rule | None = None,
+) -> Trajectories:
+    """FedDyn: term alpha (w - z) - h_i; z is the (robust) mean of the w_i less h / alpha."""
+    x, h_i, h = np.tile(z, (len(clients), 1)), np.zeros((len(clients), len(z))), np.zeros_like(z)
+    log, average = reference._Log(), rule or weighted_mean()
+    for t, sampled in enumerate(rounds, start=1):
+        for i in sampled:
+            x[i] = train(clients, local, t, i, z, lambda w, z=z, i=i: alpha * (w - z) - h_i[i]).w
+            h_i[i] -= alpha * (x[i] - z)
+        h = h - alpha / len(clients) * (x[sampled] - z).sum(0)
+        z = z + average(x[sampled] - z, np.ones(len(sampled))) - h / alpha
+        log.add(z=z, local_model=x, correction=h_i, server_correction=h)
+    return log.arrays()
+
+
+def fedadmm(clients: Clients, rounds: list[list[int]], z: np.ndarray, local: Local, rho: float = 0.01) -> Trajectories:
+    """FedADMM: from x_i with the term y_i + rho (w - z); z is the mean of u_i over all N."""
+    x = np.tile(z, (len(clients), 1))
+    y, u, log = np.zeros_like(x), x.copy(), reference._Log()
+    for t, sampled in enumerate(rounds, start=1):
+        for i in sampled:
+            x[i] = train(clients, local, t, i, x[i], lambda w, z=z, i=i: y[i] + rho * (w - z)).w
+            y[i] += rho * (x[i] - z)
+            u[i] = x[i] + y[i] / rho
+        z = u.mean(0)
+        log.add(z=z, local_model=x, multiplier=y, server_augmented_mean=z)
+    return log.arrays()
+
+
+def fedpd(
+    clients: Clients,
+    rounds: list[list[int]],
+    z: np.ndarray,
+    local: Local,
+    rho: float = 0.01,
+    skip_probability: float = 0.0,
+) -> Trajectories:
+    """FedPD: all clients, each about its own z_i; with the skip probability nothing is exchanged."""
+    x = np.tile(z, (len(clients), 1))
+    y, centre, log = np.zeros_like(x), x.copy(), reference._Log()
+    for t, sampled in enumerate(rounds, start=1):
+        assert sorted(sampled) == list(range(len(clients)))
+        for i in sampled:
+            own = centre[i].copy()
+            x[i] = train(clients, local, t, i, x[i], lambda w, own=own, i=i: y[i] + rho * (w - own)).w
+            y[i] += rho * (x[i] - own)
+            centre[i] = x[i] + y[i] / rho
+        if not is_skipped(local.steps.seed, t, skip_probability):
+            z = centre.mean(0)
+            centre[:] = z
+        log.add(z=z, local_model=x, multiplier=y, center=centre)
+    return log.arrays()
+
+
+def is_skipped(seed: int, round: int, skip_probability: float) -> bool:
+    """FedPD's coin."""
+    return seeding.numpy_generator(seed, "skip", round).random() < skip_probability
+
+
+def perfedbc(
+    clients: Clients,
+    rounds: list[list[int]],
+    z: np.ndarray,
+    local: Local,
+    inner_lr: float = 0.01,
+    outer_lr: float = 0.001,
+    num_inner_steps: int = 1,
+    **fedbc_options: Any,
+) -> Trajectories:
+    """Per-FedBC (Algorithm 3): every outer step takes the next J + 1 batches; the server is FedBC's."""
+
+    def solve(round: int, client: int, z: np.ndarray, dual: float) -> np.ndarray:
+        w, stream = z, local.steps.batches(round, client)
+        for _ in local.steps(round, client):
+            *inner, outer = islice(stream, num_inner_steps + 1)
+            adapted = w
+            for rows in inner:
+                adapted = adapted - inner_lr * (gradient(clients, client, adapted, rows) + 2 * dual * (adapted - z))
+            w = w - outer_lr * gradient(clients, client, adapted, outer)
+        return w
+
+    return reference.fedbc(clients, rounds, z, local, solve=solve, **fedbc_options)
