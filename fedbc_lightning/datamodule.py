@@ -192,11 +192,11 @@ class FederatedDataModule(LightningDataModule):
         assert dataset is not None  # else client_dataset has raised
         return self._train_loader(dataset, round, client, seed, device)
 
-    def fixed_batches(self, client: int, *, device: torch.device | None = None) -> list[Any]:
+    def fixed_batches(self, client: int, *, device: torch.device | None = None) -> ClientLoader:
         """A client's training data in its own order, cut every ``batch_size``, nothing augmented or dropped."""
         dataset = self.client_dataset(client, "train")
         assert dataset is not None  # else client_dataset has raised
-        return list(ClientLoader(dataset, self.batch_size, device=self._reachable(device), options=self.loader_options))
+        return ClientLoader(dataset, self.batch_size, device=self._reachable(device), options=self.loader_options)
 
     def batch_shares(self, client: int) -> list[float]:
         """The share of the client's training samples in each of :meth:`fixed_batches`; sums to 1."""

@@ -204,13 +204,25 @@ def plain_values(values: dict[str, Any], *, tensors: bool = True) -> dict[str, A
 
 
 def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    """What is in ``values`` and in the objects, lists and dicts there, under dotted names; an object by its class."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
+        key = f"{prefix}.{name}"
         if name.startswith("_"):
             continue
-        has_parts = hasattr(value, "__dict__") and not callable(value)
-        flat |= _flat(prefix, vars(value)) if has_parts else {f"{prefix}.{name}": value}
+        if isinstance(value, (list, tuple)) and any(map(_has_parts, value)):
+            value = {str(index): item for index, item in enumerate(value)}
+        if isinstance(value, dict) and any(map(_has_parts, value.values())):
+            flat |= _flat(key, value)
+        elif _has_parts(value):
+            flat |= {key: type(value).__name__, **_flat(key, vars(value))}
+        else:
+            flat[key] = value
     return flat
+
+
+def _has_parts(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Tensor)
 
 
 def _make_loggers(

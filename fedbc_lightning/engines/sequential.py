@@ -196,7 +196,8 @@ class SequentialEngine:
         seed_globals(derive(self.seed, "train loss", self.round, client), self.user.device)
         self.user.eval_mode()
         oracle = Oracle(self)
-        losses = [oracle.loss(self.row[None], batch, k) for k, batch in enumerate(self.components(client))]
+        batches = self.datamodule.fixed_batches(client, device=self.user.device)
+        losses = [oracle.loss(self.row[None], self.user.to_device(batch), k) for k, batch in enumerate(batches)]
         self.user.train_mode()
         shares = torch.tensor(self.component_shares(client), dtype=torch.float64)
         return (torch.stack(losses).cpu().double() @ shares).reshape(1)

@@ -24,6 +24,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
+from fedbc_lightning.algorithms import ComposedAlgorithm
+from fedbc_lightning.server import CoordinateMedian, ServerSGD, TrimmedMean, WeightedAverage
 
 NUM_KILLS = 3
 COMMAND = [
@@ -180,6 +182,22 @@ def test_other_hyper_parameters_warn_with_both_values(tmp_path):
         make_trainer(tmp_path, max_rounds=4).fit(
             make_model(), BoringData(), FedBC(0.02, tolerance=1.0), ckpt_path="last"
         )
+
+
+def test_other_parts_of_a_method_warn_by_name(tmp_path):
+    """A robust rule or a server part is a hyper-parameter too, by its class and by what it was given."""
+
+    def composed(rule, lr):
+        return ComposedAlgorithm([WeightedAverage("uniform", rule), ServerSGD(lr)])
+
+    make_trainer(tmp_path, max_rounds=1).fit(make_model(), BoringData(), composed(CoordinateMedian(), 0.5))
+    resumed = composed(TrimmedMean(0.3), 0.7)
+    with pytest.warns(UserWarning, match="the run goes on with the new value") as caught:
+        make_trainer(tmp_path, max_rounds=2).fit(make_model(), BoringData(), resumed, ckpt_path="last")
+    said = " ".join(str(warning.message) for warning in caught)
+    assert "algorithm.parts.0.rule was CoordinateMedian when" in said
+    assert "is TrimmedMean now" in said
+    assert "algorithm.parts.1.lr was 0.5" in said
 
 
 def test_last_without_a_run_starts_at_round_0(tmp_path):
