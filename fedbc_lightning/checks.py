@@ -17,14 +17,16 @@ def check_choice(where: str, value: str, choices: tuple[str, ...]) -> None:
         raise ConfigurationError(f"{where}: got '{value}'; use {' or '.join(choices)}.")
 
 
-def check_at_least(where: str, value: float, bound: float, *, strict: bool = False) -> None:
-    """Raise unless ``value`` is a number >= ``bound`` (> if strict).
+def check_at_least(where: str, value: float, bound: float, *, strict: bool = False, whole: bool = False) -> None:
+    """Raise unless ``value`` is a number >= ``bound`` (> if strict), a whole one if asked for.
 
     Raises:
         ConfigurationError: It is not.
     """
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise ConfigurationError(f"{where}: got '{value}'; give a number.")
+    if whole and not isinstance(value, int):
+        raise ConfigurationError(f"{where}: got {value}; give a whole number.")
     if not (value > bound if strict else value >= bound):
         raise ConfigurationError(f"{where}: got {value}; it must be {'>' if strict else '>='} {bound:g}.")
 

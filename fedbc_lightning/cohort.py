@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.state import ClientStore
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ class Cohort:
         w: (K, d) what local training ended with, in the master dtype; a workbench that the next cohort overwrites.
         buffers: (K, b) the floating-point buffers after local training; ``counters`` the integer ones.
         start_buffers: (K, b) buffers that local training starts from whatever the start model's are; None: those.
+        start_counters: The integer buffers that local training starts from.
         gradient_mean: (K, d) mean of the raw mini-batch gradients over the steps, where the algorithm asks for it.
         step_size: (K, d) or (K, 1) mean over the steps of the learning rate of every parameter's group.
-        batch_loss: (K,) float64, the plain mean over its batches of the loss before each step.
+        batch_loss: (K,) float64, the plain mean over its batches of the loss before each step; NaN without one.
         local: What these clients do in place of the trainer's local training: a straggler's part of it; None: all.
-        num_solves: How many trainings the clients have had in this round.
+        has_started: Whether their training has begun in this round.
         messages: What else the clients send to the server's parts, by name, (K, ...).
         valid: (K,) bool, False where loss or w is not finite: such a client weighs nothing and keeps its state.
         records: One dict per client, to become its row in ``clients.csv``.
@@ -47,15 +49,19 @@ class Cohort:
         self.w: Tensor = torch.empty(0)
         self.buffers: Tensor = torch.empty(0)
         self.counters: Tensor = torch.empty(0)
+        self.start_counters: Tensor = torch.empty(0)
         self.start_buffers: Tensor | None = None
         self.gradient_mean: Tensor = torch.empty(0)
         self.step_size: Tensor = torch.empty(0)
-        self.batch_loss = torch.zeros(len(ids), dtype=torch.float64)
+        self.batch_loss = torch.full((len(ids),), torch.nan, dtype=torch.float64)
         self.local: LocalTraining | None = None
-        self.num_solves = 0
+        self.has_started = False
         self.messages: dict[str, Tensor] = {}
         self.records: list[dict[str, Any]] = [{} for _ in ids]
         self._state = store.gather(ids, device)
+        taken = self.__dict__.keys() & self._state.keys()
+        if taken:
+            raise ConfigurationError(f"algorithm: client state cannot be called '{taken.pop()}', which cohorts have.")
         self._staged: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
@@ -80,9 +86,19 @@ class Cohort:
         assert value.shape == expected or expected == (1, 0), (name, value.shape, expected)
         self._staged[name] = value
 
+    def committed(self, name: str) -> Tensor:
+        """The value of the round before, by name."""
+        return self._state[name]
+
     def staged(self, name: str) -> Tensor:
         """The value for the next round: what was staged, else the committed one."""
         return self._staged.get(name, self._state[name])
+
+    def check_finite(self) -> None:
+        """A client whose staged state or message is not finite is not valid."""
+        for values in (*self._staged.values(), *self.messages.values()):
+            if values.data_ptr() != self.w.data_ptr():  # w is checked where it is made
+                self.valid &= torch.isfinite(values).reshape(len(self), -1).all(dim=1).cpu()
 
     def record(self, name: str, values: Tensor) -> None:
         """Write (K,) numbers into the clients' rows of ``clients.csv``."""

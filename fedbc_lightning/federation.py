@@ -94,7 +94,7 @@ class Federation:
         optimizer = LocalOptimizer(user, self.layout, row, grad, configured)
         self.engine = SequentialEngine(user, self.layout, optimizer, row, grad, local, datamodule, seed)
 
-        self._stragglers = stragglers
+        self._stragglers, self._said_nobody = stragglers, False
         self._check_participation()
         algorithm.check(self.engine)
         self._server_callbacks = algorithm.server_callbacks(self.engine)
@@ -132,14 +132,20 @@ class Federation:
         algorithm, declaration = self.algorithm, StateDeclaration()
         for callback in self._server_callbacks:
             callback.declare_state(declaration)
-            callback.check(self.num_sampled)
+            callback.check(self.engine, self.num_sampled)
         algorithm.declare_state(declaration)
+        if not any(callback.forms_z for callback in self._server_callbacks):
+            raise ConfigurationError(
+                f"algorithm: {type(algorithm).__name__}.server_callbacks has no part that forms z; add e.g. "
+                "WeightedAverage (a part of your own sets forms_z = True)."
+            )
+        declared = {**declaration.client_scalars, **declaration.client_vectors}
         for callback in self._server_callbacks:
-            missing = [name for name in callback.reads if name not in declaration.client_scalars]
+            missing = [name for name in callback.reads if name not in declared]
             if missing:
                 raise ConfigurationError(
-                    f"algorithm: {type(callback).__name__} reads the client scalar '{missing[0]}', which nothing "
-                    f"declares; there is: {', '.join(declaration.client_scalars) or 'none'}."
+                    f"algorithm: {type(callback).__name__} reads the client state '{missing[0]}', which nothing "
+                    f"declares; there is: {', '.join(declared) or 'none'}."
                 )
         model_bytes = (self.layout.num_parameters + self.layout.num_buffers) * element_size
         if keep_local_models is None:
@@ -188,9 +194,20 @@ class Federation:
                 callback.on_aggregate(server, self.clients, sums)
             for callback in self._server_callbacks:
                 callback.on_round_end(server, self.clients)
+        if not server.ids:
+            self._say_nobody_is_left()
         server.records += [self._missing_record(client, missing[client]) for client in sampled if client in missing]
         self._count_bytes()
         return self._round_metrics()
+
+    def _say_nobody_is_left(self) -> None:
+        if not self._said_nobody:
+            self._said_nobody = True
+            rank_zero_only(log.warning)(
+                f"round {self.server.round}: every sampled client vanished or was dropped as a straggler, so z stays "
+                "as it is (said once; see num_absent and num_straggler). trainer.stragglers.partial_work: used keeps "
+                "what stragglers did."
+            )
 
     def _partial_work(self) -> str:
         assert self._stragglers is not None
@@ -224,6 +241,12 @@ class Federation:
                 "so nothing can be aggregated; the state of the round before is kept. Lower the learning rate or clip "
                 "(trainer.gradient_clip_val)."
             )
+        if dropped and self.algorithm.needs_all_clients:
+            raise ConfigurationError(
+                f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite, and "
+                f"{type(self.algorithm).__name__} needs every client in every round; the state of the round before is "
+                "kept. Lower its step size."
+            )
         if dropped:
             rank_zero_only(log.warning)(
                 f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite; "
@@ -238,7 +261,8 @@ class Federation:
         """Make the staged state the current one; ``metrics`` are the round's, for schedulers of interval ``round``."""
         self.schedule.step(round, metrics)
         valid = self.server.valid_records
-        self.grad_scale = min((record["grad_scale"] for record in valid if "grad_scale" in record), default=1.0)
+        scales = [record["grad_scale"] for record in valid if "grad_scale" in record]
+        self.grad_scale = min(scales, default=self.grad_scale)
         self.server.commit()
         self.clients.commit()
 
@@ -265,7 +289,14 @@ class Federation:
         if self._keeps_last_models:
             return lambda client: clients.staged_vector(LOCAL_MODEL, client)
         model = self.algorithm.global_model(self.server).cpu()
-        return lambda client: algorithm.local_model(StagedClient(clients, client), model)
+
+        def local_model(client: int) -> Tensor:
+            own = algorithm.local_model(StagedClient(clients, client), model)
+            if self._buffer_policy != "local":
+                return own
+            return torch.cat([own[: self.layout.num_parameters], clients.staged_vector(LOCAL_BUFFERS, client)])
+
+        return local_model
 
     def _sample(self, round: int) -> list[int]:
         if self.algorithm.trains_pooled:
@@ -275,6 +306,11 @@ class Federation:
             raise ConfigurationError(
                 f"trainer.sampler: {type(self._sampler).__name__} returned {ids[:10]} for round {round}; it must "
                 f"return distinct clients from 0 to {self.datamodule.num_clients - 1}."
+            )
+        if self.algorithm.needs_all_clients and len(ids) < self.datamodule.num_clients:
+            raise ConfigurationError(
+                f"trainer.sampler: {type(self._sampler).__name__} returned {len(ids)} clients for round {round}; "
+                f"{type(self.algorithm).__name__} takes all {self.datamodule.num_clients}."
             )
         return ids
 
@@ -298,11 +334,12 @@ class Federation:
         if is_late:
             rng = numpy_generator(self._seed, "partial work", self.server.round, client)
             cohort.local = self._local.shortened(int(self._num_batches[client]), rng)
-        cohort.counters = self.server["counters"]
+        cohort.start_counters = self.server["counters"]
         if self._buffer_policy == "local":
-            cohort.start_buffers, cohort.counters = cohort.local_buffers, cohort.local_counters[0]
+            cohort.start_buffers, cohort.start_counters = cohort.local_buffers, cohort.local_counters[0]
         cohort.records[0].update(client=client, num_samples=num_samples)
         self.algorithm.client_update(self.engine, cohort, self.server)
+        cohort.check_finite()
         cohort.records[0]["status"] = "ok" if cohort.valid[0] else "nonfinite"
         if self._keeps_last_models:
             cohort.stage(LOCAL_MODEL, cohort.model)
@@ -312,7 +349,7 @@ class Federation:
         for callback in self._server_callbacks:
             callback.on_cohort_end(cohort, self.server, sums)
         for name in self.clients.scalar_names:
-            cohort.record(name, torch.where(cohort.valid, cohort.staged(name), getattr(cohort, name)))
+            cohort.record(name, torch.where(cohort.valid, cohort.staged(name), cohort.committed(name)))
         cohort.write_back(self.clients)
         return cohort
 

@@ -13,7 +13,8 @@ from fedbc_lightning.seeding import numpy_generator
 class Stragglers:
     """In every round a fraction of the sampled clients does less work, and another does not answer at all.
 
-    Who does what is a function of (seed, round). The numbers are exact: round(fraction x S) clients.
+    Who does what is a function of (seed, round). There are round(fraction x S) stragglers and round(dropout x S) absent
+    clients, halves rounded up, stragglers first.
 
     Attributes:
         fraction: Part of the sampled clients, in [0, 1), that are stragglers: each does a number of epochs drawn from

@@ -42,7 +42,8 @@ class APFL(FedAvg):
     Degenerate cases:
         α = 0 fixed: FedAvg with plain SGD. z never depends on α.
     Departures:
-        Plain SGD steps; η is the learning rate of the model's optimizer. An adapted α counts from the next batch on.
+        Plain SGD steps; of the model's optimizer η is used, and the weight decay of torch's SGD. An adapted α counts
+        from the next batch on.
         Both forward passes move the buffers, which w and v share.
 
     References:

@@ -51,11 +51,11 @@ class FederatedAlgorithm:
 
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """Train the cohort's clients: one or more calls of ``engine.solve``; stage client state."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define client_update(engine, cohort, server)")
 
     def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
         """The server's parts, in order. Called once per run; ``engine`` tells what optimizer the clients use."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define server_callbacks(engine)")
 
     def num_exchanges(self, server: ServerState) -> int:
         """How often a client and the server exchange messages in this round."""

@@ -10,7 +10,7 @@ from fedbc_lightning.checks import check_choice
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import Solver, TermFactory
-from fedbc_lightning.server import DualAscent, ServerCallback, ServerOptimizer, SmoothedAverage, WeightedAverage
+from fedbc_lightning.server import DualAscent, ServerCallback
 from fedbc_lightning.state import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ComposedAlgorithm(FederatedAlgorithm):
     State:
         What the parts declare; x_i ``local_model`` (N, d + b) with ``init_from: local``.
     Communication:
-        One model down and one up.
+        One model down and one up, and what the parts add (ControlVariates: one vector each way).
     Partial work:
         Used.
     Local model:
@@ -64,14 +64,16 @@ class ComposedAlgorithm(FederatedAlgorithm):
         solver: Solver | None = None,
     ) -> None:
         check_choice("algorithm.init_from", init_from, ("global", "local"))
-        _check_order(server_callbacks)
+        _check_parts(server_callbacks, solver, bool(terms))
+        self.vectors_up = 1 + sum(part.vectors_up for part in server_callbacks)
+        self.vectors_down = 1 + sum(part.vectors_down for part in server_callbacks)
         self.parts, self.terms, self.init_from, self.solver = server_callbacks, terms or [], init_from, solver
         self.has_local_model = init_from == "local"
 
     def check(self, engine: SequentialEngine) -> None:
         """Plain steps, if there is a solver."""
         if self.solver is not None:
-            engine.check_solver(type(self.solver).__name__)
+            engine.check_solver(type(self.solver).__name__, uses_lr=self.solver.uses_lr)
 
     def declare_state(self, state: StateDeclaration) -> None:
         """x_i, where local training starts from it; what the terms read must be there."""
@@ -93,7 +95,8 @@ class ComposedAlgorithm(FederatedAlgorithm):
         """Local training with the terms."""
         start = server.model if self.init_from == "global" else cohort.local_model
         terms = [term.bind(cohort, server) for term in self.terms]
-        engine.solve(cohort, start, terms, solver=self.solver)
+        records_mean = any(getattr(part, "gradient_mean", False) for part in self.parts)
+        engine.solve(cohort, start, terms, solver=self.solver, record_gradient_mean=records_mean)
         if self.init_from == "local":
             cohort.stage("local_model", cohort.model)
 
@@ -102,15 +105,22 @@ class ComposedAlgorithm(FederatedAlgorithm):
         return self.parts
 
 
-def _check_order(parts: Sequence[ServerCallback]) -> None:
-    where = [k for k, part in enumerate(parts) if isinstance(part, (WeightedAverage, SmoothedAverage))]
+def _check_parts(parts: Sequence[ServerCallback], solver: Solver | None, has_terms: bool) -> None:
+    where = [k for k, part in enumerate(parts) if part.forms_z]
     if len(where) != 1:
         raise ConfigurationError(
-            f"algorithm.server_callbacks: {len(where)} aggregations; give one WeightedAverage, which forms z."
+            f"algorithm.server_callbacks: {len(where)} parts that form z; give exactly one, e.g. WeightedAverage."
         )
     for k, part in enumerate(parts):
         name = type(part).__name__
-        if isinstance(part, ServerOptimizer) and k < where[0]:
+        if part.messages:
+            raise ConfigurationError(
+                f"algorithm.server_callbacks: {name} needs the clients to send '{part.messages[0]}', which no term or "
+                "solver does; write the method's client half in Python."
+            )
+        if part.follows_aggregation and k < where[0]:
             raise ConfigurationError(f"algorithm.server_callbacks: {name} works on the aggregate; put it behind.")
         if isinstance(part, DualAscent) and k > where[0]:
             raise ConfigurationError(f"algorithm.server_callbacks: {name} makes the weights; put it before the mean.")
+    if solver is not None and has_terms and not solver.takes_terms:
+        raise ConfigurationError(f"algorithm.solver: {type(solver).__name__} is not combined with terms.")

@@ -36,7 +36,7 @@ class Ditto(FedAvg):
     Local model:
         v_i.
     Degenerate cases:
-        λ = 0: v_i is Local, z is FedAvg. z never depends on λ.
+        λ = 0: v_i is Local. z is FedAvg's whatever λ is (but a client whose v_i diverges is left out with both).
     Departures:
         Both trainings see the client's batches in the same order; the client's hooks go around both, and
         ``clients.csv`` shows the numbers of w_i.
@@ -67,7 +67,7 @@ class Ditto(FedAvg):
         super().__init__(weighting, robust_rule)
         check_at_least("algorithm.penalty", penalty, 0)
         if personal_epochs is not None:
-            check_at_least("algorithm.personal_epochs", personal_epochs, 1)
+            check_at_least("algorithm.personal_epochs", personal_epochs, 1, whole=True)
         self.penalty, self.personal_epochs = penalty, personal_epochs
 
     def declare_state(self, state: StateDeclaration) -> None:
@@ -77,6 +77,13 @@ class Ditto(FedAvg):
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """v_i towards z, then w_i from z."""
         terms = [Proximal(self.penalty, server.z)]
-        engine.solve(cohort, start=cohort.local_model, terms=terms, epochs=self.personal_epochs, is_last=False)
-        cohort.stage("local_model", cohort.model.clone())
+        engine.solve(
+            cohort,
+            start=cohort.local_model,
+            terms=terms,
+            epochs=self.personal_epochs,
+            purpose="personal",
+            is_last=False,
+        )
+        cohort.stage("local_model", cohort.model)
         super().client_update(engine, cohort, server)

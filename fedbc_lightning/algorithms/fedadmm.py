@@ -66,13 +66,13 @@ class FedADMM(_PrimalDual):
     Degenerate cases:
         None that is another method; its fixed points are those of the mean loss. All clients: FedPD without skips.
     Departures:
-        The server step size of the paper is 1. Buffers: uniform mean over S_t.
+        Buffers: uniform mean over S_t.
 
     References:
         Wang et al. 2022, "FedADMM: A Federated Primal-Dual Algorithm Allowing Partial Participation", Algorithm 1.
 
     Args:
-        rho: ρ; with K local steps of size η the product ηρK should be below 1. The paper takes 0.01 ... 0.1.
+        rho: ρ.
 
     Raises:
         ConfigurationError: A value outside its range.

@@ -57,6 +57,7 @@ class FedAvg(FederatedAlgorithm):
     ) -> None:
         check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
         self.weighting, self.robust_rule = weighting, robust_rule
+        self.scalars_up = int(weighting == "samples")  # n_i
 
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """Default local training from z."""

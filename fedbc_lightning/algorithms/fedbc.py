@@ -39,7 +39,8 @@ class FedBC(FederatedAlgorithm):
         x_i.
     Degenerate cases:
         λ_i frozen at 0 is FedAvg with uniform weights, frozen at μ/2 it is FedProx(μ) with uniform weights (the paper
-        writes λ = μ; its gradient is 2λ(w − z)). γ → ∞ leaves local training untouched.
+        writes λ = μ; its gradient is 2λ(w − z)). γ → ∞ (from λ_i = 0, λ_min = 0) leaves local training
+        untouched.
     Departures:
         Where all λ of a round are 0 the public code divides by 0; here z is their uniform mean. γ_i moves with the old
         λ_i. Algorithm 2 as printed starts from x_i, the public code from z: ``init_from``.

@@ -11,7 +11,7 @@ from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.checks import check_at_least, check_choice
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.server import Extrapolation, ServerCallback, WeightedAverage
+from fedbc_lightning.server import Extrapolation, RobustRule, ServerCallback, WeightedAverage
 from fedbc_lightning.state import ServerState
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class FedExP(FederatedAlgorithm):
     State:
         The z of the round before, ``previous_z`` (d,).
     Communication:
-        z down; w_i and ‖Δ_i‖² up.
+        z down; w_i and ‖Δ_i‖² (public: and n_i) up.
     Partial work:
         Used.
     Local model:
@@ -51,17 +51,25 @@ class FedExP(FederatedAlgorithm):
         style: ``"paper"`` or ``"public"``.
         average_last_two: Evaluate the mean of the last two z as the global model (the paper's protocol, as z
             oscillates); training and the checkpoint's model stay z.
+        robust_rule: What the server does with the w_i in place of the mean; None: the mean. η_s still counts every
+            ‖Δ_i‖.
 
     Raises:
         ConfigurationError: A value outside its range; ``style="public"`` with a scheduler inside clients.
     """
 
     def __init__(
-        self, epsilon: float = 1e-3, style: Literal["paper", "public"] = "paper", average_last_two: bool = True
+        self,
+        epsilon: float = 1e-3,
+        style: Literal["paper", "public"] = "paper",
+        average_last_two: bool = True,
+        robust_rule: RobustRule | None = None,
     ) -> None:
         check_at_least("algorithm.epsilon", epsilon, 0, strict=True)
         check_choice("algorithm.style", style, ("paper", "public"))
         self.epsilon, self.style, self.average_last_two = epsilon, style, average_last_two
+        self.robust_rule = robust_rule
+        self.scalars_up = 2 if style == "public" else 1
 
     def check(self, engine: SequentialEngine) -> None:
         """The public style decays the learning rate itself."""
@@ -79,7 +87,7 @@ class FedExP(FederatedAlgorithm):
     def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
         """The mean and the step."""
         weighting = "samples" if self.style == "public" else "uniform"
-        return [WeightedAverage(by=weighting), Extrapolation(self.epsilon, self.style)]
+        return [WeightedAverage(by=weighting, rule=self.robust_rule), Extrapolation(self.epsilon, self.style)]
 
     def global_model(self, server: ServerState) -> Tensor:
         """The mean of the last two z, or z."""

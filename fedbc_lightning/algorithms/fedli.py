@@ -32,7 +32,7 @@ class FedLiLS(FedAvg):
         server    z ← z − η_s Δ̄,    η_s = the largest of the clients' last η ("max"), or 1 ("convex")
 
     State:
-        Each client's last η, ``step_size`` (N,), in ``clients.csv``; nothing that a round depends on.
+        Each client's last η, ``last_step`` (N,), in ``clients.csv``; nothing that a round depends on.
     Communication:
         z down; w_i and its last η up.
     Partial work:
@@ -43,8 +43,9 @@ class FedLiLS(FedAvg):
         None that is another method.
     Departures:
         Trials see the gradient's batch and random state, and leave buffers alone. 100 failed trials: a step of 1e-6,
-        the last tried η is kept. ‖g‖ < 1e-8: no step. The public code's server step is 1. torchmetrics objects that
-        ``training_step`` updates see the trials too.
+        the last tried η is kept. ‖g‖ < 1e-8: no step; a client without any does not count in η_s. A trial may exceed
+        its bound by four roundings of the loss, else η shrinks without end near an optimum in float32. The public code
+        has η_s = 1. torchmetrics objects that ``training_step`` updates see the trials too.
 
     References:
         "Towards Hyper-parameter-free Federated Learning", FedLi-LS; Vaswani et al. 2019.
@@ -75,6 +76,7 @@ class FedLiLS(FedAvg):
         robust_rule: RobustRule | None = None,
     ) -> None:
         super().__init__(weighting, robust_rule)
+        self.scalars_up += int(server_step == "max")
         check_choice("algorithm.server_step", server_step, ("max", "convex"))
         check_at_least("algorithm.sufficient_decrease", sufficient_decrease, 0, strict=True)
         check_at_least("algorithm.growth", growth, 1)
@@ -90,12 +92,14 @@ class FedLiLS(FedAvg):
 
     def declare_state(self, state: StateDeclaration) -> None:
         """The last accepted step size."""
-        state.client_scalar("step_size", 1.0)
+        state.client_scalar("last_step", 1.0)
 
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """Line searches from z."""
         engine.solve(cohort, start=server.model, solver=self.solver)
-        cohort.stage("step_size", torch.full((len(cohort),), self.solver.accepted, dtype=torch.float64))
+        if self.solver.accepted is not None:
+            cohort.stage("last_step", torch.full((len(cohort),), self.solver.accepted, dtype=torch.float64))
+        cohort.record("has_searched", torch.full((len(cohort),), float(self.solver.accepted is not None)))
 
     def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
         """The mean, then the server's step."""
@@ -143,7 +147,6 @@ class FedLiLU(FedAvg):
     """
 
     partial_work = "used"
-    scalars_up = 2
 
     def __init__(
         self,
@@ -154,6 +157,7 @@ class FedLiLU(FedAvg):
         robust_rule: RobustRule | None = None,
     ) -> None:
         super().__init__(weighting, robust_rule)
+        self.scalars_up += 1
         self.frank_wolfe = FrankWolfe(server_lr, server_momentum, weight_decay)
 
     def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:

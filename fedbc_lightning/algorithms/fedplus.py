@@ -37,11 +37,12 @@ class FedPlus(FederatedAlgorithm):
         x_i.
     Degenerate cases:
         l = 1, θ ≡ 0 (δ = ∞), server mean: FedProx(σ) with uniform weights and step κη. l = 1, σ = 0, mean: FedAvg
-        with uniform weights. l = 0, σ = 0: Local.
+        with uniform weights. l = 0, σ = 0: the x_i of Local.
     Departures:
         The mixing follows the step of whatever optimizer the model has; κ from the step's own learning rate. The
         server's mean is over S_t (``over: sampled``), or over all N stored x_i as Algorithm 1 line 12 has it. The
-        sweeps are sped up (``server/smoothed_center.py``) and end at the same point.
+        sweeps are sped up (``server/smoothed_center.py``) and end at a minimiser; where that is an interval of a
+        coordinate (a median of an even number) it need not be the paper's point of it.
 
     References:
         Kundu et al., "Robustness and Personalization in Federated Learning: A Unified Approach via Regularization",
@@ -83,7 +84,7 @@ class FedPlus(FederatedAlgorithm):
 
     def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
         """The smoothed centre."""
-        return [SmoothedAverage(self.penalty.bind(engine.layout), self.over)]
+        return [SmoothedAverage(self.penalty, self.over)]
 
 
 class FedAvgPlus(FedPlus):
@@ -155,7 +156,8 @@ class FedGeoMedPlus(FedPlus):
         δ = ∞: θ = 0 and the mean, as FedAvg+ with δ = ∞.
     Departures:
         The mixing follows the step of whatever optimizer the model has; κ from the step's own learning rate. The
-        sweeps are sped up (``server/smoothed_center.py``) and end at the same point.
+        sweeps are sped up (``server/smoothed_center.py``) and end at a minimiser; where that is an interval of a
+        coordinate (a median of an even number) it need not be the paper's point of it.
 
     References:
         Kundu et al., Fed+, section 4.
@@ -200,7 +202,8 @@ class FedCoMedPlus(FedPlus):
         δ = ∞: θ = 0 and the mean, as FedAvg+ with δ = ∞.
     Departures:
         The paper's printed max{0, ·} drops the negative side of θ. The mixing follows the step of whatever optimizer
-        the model has. The sweeps are sped up (``server/smoothed_center.py``) and end at the same point.
+        the model has. The sweeps are sped up (``server/smoothed_center.py``) and end at a minimiser; where that is an
+        interval of a coordinate (a median of an even number) it need not be the paper's point of it.
 
     References:
         Kundu et al., Fed+, section 4.

@@ -72,8 +72,8 @@ class L2GD(FederatedAlgorithm):
     Departures:
         A round is one communication: the ones that follow the exchange of the round before, then the zeros up to the
         next; so the iterates are those of Algorithm 1 where it communicates, and ``max_rounds`` counts communications.
-        Their numbers do not depend on the trainer's epochs. Plain steps of size α: of the model's optimizer nothing
-        is used but weight decay. Buffers stay with the clients' models; the server holds their mean.
+        Their numbers do not depend on the trainer's epochs. Plain steps of size α: of the model's optimizer nothing is
+        used, but for the weight decay of torch's SGD. Buffers stay with the clients' models; the server has their mean.
 
     References:
         Hanzely & Richtárik 2020, "Federated Learning of a Mixture of Global and Local Models", Algorithm 1.
@@ -107,6 +107,11 @@ class L2GD(FederatedAlgorithm):
     def check(self, engine: SequentialEngine) -> None:
         """Plain steps, as many as the coin says."""
         name = type(self).__name__
+        num_clients = engine.datamodule.num_clients
+        if self.num_sampled is not None and self.num_sampled > num_clients:
+            raise ConfigurationError(
+                f"algorithm.num_sampled: got {self.num_sampled} of {num_clients} clients; give at most {num_clients}."
+            )
         engine.check_solver(name, uses_lr=False)
         rank_zero_info(
             f"{name} throws a coin for its local steps, {1 / self.coin.probability:.1f} per round on average: "
@@ -332,5 +337,5 @@ class L2SGDPlusPlus(L2SGDPlus):
 
     def __init__(self, penalty: float, probability: float, lr: float, num_sampled: int) -> None:
         super().__init__(penalty, probability, lr)
-        check_at_least("algorithm.num_sampled", num_sampled, 1)
+        check_at_least("algorithm.num_sampled", num_sampled, 1, whole=True)
         self.num_sampled = num_sampled

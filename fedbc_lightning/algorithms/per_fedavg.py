@@ -9,6 +9,7 @@ from torch import Tensor
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.checks import check_at_least, check_choice
 from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import FineTuning, ModelAgnostic
 from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state import ServerState, StagedClient
@@ -41,8 +42,9 @@ class PerFedAvg(FedAvg):
     Degenerate cases:
         α = 0: FedAvg with plain SGD of step β, a batch in two (three) unused.
     Departures:
-        Plain SGD steps: of the model's optimizer nothing is used but weight decay. E x batches per epoch steps, each on
-        fresh batches, so the data is gone through twice (three times) as often.
+        Plain SGD steps: of the model's optimizer nothing is used, but for the weight decay of torch's SGD. E x batches
+        per epoch steps, each on fresh batches, so the data is gone through twice (three times) as often. The two
+        gradients on b3 see the same random numbers (dropout).
 
     References:
         Fallah et al. 2020, "Personalized Federated Learning: A Meta-Learning Approach", Algorithm 1, section 5.
@@ -81,8 +83,13 @@ class PerFedAvg(FedAvg):
         self.fine_tuning = FineTuning(inner_lr, finetune_batch_size, finetune_split)
 
     def check(self, engine: SequentialEngine) -> None:
-        """Plain steps."""
+        """Plain steps; differences of gradients need their digits."""
         engine.check_solver("Per-FedAvg", uses_lr=False)
+        if self.solver.hessian_free and not engine.has_full_precision:
+            raise ConfigurationError(
+                "algorithm.variant: hessian_free divides the difference of two gradients by 2e-3, which half precision "
+                "cannot tell apart; use first_order, or trainer.precision 32-true."
+            )
 
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """Model-agnostic steps from z."""

@@ -38,10 +38,10 @@ class PerFedBC(FedBC):
     Local model:
         z after one step of α on the client's data (``finetune_split``).
     Degenerate cases:
-        λ_i frozen at 0: Per-FedAvg (first-order) with uniform weights.
+        λ_i frozen at 0, J = 1: Per-FedAvg (first-order) with uniform weights.
     Departures:
-        Plain SGD steps: of the model's optimizer nothing is used but weight decay. Each step takes J + 1 fresh batches,
-        E x batches per epoch of them; no λ term in the outer step, as Algorithm 3 has it.
+        Plain SGD steps: of the model's optimizer nothing is used, but for the weight decay of torch's SGD. Each step
+        takes J + 1 fresh batches, E x batches per epoch of them; no λ term in the outer step, as Algorithm 3 has it.
 
     References:
         "Federated Learning Beyond Consensus", Algorithm 3.
@@ -74,7 +74,7 @@ class PerFedBC(FedBC):
             raise ConfigurationError("algorithm.init_from: Per-FedBC starts from z; use global.")
         check_at_least("algorithm.inner_lr", inner_lr, 0)
         check_at_least("algorithm.outer_lr", outer_lr, 0, strict=True)
-        check_at_least("algorithm.num_inner_steps", num_inner_steps, 1)
+        check_at_least("algorithm.num_inner_steps", num_inner_steps, 1, whole=True)
         self.inner_lr, self.outer_lr, self.num_inner_steps = inner_lr, outer_lr, num_inner_steps
         self.fine_tuning = FineTuning(inner_lr, finetune_batch_size, finetune_split)
 

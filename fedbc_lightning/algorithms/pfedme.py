@@ -39,8 +39,8 @@ class PFedMe(FedAvg):
     Degenerate cases:
         None that is another method.
     Departures:
-        Plain SGD steps; η is the learning rate of the model's optimizer. The paper weights uniformly, public codes by
-        samples. The FedBC code tests w, not θ.
+        Plain SGD steps; of the model's optimizer η is used, and the weight decay of torch's SGD. The paper weights
+        uniformly, public codes by samples. The FedBC code tests w, not θ. With β < 1 buffers take the whole mean.
 
     References:
         Dinh et al. 2020, "Personalized Federated Learning with Moreau Envelopes", Algorithm 1.
@@ -72,7 +72,7 @@ class PFedMe(FedAvg):
         super().__init__(weighting, robust_rule)
         check_at_least("algorithm.penalty", penalty, 0, strict=True)
         check_at_least("algorithm.personal_lr", personal_lr, 0, strict=True)
-        check_at_least("algorithm.num_inner_steps", num_inner_steps, 1)
+        check_at_least("algorithm.num_inner_steps", num_inner_steps, 1, whole=True)
         self.server_sgd = ServerSGD(server_lr)
         self.solver = MoreauEnvelope(penalty, personal_lr, num_inner_steps)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.checks import check_at_least
 from fedbc_lightning.cohort import Cohort
@@ -49,7 +51,7 @@ class QFedAvg(FederatedAlgorithm):
         lipschitz: L; None: 1/η of the user's optimizer.
 
     Raises:
-        ConfigurationError: A value outside its range; no ``lipschitz`` with several parameter groups.
+        ConfigurationError: A value outside its range; no ``lipschitz`` with several parameter groups; a negative loss.
     """
 
     def __init__(self, q: float = 1.0, lipschitz: float | None = None) -> None:
@@ -68,8 +70,15 @@ class QFedAvg(FederatedAlgorithm):
 
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """The loss at z, then default local training."""
-        cohort.messages["loss_at_z"] = engine.train_loss(cohort, server.model)
+        loss = engine.train_loss(cohort, server.model)
+        if self.q and bool((loss < 0).any()):
+            raise ConfigurationError(
+                f"algorithm.q: client {cohort.ids[0]} has the loss {loss.min():.3g} at z, and q-FedAvg takes powers of "
+                "losses; use one that is never negative."
+            )
+        cohort.messages["loss_at_z"] = loss
         engine.solve(cohort, start=server.model)
+        cohort.valid &= torch.isfinite(loss)
 
     def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
         """The mean, for buffers, and the fair step."""

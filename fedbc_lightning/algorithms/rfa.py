@@ -12,7 +12,7 @@ class RFA(FedAvg):
     """RFA: FedAvg whose server takes the geometric median of the clients' models in place of their mean.
 
     Problem:
-        min_v Σ p_i ‖v − w_i‖ at the server: up to half of the weight may send anything without moving z far.
+        min_v Σ p_i ‖v − w_i‖ at the server: less than half of the weight may send anything without moving z far.
 
     Update::
 

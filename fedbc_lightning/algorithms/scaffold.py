@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
 from fedbc_lightning.checks import check_at_least, check_choice
 from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import Linear
 from fedbc_lightning.server import ControlVariates, RobustRule, ServerCallback, ServerSGD, WeightedAverage
 from fedbc_lightning.state import ServerState
@@ -37,7 +36,7 @@ class SCAFFOLD(FederatedAlgorithm):
     Local model:
         The last w_i.
     Degenerate cases:
-        With equal clients c_i = c, which is FedAvg with uniform weights.
+        With equal clients, all of them in every round, c_i = c: FedAvg with uniform weights.
     Departures:
         With momentum or another optimizer ``control`` is the mean gradient (0.9 can diverge, 0.5 converges). With a
         scheduler η is the mean of the step sizes, with several groups it goes by group. A client without a step keeps
@@ -71,14 +70,6 @@ class SCAFFOLD(FederatedAlgorithm):
         check_choice("algorithm.control", control, ("auto", "step_size", "gradient_mean"))
         self.server_lr, self.control, self.robust_rule = server_lr, control, robust_rule
 
-    def check(self, engine: SequentialEngine) -> None:
-        """``step_size`` is exact for plain SGD only."""
-        if self.control == "step_size" and not engine.is_plain_sgd:
-            raise ConfigurationError(
-                "algorithm.control: 'step_size' needs plain SGD (no momentum, weight decay or gradient clipping); "
-                "use 'gradient_mean' or 'auto'."
-            )
-
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """Local training from z with the term ⟨c − c_i, w⟩."""
         terms = [Linear(server["control"] - cohort.control)]
@@ -90,4 +81,4 @@ class SCAFFOLD(FederatedAlgorithm):
         return [control_variates, WeightedAverage("uniform", self.robust_rule), ServerSGD(self.server_lr)]
 
     def _uses_gradient_mean(self, engine: SequentialEngine) -> bool:
-        return self.control == "gradient_mean" or not engine.is_plain_sgd
+        return not engine.is_plain_sgd if self.control == "auto" else self.control == "gradient_mean"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.checks import check_at_least, check_choice, check_share
 from fedbc_lightning.sampling import num_sampled
@@ -39,15 +40,23 @@ class ByzantineClients(Callback):
     def __init__(
         self, fraction: float = 0.2, attack: Literal["sign_flip", "random"] = "sign_flip", scale: float = 1.0
     ) -> None:
-        check_share("ByzantineClients.fraction", fraction)
-        check_choice("ByzantineClients.attack", attack, ("sign_flip", "random"))
-        check_at_least("ByzantineClients.scale", scale, 0)
+        check_share("trainer.callbacks: ByzantineClients.fraction", fraction)
+        check_choice("trainer.callbacks: ByzantineClients.attack", attack, ("sign_flip", "random"))
+        check_at_least("trainer.callbacks: ByzantineClients.scale", scale, 0)
         self.fraction, self.attack, self.scale = fraction, attack, scale
 
     def clients(self, num_clients: int, seed: int) -> list[int]:
         """The attackers, in order."""
         count = num_sampled(self.fraction, num_clients) if self.fraction else 0
         return sorted(numpy_generator(seed, "byzantine").choice(num_clients, count, replace=False).tolist())
+
+    def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+        """Say who they are."""
+        chosen = self.clients(trainer.datamodule.num_clients, trainer.seed)
+        rank_zero_info(
+            f"{len(chosen)} of {trainer.datamodule.num_clients} clients attack ({self.attack} x {self.scale:g}): "
+            f"{', '.join(map(str, chosen))}."
+        )
 
     @torch.no_grad()
     def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, client: int) -> None:

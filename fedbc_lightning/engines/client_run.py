@@ -34,12 +34,11 @@ class ClientRun:
         self.lr_sums = [0.0] * len(self.optimizer.optimizer.param_groups)
         self.epoch = 0
 
-    def begin(self, start: Tensor, lr_scale: float = 1.0) -> None:
+    def begin(self, start: Tensor, lr_scale: float, purpose: str) -> None:
         """Seed the generators, load the start model, and make loader and optimizer as new."""
         engine = self.engine
-        again = self.cohort.num_solves if self.cohort.num_solves else -1
-        seed_globals(derive(engine.seed, "client", engine.round, self.client, step=again), self.user.device)
-        engine.load(start.reshape(-1), self.cohort.counters, self.cohort.start_buffers)
+        seed_globals(derive(engine.seed, purpose, engine.round, self.client), self.user.device)
+        engine.load(start.reshape(-1), self.cohort.start_counters, self.cohort.start_buffers)
         self.user.train_mode()
         self.loader = engine.datamodule.client_train_dataloader(
             self.client, engine.round, seed=engine.seed, device=self.user.device
@@ -48,7 +47,8 @@ class ClientRun:
         self._tell_module()
         self.optimizer.reset(lr_scale)
         self.collector = self.user.start_collecting()
-        if not self.cohort.num_solves:
+        if not self.cohort.has_started:
+            self.cohort.has_started = True
             self.hooks.call("on_client_start", self.client)
 
     def _tell_module(self) -> None:
@@ -102,8 +102,8 @@ class ClientRun:
         if is_last:
             self.hooks.call("on_client_end", self.client)
         cohort, layout = self.cohort, self.layout
-        cohort.num_solves += 1
-        cohort.w = self.engine.row.to(layout.master_dtype)[None]
+        # The workbench itself, unless it is about to be used again.
+        cohort.w = self.engine.row.to(layout.master_dtype, copy=not is_last)[None]
         cohort.buffers = layout.read_buffers()[None]
         cohort.counters = layout.read_counters()
         cohort.num_steps[0] = self.num_updates

@@ -50,10 +50,10 @@ class OptimizerRun(ClientRun):
         self.num_gradients = 0  # more than steps where an optimizer calls its closure several times
         self.gradient_sum = torch.zeros_like(engine.grad, dtype=engine.layout.master_dtype) if keep_mean else None
 
-    def run(self, start: Tensor, lr_scale: float, *, is_last: bool) -> None:
+    def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> None:
         """Train the client from a model and fill in its cohort."""
         self._start_scaler()
-        self.begin(start, lr_scale)
+        self.begin(start, lr_scale, purpose)
         epoch = 0
         while not self._is_done(epoch):
             self._run_epoch(epoch)
@@ -97,6 +97,7 @@ class OptimizerRun(ClientRun):
             self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
             return True
         self.output: dict[str, Any] = {}
+        self._is_counted = False
         shows_output = self.hooks.listens("on_train_batch_end")
         accumulate = self.local.accumulate_grad_batches
         is_first = batch_idx % accumulate == 0
@@ -108,8 +109,10 @@ class OptimizerRun(ClientRun):
                 if is_first:
                     self._zero_grad(batch_idx)
                 if loss is not None:
-                    self.losses.append(loss.detach().reshape(()))
-                    self.sizes.append(size)
+                    if not self._is_counted:  # an optimizer may call its closure several times
+                        self._is_counted = True
+                        self.losses.append(loss.detach().reshape(()))
+                        self.sizes.append(size)
                     scaled = loss / accumulate if accumulate > 1 else loss
                     if shows_output:
                         self.output = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +13,7 @@ from fedbc_lightning.collector import MetricCollector
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.module import UserModule
 
 
 class Oracle:
@@ -21,10 +24,16 @@ class Oracle:
 
     Args:
         engine: Its module and workbench are used; the workbench then holds w.
+        calls_hooks: Whether the hooks around backward are called.
+
+    Attributes:
+        has_loss: Whether the last evaluation returned a loss, not None.
     """
 
-    def __init__(self, engine: SequentialEngine) -> None:
+    def __init__(self, engine: SequentialEngine, *, calls_hooks: bool = True) -> None:
         self.engine, self.user, self.layout = engine, engine.user, engine.layout
+        self._calls_hooks = calls_hooks
+        self.has_loss = False
 
     def loss(self, w: Tensor, batch: Any, batch_idx: int) -> Tensor:
         """The loss at w, a scalar in the master dtype; 0 where ``training_step`` returns None."""
@@ -38,15 +47,14 @@ class Oracle:
     ) -> tuple[Tensor, Tensor]:
         """Loss (scalar) and gradient (1, d) at w, with the hooks around backward; 0 for parameters without one."""
         self._go_to(w)
-        hooks = self.user.hooks
         for parameter in self.layout.parameters:
             parameter.grad = None
         with torch.enable_grad(), _unheard(self.user, unless=is_logged):
             loss, _ = self.user.training_step(batch, batch_idx)
             if loss is not None:
-                hooks.call("on_before_backward", loss)
+                self._call("on_before_backward", loss)
                 self.user.module.backward(loss) if self.engine.overridden["backward"] else loss.backward()
-                hooks.call("on_after_backward")
+                self._call("on_after_backward")
         gradient = torch.zeros_like(self.engine.grad)
         self.layout.collect_gradients(gradient)
         return self._scalar(loss), gradient.to(self.layout.master_dtype)[None]
@@ -55,21 +63,23 @@ class Oracle:
         if w.data_ptr() != self.engine.row.data_ptr():
             self.engine.row.copy_(w[0])
 
+    def _call(self, hook: str, *args: Any) -> None:
+        if self._calls_hooks:
+            self.user.hooks.call(hook, *args)
+
     def _scalar(self, loss: Tensor | None) -> Tensor:
+        self.has_loss = loss is not None
         zero = torch.zeros((), dtype=self.layout.master_dtype, device=self.engine.row.device)
         return zero if loss is None else loss.detach().reshape(()).to(zero)
 
 
-class _unheard:  # noqa: N801
+@contextmanager
+def _unheard(user: UserModule, *, unless: bool = False) -> Iterator[None]:
     """What ``self.log`` logs inside is dropped."""
-
-    def __init__(self, user: Any, unless: bool = False) -> None:
-        self.user, self.unless = user, unless
-
-    def __enter__(self) -> None:
-        self.collector = self.user.collector
-        if not self.unless:
-            self.user.collector = MetricCollector()
-
-    def __exit__(self, *error: object) -> None:
-        self.user.collector = self.collector
+    collector = user.collector
+    if not unless:
+        user.collector = MetricCollector()
+    try:
+        yield
+    finally:
+        user.collector = collector

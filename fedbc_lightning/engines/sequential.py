@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -131,12 +132,19 @@ class SequentialEngine:
             if is_asked:
                 raise ConfigurationError(f"{what}: {name} takes plain SGD steps of its own, which know no such thing.")
         optimizer = self.optimizer.optimizer
-        momentum = max(group.get("momentum", 0.0) for group in optimizer.param_groups)
-        said = type(optimizer).__name__ + (f"(momentum={momentum})" if momentum else "")
-        if not uses_lr:
-            rank_zero_info(f"{name} has step sizes of its own: the learning rate of the model's {said} is not used.")
-        elif type(optimizer) is not torch.optim.SGD or momentum:
-            rank_zero_info(f"{name} takes plain SGD steps: of the model's {said} it uses the learning rate only.")
+        groups = optimizer.param_groups
+        if any(group.get("maximize") for group in groups):
+            raise ConfigurationError(f"model: its optimizer maximizes, and {name} takes descent steps of its own.")
+        is_sgd = type(optimizer) is torch.optim.SGD
+        used = [] if not uses_lr else ["learning rate"]
+        used += ["weight decay"] if is_sgd and any(group["weight_decay"] for group in groups) else []
+        left = {key: max(group.get(key, 0.0) for group in groups) for key in ("momentum", "weight_decay")}
+        left = {key: value for key, value in left.items() if value and not (is_sgd and key == "weight_decay")}
+        if not is_sgd or left or not uses_lr:
+            said = type(optimizer).__name__ + (f" ({', '.join(f'{k} {v:g}' for k, v in left.items())})" if left else "")
+            rank_zero_info(
+                f"{name} takes plain SGD steps: of the model's {said} it uses {' and '.join(used) or 'nothing'}."
+            )
 
     # one client
 
@@ -151,6 +159,7 @@ class SequentialEngine:
         epochs: int | None = None,
         lr_scale: float = 1.0,
         record_gradient_mean: bool = False,
+        purpose: str = "client",
         is_last: bool = True,
     ) -> None:
         """Local training of the cohort, from ``start``: default local training, or a solver's own steps.
@@ -164,20 +173,19 @@ class SequentialEngine:
             terms: What the method adds to the loss; added to every step's gradient.
             solver: Steps of the method's own, in place of the user's optimizer.
             after_step: Applied to w after every step of the user's optimizer.
-            epochs: E for this training in place of the trainer's; a straggler's share of work goes before it.
+            epochs: E for this training in place of the trainer's; a straggler does its share of them.
             lr_scale: Factor on the user's learning rates.
             record_gradient_mean: Also fill in ``cohort.gradient_mean``, the mean raw gradient over the steps.
+            purpose: What the random draws inside ``training_step`` are for; another one for a second training.
             is_last: Whether no other training of the same clients follows in this round.
         """
-        local = self.local if cohort.local is None else cohort.local
-        if epochs is not None and cohort.local is None:
-            local = replace(local, epochs=epochs, steps=None)
+        local = self._planned(cohort, epochs)
         if solver is not None:
-            SolverRun(self, cohort, local, solver, terms).run(start, lr_scale, is_last=is_last)
+            SolverRun(self, cohort, local, solver, terms).run(start, lr_scale, purpose, is_last=is_last)
             return
         try:
             OptimizerRun(self, cohort, local, terms, after_step, record_gradient_mean).run(
-                start, lr_scale, is_last=is_last
+                start, lr_scale, purpose, is_last=is_last
             )
         except MissingGradientError:
             log.info(
@@ -186,13 +194,24 @@ class SequentialEngine:
             )
             self.optimizer.use_per_tensor()
             OptimizerRun(self, cohort, local, terms, after_step, record_gradient_mean).run(
-                start, lr_scale, is_last=is_last
+                start, lr_scale, purpose, is_last=is_last
             )
+
+    def _planned(self, cohort: Cohort, epochs: int | None) -> LocalTraining:
+        """What the cohort does: as the trainer says or for ``epochs``; a straggler its share of that."""
+        if epochs is None:
+            return self.local if cohort.local is None else cohort.local
+        asked = replace(self.local, epochs=epochs, steps=None)
+        if cohort.local is None:
+            return asked
+        num_batches = int(self.datamodule.num_batches()[cohort.ids[0]])
+        share = cohort.local.num_steps(num_batches) / self.local.num_steps(num_batches)
+        return replace(asked, epochs=None, steps=max(1, int(share * asked.num_steps(num_batches))))
 
     def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:
         """f_i (K,) of a model (d + b,): the mean training loss over the client's samples, in evaluation mode."""
         (client,) = cohort.ids
-        self.load(model.reshape(-1), cohort.counters, cohort.start_buffers)
+        self.load(model.reshape(-1), cohort.start_counters, cohort.start_buffers)
         seed_globals(derive(self.seed, "train loss", self.round, client), self.user.device)
         self.user.eval_mode()
         oracle = Oracle(self)
@@ -210,7 +229,7 @@ class SequentialEngine:
         buffers, counts = self.layout.read_buffers(), self.layout.read_counters()
         w = self.row.to(self.layout.master_dtype)[None]
         self.user.train_mode()
-        _, gradient = Oracle(self).loss_and_gradient(w, self.user.to_device(batch), 0)
+        _, gradient = Oracle(self, calls_hooks=False).loss_and_gradient(w, self.user.to_device(batch), 0)
         self.user.eval_mode()
         self.row.copy_((w - fine_tuning.lr * gradient)[0])
         self.layout.write_buffers(buffers, counts)
@@ -218,15 +237,19 @@ class SequentialEngine:
     # data in fixed batches
 
     def components(self, client: int) -> list[Any]:
-        """A client's training data in fixed batches, in its own order; kept for the run."""
+        """A client's training data in fixed batches, in its own order, as the loader gives them; kept for the run."""
         if client not in self._components:
-            batches = self.datamodule.fixed_batches(client, device=self.user.device)
-            self._components[client] = [self.user.to_device(batch) for batch in batches]
+            self._components[client] = list(self.datamodule.fixed_batches(client, device=self.user.device))
         return self._components[client]
 
     def component_shares(self, client: int) -> list[float]:
         """The share of the client's samples that lies in each of :meth:`components`; sums to 1."""
         return self.datamodule.batch_shares(client)
+
+    @property
+    def has_full_precision(self) -> bool:
+        """Whether losses and gradients are computed in float32 or float64 throughout."""
+        return self.layout.dtype.itemsize >= 4 and not isinstance(self.user.precision, MixedPrecision)
 
     # the workbench
 

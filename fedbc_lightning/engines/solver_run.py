@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,14 @@ class Batch:
         index: In its epoch.
         size: Samples.
         is_counted: Whether its loss and what it logged were taken already: the first gradient on it counts.
+        loss: Of that gradient.
     """
 
     data: Any
     index: int
     size: int
     is_counted: bool = False
+    loss: Tensor | None = None
 
 
 class SolverRun(ClientRun):
@@ -65,9 +67,9 @@ class SolverRun(ClientRun):
         self._batch: Batch | None = None
         self._raw: Iterator[tuple[int, Any]] | None = None  # the rest of the current epoch
 
-    def run(self, start: Tensor, lr_scale: float, *, is_last: bool) -> None:
+    def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> None:
         """Train the client from a model and fill in its cohort."""
-        self.begin(start, lr_scale)
+        self.begin(start, lr_scale, purpose)
         self.w = self.engine.row.to(self.layout.master_dtype, copy=True)[None]
         self._quiet_schedulers()
         self.solver.begin(self)
@@ -115,27 +117,25 @@ class SolverRun(ClientRun):
         """The loss at w, a scalar, and its gradient (1, d), the terms included."""
         loss, gradient = self.oracle.loss_and_gradient(w, batch.data, batch.index, is_logged=not batch.is_counted)
         if not batch.is_counted:
-            batch.is_counted = True
-            self.losses.append(loss)
-            self.sizes.append(batch.size)
+            batch.is_counted, batch.loss = True, loss
+            self._count_loss(loss, batch.size)
         for term in self.terms:
             term.add_gradient(gradient, w)
             loss = loss + term.value(w)[0]
         return loss, gradient
 
-    def trial(self, batch: Batch) -> Callable[[Tensor], Tensor]:
-        """The loss as a function of w on one batch; random state always as for a gradient taken next, buffers kept."""
-        seed = derive(self.engine.seed, "trial", self.engine.round, self.client, step=self.num_steps)
-
-        def loss_at(w: Tensor) -> Tensor:
-            values, counters = self.layout.read_buffers(), self.layout.read_counters()
-            seed_globals(seed, self.user.device)
-            loss = self.oracle.loss(w, batch.data, batch.index)
-            self.layout.write_buffers(values, counters)
-            return loss + sum(term.value(w)[0] for term in self.terms)
-
+    def same_draws(self) -> None:
+        """Seed the generators for this step: evaluations that each follow a call see the same random numbers."""
+        seed = derive(self.engine.seed, "same draws", self.engine.round, self.client, step=self.num_steps)
         seed_globals(seed, self.user.device)
-        return loss_at
+
+    def trial_loss(self, w: Tensor, batch: Batch) -> Tensor:
+        """The loss at w with the draws of :meth:`same_draws`, the terms included; buffers are put back."""
+        values, counters = self.layout.read_buffers(), self.layout.read_counters()
+        self.same_draws()
+        loss = self.oracle.loss(w, batch.data, batch.index)
+        self.layout.write_buffers(values, counters)
+        return loss + sum(term.value(w)[0] for term in self.terms)
 
     @property
     def num_components(self) -> int:
@@ -145,12 +145,11 @@ class SolverRun(ClientRun):
     def component_gradient(self, w: Tensor, index: int) -> Tensor:
         r"""∇f_ij(w), (1, d): of fixed batch j, scaled so that the plain mean over j is ∇f_i(w)."""
         shares = self.engine.component_shares(self.client)
-        batch = self.engine.components(self.client)[index]
+        batch = self.user.to_device(self.engine.components(self.client)[index])
         size = batch_size_of(batch, 1)
         self.collector.start_batch(batch, size)
         loss, gradient = self.oracle.loss_and_gradient(w, batch, index, is_logged=True)
-        self.losses.append(loss)
-        self.sizes.append(size)
+        self._count_loss(loss, size)
         gradient = gradient * (shares[index] * len(shares))
         for term in self.terms:
             term.add_gradient(gradient, w)
@@ -168,9 +167,14 @@ class SolverRun(ClientRun):
 
     # parts
 
+    def _count_loss(self, loss: Tensor, size: int) -> None:
+        if self.oracle.has_loss:
+            self.losses.append(loss)
+            self.sizes.append(size)
+
     def _end_batch(self) -> None:
         if self._batch is not None:
-            self.hooks.call("on_train_batch_end", {}, self._batch.data, self._batch.index)
+            self.hooks.call("on_train_batch_end", {"loss": self._batch.loss}, self._batch.data, self._batch.index)
             self._batch = None
 
     def _end_epoch(self) -> None:

@@ -26,5 +26,5 @@ class FineTuning:
     def __post_init__(self) -> None:
         """Check."""
         check_at_least("algorithm.finetune_lr", self.lr, 0)
-        check_at_least("algorithm.finetune_batch_size", self.batch_size, 1)
+        check_at_least("algorithm.finetune_batch_size", self.batch_size, 1, whole=True)
         check_choice("algorithm.finetune_split", self.split, ("train", "test"))

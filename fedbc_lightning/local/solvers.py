@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
 
 class Solver:
-    """Base class. One object may serve every client; what lasts over a client's steps is set in :meth:`begin`."""
+    """Base class. One object may serve every client; what lasts over a client's steps is set in :meth:`begin`.
+
+    Attributes:
+        takes_terms: Whether it may be combined with gradient terms.
+        uses_lr: Whether its steps are of the size of the user's learning rate.
+    """
+
+    uses_lr = False
+
+    takes_terms = True
 
     def num_steps(self, client: SolverRun) -> int:
         """How many times :meth:`step` is called: as often as default local training would step."""
@@ -83,7 +92,10 @@ class ModelAgnostic(Solver):
         if self.hessian_free:
             epsilon = self.EPSILON / outer.norm(dim=1, keepdim=True).clamp(min=1.0)
             batch = client.next_batch()
-            above, below = (client.gradient(w + sign * epsilon * outer, batch) for sign in (1, -1))
+            client.same_draws()  # the difference is divided by 2ε: it must not hold two dropout masks
+            above = client.gradient(w + epsilon * outer, batch)
+            client.same_draws()
+            below = client.gradient(w - epsilon * outer, batch)
             outer = outer - self.inner_lr * (above - below) / (2 * epsilon)
         w -= self.outer_lr * outer
 
@@ -106,6 +118,8 @@ class MoreauEnvelope(Solver):
     Attributes:
         theta: (K, d) the last θ.
     """
+
+    uses_lr = True
 
     def __init__(self, penalty: float, personal_lr: float, num_inner_steps: int) -> None:
         self.penalty, self.personal_lr, self.num_inner_steps = penalty, personal_lr, num_inner_steps
@@ -143,6 +157,8 @@ class Mixture(Solver):
         mixture: The last α.
     """
 
+    uses_lr = True
+
     def __init__(self, v: Tensor, mixture: Tensor, adaptive: bool) -> None:
         self.v, self.mixture, self.adaptive = v.clone(), mixture.to(v), adaptive
 
@@ -166,7 +182,7 @@ class Armijo(Solver):
         f_b(w − ηg) ≤ f_b(w) − c η ‖g‖²,    η₀ = min(η_max, η_prev γ_r^(1 / batches per epoch))
 
     Trials see the same batch and random state; buffers are put back after each. Where 100 trials fail, the step is 1e-6
-    and the last tried η is remembered; ‖g‖ < 1e-8: no update.
+    and the last tried η is remembered; ‖g‖ < 1e-8: no update. The bound is relaxed by four roundings of the loss.
 
     Args:
         sufficient_decrease: c.
@@ -179,6 +195,7 @@ class Armijo(Solver):
         Learning".
     """
 
+    takes_terms = False
     MAX_TRIALS, FALLBACK_STEP, MIN_NORM = 100, 1e-6, 1e-8
 
     def __init__(
@@ -187,30 +204,33 @@ class Armijo(Solver):
         self.sufficient_decrease, self.shrink, self.growth, self.max_step = (
             sufficient_decrease, shrink, growth, max_step,
         )  # fmt: skip
-        self._accepted = 1.0
+        self._accepted, self._num_searches = 1.0, 0
 
     @property
-    def accepted(self) -> float:
-        """The last η of the last client, which is η_prev of its next step; 1 at the start of each round."""
-        return self._accepted
+    def accepted(self) -> float | None:
+        """The last η of the last client, which is η_prev of its next step; None if it never searched."""
+        return self._accepted if self._num_searches else None
 
     def begin(self, client: SolverRun) -> None:
         """η_prev = 1."""
-        self._accepted = 1.0
+        self._accepted, self._num_searches = 1.0, 0
 
     def step(self, client: SolverRun) -> None:
         """One batch."""
         batch, w = client.next_batch(), client.w
-        loss_at = client.trial(batch)
+        client.same_draws()
         loss, gradient = client.loss_and_gradient(w, batch)
         square = gradient.square().sum()
         if square.sqrt() < self.MIN_NORM:
             return
+        self._num_searches += 1
         step = min(self.max_step, self._accepted * self.growth ** (1 / client.num_batches))
         taken = self.FALLBACK_STEP
+        roundings = 4 * torch.finfo(loss.dtype).eps * loss.abs().clamp(min=1.0)
         for trial in range(self.MAX_TRIALS):
             step = step * self.shrink if trial else step
-            if loss_at(w - step * gradient) <= loss - self.sufficient_decrease * step * square:
+            bound = loss - self.sufficient_decrease * step * square + roundings
+            if client.trial_loss(w - step * gradient, batch) <= bound:
                 taken = step
                 break
         self._accepted = step

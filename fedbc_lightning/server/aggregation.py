@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.robust import RobustRule
 from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
 
 
 class WeightedAverage(ServerCallback):
@@ -24,6 +27,8 @@ class WeightedAverage(ServerCallback):
             :class:`~fedbc_lightning.server.CoordinateMedian`; None: the mean.
     """
 
+    forms_z = True
+
     def __init__(self, by: Literal["samples", "uniform"] | str = "samples", rule: RobustRule | None = None) -> None:
         self.by, self.rule = by, rule
         self.reads = () if by in ("samples", "uniform") else (by,)
@@ -33,7 +38,7 @@ class WeightedAverage(ServerCallback):
         if self.rule is not None:
             self.rule.declare_state(state)
 
-    def check(self, num_sampled: int) -> None:
+    def check(self, engine: SequentialEngine, num_sampled: int) -> None:
         """Whether the rule works with S clients."""
         if self.rule is not None:
             self.rule.check(num_sampled)
@@ -78,7 +83,8 @@ class WeightedAverage(ServerCallback):
             models = sums.rows("model")
             updates, buffers = models.split([server.z.numel(), models.shape[1] - server.z.numel()], dim=1)
             weights = torch.tensor([record["weight"] for record in server.valid_records], dtype=torch.float64)
-            step, buffers = self.rule.aggregate(updates - server.z, weights, buffers, server)
+            updates -= server.z
+            step, buffers = self.rule.aggregate(updates, weights, buffers, server)
             server.stage_model(torch.cat([server.z + step, buffers]))
         for record in server.records:
             record["weight"] = record.get("weight", 0.0) / total

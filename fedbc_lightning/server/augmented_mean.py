@@ -22,6 +22,9 @@ class AugmentedMean(ServerCallback):
         Wang et al. 2022, "FedADMM: A Federated Primal-Dual Algorithm Allowing Partial Participation", Algorithm 1.
     """
 
+    reads = ("local_model", "multiplier")
+    follows_aggregation = True
+
     def __init__(self, rho: float) -> None:
         self.rho = rho
 
@@ -37,9 +40,7 @@ class AugmentedMean(ServerCallback):
         """Add u_i − u_i^old of the valid clients."""
         change = cohort.w - cohort.local_model[:, : server.z.numel()]
         change = change + (cohort.staged("multiplier") - cohort.multiplier) / self.rho
-        for k in range(len(cohort)):
-            if cohort.valid[k]:
-                sums.add("augmented", change[k])
+        sums.add_valid("augmented", cohort, change)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Replace the staged z."""
@@ -61,6 +62,9 @@ class CenterConsensus(ServerCallback):
         Zhang et al. 2021, "FedPD: A Federated Learning Framework with Adaptivity to Non-IID Data", Algorithm 1.
     """
 
+    reads = ("center",)
+    forms_z = True
+
     def __init__(self, skip_probability: float) -> None:
         self.skip_probability = skip_probability
 
@@ -75,10 +79,9 @@ class CenterConsensus(ServerCallback):
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients."""
         centers = torch.cat([cohort.staged("center"), cohort.buffers.to(cohort.w)], dim=1)
-        for k in range(len(cohort)):
-            cohort.records[k]["weight"] = 0.0 if self.is_skipped(server) else float(cohort.valid[k])
-            if cohort.valid[k]:
-                sums.add("centers", centers[k])
+        sums.add_valid("centers", cohort, centers)
+        for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
+            record["weight"] = 0.0 if self.is_skipped(server) else float(is_valid)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """In an exchange: the mean, to everyone."""

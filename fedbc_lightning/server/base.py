@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
 
 
 class Sums:
@@ -34,13 +39,19 @@ class Sums:
         """Add ``weight * value``."""
         self._sums[name].add_(value, alpha=weight)
 
+    def add_valid(self, name: str, cohort: Cohort, rows: Tensor) -> None:
+        """Add the rows (K, ...) of the cohort's valid clients, one after another."""
+        for k in range(len(cohort)):
+            if cohort.valid[k]:
+                self.add(name, rows[k])
+
     def keep(self, name: str, position: int, row: Tensor) -> None:
         """Keep one client's vector; ``position``: the client's place in the round (``cohort.positions``)."""
         self.kept.setdefault(name, {})[position] = row.detach().clone()
 
     def rows(self, name: str) -> Tensor:
-        """What was kept, (n, ...), in the order of the clients' turns; after the gathering, of all ranks."""
-        kept = self.kept[name]
+        """What was kept, (n, ...), in the order of the clients' turns, of all ranks; it is handed over, once."""
+        kept = self.kept.pop(name)
         return torch.stack([kept[position].to(self.device) for position in sorted(kept)])
 
     def __getitem__(self, name: str) -> Tensor:
@@ -68,16 +79,26 @@ class ServerCallback:
     4. :meth:`on_round_end` after that; then the round is committed.
 
     Attributes:
-        reads: Client scalars that some part of the algorithm must declare.
+        reads: Client state that some part of the algorithm must declare.
+        messages: What the algorithm's client half must put into ``cohort.messages``.
+        vectors_up: Vectors that a client sends for it beside its model; ``vectors_down``: that it receives.
+        vectors_down: See there.
+        forms_z: Whether it makes z of the clients' models.
+        follows_aggregation: Whether it works on the z that a part before it made.
     """
 
     reads: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+    vectors_up: int = 0
+    vectors_down: int = 0
+    forms_z: bool = False
+    follows_aggregation: bool = False
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare what outlives a round."""
 
-    def check(self, num_sampled: int) -> None:
-        """Raise a ConfigurationError if the part cannot work with S clients in a round."""
+    def check(self, engine: SequentialEngine, num_sampled: int) -> None:
+        """Raise a ConfigurationError if the part cannot work with this engine, or with S clients in a round."""
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
         """Declare the sums that :meth:`on_cohort_end` adds to."""

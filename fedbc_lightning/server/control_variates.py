@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
 
 
 class ControlVariates(ServerCallback):
@@ -19,8 +25,19 @@ class ControlVariates(ServerCallback):
             the raw mini-batch gradients, for any optimizer.
     """
 
+    vectors_up = 1
+    vectors_down = 1
+
     def __init__(self, gradient_mean: bool) -> None:
         self.gradient_mean = gradient_mean
+
+    def check(self, engine: SequentialEngine, num_sampled: int) -> None:
+        """The first form is exact for plain SGD only."""
+        if not self.gradient_mean and not engine.is_plain_sgd:
+            raise ConfigurationError(
+                "algorithm.control: 'step_size' needs plain SGD (no momentum, weight decay or gradient clipping); "
+                "use 'gradient_mean' or 'auto'."
+            )
 
     def declare_state(self, state: StateDeclaration) -> None:
         """c_i and c, both ``control``."""
@@ -44,10 +61,7 @@ class ControlVariates(ServerCallback):
         """Stage c_i⁺ and add its change."""
         control = self.new_control(cohort, server)
         cohort.stage("control", control)
-        for k in range(len(cohort)):
-            if cohort.valid[k]:
-                sums.add("control", control[k])
-                sums.add("control", cohort.control[k], -1.0)
+        sums.add_valid("control", cohort, control.to(sums.dtype) - cohort.control)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """C moves by the mean over all N clients."""

@@ -40,7 +40,7 @@ class DualAscent(ServerCallback):
         dual_momentum: m (the public code: 0.5).
         dual_momentum_style: ``"client"``: a client's velocity moves only when it takes part. ``"public"``: as in the
             public code, after each sampled client in turn *every* client's velocity decays and moves its λ_i and γ_i
-            (absent clients coast, v is not reset at the clip).
+            (absent clients coast, v is not reset at the clip; a client that turns out non-finite counts as a turn).
 
     Raises:
         ConfigurationError: A value outside its range; ``tolerance_lr`` with a fixed tolerance.
@@ -137,7 +137,7 @@ class DualAscent(ServerCallback):
 
     def on_round_end(self, server: ServerState, clients: ClientStore) -> None:
         """Log λ over S_t; warn once when a few clients carry the whole mean."""
-        dual = clients.staged_scalar("dual")[torch.tensor(server.ids)]
+        dual = clients.staged_scalar("dual")[[record["client"] for record in server.valid_records]]
         square_sum = dual.square().sum()
         effective = (dual.sum().square() / square_sum).item() if square_sum > 0 else 0.0
         server.log("dual/min", dual.min().item())

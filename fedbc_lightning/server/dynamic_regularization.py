@@ -17,6 +17,8 @@ class DynamicRegularization(ServerCallback):
         Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", Algorithm 1.
     """
 
+    follows_aggregation = True
+
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
 
@@ -30,9 +32,7 @@ class DynamicRegularization(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients."""
-        for k in range(len(cohort)):
-            if cohort.valid[k]:
-                sums.add("drift", cohort.w[k] - server.z)
+        sums.add_valid("drift", cohort, cohort.w - server.z)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Move h, then z."""

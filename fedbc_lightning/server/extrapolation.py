@@ -42,7 +42,7 @@ class Extrapolation(ServerOptimizer):
         """See the class."""
         epsilon = self.epsilon
         if self.style == "public":
-            epsilon *= self.DECAY ** (2 * server.round) * len(server.ids)
+            epsilon *= self.DECAY ** (2 * server.round) * len(server.valid_records)
         mean_square = sum(record["weight"] * record["distance"] for record in server.valid_records)
         square_mean = torch.linalg.vector_norm(direction, dtype=sums.dtype).square().item()
         lr = max(1.0, mean_square / (2 * (square_mean + epsilon)))

@@ -26,6 +26,9 @@ class FairStep(ServerCallback):
         Li et al. 2020, "Fair Resource Allocation in Federated Learning", Algorithm 2.
     """
 
+    follows_aggregation = True
+    messages = ("loss_at_z",)
+
     def __init__(self, q: float, lipschitz: float | None) -> None:
         self.q, self.lipschitz = q, lipschitz
 
@@ -33,10 +36,13 @@ class FairStep(ServerCallback):
         """Σ Δ_i and Σ h_i."""
         sums.declare("fair_update", server.z.numel())
         sums.declare("fair_total")
+        sums.declare("num_counted")
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the clients that took a step."""
-        rate = cohort.step_size if self.lipschitz is None else torch.full_like(cohort.step_size, 1 / self.lipschitz)
+        rate = cohort.step_size.amax(dim=1, keepdim=True)  # of the one group: 0 outside, where w = z
+        if self.lipschitz is not None:
+            rate = torch.full_like(rate, 1 / self.lipschitz)
         loss = (cohort.messages["loss_at_z"] + 1e-10).to(rate.device, sums.dtype)[:, None]
         cohort.record("loss_at_z", cohort.messages["loss_at_z"])
         lipschitz = 1 / rate.to(sums.dtype)
@@ -44,11 +50,12 @@ class FairStep(ServerCallback):
         fair_update = loss**self.q * update
         total = self.q * loss ** (self.q - 1) * update.square().sum(dim=1, keepdim=True) + lipschitz * loss**self.q
         for k in range(len(cohort)):
-            if cohort.valid[k] and cohort.num_steps[k] > 0:
+            if cohort.valid[k] and cohort.num_steps[k] and rate[k] > 0:  # without a step, or with steps of 0, w_i = z
                 sums.add("fair_update", fair_update[k])
                 sums.add("fair_total", total[k])
+                sums.add("num_counted", torch.ones_like(total[k]))
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Replace the staged z."""
-        if sums["fair_total"] > 0:
+        if sums["num_counted"] > 0:
             server.stage("z", server.z - sums["fair_update"] / sums["fair_total"])

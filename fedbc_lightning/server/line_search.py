@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -13,18 +15,20 @@ from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 
 
 class LargestClientStep(ServerOptimizer):
-    """z ← z − η_s Δ̄, with η_s the largest of the clients' last step sizes (client scalar ``step_size``).
+    """z ← z − η_s Δ̄, with η_s the largest of the clients' last step sizes (client scalar ``last_step``).
+
+    A client that made no line search does not count; if none did, η_s = 1.
 
     References:
         "Towards Hyper-parameter-free Federated Learning", FedLi-LS.
     """
 
-    reads = ("step_size",)
+    reads = ("last_step",)
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
         """See the class."""
-        valid = [record["client"] for record in server.valid_records]
-        lr = clients.staged_scalar("step_size")[valid].max().item()
+        searched = [record["client"] for record in server.valid_records if record.get("has_searched")]
+        lr = clients.staged_scalar("last_step")[searched].max().item() if searched else 1.0
         server.log("server_lr", lr)
         return lr * direction
 
@@ -58,13 +62,17 @@ class FrankWolfe(ServerOptimizer):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Record the clients' mean loss over batches."""
-        cohort.record("batch_loss", cohort.batch_loss)
+        for record, loss in zip(cohort.records, cohort.batch_loss.tolist(), strict=True):
+            if math.isfinite(loss):
+                record["batch_loss"] = loss
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
         """See the class."""
         delta = -direction.to(sums.dtype)
         decay = self.weight_decay * server.z.to(sums.dtype)
-        loss = sum(record["weight"] * record["batch_loss"] for record in server.valid_records)
+        with_loss = [record for record in server.valid_records if "batch_loss" in record]
+        share = sum(record["weight"] for record in with_loss)
+        loss = sum(record["weight"] * record["batch_loss"] for record in with_loss) / share if share else 0.0
         gamma = (loss - self.lr * torch.dot(delta, decay)) / (self.lr * delta.square().sum() + 1e-5)
         gamma = gamma.clamp(0, 1)
         server.log("frank_wolfe_gamma", gamma.item())

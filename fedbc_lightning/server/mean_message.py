@@ -14,8 +14,12 @@ class MeanMessage(ServerCallback):
         name: Of both.
     """
 
+    vectors_up = 1
+    vectors_down = 1
+
     def __init__(self, name: str) -> None:
         self.name = name
+        self.messages = (name,)
 
     def declare_state(self, state: StateDeclaration) -> None:
         """The vector, 0 at the start."""
@@ -27,9 +31,7 @@ class MeanMessage(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients'."""
-        for k in range(len(cohort)):
-            if cohort.valid[k]:
-                sums.add(self.name, cohort.messages[self.name][k])
+        sums.add_valid(self.name, cohort, cohort.messages[self.name])
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage the mean."""

@@ -15,6 +15,8 @@ from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 class ServerOptimizer(ServerCallback):
     """Stands behind the aggregation and replaces its z; buffers are left as they are."""
 
+    follows_aggregation = True
+
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
         """What is added to z, (d,), from the direction −Δ̄ = aggregate − z (d,); stages state of its own."""
         raise NotImplementedError

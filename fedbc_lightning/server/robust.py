@@ -229,7 +229,7 @@ class Krum(RobustRule):
     def check(self, num_sampled: int) -> None:
         """S > 2f + 2."""
         needed = 2 * self.num_byzantine + 3
-        smaller = f", or num_byzantine to {(num_sampled - 3) // 2} or less" if num_sampled >= 3 else ""
+        smaller = f", or num_byzantine to at most {(num_sampled - 3) // 2}" if num_sampled >= 3 else ""
         self._require(
             "num_byzantine",
             num_sampled >= needed,

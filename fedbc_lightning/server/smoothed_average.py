@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -12,6 +12,9 @@ from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.smoothed_center import smoothed_center
 from fedbc_lightning.state import ClientStore, ServerState
 
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
+
 
 class SmoothedAverage(ServerCallback):
     """z ← the smoothed centre of the w_i under a penalty (:func:`~fedbc_lightning.server.smoothed_center`).
@@ -19,12 +22,19 @@ class SmoothedAverage(ServerCallback):
     Buffers are the plain mean of the same models.
 
     Args:
-        penalty: Ψ, bound to the parameters.
+        penalty: Ψ.
         over: ``"sampled"``: the clients of the round. ``"all"``: all N with their stored ``local_model``.
     """
 
-    def __init__(self, penalty: Penalty, over: Literal["sampled", "all"]) -> None:
+    forms_z = True
+
+    def __init__(self, penalty: Penalty, over: Literal["sampled", "all"] = "sampled") -> None:
         self.penalty, self.over = penalty, over
+        self.reads = ("local_model",) if over == "all" else ()
+
+    def check(self, engine: SequentialEngine, num_sampled: int) -> None:
+        """Find the parameters that the penalty names."""
+        self._bound = self.penalty.bind(engine.layout)
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Keep the valid clients' models."""
@@ -38,7 +48,7 @@ class SmoothedAverage(ServerCallback):
         """Stage z and the buffers."""
         of_all = self.over == "all"
         models = clients.staged_vectors("local_model").to(server.z.device) if of_all else sums.rows("model")
-        z = smoothed_center(models[:, : server.z.numel()], self.penalty)
+        z = smoothed_center(models[:, : server.z.numel()], self._bound)
         server.stage_model(torch.cat([z, models[:, server.z.numel() :].to(z.dtype).mean(dim=0)]))
         for record in server.records:
             record["weight"] /= len(server.valid_records)

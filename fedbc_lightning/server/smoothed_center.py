@@ -21,9 +21,10 @@ def smoothed_center(w: Tensor, penalty: Penalty) -> Tensor:
 
     From z = mean(w_i): θ_i = prox(w_i − z), z ← z + Σ (w_i − z − θ_i) / Σ b_i, until ‖step‖ ≤ 1e-8 max(1, ‖z‖) or after
     1,000 sweeps. b_i is the share of w_i − z that θ_i leaves, by coordinate. With n in place of Σ b_i, as the paper has
-    it, the sweeps end at the same point but move z by at most δ each, and need thousands where clients lie far beyond
-    δ. It is the mean for :class:`~fedbc_lightning.local.penalties.SquaredNorm`, a smoothed geometric median
-    for ``Norm``, a smoothed coordinate median (Huber's location) for ``AbsoluteNorm``. Kundu et al., "Fed+".
+    it, the sweeps have the same fixed points but move z by at most δ each, and need thousands where clients lie far
+    beyond δ. It is the mean for :class:`~fedbc_lightning.local.penalties.SquaredNorm`, a smoothed geometric median
+    for ``Norm``, a smoothed coordinate median (Huber's location) for ``AbsoluteNorm`` (some
+    point of the median's interval, where the number of clients is even and they lie far apart). Kundu et al., "Fed+".
 
     Example:
         >>> from fedbc_lightning.local.penalties import AbsoluteNorm

@@ -82,7 +82,7 @@ FEDADMM = {"vectors": ("local_model", "multiplier"), "server": ("augmented_mean"
 FEDPD = {"vectors": ("local_model", "multiplier", "center")}
 ADAGRAD = partial(loops.fedopt, kind="adagrad", server_lr=0.1, beta1=0.0)
 PREVIOUS = {"server": ("previous_z",)}
-LINE_SEARCH = {"scalars": ("step_size",)}
+LINE_SEARCH = {"scalars": ("last_step",)}
 
 
 def _finetune(name: str, finetune: dict[str, Any], **options: Any) -> Setting:

@@ -347,7 +347,7 @@ def test_krum_scores_see_small_distances_of_points_far_out(n, f, dtype, offset):
 def test_krum_needs_more_than_two_f_and_two_clients(rule):
     rule(2).check(7)
     rule(0).check(3)
-    with pytest.raises(ConfigurationError, match=r"num_byzantine=2: needs 2f \+ 3 = 7 clients.* to 1 or less"):
+    with pytest.raises(ConfigurationError, match=r"num_byzantine=2: needs 2f \+ 3 = 7 clients.* to at most 1"):
         rule(2).check(6)
     with pytest.raises(ConfigurationError, match=r"clients_per_round to 3 or more\.$"):
         rule(0).check(2)

@@ -345,14 +345,16 @@ def fedlils(
 ) -> Trajectories:
     """FedLi-LS: Armijo's rule on every batch; the server steps by 1 or by the largest of the last step sizes."""
     x, log, average = np.tile(z, (len(clients), 1)), reference._Log(), rule or weighted_mean()
-    step_size = np.ones(len(clients))
+    last_step = np.ones(len(clients))
     for t, sampled in enumerate(rounds, start=1):
+        searched = []
         for i in sampled:
             w, eta = z, 1.0
             for rows in (rows for batches in local.steps(t, i) for rows in batches):
                 value, g = loss(clients, i, w, rows), gradient(clients, i, w, rows)
                 if np.linalg.norm(g) < 1e-8:
                     continue
+                searched.append(i)
                 eta = min(max_step, eta * growth ** (1 / local.steps.batches_per_epoch(i)))
                 for attempt in range(100):
                     if attempt:
@@ -362,10 +364,11 @@ def fedlils(
                         break
                 else:
                     w = w - 1e-6 * g
-            x[i], step_size[i] = w, eta
-        server_lr = max(step_size[sampled]) if server_step == "max" else 1.0
+            x[i] = w
+            last_step[i] = eta if i in searched else last_step[i]
+        server_lr = max(last_step[searched]) if server_step == "max" and searched else 1.0
         z = z + server_lr * average(x[sampled] - z, _sizes(clients, sampled, weighting))
-        log.add(z=z, local_model=x, step_size=step_size)
+        log.add(z=z, local_model=x, last_step=last_step)
     return log.arrays()
 
 
