@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -108,16 +109,14 @@ class ClientRun:
         cohort.counters = layout.read_counters()
         cohort.num_steps[0] = self.num_updates
         cohort.step_size = self.step_size(self.lr_sums, max(self.num_updates, 1))
-        is_finite = torch.isfinite(cohort.model).all()
         logged = self.collector.result()
-        if self.losses:
-            losses = torch.stack(self.losses).to(layout.master_dtype)
-            sizes = torch.tensor(self.sizes, dtype=losses.dtype)
-            mean = (losses.cpu() @ sizes) / sizes.sum()
-            cohort.batch_loss[0] = losses.mean().item()
-            logged = {"loss": mean.item(), **logged}
-            is_finite &= torch.isfinite(losses).all()
-        cohort.valid[0] &= bool(is_finite)
+        losses = torch.stack(self.losses).tolist() if self.losses else []  # one wait for the device
+        if losses:
+            cohort.batch_loss[0] = sum(losses) / len(losses)
+            total = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True))
+            logged = {"loss": total / sum(self.sizes), **logged}
+        is_finite = bool(torch.isfinite(cohort.model).all()) and all(map(math.isfinite, losses))
+        cohort.valid[0] &= is_finite
         cohort.records[0].update(num_steps=self.num_steps, **{f"train_{name}": value for name, value in logged.items()})
 
     def step_size(self, rates: list[float], divisor: int = 1) -> Tensor:
