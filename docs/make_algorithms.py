@@ -10,6 +10,7 @@ import yaml
 
 from fedbc_lightning import algorithms, local, server
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.cli.choices import NO_CHOICES, is_for_yaml
 from fedbc_lightning.cli.docstrings import MARKUP, Block, import_path, read_docstring, read_parameters
 from fedbc_lightning.cli.names import fold
 
@@ -40,7 +41,7 @@ PARTS = {
 }
 """The parts by their base classes, of which the first counts that fits."""
 
-BASES = {*PARTS.values(), local.AfterStep, local.Term, server.ServerOptimizer, server.Sums}
+BASES = {*PARTS.values(), local.AfterStep, local.Term, *NO_CHOICES, server.Sums}
 """What parts are derived from, or given to."""
 
 HEAD = """\
@@ -61,9 +62,11 @@ PARTS_HEAD = """\
 ## Parts
 
 What the methods above are made of, and what a `ComposedAlgorithm` (see
-[`algorithms/composed.yaml`](../configs/algorithms/composed.yaml)) or a method of your own can be made of.
-`fedbc-cli fit --algorithm.help Composed --algorithm.server_callbacks.help DualAscent` shows the arguments of a server
-callback, `--algorithm.terms.help` and `--algorithm.solver.help` those of a term and of a solver."""
+[`algorithms/composed.yaml`](../configs/algorithms/composed.yaml)) or a method of your own can be made of. Parts with a
+table of parameters can be given in YAML; those marked "(in Python)" need a tensor, or the client half of their method.
+`fedbc-cli fit --algorithm.help Composed --algorithm.server_callbacks.help` lists those that fit a key, and
+`--algorithm.server_callbacks.help DualAscent` explains one; likewise `terms`, `solver`, and of other methods
+`--algorithm.robust_rule.help` and `--algorithm.penalty.help`."""
 
 
 def exported() -> dict[str, type[FederatedAlgorithm]]:
@@ -160,19 +163,18 @@ def parameter_table(cls: type) -> str:
 
 
 def part_list() -> str:
-    """The last chapter: what a :class:`ComposedAlgorithm` is made of."""
+    """The last chapter: what a :class:`ComposedAlgorithm` is made of, and what YAML may say of each part."""
     text = [PARTS_HEAD]
     for title, classes in parts().items():
         text.append(f"### {title}")
-        text.append("\n".join(f"- {part_names(cls, title)}: {first_line(cls)}" for cls in classes))
+        if PARTS[title] is object:
+            text.append("\n".join(f"- `{import_path(cls)}`: {first_line(cls)}" for cls in classes))
+            continue
+        for cls in sorted(classes, key=lambda cls: not is_for_yaml(cls)):
+            text.append(f"**`{import_path(cls)}`**{'' if is_for_yaml(cls) else ' (in Python)'}: {first_line(cls)}")
+            if is_for_yaml(cls):
+                text.append(parameter_table(cls) if read_parameters(cls) else "No parameters.")
     return "\n\n".join(text)
-
-
-def part_names(cls: type, title: str) -> str:
-    """Path of a part, and whether it can be made in Python alone: an argument is a tensor."""
-    parameters = inspect.signature(cls).parameters.values()
-    takes_tensors = any("Tensor" in str(parameter.annotation) for parameter in parameters)
-    return f"`{import_path(cls)}`" + " (in Python)" * (takes_tensors and PARTS[title] is not object)
 
 
 def first_line(cls: type) -> str:

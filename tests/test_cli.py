@@ -217,6 +217,50 @@ def test_later_configs_win_and_leave_nothing_of_another_class(project, calls):
     assert calls[0]["trainer"].max_rounds == 7
 
 
+CARRIED = "algorithm: {class_path: %s, init_args: {%s}}"
+
+
+@pytest.mark.parametrize(
+    ("words", "penalty", "weighting"),
+    [
+        (["--config", "algorithms/pfedme.yaml", "--algorithm", "Ditto"], 0.1, "samples"),
+        (["--config", "algorithms/pfedme.yaml", "--algorithm.class_path=ditto"], 0.1, "samples"),
+        (["--config", "algorithms/pfedme.yaml", "--config", "algorithm: ditto"], 0.1, "samples"),
+        (["--config", CARRIED % ("pFedMe", "penalty: 9"), "--config", CARRIED % ("Ditto", "")], 0.1, "samples"),
+        (
+            ["-c", CARRIED % ("Ditto", "penalty: 9"), "-c", "algorithms/pfedme.yaml", "--algorithm", "Ditto"],
+            9,
+            "samples",
+        ),
+        (["-c", CARRIED % ("Ditto", "penalty: 9"), "-c", "algorithm: {init_args: {weighting: uniform}}"], 9, "uniform"),
+        (["-c", "algorithms/ditto.yaml", "--algorithm", "Ditto", "--algorithm.penalty", "3"], 3, "samples"),
+        (
+            ["-c", "algorithm: pFedMe", "-c", "algorithm: {init_args: {penalty: 9}}", "--algorithm", "Ditto"],
+            0.1,
+            "samples",
+        ),
+    ],
+)
+def test_nothing_of_the_previous_algorithm_is_carried_over(project, calls, words, penalty, weighting):
+    words = ["--config" if word == "-c" else word for word in words]
+    assert run_cli("fit", "--config", "tiny.yaml", *words) == 0
+    algorithm = calls[0]["algorithm"]
+    assert (type(algorithm).__name__, algorithm.penalty, algorithm.weighting) == ("Ditto", penalty, weighting)
+
+
+def test_a_relative_of_the_configs_algorithm_starts_from_its_own_defaults(project, calls, capsys):
+    assert run_cli("fit", "--config", "synthetic.yaml", "--algorithm", "FedBC-FineTune") == 2
+    assert "FedBCFineTune needs dual_lr: give --algorithm.dual_lr ..." in capsys.readouterr().err
+    assert run_cli("fit", "--config", "synthetic.yaml", "--algorithm", "FedBC", "--algorithm.dual_init", "0.5") == 0
+    assert calls[0]["algorithm"].dual_ascent.dual_lr == 0.001
+
+
+def test_a_later_config_wins_over_an_algorithm_named_before_it(project, calls):
+    words = ("--algorithm", "Ditto", "--config", "algorithms/pfedme.yaml")
+    assert run_cli("fit", "--config", "tiny.yaml", *words) == 0
+    assert type(calls[0]["algorithm"]).__name__ == "PFedMe"
+
+
 def test_a_local_file_wins_over_a_shipped_config(project, calls):
     shutil.copy("tiny.yaml", "digits.yaml")
     assert run_cli("fit", "--config", "digits.yaml") == 0
@@ -333,6 +377,73 @@ def test_the_list_of_algorithms_names_each_once(monkeypatch, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("FedProx")]
     assert len(rows) == 1
     assert rows[0].count("FedProx") + rows[0].count("FedProx:") == 1
+
+
+def listed(capsys) -> list[str]:
+    return [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:1].isalpha()]
+
+
+RULES = ["CenteredClipping", "CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "NormBound", "TrimmedMean"]
+PENALTIES = ["AbsoluteNorm", "Layerwise", "Norm", "SquaredNorm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--algorithm.help", "FedAvg", "--algorithm.robust_rule.help"], RULES),
+        (["--algorithm", "fed-avg", "--algorithm.robust_rule.help"], RULES),
+        (["--algorithm.server_callbacks.rule.help"], RULES),
+        (["--algorithm", "Composed", "--algorithm.terms.help"], ["LinearTerm", "ProximalTerm"]),
+        (["--algorithm.solver.help"], ["Armijo", "ModelAgnostic", "MoreauEnvelope"]),
+        (
+            ["--algorithm.help", "Fed+", "--algorithm.penalty.help"],
+            ["AbsoluteNorm", "Layerwise", "Norm", "SquaredNorm"],
+        ),
+    ],
+)
+def test_a_bare_help_inside_an_algorithm_lists_what_fits(words, names, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run_cli("fit", *words) == 0
+    assert [name for name in listed(capsys) if name != "or"] == names
+
+
+def test_the_list_of_server_parts_has_those_that_a_config_can_hold(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run_cli("fit", "--algorithm.help", "Composed", "--algorithm.server_callbacks.help") == 0
+    names = set(listed(capsys))
+    assert names >= {"DualAscent", "ServerAdaptive", "WeightedAverage"}
+    assert not names & {"Coin", "FairStep", "MeanMessage", "ServerOptimizer", "AugmentedMean", "LargestClientStep"}
+
+
+def test_the_help_of_a_part_is_its_docstring_and_its_options(capsys):
+    words = ("--algorithm.help", "Composed", "--algorithm.server_callbacks.help", "WeightedAverage")
+    assert run_cli("fit", *words) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("WeightedAverage: ")
+    assert "--algorithm.server_callbacks.by" in out
+
+
+def test_a_method_without_options_says_so(capsys):
+    assert run_cli("fit", "--algorithm.help", "Local") == 0
+    assert capsys.readouterr().out.endswith("\n\nno options\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--algorithm", "pFedMe"], "pFedMe · LogisticRegression"),
+        (["--algorithm", "RFA"], "RFA · LogisticRegression"),
+        (["--config", "algorithms/coordinate_median.yaml"], "FedAvg + CoordinateMedian · "),
+        (
+            ["--config", "algorithms/composed.yaml"],
+            "Composed: ProximalTerm, ProximalTerm, DualAscent, WeightedAverage(GeometricMedian), ServerAdaptive · ",
+        ),
+    ],
+)
+def test_a_run_says_what_it_trains_by_its_usual_name(project, words, said, capsys):
+    words = [*words, "--trainer.max_rounds", "1", "--trainer.enable_progress_bar", "true"]
+    assert run_cli("fit", "--config", "tiny.yaml", *words) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_nothing_given_is_answered_with_the_help(capsys):

@@ -16,8 +16,9 @@ RUN = ["fit", "--config", "digits.yaml", "--trainer.max_rounds", "1", "--trainer
         ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "csv"],
         ["--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "train_loss"],
         ["--trainer.callbacks+", "RoundCheckpoint", "--trainer.callbacks.monitor", "global/test_loss"],
+        ["--trainer.callbacks", "ByzantineClients", "--trainer.callbacks.fraction", "0.3"],
     ],
-    ids=["Timer", "CSVLogger", "EarlyStopping", "RoundCheckpoint"],
+    ids=["Timer", "CSVLogger", "EarlyStopping", "RoundCheckpoint", "ByzantineClients"],
 )
 def test_short_names_run_and_the_saved_config_runs_again(more, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -26,3 +27,12 @@ def test_short_names_run_and_the_saved_config_runs_again(more, tmp_path, monkeyp
     first, second = (Path("runs/digits", f"version_{k}") for k in (0, 1))
     assert main(["fit", "--config", str(first / "config.yaml")]) == 0
     assert (first / "clients.csv").read_bytes() == (second / "clients.csv").read_bytes()
+
+
+def test_the_list_of_callbacks_has_ours_and_none_that_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--trainer.callbacks.help"])
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:1].isalpha()]
+    assert names[:3] == ["ByzantineClients", "RoundCheckpoint", "RoundProgressBar"]
+    assert {"EarlyStopping", "Timer"} <= set(names)
+    assert not {"SaveRunConfig", "ModelCheckpoint", "LearningRateMonitor", "Checkpoint"} & set(names)

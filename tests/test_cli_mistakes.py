@@ -33,6 +33,91 @@ MISTAKES = [
     ("fit --config tiny.yaml --algorithm FedPox", 2, "algorithm: no class 'FedPox'; did you mean 'FedProx'?"),
     ("fit --algorithm.help FedPox", 2, "algorithm: no class 'FedPox'; did you mean 'FedProx'?"),
     ("fit --algorithm.help nowhere.Method", 2, "algorithm: cannot import it: No module named 'nowhere'"),
+    *[
+        (f"fit --config tiny.yaml --algorithm {name}", 2, f"{said}\n")
+        for name, said in {
+            "Krum": "algorithm: Krum is a robust rule: --algorithm FedAvg --algorithm.robust_rule Krum, "
+            "or --config algorithms/krum.yaml",
+            "norm-bound": "NormBound is a robust rule: --algorithm FedAvg --algorithm.robust_rule NormBound, "
+            "or --config algorithms/norm_bound.yaml",
+            "GeometricMedian": "--algorithm FedAvg --algorithm.robust_rule GeometricMedian",
+            "fedbc_lightning.server.Krum": "algorithm: Krum is a robust rule: --algorithm FedAvg "
+            "--algorithm.robust_rule Krum, or --config algorithms/krum.yaml",
+            "DualAscent": "DualAscent is a server part of --algorithm Composed: see --config algorithms/composed.yaml",
+            "Norm": "Norm is a penalty of --algorithm Fed+: see --config algorithms/fedplus_layerwise.yaml",
+            "FedGeoMad+": "algorithm: no class 'FedGeoMad+'; did you mean 'FedGeoMed+'?",
+            "L2GD": "algorithm: L2GD needs penalty, probability, lr: give --algorithm.penalty ... "
+            "--algorithm.probability ... --algorithm.lr ...",
+            "FedExP --algorithm.style pubic": "algorithm.style: got 'pubic'; use paper or public",
+            "FedBC --algorithm.tolerance much": "algorithm.tolerance: got 'much'; use a float, a list or learned",
+            "Fed+ --algorithm.sigma 1 --algorithm.penalty Norm": "algorithm.penalty: Norm needs delta: "
+            "give --algorithm.penalty.delta ...",
+            "FedAvg --algorithm.robust_rule Krumm": "algorithm.robust_rule: no class 'Krumm'; did you mean 'Krum'?",
+            "FedAvg --algorithm.robust_rule FedBC": "algorithm.robust_rule: FedBC is a method, not a robust rule",
+            "FedAvg --algorithm.robust_rule nowhere.X": "algorithm.robust_rule: cannot import it: "
+            "No module named 'nowhere'",
+            "FedAvg --algorithm.robust_rule Krum --algorithm.robust_rule.num_byzantine x": "x is not an int",
+            "Composed --algorithm.server_callbacks WeightedAverage": "algorithm.server_callbacks: "
+            "WeightedAverage is not a list: give a list: [WeightedAverage]",
+            "Composed --algorithm.server_callbacks [WeightedAverge]": "algorithm.server_callbacks: "
+            "no class 'WeightedAverge'; did you mean 'WeightedAverage'?",
+            "Composed --algorithm.server_callbacks [WeightedAverage,DualAscent]": "algorithm.server_callbacks: "
+            "DualAscent needs dual_lr: give {class_path: DualAscent, init_args: {dual_lr: ...}}",
+        }.items()
+    ],
+    (
+        "fit --config tiny.yaml --algorithm Nothing",
+        2,
+        "no class 'Nothing'; there are APFL, Centralized, Composed, Ditto, FedADMM, FedAdagrad, FedAdam, FedAvg, "
+        "FedAvgM, FedAvg+, FedBC, FedBC-FineTune,",
+    ),
+    (
+        "fit --config tiny.yaml --config parts.yaml",
+        2,
+        "algorithm.terms: no class 'ProximalTrem'; did you mean 'ProximalTerm'?",
+    ),
+    (
+        "fit --config tiny.yaml --config kinds.yaml",
+        2,
+        "algorithm.server_callbacks: ServerAdaptive.kind: got 'adamw'; use adam, adagrad or yogi",
+    ),
+    (
+        "fit --config tiny.yaml --config rule.yaml",
+        2,
+        "algorithm.server_callbacks: WeightedAverage.rule: no class 'Krumm'; did you mean 'Krum'?",
+    ),
+    (
+        "fit --config tiny.yaml --config penalty.yaml",
+        2,
+        "algorithm.server_callbacks: SmoothedAverage.penalty: Norm needs delta: "
+        "give {class_path: Norm, init_args: {delta: ...}}",
+    ),
+    (
+        "fit --config tiny.yaml --trainer.stragglers 0.5",
+        2,
+        "trainer.stragglers: got '0.5'; give {fraction: ..., dropout: ..., partial_work: ...}",
+    ),
+    (
+        "fit --config tiny.yaml --trainer.callbacks EarlyStopping",
+        2,
+        "trainer.callbacks: EarlyStopping needs monitor: give --trainer.callbacks.monitor ...",
+    ),
+    ("fit --config tiny.yaml --trainer.clients_per_round few", 2, "clients_per_round: few is not an int or a float"),
+    ("fit --config tiny.yaml --trainer.buffers avg", 2, "trainer.buffers: got 'avg'; use average, local or global"),
+    (
+        "fit --config tiny.yaml --trainer.callbacks Nothing",
+        2,
+        "trainer.callbacks: no class 'Nothing'; there are ByzantineClients, RoundCheckpoint, RoundProgressBar\n",
+    ),
+    *[
+        (
+            f"fit --config tiny.yaml --trainer.callbacks{plus} {path}ByzantineClients --trainer.callbacks.attack evil",
+            2,
+            "trainer.callbacks: ByzantineClients.attack: got 'evil'; use sign_flip or random\n",
+        )
+        for plus in ("", "+")
+        for path in ("", "fedbc_lightning.callbacks.")
+    ],
     ("fit --config fedprox", 2, "did you mean 'algorithms/fedprox.yaml'?"),
     ("fit --config tiny.yaml --algorithm FedBC", 2, "FedBC needs dual_lr: give --algorithm.dual_lr"),
     ("fit --config tiny.yaml --model nowhere.Net", 2, "model: cannot import it: No module named 'nowhere'"),
@@ -49,14 +134,25 @@ MISTAKES = [
 ]
 
 
+def composed(term: str, part: str) -> str:
+    arguments = f"{{terms: [{{class_path: {term}, init_args: {{coefficient: 1.0}}}}], server_callbacks: [{part}]}}"
+    return f"algorithm:\n  class_path: ComposedAlgorithm\n  init_args: {arguments}\n"
+
+
 @pytest.mark.parametrize(("line", "status", "said"), MISTAKES, ids=[line for line, *_ in MISTAKES])
 def test_a_mistake_is_one_clear_line(project, line, status, said, capsys):
     Path("misspelt.yaml").write_text("trainer:\n  max_rouds: 3\n")
     Path("broken.yaml").write_text("trainer:\n  max_rounds: [3\n")
     Path("list.yaml").write_text("- 1\n")
+    Path("parts.yaml").write_text(composed("ProximalTrem", "{class_path: WeightedAverage}"))
+    Path("rule.yaml").write_text(composed("ProximalTerm", "{class_path: WeightedAverage, init_args: {rule: Krumm}}"))
+    Path("penalty.yaml").write_text(
+        composed("ProximalTerm", "{class_path: SmoothedAverage, init_args: {penalty: Norm}}")
+    )
+    Path("kinds.yaml").write_text(composed("ProximalTerm", "{class_path: ServerAdaptive, init_args: {kind: adamw}}"))
     assert run_cli(*line.split()) == status
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("fedbc-cli: error: ")
-    assert said in lines[0]
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("fedbc-cli: error: ")
+    assert said in err
     assert not Path("runs").exists()

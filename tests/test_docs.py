@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fedbc_lightning.algorithms import ComposedAlgorithm
+from fedbc_lightning.cli.choices import choices, is_for_yaml, is_ours
 from fedbc_lightning.cli.docstrings import read_docstring, read_parameters
 from fedbc_lightning.cli.names import class_name
+from fedbc_lightning.server import ServerCallback, WeightedAverage
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = [
@@ -96,3 +99,27 @@ def test_every_part_is_listed():
     names = {cls.__name__ for classes in SCRIPT.parts().values() for cls in classes}
     assert names >= {"Proximal", "WeightedAverage", "DualAscent"}
     assert not names & {"Term", "ServerCallback", "Solver", "RobustRule", "Penalty"}
+
+
+def test_parts_for_yaml_have_their_parameters_and_others_are_marked():
+    page = SCRIPT.make_page().partition("\n## Parts\n")[2]
+    for cls in (
+        cls for title, classes in SCRIPT.parts().items() for cls in classes if SCRIPT.PARTS[title] is not object
+    ):
+        entry = page.partition(f".{cls.__name__}`**")[2].partition("\n**`")[0]
+        assert entry.startswith(":") == is_for_yaml(cls)
+        assert entry.startswith(" (in Python):") != is_for_yaml(cls)
+        for parameter in read_parameters(cls) if is_for_yaml(cls) else []:
+            assert f"\n| `{parameter.name}` | " in entry
+    marked = set(re.findall(r"\.(\w+)`\*\* \(in Python\)", page))
+    assert marked >= {"AugmentedMean", "CenterConsensus", "FairStep", "LargestClientStep", "MeanMessage", "Mixture"}
+
+
+@pytest.mark.parametrize(
+    "cls", [cls for cls in choices(ServerCallback) if is_ours(cls) and not cls.forms_z], ids=lambda cls: cls.__name__
+)
+def test_a_server_part_that_is_not_marked_is_taken_by_composed(cls):
+    known = {"dual_lr": 0.1, "gradient_mean": True, "epsilon": 0.1, "style": "paper"}
+    part = cls(**{p.name: known[p.name] for p in read_parameters(cls) if p.default is None})
+    parts = [part, WeightedAverage()] if not part.follows_aggregation else [WeightedAverage(), part]
+    assert ComposedAlgorithm(parts).parts == parts

@@ -49,9 +49,11 @@ def test_a_method_from_parts_trains(tmp_path):
     (source,) = BLOCKS["yaml"]
     (command,) = [c for c in COMMANDS if "mixed.yaml" in c]
     (tmp_path / "mixed.yaml").write_text(source)
-    assert "dual/max" in run(command, tmp_path, "--trainer.max_rounds", "2") + (
-        tmp_path / "runs/digits/version_0/metrics.csv"
-    ).read_text()
+    assert (
+        "dual/max"
+        in run(command, tmp_path, "--trainer.max_rounds", "2")
+        + (tmp_path / "runs/digits/version_0/metrics.csv").read_text()
+    )
 
 
 def test_a_wrapped_data_module_trains(tmp_path):

@@ -68,3 +68,23 @@ class FederatedAlgorithm:
     def global_model(self, server: ServerState) -> Tensor:
         """The global model (d + b,) for evaluation."""
         return server.staged_model
+
+    def __str__(self) -> str:
+        """The usual name, and the robust rule if there is one."""
+        rule = getattr(self, "robust_rule", None)
+        return usual_name(type(self)) + (f" + {type(rule).__name__}" if rule is not None else "")
+
+
+def usual_name(cls: type) -> str:
+    """What stands before the colon of the first line of a class's own docstring; else the class's name.
+
+    Example:
+        >>> class MultiKrum:
+        ...     '''Multi-Krum: the mean of the clients with the lowest scores.'''
+        >>> class Mine(MultiKrum):
+        ...     pass
+        >>> usual_name(MultiKrum), usual_name(Mine)
+        ('Multi-Krum', 'Mine')
+    """
+    name, colon, _ = (vars(cls).get("__doc__") or "").strip().partition(": ")
+    return name if colon and len(name) <= 30 and "\n" not in name else cls.__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from fedbc_lightning.algorithms.base import FederatedAlgorithm
+from fedbc_lightning.algorithms.base import FederatedAlgorithm, usual_name
 from fedbc_lightning.checks import check_choice
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.errors import ConfigurationError
@@ -103,6 +103,16 @@ class ComposedAlgorithm(FederatedAlgorithm):
     def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
         """As given."""
         return self.parts
+
+    def __str__(self) -> str:
+        """The parts."""
+        solver = [self.solver] if self.solver is not None else []
+        return f"{usual_name(type(self))}: {', '.join(map(_describe, [*solver, *self.terms, *self.parts]))}"
+
+
+def _describe(part: object) -> str:
+    rule = getattr(part, "rule", None)
+    return type(part).__name__ + (f"({type(rule).__name__})" if rule is not None else "")
 
 
 def _check_parts(parts: Sequence[ServerCallback], solver: Solver | None, has_terms: bool) -> None:

@@ -48,3 +48,7 @@ class RFA(FedAvg):
         self, weighting: Literal["samples", "uniform"] = "samples", smoothing: float = 1e-5, max_iter: int = 100
     ) -> None:
         super().__init__(weighting, GeometricMedian(smoothing, max_iter))
+
+    def __str__(self) -> str:
+        """Without its rule, which is the method."""
+        return "RFA"

@@ -133,7 +133,7 @@ def describe(trainer: FederatedTrainer) -> str:
     elif not trainer.datamodule.num_samples("test").any():
         missing = "\nNo local/* and fairness/* metrics: the test data is shared, no client has its own."
     return (
-        f"{type(federation.algorithm).__name__} · {type(federation.user.module).__name__} "
+        f"{federation.algorithm} · {type(federation.user.module).__name__} "
         f"({layout.num_parameters:,} parameters) · {trainer.datamodule.num_clients} clients, "
         f"{federation.num_sampled} per round · {trainer.max_rounds} rounds{processes}{resumed}{missing}"
     )

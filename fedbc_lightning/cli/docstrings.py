@@ -18,6 +18,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from fedbc_lightning.algorithms.base import usual_name
+
 _TITLE = re.compile(r"([A-Z][\w -]*?)(::?)")
 MARKUP = re.compile(
     r"(?P<role>:\w+:)?(?P<ticks>`+)(?P<last>~?)(?P<code>[^`]+)(?P=ticks)|(?<![\w*])\*(?P<emphasis>\w[^*]*)\*(?![\w*])"
@@ -89,9 +91,9 @@ def read_docstring(cls: type) -> ClassDoc:
         [Block(kind='prose', lines=('None; see :class:`Mean`.',))]
     """
     first, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
-    name, colon, summary = " ".join(first.split()).partition(": ")
-    if not colon or len(name) > 30:
-        name, summary = cls.__name__, " ".join(first.split())
+    first = " ".join(first.split()).removesuffix("::")
+    name = usual_name(cls)
+    summary = first.removeprefix(f"{name}: ")
     sections = {title: _blocks(text, title, literal) for title, literal, text in _sections(rest)}
     return ClassDoc(name, summary, {title: blocks for title, blocks in sections.items() if blocks})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,17 +18,17 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, _get_mo
 from fedbc_lightning import seeding
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.arguments import PROG, SUBCOMMANDS, option_values, prepare_arguments
-from fedbc_lightning.cli.messages import subclasses
-from fedbc_lightning.cli.names import name_classes
+from fedbc_lightning.cli.choices import base_at, import_object, subclasses
+from fedbc_lightning.cli.names import chosen_algorithm, foreign_configs, name_classes
 from fedbc_lightning.cli.optimizers import override_configure_optimizers
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.cli.parser import CLASS_KEYS, FederatedArgumentParser, title_sections
-from fedbc_lightning.cli.reports import print_algorithm, print_classes, print_metrics, show_partition
+from fedbc_lightning.cli.reports import print_class, print_classes, print_metrics, show_partition
 from fedbc_lightning.cli.run_config import SaveRunConfig
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.trainer import FederatedTrainer
 
-for _package in ("models", "datamodules"):  # so that their classes can be given by their short names
+for _package in ("models", "datamodules", "callbacks"):  # so that their classes can be given by their short names
     importlib.import_module(f"fedbc_lightning.{_package}")
 
 
@@ -131,14 +132,18 @@ class FederatedCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse into ``self.config``; a bare ``--algorithm.help`` (or ``--model.help``, ...) lists the classes."""
         words = name_classes(args)
-        section = bare_help(words)
-        if section is not None:
-            print_classes(section, CLASS_KEYS[section])
+        key = bare_help(words)
+        if key is not None:
+            base = CLASS_KEYS.get(key) or base_at(key, CLASS_KEYS, explained_classes(words))
+            if base is not None:
+                print_classes(key, base)
+                parser.exit(0)
+        explained = explained_class(words)
+        if explained is not None:
+            print_class(*explained)
             parser.exit(0)
-        algorithm = explained_algorithm(words)
-        if algorithm is not None:
-            print_algorithm(algorithm)
-            parser.exit(0)
+        for each in (parser, *getattr(self, "_subcommand_parsers", {}).values()):
+            each.foreign = foreign_configs(words)
         self.config = parser.parse_args(words)
 
     def _parse_ckpt_path(self) -> None:
@@ -249,42 +254,64 @@ def _usage(command: str) -> str:
 
 
 def bare_help(words: list[str]) -> str | None:
-    """The section of a ``--<section>.help`` that is followed by no class name, or None."""
-    for word, following in zip(words, [*words[1:], "-"], strict=True):
-        section = word.removeprefix("--").removesuffix(".help")
-        if word == f"--{section}.help" and section in CLASS_KEYS and following.startswith("-"):
-            return section
-    return None
-
-
-def explained_algorithm(words: list[str]) -> type[FederatedAlgorithm] | None:
-    """The class of an ``--algorithm.help Class``; None: the parser's own help, as on the class of an argument.
+    """The key of the last ``--<key>.help`` that is followed by no class name, if it may take one; or None.
 
     Example:
-        >>> explained_algorithm(["fit", "--algorithm.help", "FedAvg"]).__name__
+        >>> bare_help(["fit", "--algorithm.help", "FedAvg", "--algorithm.robust_rule.help"])
+        'algorithm.robust_rule'
+    """
+    pairs = zip(words, [*words[1:], "-"], strict=True)
+    keys = [
+        word.removeprefix("--").removesuffix(".help")
+        for word, following in pairs
+        if word.startswith("--") and word.endswith(".help") and following.startswith("-")
+    ]
+    return keys[-1] if keys and (keys[-1] in CLASS_KEYS or keys[-1].startswith("algorithm.")) else None
+
+
+def explained_classes(words: list[str]) -> dict[str, type]:
+    """The classes that are given under ``algorithm``, by their keys: ``--<key>.help Class`` or ``--<key> Class``."""
+    named = chosen_algorithm(words)
+    found = {"algorithm": named} if isinstance(named, type) else {}
+    for option in sorted({word.partition("=")[0] for word in words if word.startswith("--algorithm")}, key=len):
+        key = option.removeprefix("--").removesuffix(".help")
+        for _, value in option_values(words, (option,)):
+            base = base_at(key, CLASS_KEYS, found)
+            cls = base and _find_class(value, base)
+            if cls:
+                found[key] = cls
+    return found
+
+
+def explained_class(words: list[str]) -> tuple[str, type] | None:
+    """Key and class of the last ``--<key>.help Class`` under ``algorithm``; None: the parser's own help.
+
+    Example:
+        >>> explained_class(["fit", "--algorithm.help", "FedAvg"])[1].__name__
         'FedAvg'
     """
-    given = [value for _, value in option_values(words, ("--algorithm.help",))]
-    if not given or sum(word.partition("=")[0].endswith(".help") for word in words) > 1:
+    options = [word.partition("=")[0] for word in words if re.fullmatch(r"--algorithm(\.\w+)*\.help(=.*)?", word)]
+    if not options:
         return None
-    known = [cls for cls in subclasses(FederatedAlgorithm) if cls.__name__ == given[0]]
-    if not known and "." in given[0]:
+    key = options[-1].removeprefix("--").removesuffix(".help")
+    values = [value for _, value in option_values(words, (options[-1],))]
+    base = base_at(key, CLASS_KEYS, explained_classes(words))
+    cls = _find_class(values[-1], base) if values and base else None
+    return (key, cls) if cls else None
+
+
+def _find_class(name: str, base: type) -> type | None:
+    known: list[Any] = [cls for cls in subclasses(base) if cls.__name__ == name]
+    if not known and "." in name:
         with contextlib.suppress(ImportError, AttributeError):
-            known = [import_object(given[0])]
-    is_algorithm = len(known) == 1 and isinstance(known[0], type) and issubclass(known[0], FederatedAlgorithm)
-    return known[0] if is_algorithm else None
+            known = [import_object(name)]
+    return known[0] if len(known) == 1 and isinstance(known[0], type) and issubclass(known[0], base) else None
 
 
 def _innermost(error: BaseException) -> BaseException:
     while error.__cause__ is not None and not isinstance(error, ConfigurationError):
         error = error.__cause__
     return error
-
-
-def import_object(class_path: str) -> Any:
-    """The object behind ``package.module.Name``."""
-    module, _, name = class_path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 def resume_hint() -> str | None:

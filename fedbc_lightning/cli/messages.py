@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import re
 from collections.abc import Iterable, Mapping
 
 from jsonargparse import ArgumentParser
 
+from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.algorithms.base import usual_name
+from fedbc_lightning.cli.arguments import OVERLAYS, shipped_configs
+from fedbc_lightning.cli.choices import (
+    PART_KINDS,
+    base_at,
+    choices,
+    import_object,
+    is_list,
+    is_ours,
+    kind_of,
+    subclasses,
+)
+from fedbc_lightning.cli.names import fold
+from fedbc_lightning.local import Penalty
+from fedbc_lightning.server import RobustRule
+
 _UNKNOWN_OPTION = re.compile(r"(?:^unrecognized arguments: --|does not accept option '|^Option ')([\w.]+)")
 _UNKNOWN_ARGUMENT = re.compile(
     r"class_path '([\w.]+)':\s+(?:Parser key \"[\w.]+\":\s+)*(?:Option|Key) '([\w.]+)' is not"
 )
-_UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: ([\w.]+)")
+_UNKNOWN_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (.+)")
 _WRONG_CLASS = re.compile(r"Import path does not correspond to a subclass of (\w+)")
 _BROKEN_IMPORT = re.compile(
     r"(No module named '[\w.]+'|cannot import name[^\n]*|module '[\w.]+' has no attribute '[\w.]+')"
 )
 _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following arguments are required: ([\w, .]+)")
-_WRONG_VALUE = re.compile(r"Expected (?:a|an) (<class '\w+'>)\.? Got value: (.*)")
+_EXPECTED = re.compile(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]\n]*)\])")
+_GIVEN = re.compile(r"(?:Got|Given) value: (.*)")
+_CLASS_PATH = re.compile(r"class_path '([\w.]+)':")
 _KEY = re.compile(r"Parser key \"([\w.]+)\":")
 _HELP = re.compile(r"^--([\w.]+)\.help: ")
 _NOISE = re.compile(
@@ -38,23 +56,27 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
     Returns:
         The key, what is wrong with it, and the nearest right name; for a message of unknown form its lines, joined.
     """
+    message = _deepest(message)
     if match := _UNKNOWN_ARGUMENT.search(message):
         return _unknown_argument(match[1], match[2], _path(message))
     if match := _UNKNOWN_OPTION.search(message):
         return _unknown_option(match[1], keys)
-    path = _path(message)
+    path, chosen = _path(message), _chosen(message)
+    place = _place(path, chosen)
     if match := _MISSING_ARGUMENT.search(message):
-        return f"{path}: {match[1]} needs {match[2]}: give --{path}.{match[2].partition(',')[0]} ..."
+        is_option = place == path and (path == "trainer.callbacks" or not is_list(path, chosen))
+        return f"{place}: {_missing_arguments(match[1], match[2].split(', '), path if is_option else None)}"
+    base = base_at(path, bases, chosen)
     if match := _WRONG_CLASS.search(message):
-        return f"{path}: what is given is not a {match[1]}"
+        given = _GIVEN.search(message)
+        other = base and given and _other_kind(place, given[1].rpartition(".")[2], base)
+        return other or f"{path}: what is given is not a {match[1]}"
     if match := _BROKEN_IMPORT.search(message):
-        return f"{path}: cannot import it: {match[1]}"
-    if path in bases and (match := _UNKNOWN_CLASS.search(message)):
-        return _unknown_class(path, match[1], bases[path])
-    if match := _WRONG_VALUE.search(message):
-        kind = match[1].removeprefix("<class '").removesuffix("'>")
-        article = "an" if kind[0] in "aeiou" else "a"
-        return f"{path}: {match[2]} is not {article} {kind}"
+        return f"{place}: cannot import it: {match[1]}"
+    if base is not None and (match := _UNKNOWN_CLASS.search(message)):
+        return _unknown_class(place, match[1], base)
+    if (expected := _EXPECTED.findall(message)) and (match := _GIVEN.search(message)):
+        return f"{place}: {_wrong_value(match[1], expected)}"
     if message.startswith("the following arguments are required:"):
         names = re.sub(r"(?<=[ ,])(?:fit|validate|test|partition)\.", "", message.partition(":")[2]).strip()
         return f"missing: {names}. Give a --config, or " + " ".join(f"--{name} ..." for name in names.split(", "))
@@ -66,6 +88,79 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
 def _path(message: str) -> str:
     """The keys of a nested message, joined: ``algorithm`` and ``dual_lr`` make ``algorithm.dual_lr``."""
     return ".".join(_KEY.findall(message) or _HELP.findall(message))
+
+
+def _deepest(message: str) -> str:
+    r"""The message with one error of a union's types: the one inside a class, for that class was meant.
+
+    Example:
+        >>> print(_deepest("Errors:\n  - Parser key \"x\":\n    deep\n  - Not a y\nGiven value: 1"))
+        Parser key "x":
+            deep
+        Given value: 1
+    """
+    lines = message.splitlines()
+    for start, line in enumerate(lines):
+        if line.strip() == "Errors:":
+            indent = len(line) - len(line.lstrip()) + 2
+            end = next((k for k in range(start + 1, len(lines)) if not lines[k].startswith(" " * indent)), len(lines))
+            errors = re.split(rf"\n {{{indent}}}- ", "\n" + "\n".join(lines[start + 1 : end]))[1:]
+            inside = [error for error in errors if _CLASS_PATH.search(error) or _KEY.search(error)]
+            if inside:
+                return "\n".join([*lines[:start], _deepest(inside[0]), *lines[end:]])
+    return message
+
+
+def _chosen(message: str) -> dict[str, type]:
+    """The keys of a nested message to the classes given there."""
+    chosen: dict[str, type] = {}
+    path = ""
+    for match in re.finditer(f"{_KEY.pattern}|{_CLASS_PATH.pattern}", message):
+        if match[1]:
+            path = f"{path}.{match[1]}" if path else match[1]
+        else:
+            try:
+                found = import_object(match[2])
+            except (ImportError, AttributeError, ValueError):  # said by the message itself
+                break
+            if isinstance(found, type):
+                chosen[path] = found
+    return chosen
+
+
+def _place(path: str, chosen: Mapping[str, type]) -> str:
+    """The path of an option; of what lies inside an element of a list the list, the element's class and the rest."""
+    keys = path.split(".")
+    for end in range(1, len(keys)):
+        place, inside = ".".join(keys[:end]), ".".join(keys[end:])
+        if place in chosen and is_list(place, chosen):
+            return f"{place}: {chosen[place].__name__}.{inside}"
+    return path
+
+
+def _wrong_value(value: str, expected: list[tuple[str, str]]) -> str:
+    kinds = list(dict.fromkeys(kind for kind, _ in expected if kind and kind != "NoneType"))
+    words = [word.strip(" '") for _, literals in expected for word in literals.split(",") if word]
+    if kinds == ["list"] and not words:
+        return f"{value} is not a list: give a list: [{value if value.isidentifier() else '...'}]"
+    named = [f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in kinds]
+    if not words:
+        return f"{value} is not {_either(named)}"
+    return f"got '{value}'; use {_either([*named, *dict.fromkeys(words)])}"
+
+
+def _either(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
+
+
+def _missing_arguments(class_path: str, names: list[str], path: str | None) -> str:
+    name = class_path.rpartition(".")[2]
+    if path is None:  # inside a list, where no option reaches
+        arguments = ", ".join(f"{argument}: ..." for argument in names)
+        how = f"{{class_path: {name}, init_args: {{{arguments}}}}}"
+    else:
+        how = " ".join(f"--{path}.{argument} ..." for argument in names)
+    return f"{name} needs {_join(names)}: give {how}"
 
 
 def _near(word: str, known: Iterable[str]) -> str:
@@ -94,27 +189,50 @@ def _unknown_argument(class_path: str, argument: str, path: str) -> str:
 
 
 def _unknown_class(section: str, name: str, base: type) -> str:
-    known = sorted(cls.__name__ for cls in subclasses(base))
-    ours = sorted(cls.__name__ for cls in subclasses(base) if cls.__module__.startswith("fedbc_lightning."))
-    near = _near(name, ours) or _near(name, known)
-    return f"{section}: no class '{name}'{near or '; there are ' + _join(ours or known)}"
+    known = choices(base)
+    if not known:  # no class to choose, such as Stragglers
+        path = f"{base.__module__}.{base.__qualname__}"
+        return f"{section}: got '{name}'; give {{{', '.join(f'{key}: ...' for key in class_arguments(path))}}}"
+    other = _other_kind(section, name, base)
+    if other is not None:
+        return other
+    ours = [_given_as(cls) for cls in known if is_ours(cls)]
+    every = sorted({cls.__name__ for cls in subclasses(base) if not cls.__name__.startswith("_")})
+    near = _near(name, [_given_as(cls) for cls in subclasses(base) if is_ours(cls) and cls in known])
+    near = near or _near(name, every)
+    return f"{section}: no class '{name}'{near or '; there are ' + _join(ours or every)}"
+
+
+def _given_as(cls: type) -> str:
+    """The name by which a class is given: an algorithm's usual one."""
+    return usual_name(cls) if issubclass(cls, FederatedAlgorithm) else cls.__name__
+
+
+def _other_kind(section: str, name: str, base: type) -> str | None:
+    """What a name means that is none of the classes wanted here, and where it goes; None if it means nothing."""
+    found = [
+        cls for kind in PART_KINDS if kind is not base for cls in choices(kind) if fold(cls.__name__) == fold(name)
+    ]
+    if not found:
+        return None
+    part = found[0]
+    said = f"{section}: {part.__name__} is a {kind_of(part)}"
+    if base is not FederatedAlgorithm or not is_ours(part):
+        return f"{said}, not a {PART_KINDS.get(base, base.__name__)}"
+    if issubclass(part, RobustRule):
+        overlay = f"{OVERLAYS}{re.sub(r'(?<!^)(?=[A-Z])', '_', part.__name__).lower()}.yaml"
+        or_overlay = f", or --config {overlay}" if overlay in shipped_configs() else ""
+        return f"{said}: --algorithm FedAvg --algorithm.robust_rule {part.__name__}{or_overlay}"
+    if issubclass(part, Penalty):
+        return f"{said} of --algorithm Fed+: see --config {OVERLAYS}fedplus_layerwise.yaml"
+    return f"{said} of --algorithm Composed: see --config {OVERLAYS}composed.yaml"
 
 
 def class_arguments(class_path: str) -> list[str]:
     """Names of the arguments that a class takes in a config, its base classes' included."""
-    module, _, name = class_path.rpartition(".")
     parser = ArgumentParser(exit_on_error=False)
-    added = parser.add_class_arguments(getattr(importlib.import_module(module), name), "class", fail_untyped=False)
+    added = parser.add_class_arguments(import_object(class_path), "class", fail_untyped=False)
     return [key.removeprefix("class.") for key in added]
-
-
-def subclasses(base: type) -> set[type]:
-    """All classes below ``base`` that have been imported."""
-    below: set[type] = set()
-    children: list[type] = base.__subclasses__()
-    for child in children:
-        below |= {child, *subclasses(child)}
-    return below
 
 
 def _join(names: Iterable[str]) -> str:

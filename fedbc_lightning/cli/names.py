@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
 
 import yaml
 from jsonargparse import get_loader
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.arguments import option_values
-from fedbc_lightning.cli.messages import subclasses
+from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, option_values
+from fedbc_lightning.cli.choices import import_object, subclasses
 
-OPTIONS = ("--algorithm", "--algorithm.help", "--algorithm.class_path")
+CHOICES = ("--algorithm", "--algorithm.class_path")
+
+OPTIONS = (*CHOICES, "--algorithm.help")
 
 
 def fold(name: str) -> str:
@@ -49,18 +54,95 @@ def name_classes(words: list[str]) -> list[str]:
     return words
 
 
-def name_class_in_config(content: str) -> str:
-    """A config's text with the algorithm's class where its usual name was; the very text if there is nothing to do."""
-    loader = get_loader("yaml")
-    try:
-        config = loader(content)
-    except yaml.YAMLError:  # reported by the parser, with its place
-        return content
+def chosen_algorithm(words: list[str]) -> type | None:
+    """The algorithm's class that is named last, on the command line or in a config; None if there is none.
+
+    Example:
+        >>> chosen_algorithm(["fit", "--config", "algorithm: FedBC", "--algorithm", "fed-prox"]).__name__
+        'FedProx'
+    """
+    chosen = [_find(name) for _, name in _named(words) if name is not None]
+    return chosen[-1] if chosen else None
+
+
+def foreign_configs(words: list[str]) -> set[str]:
+    """The texts of those configs whose section ``algorithm`` is for another class than the one named last.
+
+    Nothing of such a section must reach that class. One without a name belongs to the class named before it.
+
+    Example:
+        >>> sorted(foreign_configs(["--config", "algorithm: FedBC", "-c", "algorithm: Ditto", "--algorithm=FedBC"]))
+        ['algorithm: Ditto']
+    """
+    chosen = chosen_algorithm(words)
+    foreign: set[str] = set()
+    current: type | None = None
+    for text, name in _named(words):
+        current = current if name is None else _find(name)
+        if text is not None and current is not None and current != chosen:
+            foreign.add(text)
+    return foreign
+
+
+def _named(words: list[str]) -> list[tuple[str | None, str | None]]:
+    """For each config its text and the algorithm named there, if any; for each ``--algorithm`` None and the name."""
+    found: list[tuple[str | None, str | None]] = []
+    configs = dict(option_values(words, CONFIG_OPTIONS))
+    for position, value in option_values(words, (*CONFIG_OPTIONS, *CHOICES)):
+        text = Path(value).read_text(encoding="utf-8") if _is_file(value) else value
+        if position in configs:
+            found.append((text, _name_in(_load(text))))
+        else:
+            found.append((None, _name_in({"algorithm": _load(text)})))
+    return found
+
+
+def _name_in(config: Any) -> str | None:
     section = config.get("algorithm") if isinstance(config, dict) else None
-    given = section.get("class_path") if isinstance(section, dict) else section
-    if not isinstance(given, str) or class_name(given) == given:
+    name = section.get("class_path") if isinstance(section, dict) else section
+    return name if isinstance(name, str) else None
+
+
+def _find(name: str) -> Any:
+    """The class that is meant; the name itself if it is unknown."""
+    name = class_name(name)
+    known = [cls for cls in subclasses(FederatedAlgorithm) if cls.__name__ == name]
+    if len(known) == 1:
+        return known[0]
+    try:
+        return import_object(name)
+    except (ImportError, AttributeError, ValueError):  # reported by the parser
+        return name
+
+
+def _is_file(value: str) -> bool:
+    return "\n" not in value and len(value) < 1000 and Path(value).is_file()
+
+
+def _load(text: str) -> Any:
+    try:
+        return get_loader("yaml")(text)
+    except yaml.YAMLError:  # reported by the parser, with its place
+        return None
+
+
+def name_class_in_config(content: str, foreign: Collection[str] = ()) -> str:
+    """A config's text with the algorithm's class where its usual name was; the very text if there is nothing to do.
+
+    Args:
+        content: The text.
+        foreign: The texts whose section ``algorithm`` is left out; see :func:`foreign_configs`.
+    """
+    config = _load(content)
+    if not isinstance(config, dict) or "algorithm" not in config:
         return content
-    config["algorithm"] = (
-        {**section, "class_path": class_name(given)} if isinstance(section, dict) else class_name(given)
-    )
+    section, given = config["algorithm"], _name_in(config)
+    if content in foreign:
+        del config["algorithm"]
+    elif given is None or class_name(given) == given:
+        return content
+    else:
+        config["algorithm"] = (
+            {**section, "class_path": class_name(given)} if isinstance(section, dict) else class_name(given)
+        )
     return yaml.safe_dump(config, allow_unicode=True, sort_keys=False)

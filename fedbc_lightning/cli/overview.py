@@ -34,6 +34,7 @@ more:
   {prog} fit --help                                         every option
   {prog} fit --algorithm.help                               all algorithms; likewise --model.help, --data.help
   {prog} fit --algorithm.help FedBC                         what one does, keeps and sends, and its options
+  {prog} fit --algorithm.help FedAvg --algorithm.robust_rule.help   what may take the place of its mean
   {prog} fit --config digits.yaml --print_config            the whole config, ready to be saved and edited"""
 
 

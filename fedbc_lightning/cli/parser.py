@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -52,7 +52,13 @@ def title_sections(parser: LightningArgumentParser) -> None:
 
 
 class FederatedArgumentParser(LightningArgumentParser):
-    """Lightning's parser, which takes a :class:`FederatedTrainer` and any :class:`FederatedAlgorithm` as well."""
+    """Lightning's parser, which takes a :class:`FederatedTrainer` and any :class:`FederatedAlgorithm` as well.
+
+    Attributes:
+        foreign: The texts of configs whose section ``algorithm`` is for another class than the one to be built.
+    """
+
+    foreign: Collection[str] = ()
 
     def add_lightning_class_args(
         self,
@@ -73,7 +79,7 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse a config's text, in which an algorithm may be given by its usual name; see the base class."""
-        return super().parse_string(name_class_in_config(content), *args, **kwargs)
+        return super().parse_string(name_class_in_config(content, self.foreign), *args, **kwargs)
 
     def keys(self) -> Iterator[str]:
         """All keys that can be given, those of the commands without the command's name."""

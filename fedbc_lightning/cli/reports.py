@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbc_lightning.arguments import check_datamodule
+from fedbc_lightning.cli.choices import choices, is_ours
 from fedbc_lightning.cli.docstrings import Block, import_path, plain, read_docstring
-from fedbc_lightning.cli.messages import subclasses
 from fedbc_lightning.cli.names import fold
 from fedbc_lightning.partition_report import save_partition_report
 
@@ -33,9 +32,8 @@ def print_classes(section: str, base: type) -> None:
     table = Table(box=None, show_header=False, pad_edge=False, title=f"--{section}", title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    public = [cls for cls in subclasses(base) if not inspect.isabstract(cls) and not cls.__name__.startswith("_")]
-    for cls in sorted(public, key=lambda cls: (not cls.__module__.startswith("fedbc_lightning."), cls.__name__)):
-        if cls.__module__.split(".")[0] in ("fedbc_lightning", "torch") or section.startswith("trainer."):
+    for cls in choices(base):
+        if is_ours(cls) or cls.__module__.split(".")[0] == "torch" or section.startswith("trainer."):
             table.add_row(*_name_and_line(cls))
     console = Console()
     console.print(table)
@@ -53,11 +51,12 @@ def _name_and_line(cls: type) -> tuple[str, str]:
     return cls.__name__, f"{doc.name}: {summary}"
 
 
-def print_algorithm(cls: type) -> None:
-    """Print what an algorithm's docstring says, then its options.
+def print_class(key: str, cls: type) -> None:
+    """Print what the docstring of an algorithm, or of a part of one, says, then its options.
 
     Args:
-        cls: The algorithm's class.
+        key: Where the class is given, e.g. ``algorithm``.
+        cls: The class.
     """
     doc = read_docstring(cls)
     console = Console(highlight=False, markup=False, emoji=False)
@@ -69,10 +68,10 @@ def print_algorithm(cls: type) -> None:
             for block in blocks:
                 _print_block(console, block)
     parser = ArgumentParser(add_help=False, usage=SUPPRESS)
-    parser.add_class_arguments(cls, "algorithm", fail_untyped=False, as_group=False)
+    parser.add_class_arguments(cls, key, fail_untyped=False, as_group=False)
     for action in parser._actions:
         action.help = action.help and plain(action.help)
-    console.print(f"\n{parser.format_help().strip()}", soft_wrap=True)
+    console.print(f"\n{parser.format_help().strip() or 'no options'}", soft_wrap=True)
 
 
 def _print_block(console: Console, block: Block) -> None:
