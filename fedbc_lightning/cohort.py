@@ -59,9 +59,9 @@ class Cohort:
         self.messages: dict[str, Tensor] = {}
         self.records: list[dict[str, Any]] = [{} for _ in ids]
         self._state = store.gather(ids, device)
-        taken = self.__dict__.keys() & self._state.keys()
-        if taken:
-            raise ConfigurationError(f"algorithm: client state cannot be called '{taken.pop()}', which cohorts have.")
+        taken = next((name for name in self._state if name in self.__dict__ or name in vars(Cohort)), None)
+        if taken is not None:
+            raise ConfigurationError(f"algorithm: client state cannot be called '{taken}', which cohorts have.")
         self._staged: dict[str, Tensor] = {}
 
     def __len__(self) -> int:

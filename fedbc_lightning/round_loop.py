@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,8 @@ class RoundLoop:
             except BaseException as error:
                 self.federation.rollback()
                 trainer.current_round = trainer.finished_round
+                with suppress(ConfigurationError):  # where the module's parameters were replaced, that is the error
+                    self.federation.load_global()
                 self.hooks.call_callbacks("on_exception", error)
                 raise
             finally:

@@ -6,7 +6,7 @@ during a round is visible to the next before :meth:`commit`; :meth:`rollback` fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -27,35 +27,41 @@ class StateDeclaration:
         self.client_vectors: dict[str, str] = {}
         self.server_vectors: dict[str, tuple[float | Literal["z"], torch.dtype | None]] = {}
         self.server_scalars: dict[str, float] = {}
+        self._claimed = {("server", name) for name in ("z", "buffers", "counters")}
+
+    def _claim(self, side: Literal["client", "server"], name: str) -> None:
+        if (side, name) in self._claimed:
+            raise ConfigurationError(f"algorithm: two of its parts keep a '{name}' ({side}); they cannot be combined.")
+        self._claimed.add((side, name))
 
     def client_scalar(self, name: str, initial: float | list[float] = 0.0) -> None:
         """One float64 per client, (N,); a list gives each client its own start value. Logged in ``clients.csv``."""
-        _new(self.client_scalars, name)
+        self._claim("client", name)
         self.client_scalars[name] = initial
 
     def client_vector(self, name: str, initial: Literal["zeros", "z"] = "zeros") -> None:
         """One vector (d,) per client; at the start zero, or z of round 0."""
-        _new(self.client_vectors, name)
+        self._claim("client", name)
         self.client_vectors[name] = initial
 
     def client_table(self, name: str) -> None:
         """One table per client, of a size of its own; empty, (0,), at the start."""
-        _new(self.client_vectors, name)
+        self._claim("client", name)
         self.client_vectors[name] = "table"
 
     def client_model(self, name: str) -> None:
         """One model (d + b,) per client: parameters and floating-point buffers; z of round 0 at the start."""
-        _new(self.client_vectors, name)
+        self._claim("client", name)
         self.client_vectors[name] = "model"
 
     def client_buffers(self, name: str) -> None:
         """The floating-point buffers (b,) of each client; those of the initial module at the start."""
-        _new(self.client_vectors, name)
+        self._claim("client", name)
         self.client_vectors[name] = "buffers"
 
     def client_counters(self, name: str) -> None:
         """The integer buffers of each client; those of the initial module at the start."""
-        _new(self.client_vectors, name)
+        self._claim("client", name)
         self.client_vectors[name] = "counters"
 
     def server_vector(self, name: str, initial: float | Literal["z"] = 0.0, dtype: torch.dtype | None = None) -> None:
@@ -66,12 +72,12 @@ class StateDeclaration:
             initial: At the start: this number everywhere, or ``"z"``: the initial model.
             dtype: None: that of z.
         """
-        _new(self.server_vectors, name)
+        self._claim("server", name)
         self.server_vectors[name] = (initial, dtype)
 
     def server_scalar(self, name: str, initial: float = 0.0) -> None:
         """One number at the server."""
-        _new(self.server_scalars, name)
+        self._claim("server", name)
         self.server_scalars[name] = initial
 
     def fingerprint(self) -> list[str]:
@@ -341,11 +347,6 @@ class StagedClient:
         if name in self._store.scalar_names:
             return self._store.staged_scalar(name)[self._client].item()
         return self._store.staged_vector(name, self._client)
-
-
-def _new(names: Collection[str], name: str) -> None:
-    if name in names:
-        raise ConfigurationError(f"algorithm: two of its parts keep a '{name}'; they cannot be combined.")
 
 
 def _packed(rows: list[Tensor]) -> Tensor | list[Tensor]:

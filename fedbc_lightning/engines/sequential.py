@@ -93,6 +93,7 @@ class SequentialEngine:
         self.round = 0
         self.grad_scale = 1.0
         self._components: dict[int, list[Any]] = {}
+        self._shares: dict[int, list[float]] = {}
         module, hooks = user.module, user.hooks
         self.scaler = getattr(user.precision, "scaler", None)
         self.overridden = {
@@ -213,6 +214,7 @@ class SequentialEngine:
         (client,) = cohort.ids
         self.load(model.reshape(-1), cohort.start_counters, cohort.start_buffers)
         seed_globals(derive(self.seed, "train loss", self.round, client), self.user.device)
+        self.user.shim.set(current_client=client)
         self.user.eval_mode()
         oracle = Oracle(self)
         batches = self.datamodule.fixed_batches(client, device=self.user.device)
@@ -244,7 +246,9 @@ class SequentialEngine:
 
     def component_shares(self, client: int) -> list[float]:
         """The share of the client's samples that lies in each of :meth:`components`; sums to 1."""
-        return self.datamodule.batch_shares(client)
+        if client not in self._shares:
+            self._shares[client] = self.datamodule.batch_shares(client)
+        return self._shares[client]
 
     @property
     def has_full_precision(self) -> bool:
