@@ -72,7 +72,7 @@ class FedADMM(_PrimalDual):
         Wang et al. 2022, "FedADMM: A Federated Primal-Dual Algorithm Allowing Partial Participation", Algorithm 1.
 
     Args:
-        rho: ρ.
+        rho: ρ; where local training stops far from its minimum, a small one amplifies y_i in u_i = x_i + y_i / ρ.
 
     Raises:
         ConfigurationError: A value outside its range.

@@ -48,7 +48,8 @@ class QFedAvg(FederatedAlgorithm):
 
     Args:
         q: q ≥ 0. The paper's grid: 0.001 ... 15; the FedBC paper's: 0.001 ... 5.
-        lipschitz: L; None: 1/η of the user's optimizer.
+        lipschitz: L; None: 1/η of the user's optimizer. After many local steps ‖L (z − w_i)‖² then dominates h_i and z
+            hardly moves, unless q is tiny: give an L of about 1 / (η K).
 
     Raises:
         ConfigurationError: A value outside its range; no ``lipschitz`` with several parameter groups; a negative loss.
