@@ -223,10 +223,10 @@ class Federation:
         algorithm, size = self.algorithm, self.server.z.element_size()
         buffers = self.layout.num_buffers if self._buffer_policy == "average" else 0
         exchanges = 0 if algorithm.trains_pooled else algorithm.num_exchanges(self.server)
-        down = exchanges * (algorithm.vectors_down * self.layout.num_parameters + buffers) * size
-        up = exchanges * (
-            (algorithm.vectors_up * self.layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up
-        )
+        vectors_down = algorithm.vectors_down + sum(part.vectors_down for part in self._server_callbacks)
+        vectors_up = algorithm.vectors_up + sum(part.vectors_up for part in self._server_callbacks)
+        down = exchanges * (vectors_down * self.layout.num_parameters + buffers) * size
+        up = exchanges * ((vectors_up * self.layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up)
         for record in self.server.records:
             sends = record["status"] in ("ok", "nonfinite")
             record.update(bytes_down=down, bytes_up=up if sends else 0)

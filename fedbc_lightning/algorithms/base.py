@@ -23,8 +23,9 @@ class FederatedAlgorithm:
     A method never indexes clients, loops over them or asks which engine runs it.
 
     Attributes:
-        vectors_down: Model-sized vectors that a client receives in an exchange; the first comes with the buffers.
-        vectors_up: Model-sized vectors that it sends; the first comes with the buffers.
+        vectors_down: Model-sized vectors that a client receives in an exchange, beside those that the server's parts
+            declare; the first comes with the buffers.
+        vectors_up: Model-sized vectors that it sends, likewise.
         scalars_up: Numbers that it sends beside them (4 bytes each).
         partial_work: What becomes of a straggler's work: ``"used"``, ``"dropped"``, or ``"refused"``: the method has no
             such thing.

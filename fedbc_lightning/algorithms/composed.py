@@ -65,8 +65,6 @@ class ComposedAlgorithm(FederatedAlgorithm):
     ) -> None:
         check_choice("algorithm.init_from", init_from, ("global", "local"))
         _check_parts(server_callbacks, solver, bool(terms))
-        self.vectors_up = 1 + sum(part.vectors_up for part in server_callbacks)
-        self.vectors_down = 1 + sum(part.vectors_down for part in server_callbacks)
         self.parts, self.terms, self.init_from, self.solver = server_callbacks, terms or [], init_from, solver
         self.has_local_model = init_from == "local"
 

@@ -68,7 +68,8 @@ class FedPlus(FederatedAlgorithm):
         check_at_least("algorithm.sigma", sigma, 0)
         check_share("algorithm.mixing", mixing, closed=True)
         check_choice("algorithm.over", over, ("sampled", "all"))
-        self.sigma, self.penalty, self.mixing, self.over = sigma, penalty, mixing, over
+        self.sigma, self.mixing = sigma, mixing
+        self.average = SmoothedAverage(penalty, over)
 
     def declare_state(self, state: StateDeclaration) -> None:
         """x_i."""
@@ -77,14 +78,14 @@ class FedPlus(FederatedAlgorithm):
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """Local training with mixing towards z + θ_i."""
         away = cohort.local_model[:, : server.z.numel()] - server.z
-        target = server.z + self.penalty.bind(engine.layout).prox(away)
+        target = server.z + self.average.bound.prox(away)
         start = (1 - self.mixing) * cohort.local_model + self.mixing * server.model
         engine.solve(cohort, start, after_step=MixWith(self.sigma, target) if self.sigma else None)
         cohort.stage("local_model", cohort.model)
 
     def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
         """The smoothed centre."""
-        return [SmoothedAverage(self.penalty, self.over)]
+        return [self.average]
 
 
 class FedAvgPlus(FedPlus):

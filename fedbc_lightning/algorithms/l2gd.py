@@ -291,8 +291,6 @@ class L2SGDPlus(L2SGD2):
         ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
     """
 
-    vectors_up = 2
-    vectors_down = 2
     has_gradient_table = True
 
 

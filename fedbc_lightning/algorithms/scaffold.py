@@ -56,8 +56,6 @@ class SCAFFOLD(FederatedAlgorithm):
         ConfigurationError: ``control="step_size"`` with another optimizer than plain SGD.
     """
 
-    vectors_down = 2
-    vectors_up = 2
     scalars_up = 0
 
     def __init__(

@@ -51,25 +51,23 @@ class ByzantineClients(Callback):
         return sorted(numpy_generator(seed, "byzantine").choice(num_clients, count, replace=False).tolist())
 
     def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """Say who they are."""
-        chosen = self.clients(trainer.datamodule.num_clients, trainer.seed)
+        """Draw them, and say who they are."""
+        self._attackers = self.clients(trainer.datamodule.num_clients, trainer.seed)
         rank_zero_info(
-            f"{len(chosen)} of {trainer.datamodule.num_clients} clients attack ({self.attack} x {self.scale:g}): "
-            f"{', '.join(map(str, chosen))}."
+            f"{len(self._attackers)} of {trainer.datamodule.num_clients} clients attack "
+            f"({self.attack} x {self.scale:g}): {', '.join(map(str, self._attackers))}."
         )
 
     @torch.no_grad()
     def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, client: int) -> None:
         """Replace an attacker's model by what it sends."""
-        if client not in self.clients(trainer.datamodule.num_clients, trainer.seed):
+        if client not in self._attackers:
             return
-        layout, z = trainer.layout, trainer.server.z
-        update = layout.read() - z
+        z = trainer.server.z
+        update = trainer.layout.read() - z
         sent = -update
         if self.attack == "random":
             rng: Any = generator(trainer.seed, "byzantine update", trainer.current_round, client)
             sent = torch.randn(z.shape, generator=rng, dtype=torch.float64).to(update)
             sent *= torch.linalg.vector_norm(update) / torch.linalg.vector_norm(sent)
-        row = z + self.scale * sent
-        for parameter, entry in zip(layout.parameters, layout.entries, strict=True):
-            parameter.copy_(row[entry.offset : entry.end].view(entry.shape))
+        trainer.federation.engine.row.copy_(z + self.scale * sent)  # the module's parameters are views of it

@@ -205,7 +205,8 @@ class SequentialEngine:
         asked = replace(self.local, epochs=epochs, steps=None)
         if cohort.local is None:
             return asked
-        num_batches = int(self.datamodule.num_batches()[cohort.ids[0]])
+        (client,) = cohort.ids
+        num_batches = len(self.datamodule.client_train_dataloader(client, self.round, seed=self.seed))
         share = cohort.local.num_steps(num_batches) / self.local.num_steps(num_batches)
         return replace(asked, epochs=None, steps=max(1, int(share * asked.num_steps(num_batches))))
 

@@ -36,19 +36,24 @@ class SmoothedAverage(ServerCallback):
         """Find the parameters that the penalty names."""
         self._bound = self.penalty.bind(engine.layout)
 
+    @property
+    def bound(self) -> Penalty:
+        """The penalty with its parameters, known since :meth:`check`."""
+        return self._bound
+
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Keep the valid clients' models."""
+        """Keep the valid clients' models; those of all are in the store."""
         model = cohort.model
         for k, position in enumerate(cohort.positions):
             cohort.records[k]["weight"] = float(cohort.valid[k])
-            if cohort.valid[k]:
+            if cohort.valid[k] and self.over == "sampled":
                 sums.keep("model", position, model[k])
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage z and the buffers."""
         of_all = self.over == "all"
         models = clients.staged_vectors("local_model").to(server.z.device) if of_all else sums.rows("model")
-        z = smoothed_center(models[:, : server.z.numel()], self._bound)
+        z = smoothed_center(models[:, : server.z.numel()], self.bound)
         server.stage_model(torch.cat([z, models[:, server.z.numel() :].to(z.dtype).mean(dim=0)]))
         for record in server.records:
             record["weight"] /= len(server.valid_records)
