@@ -270,9 +270,10 @@ class HonestAccuracy(Callback):
     def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
         """Take it from the evaluation of each client."""
         attackers = ByzantineClients(0.2).clients(trainer.datamodule.num_clients, trainer.seed)
-        sizes = np.delete(trainer.datamodule.num_samples("test"), attackers)
-        accuracies = np.delete(trainer.evaluation.clients["global/test_accuracy"], attackers)
-        self.values.append(float(np.average(accuracies, weights=sizes)))
+        found = trainer.evaluation.clients["global/test_accuracy"]
+        honest = [client for client in found if client not in attackers]
+        sizes = trainer.datamodule.num_samples("test")[honest]
+        self.values.append(float(np.average([found[client] for client in honest], weights=sizes)))
 
 
 def _build(section: Point) -> Any:

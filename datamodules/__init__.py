@@ -1,14 +1,34 @@
 """Ready federated data; what needs files takes its root folder, downloads them or says what it looked for."""
 
+from .arrays import ArraysDataModule
 from .digits import DigitsDataModule
+from .emnist import EMNISTDataModule
+from .femnist import FEMNISTDataModule
 from .image_folder import ImageFolderDataModule
+from .libsvm import LibSVMDataModule
+from .mnist_variants import MNISTPersonalDataModule, MNISTRobustDataModule
+from .regression import SyntheticRegressionDataModule
+from .sent140 import Sent140DataModule
+from .shakespeare import ShakespeareDataModule
 from .synthetic import SyntheticDataModule
-from .vision import CIFAR10DataModule, MNISTDataModule
+from .table import TableDataModule
+from .vision import CIFAR10DataModule, CIFAR100DataModule, MNISTDataModule
 
 __all__ = [
+    "ArraysDataModule",
     "CIFAR10DataModule",
+    "CIFAR100DataModule",
     "DigitsDataModule",
+    "EMNISTDataModule",
+    "FEMNISTDataModule",
     "ImageFolderDataModule",
+    "LibSVMDataModule",
     "MNISTDataModule",
+    "MNISTPersonalDataModule",
+    "MNISTRobustDataModule",
+    "Sent140DataModule",
+    "ShakespeareDataModule",
     "SyntheticDataModule",
+    "SyntheticRegressionDataModule",
+    "TableDataModule",
 ]

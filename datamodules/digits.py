@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
-from fedbc_lightning.data import ArrayDataset, IndexedDataModule
+from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
 from .transforms import Scale
@@ -31,15 +30,13 @@ class DigitsDataModule(IndexedDataModule):
         1797
     """
 
-    partitioner: Partitioner
-
     def __init__(self, partitioner: Partitioner | None = None, **kwargs: Any) -> None:
         super().__init__(partitioner or PowerLaw(10, classes_per_client=2, exponent=1.2), **kwargs)
 
-    def load(self) -> tuple[Dataset, np.ndarray]:
+    def load(self) -> LoadedData:
         """The images as uint8 (pixel values 0..16), and their digits."""
         from sklearn.datasets import load_digits  # takes a second to import
 
         images, digits = load_digits(return_X_y=True)
         tensors = (torch.from_numpy(images.astype(np.uint8)).view(-1, 1, 8, 8), torch.from_numpy(digits))
-        return ArrayDataset(tensors, transform=Scale(1 / 16)), digits
+        return LoadedData(ArrayDataset(tensors, transform=Scale(1 / 16)), digits)

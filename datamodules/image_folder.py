@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, IndexedDataModule
+from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
-from .transforms import Normalize, RandomCrop
+from .transforms import Normalize, RandomCrop, as_augment, as_transform, check_transforms
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
@@ -28,7 +28,8 @@ LAYOUT = "expected <root>/<class>/*.jpg or <root>/{train,test}/<class>/*.jpg (al
 class ImageFolderDataModule(IndexedDataModule):
     """Images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...`` (pooled and split anew).
 
-    Every image is decoded once, to uint8 RGB in memory; if they do not fit, each is decoded when it is needed.
+    Every image is decoded once, to uint8 RGB in memory; if they do not fit, each is decoded when it is needed, and once
+    before training, to find those that cannot be read or differ in size.
     Inputs are float32 ``(B, 3, H, W)``, targets int64 ``(B,)``: the position of the class among the sorted names.
 
     Args:
@@ -36,7 +37,9 @@ class ImageFolderDataModule(IndexedDataModule):
         partitioner: Which client has which images; None: ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
         image_size: Height and width in pixels to which images are scaled and centrally cropped; None: they are left
             as they are, and must all be of one size.
-        augment: In training, move each image by up to an eighth of its width in each direction (4 pixels of 32).
+        augment: Change the images of training batches: True moves each by up to an eighth of its width in each
+            direction (4 pixels of 32); or as of :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`.
+        transform: As of :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`; None: by ``mean`` and ``std``.
         mean: Of each channel, for pixels in [0, 1]; subtracted.
         std: Of each channel; divides.
         max_memory_gib: GiB of memory that the images may fill.
@@ -50,14 +53,13 @@ class ImageFolderDataModule(IndexedDataModule):
         ConfigurationError: The folder is missing or not such a tree, a file cannot be read, or images differ in size.
     """
 
-    partitioner: Partitioner
-
     def __init__(
         self,
         root: str,
         partitioner: Partitioner | None = None,
         image_size: int | None = None,
-        augment: bool = False,
+        augment: bool | nn.Module = False,
+        transform: nn.Module | None = None,
         mean: tuple[float, float, float] = (0.5, 0.5, 0.5),
         std: tuple[float, float, float] = (0.5, 0.5, 0.5),
         max_memory_gib: float = 4.0,
@@ -71,25 +73,33 @@ class ImageFolderDataModule(IndexedDataModule):
             raise ConfigurationError(f"data.std={std}: give values above 0")
         self.root = Path(root).expanduser()
         self.image_size, self.augment = image_size, augment
-        self.mean, self.std = mean, std
+        self.transform = as_transform(transform, Normalize(mean, std))
         self.max_memory_gib = max_memory_gib
         self.num_threads = num_threads
         self.classes: list[str] = []
 
     def prepare_data(self) -> None:
-        """Check that the tree is there."""
-        find_images(self.root)
+        """Check that the tree is there, and each image that will not be held in memory."""
+        paths, _, _ = find_images(self.root)
+        if not self._fit(paths):
+            decode_images(paths, self.image_size, self.num_threads)
 
-    def load(self) -> tuple[Dataset, np.ndarray]:
+    def load(self) -> LoadedData:
         """The images and their classes, in the order of their paths."""
         paths, labels, self.classes = find_images(self.root)
-        size = read_image(paths[0], self.image_size).shape[-1]
-        transform, augment = Normalize(self.mean, self.std), RandomCrop(max(size // 8, 1)) if self.augment else None
-        files = ImageFiles(paths, labels, self.image_size)
-        if len(paths) * files[0][0].nbytes > self.max_memory_gib * 2**30:
-            return BatchTransformDataset(files, transform, augment), labels
-        tensors = (read_images(paths, self.image_size, self.num_threads), torch.from_numpy(labels))
-        return ArrayDataset(tensors, transform=transform, augment=augment), labels
+        first = read_image(paths[0], self.image_size)
+        augment = as_augment(self.augment, RandomCrop(max(first.shape[-1] // 8, 1)))
+        check_transforms(torch.from_numpy(first)[None], self.transform, augment)
+        if not self._fit(paths):
+            files = ImageFiles(paths, labels, self.image_size)
+            return LoadedData(BatchTransformDataset(files, self.transform, augment), labels)
+        images = np.empty((len(paths), *first.shape), dtype=np.uint8)
+        decode_images(paths, self.image_size, self.num_threads, images)
+        tensors = (torch.from_numpy(images), torch.from_numpy(labels))
+        return LoadedData(ArrayDataset(tensors, transform=self.transform, augment=augment), labels)
+
+    def _fit(self, paths: list[Path]) -> bool:
+        return len(paths) * read_image(paths[0], self.image_size).nbytes <= self.max_memory_gib * 2**30
 
 
 class ImageFiles(Dataset):
@@ -163,21 +173,29 @@ def read_image(path: Path, image_size: int | None = None) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-def read_images(paths: list[Path], image_size: int | None = None, num_threads: int | None = None) -> Tensor:
-    """All images, uint8 ``(M, 3, H, W)``, decoded in threads; a progress bar is shown on a terminal.
+def decode_images(
+    paths: list[Path], image_size: int | None = None, num_threads: int | None = None, images: np.ndarray | None = None
+) -> None:
+    """Decode all images in threads; a progress bar is shown on a terminal.
+
+    Args:
+        paths: Of the images.
+        image_size: As of :class:`ImageFolderDataModule`.
+        num_threads: Likewise.
+        images: Where to put them, uint8 ``(M, 3, H, W)``; None: they are only checked.
 
     Raises:
         ConfigurationError: A file cannot be read, or sizes differ.
     """
-    first = read_image(paths[0], image_size)
-    images = np.empty((len(paths), *first.shape), dtype=np.uint8)
+    shape = read_image(paths[0], image_size).shape
 
     def decode(start: int) -> None:
         for position in range(start, min(start + 256, len(paths))):
             image = read_image(paths[position], image_size)
-            if image.shape != first.shape:
-                _refuse_size(paths[position], image.shape, first.shape)
-            images[position] = image
+            if image.shape != shape:
+                _refuse_size(paths[position], image.shape, shape)
+            if images is not None:
+                images[position] = image
 
     console = Console(stderr=True)
     starts = range(0, len(paths), 256)
@@ -190,7 +208,6 @@ def read_images(paths: list[Path], image_size: int | None = None, num_threads: i
         except BaseException:  # a bad file, or Ctrl-C: do not decode the rest first
             threads.shutdown(cancel_futures=True)
             raise
-    return torch.from_numpy(images)
 
 
 def _images_under(folder: Path) -> list[Path]:

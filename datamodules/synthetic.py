@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from fedbc_lightning import seeding
-from fedbc_lightning.data import ArrayDataset, IndexedDataModule
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.checks import check_at_least
+from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
+
+CHUNK = 1024
+"""Clients whose models are drawn at once: the draws are in float64, what is kept in float32."""
 
 
 class SyntheticDataModule(IndexedDataModule):
@@ -21,9 +23,10 @@ class SyntheticDataModule(IndexedDataModule):
         x \sim N(v_i, \Sigma), \; \Sigma_{jj} = j^{-1.2}, \; v_i \sim N(B_i, 1), \; B_i \sim N(0, \beta)
 
     A client has ⌊LogNormal(4, 2)⌋ + 50 samples. Inputs are float32 ``(B, dimension)``, targets int64 ``(B,)``.
-    alpha and beta are standard deviations, as in the public codes of FedProx and FedBC (the papers write variances).
-    There, too, u_i is one number per client: it raises all logits of a sample alike, so alpha changes no label, and the
-    clients' models differ by their own draws from N(., 1) whatever alpha is.
+    alpha and beta are standard deviations, as in the public codes of FedProx and FedBC (the papers write variances; for
+    these give square roots). Fed+ has alpha = 1000 and beta = 10. As in those codes, u_i is one number per client: it
+    raises all logits of a sample alike, so alpha changes no label, and the clients' models differ by their own draws
+    from N(., 1) whatever alpha is.
 
     Args:
         alpha: Standard deviation of u_i, >= 0.
@@ -62,30 +65,23 @@ class SyntheticDataModule(IndexedDataModule):
             ("dimension", dimension, 1),
             ("num_classes", num_classes, 2),
         ):
-            if not value >= least:
-                raise ConfigurationError(f"data.{name}={value}: give {least} or more")
+            check_at_least(f"data.{name}", value, least, whole=name not in ("alpha", "beta"))
         self.alpha, self.beta, self.iid = alpha, beta, iid
         self.dimension, self.num_classes = dimension, num_classes
         self._num_clients = num_clients
-        self._sizes = np.empty(0, dtype=np.int64)
 
     @property
     def num_clients(self) -> int:
         """Number of clients N."""
         return self._num_clients
 
-    def load(self) -> tuple[Dataset, np.ndarray]:
+    def load(self) -> LoadedData:
         """Draw all clients' samples, one client after the other."""
         rng = seeding.numpy_generator(self.split_seed, "synthetic")
-        self._sizes = np.floor(rng.lognormal(4, 2, self.num_clients)).astype(np.int64) + 50
-        inputs, labels = draw_synthetic(
-            rng, self._sizes, self.alpha, self.beta, self.iid, self.dimension, self.num_classes
-        )
-        return ArrayDataset((torch.from_numpy(inputs), torch.from_numpy(labels))), labels
-
-    def partition(self, labels: np.ndarray | None) -> list[np.ndarray]:
-        """Client i's rows, as they were drawn."""
-        return np.split(np.arange(self._sizes.sum()), np.cumsum(self._sizes)[:-1])
+        sizes = np.floor(rng.lognormal(4, 2, self.num_clients)).astype(np.int64) + 50
+        inputs, labels = draw_synthetic(rng, sizes, self.alpha, self.beta, self.iid, self.dimension, self.num_classes)
+        dataset = ArrayDataset((torch.from_numpy(inputs), torch.from_numpy(labels)))
+        return LoadedData(dataset, labels, clients=np.repeat(np.arange(self.num_clients), sizes))
 
 
 def draw_synthetic(
@@ -114,17 +110,19 @@ def draw_synthetic(
     num_clients = len(sizes)
     model_means = rng.normal(0, alpha, (num_clients, 1, 1))  # u_i
     input_means = np.repeat(rng.normal(0, beta, (num_clients, 1)), dimension, axis=1)  # B_i
-    if iid:
-        model_means, models = 0 * model_means, rng.standard_normal((1, dimension + 1, num_classes))
-    else:
-        models = rng.standard_normal((num_clients, dimension + 1, num_classes))
+    num_models = 1 if iid else num_clients
+    models = np.empty((num_models, dimension + 1, num_classes), dtype=np.float32)  # W_i above b_i
+    for start in range(0, num_models, CHUNK):
+        some = models[start : start + CHUNK]
+        some[:] = rng.standard_normal(some.shape) + (0 if iid else model_means[start : start + CHUNK])
+    if not iid:
         input_means += rng.standard_normal((num_clients, dimension))  # v_i
-    models = (models + model_means).astype(np.float32)  # W_i above b_i, (N, dimension + 1, num_classes)
-    scale = np.arange(1, dimension + 1, dtype=np.float32) ** -0.6  # of standard deviations: the variance is j^-1.2
-    inputs = rng.standard_normal((sizes.sum(), dimension), dtype=np.float32) * scale
+    inputs = rng.standard_normal((sizes.sum(), dimension), dtype=np.float32)
+    inputs *= np.arange(1, dimension + 1, dtype=np.float32) ** -0.6  # of standard deviations: the variance is j^-1.2
     labels = np.empty(len(inputs), dtype=np.int64)
     ends = np.cumsum(sizes)
-    for mean, model, start, end in zip(input_means.astype(np.float32), models, ends - sizes, ends, strict=True):
-        inputs[start:end] += mean
+    for client, (start, end) in enumerate(zip(ends - sizes, ends, strict=True)):
+        model = models[0 if iid else client]
+        inputs[start:end] += input_means[client].astype(np.float32)
         labels[start:end] = (inputs[start:end] @ model[:-1] + model[-1]).argmax(axis=1)
     return inputs, labels

@@ -1,13 +1,13 @@
 """Federated data: what a user imports.
 
 Clients' data: :class:`FederatedDataModule` (subclass it), :class:`PartitionedDataModule` (federates any ordinary data),
-:class:`IndexedDataModule` (one data set and an index array per client). Their batches: :class:`ClientLoader`,
-:class:`ArrayDataset`.
+:class:`IndexedDataModule` (one data set, given as :class:`LoadedData`, and an index array per client). Their batches:
+:class:`ClientLoader`, :class:`ArrayDataset`.
 """
 
 from fedbc_lightning.datamodule import FederatedDataModule
 from fedbc_lightning.datasets import ArrayDataset, BatchTransformDataset
-from fedbc_lightning.indexed import IndexedDataModule
+from fedbc_lightning.indexed import IndexedDataModule, LoadedData
 from fedbc_lightning.loading import ClientLoader, EpochSampler
 from fedbc_lightning.wrapper import PartitionedDataModule
 
@@ -18,5 +18,6 @@ __all__ = [
     "EpochSampler",
     "FederatedDataModule",
     "IndexedDataModule",
+    "LoadedData",
     "PartitionedDataModule",
 ]

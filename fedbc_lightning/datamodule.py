@@ -44,6 +44,8 @@ class FederatedDataModule(LightningDataModule):
         pin_memory: Of the DataLoaders; unused in memory, and without a GPU.
         drop_last: Leave out a training batch that is not full.
         collate_fn: Makes a batch of a list of samples; given, all batches come from DataLoaders.
+        keep_on_device: Copy in-memory data to the device once, and gather batches there; None: where they fill at most
+            a quarter of its free memory; False: each batch is moved.
         seed: Of what is drawn once for all rounds (partition, splits); None: the run's (``seed_everything``).
 
     Raises:
@@ -74,6 +76,7 @@ class FederatedDataModule(LightningDataModule):
         pin_memory: bool = False,
         drop_last: bool = False,
         collate_fn: Callable[[list], Any] | None = None,
+        keep_on_device: bool | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -87,6 +90,7 @@ class FederatedDataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.val_fraction = val_fraction
         self.drop_last = drop_last
+        self.keep_on_device = keep_on_device
         self.seed = seed
         self.loader_options: dict[str, Any] = {"num_workers": num_workers} if num_workers else {}
         if pin_memory and torch.cuda.is_available():
@@ -137,10 +141,7 @@ class FederatedDataModule(LightningDataModule):
         """
         key = (client, split)
         if key not in self._datasets:
-            if split not in SPLITS:
-                raise ValueError(f"split={split!r}: give one of {SPLITS}")
-            if not 0 <= client < self.num_clients:
-                raise IndexError(f"client {client} of {self.num_clients}")
+            self._check_request(client, split)
             if split == "test":
                 self._keep(key, self.client_test_dataset(client))
             elif (client, "train") not in self._datasets:
@@ -167,7 +168,7 @@ class FederatedDataModule(LightningDataModule):
             parts = [dataset for dataset in found if dataset is not None and num_items(dataset)]
             if not parts:
                 return None
-            self._pooled[split] = join(parts)
+            self._pooled[split] = self._batched(join(parts))
         return self._pooled[split]
 
     # loaders
@@ -247,9 +248,10 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigurationError(f"data: num_clients={self.num_clients}; federated data needs at least one client")
         sizes = self.num_samples("train")
         if not sizes.all():
-            empty = np.flatnonzero(sizes == 0)
+            empty, names = np.flatnonzero(sizes == 0), self.client_names
+            name = f" ({names[empty[0]]!r})" if names else ""
             more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
-            raise ConfigurationError(f"data: client {empty[0]}{more} has no training samples; partition anew")
+            raise ConfigurationError(f"data: client {empty[0]}{name}{more} has no training samples; partition anew")
         if self.drop_last and sizes.min() < self.batch_size:
             raise ConfigurationError(
                 f"data.drop_last: client {sizes.argmin()} has {sizes.min()} training samples, so with batch_size="
@@ -267,24 +269,41 @@ class FederatedDataModule(LightningDataModule):
     def label_histogram(self) -> np.ndarray | None:
         """Samples of each class at each client, over all splits, int64 ``(N, num_classes)``; None without labels."""
         known: dict[int, np.ndarray | None] = {}
-        per_client: list[np.ndarray] = []
+        found: list[np.ndarray] = []
+        sizes = sum(self.num_samples(split) for split in SPLITS)
         for client in range(self.num_clients):
-            parts = [d for split in SPLITS if (d := self.client_dataset(client, split)) is not None]
-            labels = [labels_of(part, known) for part in parts]
-            if not labels or any(found is None for found in labels):
-                return None
-            per_client.append(np.concatenate([found for found in labels if found is not None]))
-        return count_labels(per_client)
+            for split in SPLITS:
+                dataset = self.client_dataset(client, split)
+                labels = None if dataset is None else labels_of(dataset, known)
+                if dataset is not None and labels is None:
+                    return None
+                if labels is not None:
+                    found.append(labels)
+        if not found:
+            return None
+        return count_labels(np.concatenate(found), np.repeat(np.arange(self.num_clients), sizes), self.num_clients)
 
     # parts of the above
 
     def _keep(self, key: tuple[int, str], dataset: Dataset | None) -> None:
-        if dataset is None:
-            return
+        if dataset is not None:
+            self._datasets[key] = self._batched(dataset)
+
+    def _batched(self, dataset: Dataset) -> Dataset:
+        """The data set in the form in which it is batched."""
         if "collate_fn" in self.loader_options and getattr(dataset, "augment", None) is not None:
             raise ConfigurationError("data.collate_fn: images are augmented in whole batches; leave out one of the two")
         arrays = as_arrays(dataset)
-        self._datasets[key] = dataset if arrays is None else arrays
+        if arrays is None:
+            return dataset
+        arrays.pool.keep_on_device = self.keep_on_device
+        return arrays
+
+    def _check_request(self, client: int, split: str) -> None:
+        if split not in SPLITS:
+            raise ValueError(f"split={split!r}: give one of {SPLITS}")
+        if not 0 <= client < self.num_clients:
+            raise IndexError(f"client {client} of {self.num_clients}")
 
     def _cut_validation(self, client: int) -> None:
         dataset = self.client_train_dataset(client)
@@ -294,15 +313,10 @@ class FederatedDataModule(LightningDataModule):
             self._keep((client, "train"), dataset)
             return
         rng = seeding.numpy_generator(self.split_seed, "val", client=client)
-        labels = self._train_labels(client, dataset)
-        train, val = train_test_split(labels, self.val_fraction, num_samples=num_items(dataset), rng=rng)
+        train, val = train_test_split(labels_of(dataset), self.val_fraction, num_samples=num_items(dataset), rng=rng)
         self._keep((client, "train"), take(dataset, train))
         if len(val):
             self._keep((client, "val"), take(dataset, val))
-
-    def _train_labels(self, client: int, dataset: Dataset) -> np.ndarray | None:
-        """Labels by which the validation cut is stratified."""
-        return labels_of(dataset)
 
     def _train_loader(
         self, dataset: Dataset, round: int, client: int, seed: int | None, device: torch.device | None

@@ -22,7 +22,13 @@ class TensorPool:
 
     Args:
         tensors: Each ``(M, ...)``: inputs first, targets last.
+
+    Attributes:
+        keep_on_device: Whether they are copied to the device that asks; None: where that fills at most a quarter of
+            its free memory.
     """
+
+    keep_on_device: bool | None = None
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tuple(tensors)  # the same object, if it is a tuple
@@ -34,12 +40,13 @@ class TensorPool:
         return len(self.tensors[0])
 
     def on(self, device: torch.device | None) -> tuple[Tensor, ...]:
-        """On a device, copied there once; left where they are if they would fill a quarter of its memory."""
+        """On a device, copied there once, or left where they are, as ``keep_on_device`` says."""
         if device is None or device == self.tensors[0].device:
             return self.tensors
         if device not in self._copies:
-            num_bytes = sum(tensor.nbytes for tensor in self.tensors)
-            fits = num_bytes <= _free_bytes(device) // 4
+            fits = self.keep_on_device
+            if fits is None:
+                fits = sum(tensor.nbytes for tensor in self.tensors) <= _free_bytes(device) // 4
             self._copies[device] = tuple(t.to(device) for t in self.tensors) if fits else self.tensors
         return self._copies[device]
 

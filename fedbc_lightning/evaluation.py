@@ -32,11 +32,19 @@ class Evaluation:
 
     Attributes:
         metrics: Name (``global/test_accuracy``, ...) -> value.
-        clients: Name (``global/test_accuracy``, ``local/test_accuracy``) -> one value per evaluated client.
+        clients: Name (``global/test_accuracy``, ``local/test_accuracy``) -> client -> value.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
-    clients: dict[str, np.ndarray] = field(default_factory=dict)
+    clients: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def rows(self) -> list[dict[str, float]]:
+        """One per evaluated client: ``client`` and its values."""
+        found: dict[int, dict[str, float]] = {}
+        for name, values in self.clients.items():
+            for client, value in values.items():
+                found.setdefault(client, {"client": client})[name] = value
+        return [found[client] for client in sorted(found)]
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ class Evaluator:
             for name in dict.fromkeys(name for client in evaluated for name in results[which, client]):
                 clients = [client for client in evaluated if name in results[which, client]]
                 values = np.array([results[which, i][name] for i in clients])
-                evaluation.clients[f"{which}/{split}_{name}"] = values
+                evaluation.clients[f"{which}/{split}_{name}"] = dict(zip(clients, values.tolist(), strict=True))
                 if which == "local":
                     metrics[f"local/{split}_{name}"] = float(values.mean())
                     metrics[f"local/{split}_{name}_weighted"] = float(np.average(values, weights=sizes[clients]))

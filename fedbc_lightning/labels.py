@@ -58,15 +58,40 @@ def as_classes(values: Any, length: int) -> np.ndarray | None:
     return array.astype(np.int64) if array.ndim == 1 and array.dtype.kind in "iub" else None
 
 
-def count_labels(per_client: list[np.ndarray]) -> np.ndarray | None:
-    """Histogram ``(N, num_classes)`` of integer labels; columns are the classes 0..max, or the distinct values."""
-    values, columns = np.unique(np.concatenate(per_client), return_inverse=True)
+def natural_clients(values: Any) -> tuple[np.ndarray, list[str]]:
+    """Number the natural clients of samples, in the sorted order of their names.
+
+    Args:
+        values: The client of each sample: numbers or strings ``(M,)``.
+
+    Returns:
+        The client's number of each sample, int64 ``(M,)``, and the names.
+
+    Example:
+        >>> natural_clients(["Romeo", "Juliet", "Romeo"])
+        (array([1, 0, 1]), ['Juliet', 'Romeo'])
+    """
+    names, numbers = np.unique(np.asarray(values), return_inverse=True)
+    return numbers.astype(np.int64), [str(name) for name in names]
+
+
+def count_labels(labels: np.ndarray, clients: np.ndarray, num_clients: int) -> np.ndarray:
+    """Samples of each class at each client, int64 ``(N, num_classes)``.
+
+    Args:
+        labels: Class of each sample, integers ``(n,)``.
+        clients: Its client, 0..N-1, ``(n,)``.
+        num_clients: N.
+
+    Returns:
+        The counts; columns are the classes 0..max, or the distinct values where these are few or negative.
+    """
+    values, columns = np.unique(labels, return_inverse=True)
     num_classes = len(values)
     if num_classes and values[0] >= 0 and values[-1] < 10 * num_classes:
         columns, num_classes = values[columns], int(values[-1]) + 1
-    clients = np.repeat(np.arange(len(per_client)), [len(labels) for labels in per_client])
-    counts = np.bincount(clients * num_classes + columns, minlength=len(per_client) * num_classes)
-    return counts.reshape(len(per_client), num_classes)
+    counts = np.bincount(clients * num_classes + columns, minlength=num_clients * num_classes)
+    return counts.reshape(num_clients, num_classes)
 
 
 def absolute_indices(dataset: Dataset | None) -> np.ndarray | None:

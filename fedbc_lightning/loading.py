@@ -38,9 +38,9 @@ class EpochSampler(Sampler[int]):
             return torch.arange(self.num_samples)
         return torch.randperm(self.num_samples, generator=self.generator("shuffle"))
 
-    def generator(self, purpose: str) -> torch.Generator:
-        """For what is drawn in this epoch besides the order, e.g. ``"augment"``."""
-        return seeding.generator(self.seed or 0, purpose, self.round, self.client, self.epoch)
+    def generator(self, purpose: str, step: int = -1) -> torch.Generator:
+        """For what is drawn in this epoch, or one step of it, besides the order, e.g. ``"augment"``."""
+        return seeding.generator(self.seed or 0, purpose, self.round, self.client, self.epoch, step)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.order().tolist())
@@ -112,20 +112,17 @@ class ClientLoader:
 
     def _gathered(self, dataset: ArrayDataset) -> Iterator[list[Tensor]]:
         tensors = dataset.pool.on(self.device)
-        generator = self._augment_generator(dataset)
         rows = dataset.rows(self.sampler.order()).to(tensors[0].device)
-        batches = rows.split(self.batch_size)
-        for chosen in batches[: len(self)]:
-            yield dataset.gather(chosen, tensors, generator, self.device)
+        for step, chosen in enumerate(rows.split(self.batch_size)[: len(self)]):
+            yield dataset.gather(chosen, tensors, self._augment_generator(dataset, step), self.device)
 
     def _finished(self, dataset: BatchTransformDataset) -> Iterator[list[Tensor]]:
-        generator = self._augment_generator(dataset)
-        for batch in self._dataloader(dataset.raw):
-            yield dataset.finish(batch, generator, self.device)
+        for step, batch in enumerate(self._dataloader(dataset.raw)):
+            yield dataset.finish(batch, self._augment_generator(dataset, step), self.device)
 
-    def _augment_generator(self, dataset: ArrayDataset | BatchTransformDataset) -> torch.Generator | None:
+    def _augment_generator(self, dataset: ArrayDataset | BatchTransformDataset, step: int) -> torch.Generator | None:
         is_augmented = dataset.augment is not None and self.sampler.seed is not None
-        return self.sampler.generator("augment") if is_augmented else None
+        return self.sampler.generator("augment", step) if is_augmented else None
 
     def _dataloader(self, dataset: Dataset) -> DataLoader:
         return DataLoader(

@@ -1,4 +1,4 @@
-"""How the data are split over the clients: a picture and its numbers."""
+"""How the data are split over the clients: its numbers, a picture, and the exact split as a file."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedbc_lightning import partition_picture
 from fedbc_lightning.datamodule import SPLITS, FederatedDataModule
+from fedbc_lightning.datasets import num_items
+from fedbc_lightning.indexed import IndexedDataModule
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_ANNOTATED_CELLS = 400
-MAX_NAMED_CLIENTS = 40
-MAX_BARS = 150
-SPLIT_COLORS = {"train": "#2a6f97", "val": "#f4a259", "test": "#a9d6e5"}
+MAX_LISTED_CLIENTS = 10_000
+CLIENTS_PER_BLOCK = 10_000
 
 
 def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
@@ -27,16 +27,16 @@ def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
         datamodule: Set up.
 
     Returns:
-        ``num_clients``; ``num_samples`` (``total``, ``min``, ``max``, ``mean``, over all splits); ``num_train``,
-        ``num_val``, ``num_test``; ``hash``. With labels also ``num_classes``; ``classes_per_client`` (``min``, ``max``,
-        ``mean``); ``label_emd``, the mean over clients of sum_c abs(p_i(c) - p(c)), in [0, 2] (0: IID; the
-        "earth mover's distance" of Zhao et al. 2018); ``label_entropy``, the mean entropy of p_i in nats.
+        ``num_clients``; ``num_samples`` (``total``, ``min``, ``max``, ``mean``, over all splits);
+        ``power_law_exponent``, see :func:`fit_power_law`; ``num_train``, ``num_val``, ``num_test``; ``hash``. With
+        labels also those of :func:`describe_labels`.
     """
     sizes = {split: datamodule.num_samples(split) for split in SPLITS}
     total = sum(sizes.values(), np.zeros(datamodule.num_clients, dtype=np.int64))
     numbers = {
         "num_clients": datamodule.num_clients,
         "num_samples": {"total": int(total.sum()), **_summary(total)},
+        "power_law_exponent": fit_power_law(total),
         **{f"num_{split}": int(sizes[split].sum()) for split in SPLITS},
         "hash": datamodule.partition_hash(),
     }
@@ -45,48 +45,88 @@ def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
 
 
 def describe_labels(histogram: np.ndarray) -> dict[str, Any]:
-    """How classes differ between clients, see :func:`describe_partition`.
+    """How classes differ between clients.
 
     Args:
         histogram: ``(N, num_classes)``.
+
+    Returns:
+        ``num_classes``; ``classes_per_client`` (``min``, ``max``, ``mean``); ``label_emd``, the mean over clients of
+        sum_c abs(p_i(c) - p(c)), in [0, 2] (0: IID; the "earth mover's distance" of Zhao et al. 2018);
+        ``label_entropy``, the mean entropy of p_i in nats.
 
     Example:
         >>> describe_labels(np.array([[5, 0], [0, 5]]))["label_emd"]
         1.0
     """
-    shares = histogram / np.maximum(histogram.sum(axis=1, keepdims=True), 1)
-    overall = histogram.sum(axis=0) / max(histogram.sum(), 1)
-    entropy = -(shares * np.log(shares, where=shares > 0, out=np.zeros_like(shares))).sum(axis=1)
+    num_clients, overall = len(histogram), histogram.sum(axis=0) / max(histogram.sum(), 1)
+    distance = entropy = 0.0
+    for start in range(0, num_clients, CLIENTS_PER_BLOCK):
+        block = histogram[start : start + CLIENTS_PER_BLOCK]
+        shares = block / np.maximum(block.sum(axis=1, keepdims=True), 1)
+        distance += np.abs(shares - overall).sum()
+        entropy -= (shares * np.log(shares, where=shares > 0, out=np.zeros_like(shares))).sum()
     return {
-        "num_classes": int((histogram.sum(axis=0) > 0).sum()),
+        "num_classes": int((overall > 0).sum()),
         "classes_per_client": _summary((histogram > 0).sum(axis=1)),
-        "label_emd": float(np.abs(shares - overall).sum(axis=1).mean()),
-        "label_entropy": float(entropy.mean()) + 0.0,
+        "label_emd": float(distance / num_clients),
+        "label_entropy": float(entropy / num_clients) + 0.0,
     }
+
+
+def fit_power_law(sizes: np.ndarray) -> float | None:
+    """The e of s_k ~ e^k, for sizes in ascending order: exp of the least-squares slope of log s_k on k.
+
+    Args:
+        sizes: ``(N,)``; clients without samples are left out.
+
+    Returns:
+        At least 1 (all equal); None for fewer than two clients.
+
+    Example:
+        >>> round(fit_power_law(np.array([40, 10, 20])), 3)
+        2.0
+    """
+    logs = np.log(np.sort(sizes[sizes > 0]))
+    if len(logs) < 2:
+        return None
+    ranks = np.arange(len(logs)) - (len(logs) - 1) / 2
+    return float(np.exp(ranks @ (logs - logs.mean()) / (ranks @ ranks)))
 
 
 def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -> dict[str, Any]:
     """Write ``partition.png`` and ``partition.json`` into a folder, which is made if missing.
 
+    Where a partitioner made the split, ``partition.npz`` holds it exactly, for
+    :class:`~fedbc_lightning.partition.Explicit` to use again.
+
     Args:
         datamodule: Set up.
-        folder: Of the two files.
+        folder: Of the files.
 
     Returns:
         What ``partition.json`` holds: :func:`describe_partition`, ``seed``, and per client ``sizes`` (by split),
-        ``label_histogram`` and ``client_names`` (None where there are none).
+        ``label_histogram`` (both None above 10,000 clients) and ``client_names`` (None where there are none).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     histogram = datamodule.label_histogram()
+    listed = datamodule.num_clients <= MAX_LISTED_CLIENTS
     report = {
         **describe_partition(datamodule),
         "seed": datamodule.split_seed,
-        "sizes": {split: datamodule.num_samples(split).tolist() for split in SPLITS},
-        "label_histogram": None if histogram is None else histogram.tolist(),
+        "sizes": {split: datamodule.num_samples(split).tolist() for split in SPLITS} if listed else None,
+        "label_histogram": histogram.tolist() if listed and histogram is not None else None,
         "client_names": datamodule.client_names,
     }
     (folder / "partition.json").write_text(json.dumps(report) + "\n", encoding="utf-8")
+    if isinstance(datamodule, IndexedDataModule):
+        datamodule.parts.save(
+            folder / "partition.npz",
+            num_samples=num_items(datamodule.source),
+            seed=datamodule.split_seed,
+            label_histogram=histogram,
+        )
     draw_partition(datamodule).savefig(folder / "partition.png", dpi=150)
     return report
 
@@ -99,109 +139,18 @@ def draw_partition(datamodule: FederatedDataModule) -> Figure:
     Args:
         datamodule: Set up.
     """
-    from matplotlib.figure import Figure  # takes half a second to import
-
-    num_clients, histogram = datamodule.num_clients, datamodule.label_histogram()
-    height = float(np.clip(1.7 + 0.22 * num_clients, 3.0, 9.5))
-    if histogram is None:
-        figure = Figure(figsize=(6.4, height), layout="constrained")
-        bars = figure.add_subplot()
-    else:
-        width = float(np.clip(2.2 + 0.42 * histogram.shape[1], 4.2, 9.0))
-        figure = Figure(figsize=(width + 4.0, height), layout="constrained")
-        cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[width, 4.0])
-        _draw_histogram(figure, cells, histogram)
-    _draw_sizes(bars, datamodule)
-    left = figure.axes[0]
-    left.set_ylabel("client", fontsize=9)
-    left.set_ylim(num_clients - 0.5, -0.5)
-    _name_clients(left, datamodule)
-    figure.suptitle(_title(describe_partition(datamodule)), x=0.01, ha="left", fontsize=10)
-    return figure
-
-
-def _draw_histogram(figure: Figure, axes: Axes, histogram: np.ndarray) -> None:
-    from matplotlib.colors import PowerNorm
-    from matplotlib.ticker import MaxNLocator
-
-    num_clients, num_classes = histogram.shape
-    image = axes.imshow(
-        np.ma.masked_equal(histogram, 0),
-        aspect="auto",
-        cmap="GnBu",
-        norm=PowerNorm(0.5, -0.15 * histogram.max(), 1.1 * histogram.max()),  # one sample can be told from none
-        interpolation="nearest",
-    )
-    axes.set_facecolor("#f5f5f5")
-    axes.set_xlabel("class", fontsize=9)
-    axes.set_title("samples of each class", fontsize=10, loc="left")
-    if num_classes <= 20:
-        axes.set_xticks(range(num_classes))
-    if num_clients <= 2 * MAX_NAMED_CLIENTS:
-        axes.hlines(np.arange(num_clients - 1) + 0.5, -0.5, num_classes - 0.5, color="white", linewidth=0.8)
-    axes.vlines(np.arange(num_classes - 1) + 0.5, -0.5, num_clients - 0.5, color="white", linewidth=0.8)
-    if histogram.size <= MAX_ANNOTATED_CELLS:
-        for client, label in np.argwhere(histogram):
-            count = int(histogram[client, label])
-            color = "white" if count > 0.45 * histogram.max() else "#222222"
-            axes.text(label, client, f"{count:,}", ha="center", va="center", fontsize=7, color=color)
-    else:
-        bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=40, ticks=MaxNLocator(6, integer=True))
-        bar.ax.set_ylim(1, histogram.max())
-        bar.ax.tick_params(labelsize=8, length=0)
-        bar.outline.set_visible(False)
-    _bare(axes)
-
-
-def _draw_sizes(axes: Axes, datamodule: FederatedDataModule) -> None:
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
-    num_clients = datamodule.num_clients
-    left = np.zeros(num_clients)
-    for split in SPLITS:
-        sizes = datamodule.num_samples(split)
-        if not sizes.any():
-            continue
-        if num_clients <= MAX_BARS:
-            axes.barh(range(num_clients), sizes, 0.8, left, color=SPLIT_COLORS[split], label=split, linewidth=0)
-        else:
-            edges = np.arange(num_clients + 1) - 0.5
-            axes.stairs(
-                left + sizes, edges, baseline=left, orientation="horizontal", fill=True, color=SPLIT_COLORS[split],
-                label=split, linewidth=0,
-            )  # fmt: skip
-        left = left + sizes
-    if num_clients <= MAX_NAMED_CLIENTS:
-        for client, size in enumerate(left):
-            axes.annotate(f"{size:,.0f}", (size, client), (3, 0), textcoords="offset points", va="center", fontsize=7)
-    axes.set_xlim(0, max(left.max(), 1) * (1.16 if num_clients <= MAX_NAMED_CLIENTS else 1.02))
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.set_xlabel("samples", fontsize=9)
-    axes.set_title("samples of each client", fontsize=10, loc="left")
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
-                handlelength=1.0, columnspacing=1.0)  # fmt: skip
-    _bare(axes)
-
-
-def _name_clients(axes: Axes, datamodule: FederatedDataModule) -> None:
-    names, num_clients = datamodule.client_names, datamodule.num_clients
-    if num_clients <= MAX_NAMED_CLIENTS:
-        labels = range(num_clients) if names is None else [name[:24] for name in names]
-        axes.set_yticks(range(num_clients), [str(label) for label in labels], fontsize=8)
-
-
-def _bare(axes: Axes) -> None:
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelsize=8)
+    sizes = {split: datamodule.num_samples(split) for split in SPLITS}
+    title = _title(describe_partition(datamodule))
+    return partition_picture.draw(title, sizes, datamodule.label_histogram(), datamodule.client_names)
 
 
 def _title(numbers: dict[str, Any]) -> str:
-    sizes = numbers["num_samples"]
+    sizes, exponent = numbers["num_samples"], numbers["power_law_exponent"]
     title = (
         f"{numbers['num_clients']:,} clients, {sizes['total']:,} samples "
-        f"({sizes['min']:,} to {sizes['max']:,} per client, mean {sizes['mean']:,.1f})"
+        f"({sizes['min']:,} to {sizes['max']:,} per client, mean {sizes['mean']:,.1f}"
     )
+    title += ")" if exponent is None or exponent < 1.005 else f"; fitted power law e = {exponent:.2f})"
     if "label_emd" not in numbers:
         return title
     classes = numbers["classes_per_client"]

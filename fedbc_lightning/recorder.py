@@ -65,7 +65,7 @@ class Recorder:
         self._callback_states = self._states_of_callbacks()
         if not self._is_writer:
             return
-        self._tables.write({**metrics, "round": round}, [{"round": round, **record} for record in records])
+        self._tables.write(round, metrics, records, evaluation.rows())
         for logger in self.loggers:
             logger.log_metrics(metrics, step=round)
             if isinstance(logger, TensorBoardLogger) and evaluation.metrics:
@@ -153,7 +153,7 @@ class Recorder:
 
     def _log_histograms(self, logger: TensorBoardLogger, round: int, evaluation: Evaluation) -> None:
         values = {f"clients/{name}": self._trainer.clients.scalar(name) for name in self._trainer.clients.scalar_names}
-        values |= {f"clients/{name}": torch.from_numpy(array) for name, array in evaluation.clients.items()}
+        values |= {f"clients/{name}": torch.tensor([*of.values()]) for name, of in evaluation.clients.items()}
         for name, tensor in values.items():
             with suppress(ValueError):  # what NumPy cannot bin is no reason to stop
                 logger.experiment.add_histogram(name, tensor, round)

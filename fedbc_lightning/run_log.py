@@ -1,4 +1,4 @@
-"""``metrics.csv`` and ``clients.csv``: complete rows only, none twice, whatever stopped the run."""
+"""``metrics.csv``, ``clients.csv``, ``evaluation.csv``: complete rows only, none twice, whatever stopped the run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 METRICS_FIRST = ("round", "train_loss")
 METRICS_GROUPS = ("global/", "local/", "fairness/", "dual/", "comm/", "time/")
 CLIENTS_FIRST = ("round", "client", "num_samples", "num_steps", "status", "train_loss", "weight")
+EVALUATION_FIRST = ("round", "client")
 
 
 class CSVFile:
@@ -76,7 +77,7 @@ class CSVFile:
 
 
 class RunLog:
-    """The two tables of a run.
+    """The three tables of a run.
 
     Args:
         folder: The run folder.
@@ -85,19 +86,26 @@ class RunLog:
     def __init__(self, folder: Path) -> None:
         self.metrics = CSVFile(folder / "metrics.csv", METRICS_FIRST, METRICS_GROUPS)
         self.clients = CSVFile(folder / "clients.csv", CLIENTS_FIRST)
+        self.evaluation = CSVFile(folder / "evaluation.csv", EVALUATION_FIRST, METRICS_GROUPS)
 
     def recover(self, round: int) -> None:
-        """Make both end with ``round``."""
-        self.metrics.recover(round)
-        self.clients.recover(round)
+        """Make all end with ``round``."""
+        for table in (self.metrics, self.clients, self.evaluation):
+            table.recover(round)
 
-    def write(self, metrics: dict[str, Any], clients: list[dict[str, Any]]) -> None:
-        """One round's rows: its metrics, and one row per sampled client."""
-        if clients:
-            self.clients.append(clients)
-        self.metrics.append([metrics])
+    def write(
+        self,
+        round: int,
+        metrics: dict[str, Any],
+        trained: list[dict[str, Any]],
+        evaluated: list[dict[str, Any]],
+    ) -> None:
+        """One round's rows: its metrics, one row per sampled client, and one per evaluated client."""
+        for table, rows in ((self.clients, trained), (self.evaluation, evaluated), (self.metrics, [metrics])):
+            if rows:
+                table.append([{**row, "round": round} for row in rows])
 
     def sync(self) -> None:
-        """Wait until both are on the disk."""
-        self.metrics.sync()
-        self.clients.sync()
+        """Wait until all are on the disk."""
+        for table in (self.metrics, self.clients, self.evaluation):
+            table.sync()

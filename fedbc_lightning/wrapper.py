@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fedbc_lightning import seeding
 from fedbc_lightning.datamodule import TRANSFER_HOOKS
-from fedbc_lightning.datasets import as_arrays, join, num_items
+from fedbc_lightning.datasets import join, num_items
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import overrides
-from fedbc_lightning.indexed import IndexedDataModule
-from fedbc_lightning.labels import as_classes, labels_of
+from fedbc_lightning.indexed import IndexedDataModule, LoadedData
+from fedbc_lightning.labels import as_classes, labels_of, natural_clients
 from fedbc_lightning.loading import ClientLoader
 from fedbc_lightning.ordinary_loaders import check_loader, check_sampler, loader_options
 from fedbc_lightning.partition import Partitioner
@@ -37,13 +37,15 @@ class PartitionedDataModule(IndexedDataModule):
 
     Args:
         data: What is to be federated.
-        partitioner: Which client has which training samples.
+        partitioner: Which client has which training samples; None: ``clients`` say it.
         test: ``"shared"``: its own test data, or else its validation data, evaluate the global model; clients have
             none. ``"split"``: ``test_fraction`` of each client's samples. By default ``shared`` for a
             LightningDataModule and ``split`` for a Dataset.
         pool: Under ``split``, join its training and test data before they are split over clients, as the FedBC paper
             does for CIFAR-10 and MNIST.
         labels: Class of each sample of the (pooled) training data, integers ``(M,)``.
+        clients: Natural client of each sample of the (pooled) training data, numbers or strings ``(M,)``; of them
+            :class:`~fedbc_lightning.partition.Natural` takes all or a part.
         split_order: See :func:`~fedbc_lightning.splits.train_test_split`.
         test_fraction: Under ``split``, in (0, 1).
         seed: Of partition and splits; None: that of ``seed_everything``.
@@ -53,6 +55,7 @@ class PartitionedDataModule(IndexedDataModule):
         num_workers: For a Dataset; a LightningDataModule's loaders know it.
         collate_fn: For a Dataset; likewise.
         drop_last: For a Dataset; likewise.
+        keep_on_device: See :class:`~fedbc_lightning.data.FederatedDataModule`.
 
     Raises:
         ConfigurationError: The data cannot be federated (an IterableDataset, several loaders, a sampler or batch
@@ -70,11 +73,12 @@ class PartitionedDataModule(IndexedDataModule):
     def __init__(
         self,
         data: LightningDataModule | Dataset,
-        partitioner: Partitioner,
+        partitioner: Partitioner | None = None,
         *,
         test: Literal["shared", "split"] | None = None,
         pool: bool = False,
         labels: Sequence[int] | None = None,
+        clients: Sequence[int | str] | None = None,
         split_order: SplitOrder = "shuffled",
         test_fraction: float = 0.2,
         seed: int | None = None,
@@ -84,10 +88,13 @@ class PartitionedDataModule(IndexedDataModule):
         num_workers: int = 0,
         collate_fn: Callable[[list], Any] | None = None,
         drop_last: bool = False,
+        keep_on_device: bool | None = None,
     ) -> None:
         is_module = isinstance(data, LightningDataModule)
         test = test or ("shared" if is_module else "split")
         _check_arguments(data, test, pool)
+        if partitioner is None and clients is None:
+            raise ConfigurationError("data.partitioner: give one, e.g. Dirichlet, or clients, one per sample")
         super().__init__(
             partitioner,
             test_fraction=test_fraction if test == "split" else None,
@@ -98,13 +105,14 @@ class PartitionedDataModule(IndexedDataModule):
             num_workers=num_workers,
             collate_fn=collate_fn,
             drop_last=drop_last,
+            keep_on_device=keep_on_device,
             seed=seed,
         )
         self.data = data
-        self.partitioner: Partitioner = partitioner
         self.test = test
         self.pool = pool
         self._given_labels = labels
+        self._given_clients = clients
         self._given_batch_size = batch_size
         self._given_eval_batch_size = eval_batch_size
         self._shared: dict[str, DataLoader] = {}
@@ -123,10 +131,19 @@ class PartitionedDataModule(IndexedDataModule):
         if isinstance(self.data, LightningDataModule):
             self.data.teardown(stage)
 
-    def load(self) -> tuple[Dataset, np.ndarray | None]:
-        """The training data, with the test data if they are pooled, and its labels."""
+    def load(self) -> LoadedData:
+        """The training data, with the test data if they are pooled."""
+        source = self._find_source()
+        data = LoadedData(source, self._find_labels(source))
+        if self._given_clients is not None:
+            if len(self._given_clients) != num_items(source):
+                raise ConfigurationError(f"data.clients: give one client for each of the {num_items(source)} samples")
+            data.clients, data.client_names = natural_clients(self._given_clients)
+        return data
+
+    def _find_source(self) -> Dataset:
         if not isinstance(self.data, LightningDataModule):
-            return self.data, self._find_labels(self.data)
+            return self.data
         self.data.trainer = self.trainer
         self.data.setup("fit")
         source = self._take_train_loader(self.data)
@@ -137,7 +154,7 @@ class PartitionedDataModule(IndexedDataModule):
                 raise ConfigurationError(f"data.pool: {type(self.data).__name__} has no test_dataloader to pool")
             source = join([source, self._shared["test"].dataset])
             self._shared.clear()
-        return source, self._find_labels(source)
+        return source
 
     def _take_train_loader(self, data: LightningDataModule) -> Dataset:
         name = f"{type(data).__name__}.train_dataloader"
@@ -173,8 +190,7 @@ class PartitionedDataModule(IndexedDataModule):
         if shared is None:
             return super().pooled_dataset(split)
         if split not in self._pooled:
-            arrays = as_arrays(shared.dataset)
-            self._pooled[split] = shared.dataset if arrays is None else arrays
+            self._pooled[split] = self._batched(shared.dataset)
         return self._pooled[split]
 
     def pooled_dataloader(self, split: str, *, device: torch.device | None = None) -> ClientLoader | None:

@@ -1,8 +1,27 @@
 """Ready models: ordinary LightningModules that know nothing of federated learning."""
 
+from .binary_logistic_regression import BinaryLogisticRegression
+from .char_lstm import CharLSTM
 from .classifier import Classifier
 from .cnn import CIFARCNN
+from .femnist_cnn import FEMNISTCNN
+from .linear_regression import LinearRegression
 from .logistic_regression import LogisticRegression
 from .mlp import MLP
+from .regressor import Regressor
+from .resnet import ResNet18GroupNorm
+from .sent140_lstm import Sent140LSTM
 
-__all__ = ["CIFARCNN", "MLP", "Classifier", "LogisticRegression"]
+__all__ = [
+    "CIFARCNN",
+    "FEMNISTCNN",
+    "MLP",
+    "BinaryLogisticRegression",
+    "CharLSTM",
+    "Classifier",
+    "LinearRegression",
+    "LogisticRegression",
+    "Regressor",
+    "ResNet18GroupNorm",
+    "Sent140LSTM",
+]

@@ -1,20 +1,24 @@
-"""What all classifiers here share: the steps, the logged names and the optimizer."""
+"""What all classifiers here share: cross-entropy, accuracy and the check of the classes."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
-from lightning.pytorch import LightningModule
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedbc_lightning.errors import ConfigurationError
 
+from .base import SupervisedModel
 
-class Classifier(LightningModule):
+
+class Classifier(SupervisedModel):
     """A LightningModule for classification with cross-entropy and SGD; a subclass only builds ``self.network``.
 
     It logs ``train_loss``, ``val_loss``, ``val_accuracy``, ``test_loss`` and ``test_accuracy`` (accuracy in [0, 1]).
     It knows nothing of federated learning, and trains the same under :class:`lightning.pytorch.Trainer`.
+    Inputs are float ``(B, ...)``, targets int64 ``(B,)`` with classes from 0.
 
     Args:
         lr: Step size of SGD, > 0.
@@ -23,18 +27,18 @@ class Classifier(LightningModule):
 
     Attributes:
         network: Maps a batch of inputs ``(B, ...)`` to logits ``(B, num_classes)``.
+        classes_argument: The argument that says how many classes there are.
+
+    Raises:
+        ConfigurationError: An argument is impossible.
     """
 
-    network: nn.Module
+    classes_argument: ClassVar[str] = "num_classes"
 
-    def __init__(self, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
-        super().__init__()
-        self.save_hyperparameters()  # takes the subclass's arguments as well
-        for name, value in self.hparams.items():
-            if name in ("num_features", "hidden", "num_classes", "in_channels") and value < 1:
-                raise ConfigurationError(f"model.{name}: got {value}; it must be at least 1.")
-        if not 0 <= self.hparams.get("dropout", 0) < 1:
-            raise ConfigurationError(f"model.dropout: got {self.hparams['dropout']}; it must lie in [0, 1).")
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return self.hparams[self.classes_argument]
 
     def setup(self, stage: str) -> None:
         """Compare the number of classes with the data's, where the data tells it.
@@ -43,47 +47,40 @@ class Classifier(LightningModule):
             ConfigurationError: The data has more classes.
         """
         histogram = getattr(getattr(self.trainer, "datamodule", None), "label_histogram", lambda: None)()
-        if histogram is not None and histogram.shape[1] > self.hparams["num_classes"]:
-            raise ConfigurationError(
-                f"model.num_classes: got {self.hparams['num_classes']}, but the data has {histogram.shape[1]} classes."
-            )
+        if histogram is not None and histogram.shape[1] > self.num_classes:
+            raise self._too_few_classes(f"the data has {histogram.shape[1]} classes")
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``(B, num_classes)`` of float inputs ``(B, F)`` or ``(B, C, H, W)``.
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of logits ``(B, num_classes)`` and targets ``(B,)``.
 
         Raises:
-            ConfigurationError: The inputs do not have ``num_features`` features.
+            ConfigurationError: The targets are no classes of this model, one per sample.
         """
-        expected = self.hparams.get("num_features")
-        if expected is not None and inputs[0].numel() != expected:
-            raise ConfigurationError(f"model.num_features: got {expected}, but an input has {inputs[0].numel()}.")
-        return self.network(inputs)
+        return self._cross_entropy(outputs, targets, "mean")
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Mean cross-entropy of a batch ``(inputs, targets)``, targets ``(B,)`` int64."""
-        inputs, targets = batch
-        loss = F.cross_entropy(self(inputs), targets)
-        self.log("train_loss", loss, batch_size=len(targets))
-        return loss
+    def log_metrics(self, prefix: str, outputs: Tensor, targets: Tensor) -> None:
+        """Logs ``val_accuracy`` or ``test_accuracy``."""
+        self.log(f"{prefix}_accuracy", self.accuracy(outputs, targets), batch_size=self._weight(targets))
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Logs ``val_loss`` and ``val_accuracy``."""
-        self._evaluate(batch, "val")
+    def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The share of targets whose logit is the largest, in [0, 1]."""
+        return (outputs.argmax(dim=1) == targets).float().mean()
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Logs ``test_loss`` and ``test_accuracy``."""
-        self._evaluate(batch, "test")
+    def _cross_entropy(self, logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        try:
+            return F.cross_entropy(logits, targets, reduction=reduction)
+        except IndexError as error:  # raised on the CPU only; a GPU stops with an assertion of its own
+            known = targets[targets != -100]
+            worst = int(known.max()) if int(known.min()) >= 0 else int(known.min())
+            raise self._too_few_classes(f"a target is {worst}; classes are 0..{self.num_classes - 1}") from error
+        except (RuntimeError, ValueError) as error:
+            if targets.shape == logits.shape[:1] and targets.dtype in (torch.int64, torch.uint8):
+                raise
+            raise ConfigurationError(
+                f"model: {type(self).__name__} takes one class per sample as target, int64 of shape "
+                f"({len(logits)},); the batch has {str(targets.dtype).removeprefix('torch.')} of shape "
+                f"{tuple(targets.shape)}."
+            ) from error
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD with this module's hyper-parameters."""
-        hparams = self.hparams
-        return torch.optim.SGD(
-            self.parameters(), lr=hparams["lr"], momentum=hparams["momentum"], weight_decay=hparams["weight_decay"]
-        )
-
-    def _evaluate(self, batch: tuple[Tensor, Tensor], prefix: str) -> None:
-        inputs, targets = batch
-        logits = self(inputs)
-        accuracy = (logits.argmax(dim=1) == targets).float().mean()
-        self.log(f"{prefix}_loss", F.cross_entropy(logits, targets), batch_size=len(targets))
-        self.log(f"{prefix}_accuracy", accuracy, batch_size=len(targets))
+    def _too_few_classes(self, found: str) -> ConfigurationError:
+        return ConfigurationError(f"model.{self.classes_argument}: got {self.num_classes}, but {found}.")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedbc_lightning.errors import ConfigurationError
 
+from .base import check_images
 from .classifier import Classifier
 
 
@@ -42,7 +43,9 @@ class CIFARCNN(Classifier):
     ) -> None:
         super().__init__(lr, momentum, weight_decay)
         if image_size < 16:
-            raise ConfigurationError(f"image_size={image_size} is too small for CIFARCNN: give 16 or more, or use MLP")
+            raise ConfigurationError(
+                f"model.image_size={image_size} is too small for CIFARCNN: give 16 or more, or use MLP"
+            )
         side = ((image_size - 4) // 2 - 4) // 2
         self.network = nn.Sequential(
             *(nn.Conv2d(in_channels, 6, kernel_size=5), nn.ReLU(), nn.MaxPool2d(2)),
@@ -52,3 +55,12 @@ class CIFARCNN(Classifier):
             *(nn.Linear(120, 84), nn.ReLU()),
             nn.Linear(84, num_classes),
         )
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Look at dtype and shape.
+
+        Raises:
+            ConfigurationError: Not float images ``(B, in_channels, image_size, image_size)``.
+        """
+        super().check_inputs(inputs)
+        check_images(inputs, self.hparams["in_channels"], self.hparams["image_size"])

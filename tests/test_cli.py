@@ -9,6 +9,7 @@ import torch
 import yaml
 from fedbc_lightning.models import LogisticRegression
 from helpers.command_line import run_cli, start_cli
+from helpers.data_formats import write_mnist
 
 from fedbc_lightning.cli import FederatedCLI
 from fedbc_lightning.trainer import FederatedTrainer
@@ -458,3 +459,28 @@ def test_an_error_of_the_users_own_keeps_its_traceback(project):
     )
     with pytest.raises(ValueError, match=r"^mine$"):
         run_cli("fit", "--config", "tiny.yaml", "--model", "bad_model.Bad")
+
+
+def test_a_torchvision_transform_is_saved_as_it_was_given(project):
+    """Its numbers too, which torchvision types as ``numbers.Number``."""
+    Path("digits_moved.yaml").write_text(
+        "data:\n  class_path: MNISTDataModule\n  init_args:\n    augment:\n"
+        "      class_path: torchvision.transforms.v2.Compose\n      init_args:\n        transforms:\n"
+        "          - {class_path: torchvision.transforms.v2.RandomAffine, init_args: {degrees: 10}}\n"
+    )
+    write_mnist(Path("data"))
+    line = ["fit", "--config", "mnist.yaml", "--config", "digits_moved.yaml", "--trainer.max_rounds", "1"]
+    assert run_cli(*line, "--trainer.enable_progress_bar", "false") == 0
+    saved = yaml.safe_load(Path("runs/mnist/version_0/config.yaml").read_text())
+    (affine,) = saved["data"]["init_args"]["augment"]["init_args"]["transforms"]
+    assert affine["init_args"]["degrees"] == 10
+    assert run_cli("fit", "--config", "runs/mnist/version_0/config.yaml") == 0
+    first, second = (Path(f"runs/mnist/version_{k}/clients.csv").read_bytes() for k in (0, 1))
+    assert first == second
+
+
+def test_help_does_not_list_hundreds_of_classes(capsys):
+    assert run_cli("fit", "--data.help", "CIFAR10DataModule") == 0
+    out = capsys.readouterr().out
+    assert "fedbc_lightning.partition.Dirichlet" in out
+    assert "torch.nn.Linear" not in out

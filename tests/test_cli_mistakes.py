@@ -1,5 +1,6 @@
 """What a user does wrong is answered in one line, before anything is run."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,21 @@ def test_a_mistake_is_one_clear_line(project, line, status, said, capsys):
     assert err.startswith("fedbc-cli: error: ")
     assert said in err
     assert not Path("runs").exists()
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_extra(project, monkeypatch, capsys):
+    class NotInstalled:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] == "flwr_datasets":
+                raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flwr_datasets"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [NotInstalled(), *sys.meta_path])
+    inner = "{class_path: flwr_datasets.partitioner.IidPartitioner, init_args: {num_partitions: 3}}"
+    Path("flower.yaml").write_text(
+        f"data:\n  class_path: DigitsDataModule\n  init_args:\n    partitioner:\n      class_path: Flower\n"
+        f"      init_args: {{partitioner: {inner}}}\n"
+    )
+    assert run_cli("fit", "--config", "digits.yaml", "--config", "flower.yaml") == 2
+    assert "pip install 'fedbc-lightning[flower]'" in capsys.readouterr().err

@@ -6,10 +6,12 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from helpers.command_line import run_cli
-from helpers.data_formats import write_cifar10, write_image_folder, write_mnist
+from helpers.data_formats import write_cifar10, write_cifar100, write_emnist, write_image_folder, write_mnist
+from helpers.text_formats import write_leaf, write_sent140
 
 from fedbc_lightning.cli.arguments import shipped_configs
 from fedbc_lightning.cli.messages import class_arguments
@@ -44,7 +46,11 @@ def classes(content: object) -> list[dict]:
 
 
 def test_the_promised_configs_are_shipped():
-    assert EXPERIMENTS == ["cifar.yaml", "cifar_folder.yaml", "digits.yaml", "mnist.yaml", "synthetic.yaml"]
+    assert EXPERIMENTS == [
+        "a1a.yaml", "cifar.yaml", "cifar100.yaml", "cifar_folder.yaml", "cifar_resnet.yaml", "digits.yaml",
+        "femnist.yaml", "femnist_writers.yaml", "mnist.yaml", "mnist_1000.yaml", "mnist_personal.yaml",
+        "mnist_robust.yaml", "regression.yaml", "sent140.yaml", "shakespeare.yaml", "synthetic.yaml",
+    ]  # fmt: skip
     assert {f"algorithms/{name}.yaml" for name in ("fedavg", "fedbc", "fedprox", "scaffold")} <= set(OVERLAYS)
 
 
@@ -105,12 +111,42 @@ def test_an_experiment_is_dumped_back_unchanged(name, place, capsys):
 
 def prepare(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Write the data that a config reads, in their original format; returns what to add to the command line."""
-    if name == "mnist.yaml":
-        write_mnist(Path("data"))
+    data, rng = Path("data"), np.random.default_rng(0)
+    few = ["--data.partitioner.num_clients=4", "--data.partitioner.min_samples=2", "--trainer.clients_per_round=2"]
+    if name == "mnist_1000.yaml":
+        write_mnist(data, num_train=2500, num_test=500)
+    elif name.startswith("mnist"):
+        write_mnist(data)
     elif name == "cifar.yaml":
-        write_cifar10(Path("data"), monkeypatch=monkeypatch)
+        write_cifar10(data, monkeypatch)
+    elif name == "cifar_resnet.yaml":
+        write_cifar10(data, monkeypatch, num_train=35, num_test=5)
+        return few
+    elif name == "cifar100.yaml":
+        write_cifar100(data, monkeypatch, num_train=35, num_test=5)
+        return few
     elif name == "cifar_folder.yaml":
-        write_image_folder(Path("data/cifar10"), num_per_class=40, num_classes=10, size=32)
+        write_image_folder(data / "cifar10", num_per_class=40, num_classes=10, size=32)
+    elif name == "femnist.yaml":
+        write_emnist(data, num_train=8060, num_test=1240)
+    elif name == "femnist_writers.yaml":
+        users = {f"writer{k}": (rng.random((20, 784)).round(3).tolist(), list(range(20))) for k in range(12)}
+        write_leaf(data / "femnist" / "all_data_0.json", users)
+        return ["--trainer.eval_clients=5"]
+    elif name == "shakespeare.yaml":
+        data.mkdir()
+        speeches = (f"ROLE {k}:\n{'To be, or not to be, that is the question. ' * 25}\n" for k in range(12))
+        (data / "shakespeare.txt").write_text("\n".join(speeches))
+    elif name == "sent140.yaml":
+        data.mkdir()
+        tweets = [(4 * (k % 2), f"user{k // 60}", "good day" if k % 2 else "so sad today") for k in range(720)]
+        write_sent140(data / "training.1600000.processed.noemoticon.csv", tweets)
+        return ["--data.partitioner.num_clients=12", "--trainer.clients_per_round=3"]
+    elif name == "a1a.yaml":
+        data.mkdir()
+        rows = (sorted(rng.choice(np.arange(1, 120), 14, replace=False)) for _ in range(200))
+        lines = (f"{'+1' if k % 4 else '-1'} {' '.join(f'{j}:1' for j in row)}" for k, row in enumerate(rows))
+        (data / "a1a").write_text("\n".join(lines) + "\n")
     return []
 
 

@@ -34,6 +34,8 @@ _WRONG_CLASS = re.compile(r"Import path does not correspond to a subclass of (\w
 _BROKEN_IMPORT = re.compile(
     r"(No module named '[\w.]+'|cannot import name[^\n]*|module '[\w.]+' has no attribute '[\w.]+')"
 )
+_EXTRAS = {"flwr_datasets": "flower"}
+"""Package -> the extra of pyproject.toml that installs it."""
 _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following arguments are required: ([\w, .]+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]\n]*)\])")
 _GIVEN = re.compile(r"(?:Got|Given) value: (.*)")
@@ -72,7 +74,8 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
         other = base and given and _other_kind(place, given[1].rpartition(".")[2], base)
         return other or f"{path}: what is given is not a {match[1]}"
     if match := _BROKEN_IMPORT.search(message):
-        return f"{place}: cannot import it: {match[1]}"
+        extra = next((extra for package, extra in _EXTRAS.items() if f"'{package}" in match[1]), None)
+        return f"{place}: cannot import it: {match[1]}" + (f"; pip install 'fedbc-lightning[{extra}]'" if extra else "")
     if base is not None and (match := _UNKNOWN_CLASS.search(message)):
         return _unknown_class(place, match[1], base)
     if (expected := _EXPECTED.findall(message)) and (match := _GIVEN.search(message)):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from argparse import Action
 from collections.abc import Collection, Iterator
 from enum import Enum
+from numbers import Number
 from typing import Any, NoReturn
 
 import yaml
+from jsonargparse import DefaultHelpFormatter
+from jsonargparse.typing import register_type
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
@@ -21,6 +26,18 @@ from fedbc_lightning.trainer import FederatedTrainer
 
 # Lightning's Timer has an Enum for a default, which the saved config.yaml holds by its value.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
+
+
+def _number(value: Any) -> Number:
+    if not isinstance(value, Number) or isinstance(value, bool):
+        raise ValueError(f"{value} is not a number")
+    return value
+
+
+# torchvision's transforms call their arguments numbers.Number, which jsonargparse 4.53 cannot write into config.yaml.
+register_type(Number, serializer=lambda value: value, deserializer=_number, fail_already_registered=False)
+
+MAX_LISTED_CLASSES = 40
 
 CLASS_KEYS = {
     "algorithm": FederatedAlgorithm,
@@ -51,6 +68,18 @@ def title_sections(parser: LightningArgumentParser) -> None:
         groups[key].title = SECTION_TITLES[key]
 
 
+class BriefHelpFormatter(DefaultHelpFormatter):
+    """jsonargparse's, without lists of classes that nobody reads (torch has hundreds of modules)."""
+
+    def _get_help_string(self, action: Action) -> str:
+        text = super()._get_help_string(action)
+        return re.sub(
+            r"known subclasses: ([^()]*)",
+            lambda found: found[0] if found[1].count(",") < MAX_LISTED_CLASSES else "any class by its class_path",
+            text,
+        )
+
+
 class FederatedArgumentParser(LightningArgumentParser):
     """Lightning's parser, which takes a :class:`FederatedTrainer` and any :class:`FederatedAlgorithm` as well.
 
@@ -59,6 +88,9 @@ class FederatedArgumentParser(LightningArgumentParser):
     """
 
     foreign: Collection[str] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"formatter_class": BriefHelpFormatter, **kwargs})
 
     def add_lightning_class_args(
         self,

@@ -110,7 +110,7 @@ def show_partition(datamodule: Any, folder: Path) -> None:
 
     Args:
         datamodule: A FederatedDataModule, not yet set up.
-        folder: For ``partition.png`` and ``partition.json``.
+        folder: For ``partition.png``, ``partition.json`` and ``partition.npz``.
 
     Raises:
         ConfigurationError: If the data are not split over clients.
@@ -123,7 +123,10 @@ def show_partition(datamodule: Any, folder: Path) -> None:
     console.print(_summary(report), highlight=False, soft_wrap=True)
     console.print()
     Console(width=max(console.width, MIN_TABLE_WIDTH)).print(_client_table(report))  # digits are never cut
-    console.print(f"\n{folder / 'partition.png'}\n{folder / 'partition.json'}", highlight=False, soft_wrap=True)
+    console.print()
+    for name in ("partition.png", "partition.json", "partition.npz"):
+        if (folder / name).is_file():
+            console.print(folder / name, highlight=False, soft_wrap=True)
 
 
 def _summary(report: Mapping[str, Any]) -> str:

@@ -535,7 +535,8 @@ class DataWithTests(QuadraticData):
 
 def evaluated(trainer: FederatedTrainer, which: str = "local") -> np.ndarray:
     """The models (N, d) that the last round's evaluation saw."""
-    return np.stack([trainer.evaluation.clients[f"{which}/test_w{k}"] for k in range(4)], axis=1)
+    found = [trainer.evaluation.clients[f"{which}/test_w{k}"] for k in range(4)]
+    return np.array([[values[client] for values in found] for client in found[0]])
 
 
 def measure(root: Path, algorithm: Any, data: QuadraticData, recorder: Recorder, **options: Any) -> FederatedTrainer:

@@ -35,10 +35,11 @@ COMMAND = [
 
 
 def same_run(left: Path, right: Path) -> None:
-    """Two finished runs: every tensor of last.ckpt, clients.csv, metrics.csv but for its clock columns."""
+    """Two finished runs: every tensor of last.ckpt, every table, of metrics.csv but for its clock columns."""
     saved = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (left, right)]
     assert_equal_trees(*saved)
-    assert (left / "clients.csv").read_bytes() == (right / "clients.csv").read_bytes()
+    for name in ("clients.csv", "evaluation.csv"):
+        assert (left / name).read_bytes() == (right / name).read_bytes()
     assert without_times(read_csv(left / "metrics.csv")) == without_times(read_csv(right / "metrics.csv"))
 
 

@@ -106,6 +106,10 @@ def test_evaluation_equals_a_loop_by_hand(tmp_path):
     sizes = [len(data.client_test_dataset(i)) for i in range(6)]
     assert float(last["local/test_accuracy"]) == pytest.approx(np.mean(of_x), abs=1e-6)
     assert float(last["local/test_accuracy_weighted"]) == pytest.approx(np.average(of_x, weights=sizes), abs=1e-6)
+    rows = [row for row in read_csv(f"{trainer.log_dir}/evaluation.csv") if row["round"] == last["round"]]
+    assert [row["client"] for row in rows] == ["0", "1", "2", "3", "4", "5"]
+    assert [float(row["global/test_accuracy"]) for row in rows] == pytest.approx(of_z, abs=1e-6)
+    assert [float(row["local/test_accuracy"]) for row in rows] == pytest.approx(of_x, abs=1e-6)
 
 
 def test_test_from_a_checkpoint_gives_the_numbers_of_the_log(tmp_path):

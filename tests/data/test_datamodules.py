@@ -3,19 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from fedbc_lightning.datamodules import (
-    CIFAR10DataModule,
-    DigitsDataModule,
-    MNISTDataModule,
-    SyntheticDataModule,
-)
+from fedbc_lightning.datamodules import DigitsDataModule, SyntheticDataModule
 from fedbc_lightning.datamodules.synthetic import draw_synthetic
-from fedbc_lightning.datamodules.transforms import Normalize, RandomCrop
-from helpers.data_formats import write_cifar10, write_mnist
 
 from fedbc_lightning import seeding
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.partition import IID, Dirichlet, PowerLaw
+from fedbc_lightning.partition import PowerLaw
 
 
 def ready(data):
@@ -52,8 +45,8 @@ def test_setup_loads_once():
 def test_ordered_split_is_that_of_the_public_code():
     data = ready(DigitsDataModule(PowerLaw(5, 2, 1.1), split_order="ordered"))
     for client in range(3):
-        train, test = data._train[client], data._test[client]
-        assert len(np.unique(data.labels[test])) == 1
+        train, test = data.client_dataset(client, "train"), data.client_dataset(client, "test")
+        assert len({int(digit) for _, digit in test}) == 1
         assert len(train) == int(0.8 * (len(train) + len(test)) + 1e-9)
 
 
@@ -154,91 +147,6 @@ def test_synthetic_iid_variant():
 def test_synthetic_refuses_by_name(arguments):
     with pytest.raises(ConfigurationError, match=r"data\." + next(iter(arguments))):
         SyntheticDataModule(**arguments)
-
-
-# MNIST and CIFAR-10, in the original formats
-
-
-def test_mnist(tmp_path):
-    images, digits = write_mnist(tmp_path)
-    data = ready(MNISTDataModule(str(tmp_path), IID(4), download=False, test_fraction=0.25))
-    assert (data.num_clients, total(data)) == (4, 700)
-    assert np.array_equal(data.labels, digits)
-    assert torch.equal(data.source.pool.tensors[0][:, 0], torch.from_numpy(images))
-    inputs, _ = next(iter(data.client_train_dataloader(0)))
-    assert inputs.shape == (32, 1, 28, 28)
-    assert data.source[5][0][0].numpy() == pytest.approx((images[5] / 255 - 0.1307) / 0.3081, abs=1e-5)
-
-
-def test_cifar10(tmp_path, monkeypatch):
-    images, classes = write_cifar10(tmp_path, monkeypatch)
-    data = ready(CIFAR10DataModule(str(tmp_path), Dirichlet(4, 1.0), download=False))
-    assert (data.num_clients, total(data)) == (4, 700)
-    assert np.array_equal(data.labels, classes)
-    assert torch.equal(data.source.pool.tensors[0], torch.from_numpy(images))
-    assert data.source.pool.tensors[0].is_contiguous()
-    mean, std = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2470, 0.2435, 0.2616])
-    expected = (images[7] / 255 - mean[:, None, None]) / std[:, None, None]
-    assert data.source[7][0].numpy() == pytest.approx(expected, abs=1e-5)
-    plain = ready(CIFAR10DataModule(str(tmp_path), Dirichlet(4, 1.0), download=False, augment=False))
-    (moved, targets), (still, same) = (next(iter(d.client_train_dataloader(0))) for d in (data, plain))
-    assert torch.equal(targets, same)
-    assert not torch.equal(moved, still)
-    for loaders in zip(data.client_eval_dataloader(0), plain.client_eval_dataloader(0), strict=True):
-        assert torch.equal(loaders[0][0], loaders[1][0])
-
-
-@pytest.mark.parametrize("kind", [MNISTDataModule, CIFAR10DataModule])
-def test_missing_files_are_named(kind, tmp_path, monkeypatch):
-    with pytest.raises(
-        ConfigurationError, match=r"download is false .*expected (MNIST/raw|cifar-10-batches-py)/"
-    ) as error:
-        kind(str(tmp_path), download=False).prepare_data()
-    assert str(tmp_path) in str(error.value)
-
-    def refuse(*args, **kwargs):
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
-    with pytest.raises(ConfigurationError, match=r"could not be downloaded") as error:
-        kind(str(tmp_path)).prepare_data()
-    assert "\n" not in str(error.value)
-
-
-def test_real_mnist(data_root):
-    if not (data_root / "MNIST").is_dir():
-        pytest.skip(f"no MNIST in {data_root}")
-    data = ready(MNISTDataModule(str(data_root), PowerLaw(20, 1, 1.3), download=False))
-    sizes = data.num_samples("train") + data.num_samples("test")
-    assert (sizes.min(), sizes.max()) == (110, 16444)
-    assert data.label_histogram().sum(axis=0).tolist() == [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
-    inputs = torch.cat([inputs for inputs, _ in data.pooled_dataloader("test")])
-    assert float(inputs.mean()) == pytest.approx(0, abs=0.02)
-    assert float(inputs.std()) == pytest.approx(1, abs=0.02)
-
-
-# transforms
-
-
-def test_random_crop_is_a_crop_of_the_padded_image():
-    images = torch.randint(1, 255, (6, 3, 8, 8), dtype=torch.uint8)
-    cropped = RandomCrop(2)(images, torch.Generator().manual_seed(1))
-    offsets = torch.randint(5, (2, 6), generator=torch.Generator().manual_seed(1))
-    padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
-    for image, crop, row, column in zip(padded, cropped, *offsets, strict=True):
-        assert torch.equal(crop, image[:, row : row + 8, column : column + 8])
-
-
-def test_random_crop_reaches_every_offset_evenly():
-    image = torch.arange(1, 10).view(1, 1, 3, 3).expand(9000, 1, 3, 3)
-    centres = RandomCrop(1)(image, torch.Generator().manual_seed(0))[:, 0, 1, 1]
-    assert (centres.bincount()[1:] / 9000).numpy() == pytest.approx(1 / 9, abs=0.015)
-
-
-def test_normalize():
-    images = torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8).view(1, 2, 1, 2)
-    result = Normalize((0.5, 0.2), (0.5, 0.1))(images)
-    assert result.flatten().tolist() == pytest.approx([-1, 1, 0, 2])
 
 
 def test_the_partition_follows_seed_everything(monkeypatch):

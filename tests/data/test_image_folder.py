@@ -6,6 +6,7 @@ import torch
 from fedbc_lightning.datamodules import ImageFolderDataModule
 from helpers.data_formats import write_image_folder
 from PIL import Image
+from torchvision.transforms import v2
 
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset
 from fedbc_lightning.errors import ConfigurationError
@@ -88,6 +89,27 @@ def test_trees_that_are_none(tmp_path):
     assert "no images" in message(tmp_path)
     write_image_folder(tmp_path / "outer" / "inner")
     assert "one class only, 'inner'" in message(tmp_path / "outer")
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_images_that_do_not_fit_are_checked_before_training(tmp_path, suffix):
+    root = write_image_folder(tmp_path / "images", num_per_class=2)
+    path = root / "class_2" / f"cut.{suffix}"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)).save(path)
+    ImageFolderDataModule(str(root), IID(2), max_memory_gib=0).prepare_data()
+    path.write_bytes(path.read_bytes()[:-40])
+    for gib in (0.0, 1.0):
+        data = ImageFolderDataModule(str(root), IID(2), max_memory_gib=gib)
+        with pytest.raises(ConfigurationError, match=rf"cannot read the image '{path}'"):
+            ready(data)
+
+
+def test_a_transform_takes_the_place_of_mean_and_std(tmp_path):
+    root = write_image_folder(tmp_path / "images", num_per_class=2)
+    halve = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Resize(8)])
+    held, lazy = (ready(ImageFolderDataModule(str(root), IID(2), transform=halve, max_memory_gib=g)) for g in (1, 0))
+    assert held.source[3][0].shape == (3, 8, 8)
+    assert torch.equal(held.source[3][0], lazy.source[3][0])
 
 
 @pytest.mark.parametrize("arguments", [{"image_size": 0}, {"std": (1.0, 0.0, 1.0)}])

@@ -84,14 +84,17 @@ def test_the_order_is_the_one_of_the_seeds():
         assert list(loader.sampler) == order.tolist()
 
 
-def test_augmentation_is_drawn_by_round_client_and_epoch_in_step_order():
+def test_augmentation_is_drawn_by_round_client_epoch_and_step():
     tensors = sample_tensors()
     raw = ArrayDataset(tensors, None, halve, shift)
     loader = ClientLoader(raw, 5, EpochSampler(23, seed=3, round=4, client=2))
     loader.set_epoch(1)
     order = torch.randperm(23, generator=seeding.generator(3, "shuffle", 4, 2, 1))
-    generator = seeding.generator(3, "augment", 4, 2, 1)
-    expected = [[halve(shift(tensors[0][rows], generator)), tensors[1][rows]] for rows in order.split(5)]
+    generators = [seeding.generator(3, "augment", 4, 2, 1, step) for step in range(5)]
+    expected = [
+        [halve(shift(tensors[0][rows], generator)), tensors[1][rows]]
+        for rows, generator in zip(order.split(5), generators, strict=True)
+    ]
     assert_same(loader, expected)
     assert_same(loader, expected)
     lazy = BatchTransformDataset(Wrapped(TensorDataset(*tensors)), halve, shift)

@@ -8,8 +8,14 @@ import torch
 from torch.utils.data import TensorDataset
 
 from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
-from fedbc_lightning.partition import IID, Dirichlet
-from fedbc_lightning.partition_report import describe_labels, describe_partition, draw_partition, save_partition_report
+from fedbc_lightning.partition import IID, ClassesPerClient, Dirichlet, Explicit, Partition, PowerLaw
+from fedbc_lightning.partition_report import (
+    describe_labels,
+    describe_partition,
+    draw_partition,
+    fit_power_law,
+    save_partition_report,
+)
 
 
 def partitioned(num_clients, num_samples=4000, num_classes=10, labelled=True, partitioner=None, **kwargs):
@@ -46,17 +52,33 @@ def test_label_distances_by_hand():
     assert mixed["label_emd"] == pytest.approx((0.25 + 0.25 + 1) / 3)
 
 
+@pytest.mark.parametrize("exponent", [1.0, 1.1, 1.3, 1.5])
+def test_the_exponent_of_a_power_law_is_found(exponent):
+    data = partitioned(20, 60_000, partitioner=PowerLaw(20, 1, exponent))
+    assert describe_partition(data)["power_law_exponent"] == pytest.approx(exponent, abs=0.02)
+
+
+def test_power_law_by_hand():
+    assert fit_power_law(np.array([8, 1, 4, 2])) == pytest.approx(2.0)
+    slope = np.polyfit([1, 2, 3], np.log([1, 2, 9]), 1)[0]
+    assert fit_power_law(np.array([9, 0, 1, 2])) == pytest.approx(np.exp(slope))
+    assert fit_power_law(np.array([5])) is None
+
+
 @pytest.mark.parametrize(
     "data",
     [
         partitioned(10),
         partitioned(100, partitioner=Dirichlet(100, 0.3, 2), val_fraction=0.2),
         partitioned(1000),
+        partitioned(1000, 20_000, partitioner=ClassesPerClient(1000, 1, 2.0)),
+        partitioned(200, labelled=False),
+        partitioned(100_000, 200_000),
         partitioned(1),
         partitioned(30, num_classes=62),
         partitioned(12, labelled=False),
     ],
-    ids=["10", "100", "1000", "1", "62 classes", "no labels"],
+    ids=["10", "100", "1000", "1000 unequal", "200 without labels", "100,000", "1", "62 classes", "no labels"],
 )
 def test_every_kind_of_picture_is_drawn(data, tmp_path):
     figure = draw_partition(data)
@@ -95,3 +117,22 @@ def test_saved_report(tmp_path):
     assert saved["label_histogram"] == [[1, 3], [2, 3]]
     assert saved["seed"] == 3
     assert (tmp_path / "new" / "folder" / "partition.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_exact_split_is_saved_and_can_be_used_again(tmp_path):
+    data = partitioned(6, partitioner=Dirichlet(6, 0.5))
+    save_partition_report(data, tmp_path)
+    saved = Partition.load(tmp_path / "partition.npz")
+    assert saved.hash == data.parts.hash()
+    assert (saved.num_samples, saved.seed) == (4000, 5)
+    assert np.array_equal(saved.label_histogram, data.label_histogram())
+    again = partitioned(6, partitioner=Explicit(tmp_path / "partition.npz"))
+    assert again.partition_hash() == data.partition_hash()
+
+
+def test_lists_of_very_many_clients_are_left_to_the_exact_file(tmp_path):
+    report = save_partition_report(partitioned(10_001, 20_000), tmp_path)
+    assert report["sizes"] is report["label_histogram"] is None
+    assert report["num_samples"]["total"] == 20_000
+    assert (tmp_path / "partition.json").stat().st_size < 2000
+    assert len(Partition.load(tmp_path / "partition.npz").partition) == 10_001

@@ -293,7 +293,7 @@ def test_a_partitioner_that_loses_samples_is_caught():
             return super().__call__(labels[1:], seed)
 
     data = PartitionedDataModule(SIXTEEN, Losing(2))
-    with pytest.raises(ConfigurationError, match="Losing must give 2 index arrays"):
+    with pytest.raises(ConfigurationError, match="Losing does not deal out each sample once: 1 of 16"):
         data.setup()
     with pytest.raises(RuntimeError, match="setup"):
         _ = data.source

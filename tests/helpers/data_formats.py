@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import pickle
 import struct
@@ -75,3 +76,57 @@ def _draw(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> tuple
     classes = rng.permutation(np.arange(count) % 10)
     noise = rng.integers(0, 25, (count, *shape))
     return (noise + 22 * classes.reshape(-1, *[1] * len(shape))).astype(np.uint8), classes
+
+
+# EMNIST, CIFAR-100
+
+
+def write_emnist(
+    root: Path, split: str = "byclass", num_train: int = 620, num_test: int = 124, seed: int = 0, gzipped: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """IDX files under ``root/EMNIST/raw``, images transposed as they are there; returns upright images and labels."""
+    num_classes = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26}.get(split, 10)
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.arange(num_train + num_test) % num_classes) + (split == "letters")
+    images = rng.integers(0, 256, (len(labels), 28, 28), dtype=np.uint8)
+    folder = root / "EMNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name, part in (("train", slice(None, num_train)), ("test", slice(num_train, None))):
+        pixels = np.ascontiguousarray(images[part].transpose(0, 2, 1))
+        contents = {
+            "images-idx3": struct.pack(">iiii", 2051, len(pixels), 28, 28) + pixels.tobytes(),
+            "labels-idx1": struct.pack(">ii", 2049, len(pixels)) + labels[part].astype(np.uint8).tobytes(),
+        }
+        for kind, content in contents.items():
+            path = folder / f"emnist-{split}-{name}-{kind}-ubyte{'.gz' * gzipped}"
+            path.write_bytes(gzip.compress(content) if gzipped else content)
+    return images, labels
+
+
+def write_cifar100(
+    root: Path, monkeypatch: pytest.MonkeyPatch, num_train: int = 500, num_test: int = 100, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pickles under ``root/cifar-100-python`` as Python 2 and its NumPy wrote them; returns images and fine classes.
+
+    Only torchvision's list of checksums is patched, with those of the files written here.
+    """
+    from torchvision.datasets import CIFAR100
+
+    rng = np.random.default_rng(seed)
+    folder = root / CIFAR100.base_folder
+    folder.mkdir(parents=True)
+    classes = rng.permutation(np.arange(num_train + num_test) % 100)
+    images = rng.integers(0, 256, (len(classes), 3, 32, 32), dtype=np.uint8)
+    for name, part in (("train", slice(None, num_train)), ("test", slice(num_train, None))):
+        fine = classes[part].tolist()
+        content = {
+            "data": images[part].reshape(len(fine), -1),
+            "fine_labels": fine,
+            "coarse_labels": [label // 5 for label in fine],
+        }
+        pickled = pickle.dumps(content, protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+        assert pickled.count(b"\x89\x88\x87q") == 1
+        (folder / name).write_bytes(pickled.replace(b"\x89\x88\x87q", b"K\x00K\x01\x87q"))  # dtype("u1", 0, 1)
+        md5 = hashlib.md5((folder / name).read_bytes()).hexdigest()
+        monkeypatch.setattr(CIFAR100, f"{name}_list", [[name, md5]])
+    return images, classes

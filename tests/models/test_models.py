@@ -1,80 +1,94 @@
+"""Every ready model under plain lightning.Trainer."""
+
+import copy
+
 import pytest
 import torch
-from fedbc_lightning.models import CIFARCNN, MLP, LogisticRegression
-from lightning.pytorch import Trainer
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from helpers.model_cases import CASES, plain_trainer
 
-from fedbc_lightning.errors import ConfigurationError
-
-MODELS = [
-    pytest.param(LogisticRegression, {"num_features": 5, "num_classes": 3}, (5,), id="logistic"),
-    pytest.param(LogisticRegression, {"num_features": 16, "num_classes": 3}, (1, 4, 4), id="logistic on images"),
-    pytest.param(MLP, {"num_features": 16, "hidden": 8, "num_classes": 3}, (1, 4, 4), id="mlp"),
-    pytest.param(CIFARCNN, {"in_channels": 1, "image_size": 20, "num_classes": 3}, (1, 20, 20), id="cnn"),
-]
+EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def loader(shape: tuple[int, ...], num_samples: int = 10) -> DataLoader:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(num_samples, *shape, generator=generator)
-    return DataLoader(TensorDataset(inputs, torch.arange(num_samples) % 3), batch_size=4)
-
-
-@pytest.mark.parametrize(("model_class", "arguments", "shape"), MODELS)
-def test_trains_and_evaluates_under_plain_lightning(model_class, arguments, shape, tmp_path):
-    torch.manual_seed(0)
-    model = model_class(**arguments, lr=0.1, momentum=0.5)
+@EVERY
+def test_trains_and_evaluates_under_plain_lightning(case, tmp_path):
+    model = case.model(lr=0.1, momentum=0.5)
     before = [parameter.clone() for parameter in model.parameters()]
-    trainer = Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        log_every_n_steps=1,
-    )
-    trainer.fit(model, loader(shape), loader(shape))
-    assert set(trainer.callback_metrics) == {"train_loss", "val_loss", "val_accuracy"}
+    trainer = plain_trainer(tmp_path)
+    trainer.fit(model, case.loader(), case.loader())
+    assert set(trainer.callback_metrics) == {"train_loss", "val_loss", f"val_{case.metric}"}
     assert not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
-    metrics = trainer.test(model, loader(shape), verbose=False)[0]
-    assert set(metrics) == {"test_loss", "test_accuracy"}
+    metrics = trainer.test(model, case.loader(), verbose=False)[0]
+    assert set(metrics) == {"test_loss", f"test_{case.metric}"}
+    assert metrics == pytest.approx(by_hand(model, case), rel=1e-5)
+
+
+def by_hand(model, case):
+    """What test logs, over all samples at once."""
+    inputs, targets = case.data().tensors
     with torch.no_grad():
-        inputs, targets = loader(shape).dataset.tensors
-        logits = model.eval()(inputs)
-    assert metrics["test_loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-5)
-    assert metrics["test_accuracy"] == pytest.approx((logits.argmax(1) == targets).float().mean().item())
+        outputs = model.eval()(inputs)
+    if case.metric == "rmse":
+        squares = (outputs.double() - targets.reshape(-1)) ** 2
+        return {"test_loss": squares.mean().item(), "test_rmse": squares.mean().sqrt().item()}
+    if outputs.ndim == 3 and targets.ndim == 1:
+        outputs = outputs[:, -1]
+    chances = outputs.softmax(-1).reshape(-1, outputs.shape[-1])
+    targets = targets.reshape(-1)
+    chosen = chances[torch.arange(len(targets)), targets]
+    accuracy = (chances.argmax(-1) == targets).double().mean()
+    return {"test_loss": -chosen.log().mean().item(), "test_accuracy": accuracy.item()}
 
 
-@pytest.mark.parametrize(("model_class", "arguments", "shape"), MODELS)
-def test_the_hyper_parameters_reach_the_optimizer_and_are_saved(model_class, arguments, shape):
-    model = model_class(**arguments, lr=0.2, momentum=0.5, weight_decay=0.01)
+@EVERY
+def test_the_loss_falls(case, tmp_path):
+    model = case.model(lr=0.05, momentum=0.9)
+    trainer = plain_trainer(tmp_path, max_epochs=30)
+    before = trainer.test(model, case.loader(), verbose=False)[0]["test_loss"]
+    trainer.fit(model, case.loader(), case.loader())
+    assert trainer.test(model, case.loader(), verbose=False)[0]["test_loss"] < 0.98 * before
+
+
+@EVERY
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
+def test_other_precisions_come_near(case, precision, tmp_path):
+    results = []
+    for used in ("32-true", precision):
+        model = case.model(lr=0.1)
+        trainer = plain_trainer(tmp_path, precision=used, max_epochs=1)
+        trainer.fit(model, case.loader(), case.loader())
+        results.append(trainer.test(model, case.loader(), verbose=False)[0])
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    expected, found = ({name: value for name, value in r.items() if "accuracy" not in name} for r in results)
+    assert found == pytest.approx(expected, rel=1e-4 if precision == "64-true" else 0.1)
+
+
+@EVERY
+def test_evaluation_mode_gives_gradients_too(case):
+    model = case.model().eval()
+    model._trainer = None
+    model.log = lambda *args, **kwargs: None
+    model.training_step(next(iter(case.loader())), 0).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@EVERY
+def test_the_hyper_parameters_reach_the_optimizer_and_are_saved(case):
+    model = case.model(lr=0.2, momentum=0.5, weight_decay=0.01)
     optimizer = model.configure_optimizers()
     assert isinstance(optimizer, torch.optim.SGD)
     assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.2, 0.5)
     assert optimizer.defaults["weight_decay"] == 0.01
     assert model.configure_optimizers() is not optimizer
-    assert dict(model.hparams).items() >= {**arguments, "lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}.items()
+    assert dict(model.hparams).items() >= {**case.arguments, "lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}.items()
+    names = set(type(model).__init__.__annotations__) - {"return"}
+    assert set(model.hparams) == names
 
 
-def test_sizes_of_the_papers_networks():
-    def count(model: nn.Module) -> int:
-        return sum(parameter.numel() for parameter in model.parameters())
-
-    assert count(LogisticRegression()) == 60 * 10 + 10
-    assert count(MLP()) == 784 * 128 + 128 + 128 * 10 + 10
-    assert count(CIFARCNN()) == 62_006
-    assert [type(layer).__name__ for layer in MLP().network] == ["Flatten", "Linear", "ReLU", "Dropout", "Linear"]
-    assert MLP().network[3].p == 0.5
-
-
-@pytest.mark.parametrize("image_size", [16, 28, 32, 33, 64])
-def test_the_cnn_takes_other_image_sizes(image_size):
-    assert CIFARCNN(image_size=image_size)(torch.zeros(2, 3, image_size, image_size)).shape == (2, 10)
-
-
-def test_the_cnn_refuses_images_that_vanish():
-    with pytest.raises(ConfigurationError, match="image_size=15 is too small"):
-        CIFARCNN(image_size=15)
+@EVERY
+def test_a_copy_is_independent(case):
+    model = case.model()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        next(other.parameters()).fill_(1.0)
+    assert not torch.equal(next(model.parameters()), next(other.parameters()))
+    assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]  # no metric, no statistics

@@ -1,0 +1,194 @@
+"""One's own data as arrays: NumPy, torch, or files of them."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
+from fedbc_lightning.datasets import Transform
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.labels import natural_clients
+from fedbc_lightning.partition import IID, Natural, Partitioner
+
+from .transforms import Scale, WholeBatch
+
+FORMATS = "give a NumPy array, a torch tensor, or the path of a .npy, .npz (one array) or .pt file (one tensor)"
+DEFAULT_TEST_FRACTION = 0.2
+DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError)
+"""What NumPy and torch raise of a file."""
+
+
+class ArraysDataModule(IndexedDataModule):
+    """Inputs and targets in memory, or in files, with or without a client of each sample.
+
+    Each array is a NumPy array, a torch tensor, or the path of a ``.npy``, ``.npz`` (one array) or ``.pt`` file (one
+    tensor, from ``torch.save``). What becomes of the inputs ``(M, ...)``: floats are float32; uint8 are pixels, held as
+    they are and scaled to [0, 1] batch by batch, unless there is a ``transform``; other integers are tokens, int64 (to
+    use whole numbers as features, give them as floats). Targets: integers ``(M,)`` are classes 0, 1, ...; integers of
+    more dimensions, e.g. the next token at every position, stay as they are, int64; floats are regression, float32.
+
+    Args:
+        inputs: ``(M, ...)``.
+        targets: ``(M, ...)``.
+        clients: The client of each sample ``(M,)``, integers or strings; None: a partitioner deals the samples out.
+        test_inputs: Test data in the same form; None: a part of each client's samples, by ``test_fraction``.
+        test_targets: Of ``test_inputs``.
+        test_clients: The client of each test sample, one of ``clients``; None: the test data belong to no client, and
+            test the global model.
+        transform: Of the inputs of every batch, training and test: of ``torchvision.transforms.v2``, or a function.
+        partitioner: Which client has which samples; None: ``Natural()`` where there are clients, else ``IID(10)``.
+        test_fraction: Of each client's samples that are its test data, in (0, 1); None: the given test data, else 0.2.
+        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+
+    Raises:
+        ConfigurationError: Lengths disagree, a file cannot be read, or values cannot be trained on.
+
+    Example:
+        >>> inputs, targets = np.random.default_rng(0).random((6, 4)), np.array([0, 1, 0, 1, 0, 1])
+        >>> data = ArraysDataModule(inputs, targets, clients=["ada", "ada", "bob", "bob", "bob", "bob"])
+        >>> data.setup()
+        >>> data.num_samples("train").tolist(), data.client_names
+        ([1, 3], ['ada', 'bob'])
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        targets: Any,
+        clients: Any = None,
+        test_inputs: Any = None,
+        test_targets: Any = None,
+        test_clients: Any = None,
+        transform: nn.Module | Transform | None = None,
+        partitioner: Partitioner | None = None,
+        *,
+        test_fraction: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        default = IID(10) if clients is None else Natural()
+        super().__init__(partitioner or default, test_fraction=test_fraction, **kwargs)
+        if (test_inputs is None) != (test_targets is None):
+            raise ConfigurationError("data.test_inputs and data.test_targets: give both or neither")
+        if test_clients is not None and (test_inputs is None or clients is None):
+            raise ConfigurationError("data.test_clients: they need data.test_inputs and data.clients")
+        self.arrays = {"inputs": inputs, "targets": targets, "clients": clients}
+        self.test_arrays = {"test_inputs": test_inputs, "test_targets": test_targets, "test_clients": test_clients}
+        self.transform = WholeBatch(transform) if isinstance(transform, nn.Module) else transform
+
+    def prepare_data(self) -> None:
+        """Check that the files are there."""
+        for name, value in {**self.arrays, **self.test_arrays}.items():
+            if isinstance(value, (str, Path)) and not Path(value).expanduser().is_file():
+                raise ConfigurationError(f"data.{name}='{value}': no such file; {FORMATS}")
+
+    def load(self) -> LoadedData:
+        """The samples in their order, the clients' test samples behind them."""
+        inputs, targets, clients = _read_samples(self.arrays)
+        transform = self.transform or (Scale(1 / 255) if inputs.dtype == torch.uint8 else None)
+        owners, names = (None, None) if clients is None else natural_clients(clients)
+        if self.test_arrays["test_inputs"] is None:
+            if self.test_fraction is None:
+                self.test_fraction = DEFAULT_TEST_FRACTION
+            return LoadedData(ArrayDataset((inputs, targets), None, transform), _labels(targets), owners, names)
+        test_inputs, test_targets, test_clients = _read_samples(self.test_arrays)
+        for name, test, train in (("inputs", test_inputs, inputs), ("targets", test_targets, targets)):
+            if test.dtype != train.dtype or test.shape[1:] != train.shape[1:]:
+                raise ConfigurationError(
+                    f"data.test_{name}: samples are {_describe(test)}, those of data.{name} {_describe(train)}"
+                )
+        if test_clients is None:
+            shared = ArrayDataset((test_inputs, test_targets), None, transform)
+            dataset = ArrayDataset((inputs, targets), None, transform)
+            return LoadedData(dataset, _labels(targets), owners, names, shared_test=shared)
+        assert clients is not None  # checked in __init__
+        strange = np.setdiff1d(test_clients, clients)
+        if len(strange):
+            raise ConfigurationError(f"data.test_clients: client {strange[0]!s} is not among data.clients")
+        owners, names = natural_clients(np.concatenate([clients, test_clients]))
+        is_test = np.arange(len(owners)) >= len(inputs)
+        tensors = torch.cat([inputs, test_inputs]), torch.cat([targets, test_targets])
+        return LoadedData(ArrayDataset(tensors, None, transform), _labels(tensors[1]), owners, names, is_test)
+
+
+def _read_samples(arrays: dict[str, Any]) -> tuple[Tensor, Tensor, np.ndarray | None]:
+    """Inputs, targets and clients, in this order, as they are used."""
+    (inputs_name, inputs), (targets_name, targets), (clients_name, clients) = arrays.items()
+    x, y = _to_tensor(inputs, inputs_name), _to_tensor(targets, targets_name)
+    y = y.to(torch.int64) if y.dtype == torch.uint8 else y
+    if not len(x) == len(y) > 0:
+        raise ConfigurationError(
+            f"data.{inputs_name} has {len(x)} samples and data.{targets_name} {len(y)}; give as many, and one or more"
+        )
+    if y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) < 0:
+        raise ConfigurationError(f"data.{targets_name}: found class {int(y.min())}; number the classes 0, 1, ...")
+    if clients is None:
+        return x, y, None
+    owners = _read(clients, clients_name)
+    if owners.dtype.kind not in "iuUSO" or owners.shape != (len(x),):
+        raise ConfigurationError(
+            f"data.{clients_name}: found {owners.dtype} of shape {owners.shape}; give an integer or a string for "
+            f"each of the {len(x)} samples"
+        )
+    return x, y, owners.astype(str) if owners.dtype.kind in "SO" else owners
+
+
+def _to_tensor(value: Any, name: str) -> Tensor:
+    """uint8 as it is, other integers int64, floats float32."""
+    array = _read(value, name)
+    if array.dtype.kind not in "biuf" or not array.ndim:
+        raise ConfigurationError(f"data.{name}: found {array.dtype} of shape {array.shape}; give numbers (M, ...)")
+    if array.dtype == np.uint8:
+        return torch.from_numpy(np.require(array, np.uint8, ["C", "W"]))
+    if array.dtype.kind in "biu":
+        return torch.from_numpy(np.require(array, np.int64, ["C", "W"]))
+    with np.errstate(over="ignore"):
+        numbers = np.require(array, np.float32, ["C", "W"])  # torch warns of arrays that are not writeable
+    finite = np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim)))
+    if not finite.all():
+        raise ConfigurationError(f"data.{name}: sample {finite.argmin()} holds a number that is not finite")
+    return torch.from_numpy(numbers)
+
+
+def _read(value: Any, name: str) -> np.ndarray:
+    """The array itself, or what its file holds."""
+    if isinstance(value, (str, Path)):
+        value = _read_file(Path(value).expanduser(), name)
+    try:
+        return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"data.{name}: {str(error).splitlines()[0]}; {FORMATS}") from None
+
+
+def _read_file(path: Path, name: str) -> Any:
+    if path.suffix not in (".npy", ".npz", ".pt"):
+        raise ConfigurationError(f"data.{name}='{path}': unknown kind of file; {FORMATS}")
+    try:
+        with path.open("rb") as file:  # np.load leaves a damaged .npz open
+            if path.suffix == ".pt":
+                found = {"": torch.load(file, map_location="cpu", weights_only=True)}
+            else:
+                loaded = np.load(file, allow_pickle=False)
+                found = {"": loaded} if path.suffix == ".npy" else dict(loaded)
+    except DAMAGED as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigurationError(f"data.{name}='{path}': cannot be read ({reason}); {FORMATS}") from None
+    values = list(found.values())
+    if len(values) != 1 or not isinstance(values[0], (np.ndarray, Tensor)):
+        kinds = ", ".join(f"{key} {type(value).__name__}".strip() for key, value in found.items())
+        raise ConfigurationError(f"data.{name}='{path}': it holds {kinds or 'nothing'}; {FORMATS}")
+    return values[0]
+
+
+def _labels(targets: Tensor) -> np.ndarray | None:
+    return targets.numpy() if targets.ndim == 1 and targets.dtype == torch.int64 else None
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape[1:])}".removeprefix("torch.")

@@ -1,0 +1,110 @@
+"""Synthetic linear regression of clients with different models, one of them far off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedbc_lightning import seeding
+from fedbc_lightning.checks import check_at_least
+from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
+
+NOISE, MEAN, MODEL, OUTLIER = 2.0, 0.5, 5.0, 50.0
+LAPLACE_SCALE = 0.5
+
+
+class SyntheticRegressionDataModule(IndexedDataModule):
+    r"""Synthetic regression of the Fed+ paper: linear models around a common one, and a last client around another.
+
+    .. math::
+        y = w_k^\top x + N(0, 2), \quad x \sim N(\mu_k, \Sigma), \; \Sigma_{jj} = \mathrm{mod}(j, 50)^{-1.1}, \;
+        \mu_k \sim N(0, 0.5), \quad w_k = \bar w + \mathrm{Laplace}(0.5), \; \bar w \sim N(0, 5 I)
+
+    The last client's w is drawn around a w̄ of its own, N(0, 50 I). j is 1..dimension; where mod(j, 50) is 0 the
+    variance is 1. Each coordinate of μ_k is its own draw. Inputs are float32 ``(B, dimension)``, targets float32
+    ``(B,)``. The paper trains with batches of 10, step size 1e-4, σ = 1.
+
+    Args:
+        num_clients: Number of clients N, at least 1.
+        samples_per_client: Training and test samples together, at least 1.
+        dimension: Length of x, at least 1.
+        std: Whether b of N(a, b) is a standard deviation; by default it is a variance. The variance of x is as above
+            either way.
+        test_fraction: Of each client's samples that are its test data.
+        batch_size: Samples per training batch.
+        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+
+    Raises:
+        ConfigurationError: An argument is impossible.
+
+    Example:
+        >>> data = SyntheticRegressionDataModule(num_clients=3, dimension=5, seed=0)
+        >>> data.setup()
+        >>> data.num_samples("train").tolist(), data.source[0][0].shape
+        ([50, 50, 50], torch.Size([5]))
+    """
+
+    def __init__(
+        self,
+        num_clients: int = 10,
+        samples_per_client: int = 100,
+        dimension: int = 1000,
+        std: bool = False,
+        *,
+        test_fraction: float | None = 0.5,
+        batch_size: int = 10,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(None, test_fraction=test_fraction, batch_size=batch_size, **kwargs)
+        sizes = {"num_clients": num_clients, "samples_per_client": samples_per_client, "dimension": dimension}
+        for name, value in sizes.items():
+            check_at_least(f"data.{name}", value, 1, whole=True)
+        self.samples_per_client, self.dimension, self.std = samples_per_client, dimension, std
+        self._num_clients = num_clients
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N."""
+        return self._num_clients
+
+    def load(self) -> LoadedData:
+        """Draw all clients' samples, one client after the other."""
+        rng = seeding.numpy_generator(self.split_seed, "synthetic regression")
+        inputs, targets = draw_regression(rng, self.num_clients, self.samples_per_client, self.dimension, self.std)
+        tensors = torch.from_numpy(inputs).flatten(0, 1), torch.from_numpy(targets).flatten()
+        return LoadedData(
+            ArrayDataset(tensors), clients=np.repeat(np.arange(self.num_clients), self.samples_per_client)
+        )
+
+
+def draw_regression(
+    rng: np.random.Generator, num_clients: int, num_samples: int, dimension: int, std: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Samples of synthetic regression, see :class:`SyntheticRegressionDataModule`.
+
+    Args:
+        rng: Everything is drawn from it: w̄, the last client's w̄, the Laplace noise, μ, x, the noise of y.
+        num_clients: N.
+        num_samples: n, of each client.
+        dimension: d.
+        std: Whether b of N(a, b) is a standard deviation.
+
+    Returns:
+        Inputs float32 ``(N, n, d)`` and targets float32 ``(N, n)``.
+    """
+    noise, mean, model, outlier = (b if std else b**0.5 for b in (NOISE, MEAN, MODEL, OUTLIER))
+    center, other = rng.normal(0, model, dimension), rng.normal(0, outlier, dimension)
+    weights = rng.laplace(0, LAPLACE_SCALE, (num_clients, dimension))
+    weights += center
+    weights[-1] += other - center
+    means = rng.normal(0, mean, (num_clients, dimension)).astype(np.float32)
+    remainder = np.arange(1, dimension + 1) % 50
+    scale = np.where(remainder == 0, 1, remainder) ** -0.55  # of standard deviations: the variance is mod(j, 50)^-1.1
+    inputs = rng.standard_normal((num_clients, num_samples, dimension), dtype=np.float32)
+    inputs *= scale.astype(np.float32)
+    inputs += means[:, None]
+    targets = (inputs @ weights.astype(np.float32)[:, :, None])[:, :, 0]
+    targets += noise * rng.standard_normal(targets.shape, dtype=np.float32)
+    return inputs, targets

@@ -1,0 +1,142 @@
+"""Sentiment140: the mood of tweets, by account."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedbc_lightning.checks import check_at_least
+from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.labels import natural_clients
+from fedbc_lightning.partition import Natural, Partitioner
+
+COLUMNS = ["polarity", "id", "date", "query", "user", "text"]
+LAYOUT = (
+    'expected Sentiment140\'s CSV (training.1600000.processed.noemoticon.csv): no header, "polarity","id","date",'
+    '"query","user","text", polarity 0, 2 or 4'
+)
+WORD = re.compile(r"\w+(?:'\w+)*|[.,!?;]")
+PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+
+
+class Sent140DataModule(IndexedDataModule):
+    """Tweets as tokens, and whether they are positive (1) or negative (0); a client is an account.
+
+    Inputs are int64 ``(B, sequence_length)``, targets int64 ``(B,)``. A tweet is made lower case and cut into words and
+    punctuation marks; the first ``sequence_length`` of them stay. Token 0 is padding, behind the words, 1 an unknown
+    word, 2 the most frequent word of all tweets, and so on. Neutral tweets (polarity 2) are dropped.
+
+    FedProx and Fed+ have 772 accounts: LEAF's ``-s niid --sf 0.3 -k 30``, that is a random draw of accounts with at
+    least 30 tweets; here ``Natural(num_clients=772, min_samples=30)``.
+
+    Args:
+        path: The CSV of Sentiment140: no header, latin-1, with the columns polarity, id, date, query, user, text.
+        partitioner: Which client has which tweets; None: ``Natural(min_samples=30)``, the accounts with at least 30.
+        sequence_length: Tokens of a tweet, at least 1.
+        vocabulary_size: Number of tokens, with padding and the unknown word, at least 3; the model's
+            ``vocabulary_size``.
+        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+
+    Attributes:
+        vocabulary: The words of tokens 2, 3, ...; there after ``setup``.
+
+    Raises:
+        ConfigurationError: An argument is impossible, or the file is missing, damaged or not of this form.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        partitioner: Partitioner | None = None,
+        *,
+        sequence_length: int = 25,
+        vocabulary_size: int = 10_000,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partitioner or Natural(min_samples=30), **kwargs)
+        check_at_least("data.sequence_length", sequence_length, 1, whole=True)
+        check_at_least("data.vocabulary_size", vocabulary_size, 3, whole=True)
+        self.path = Path(path).expanduser()
+        self.sequence_length = sequence_length
+        self.vocabulary_size = vocabulary_size
+        self.vocabulary: list[str] = []
+
+    def prepare_data(self) -> None:
+        """Check that the file begins as it should."""
+        _read_csv(self.path, nrows=100)
+
+    def load(self) -> LoadedData:
+        """All tweets that are not neutral, in the order of the file."""
+        table = _read_csv(self.path)
+        neutral = int((table["polarity"] == 2).sum())
+        if neutral:
+            rank_zero_info(f"'{self.path}': {neutral:,} neutral tweets (polarity 2) are dropped.")
+            table = table[table["polarity"] != 2]
+        if not len(table):
+            raise ConfigurationError(f"data.path='{self.path}': it holds no positive or negative tweet; {LAYOUT}")
+        tokens, self.vocabulary = tokenize(table["text"].tolist(), self.sequence_length, self.vocabulary_size)
+        labels = (table["polarity"].to_numpy() == 4).astype(np.int64)
+        clients, names = natural_clients(table["user"].to_numpy(dtype=object))
+        dataset = ArrayDataset((torch.from_numpy(tokens), torch.from_numpy(labels)))
+        return LoadedData(dataset, labels, clients, names)
+
+
+def tokenize(texts: list[str], sequence_length: int, vocabulary_size: int) -> tuple[np.ndarray, list[str]]:
+    """Texts as tokens: 0 padding, 1 an unknown word, from 2 on the most frequent words (the earlier first, if equal).
+
+    Args:
+        texts: M of them.
+        sequence_length: L; longer texts are cut off.
+        vocabulary_size: Number of tokens in all.
+
+    Returns:
+        Tokens int64 ``(M, L)`` and the words from token 2 on.
+
+    Example:
+        >>> tokens, words = tokenize(["So, so good", "good day"], sequence_length=4, vocabulary_size=4)
+        >>> tokens.tolist(), words
+        ([[2, 1, 2, 3], [3, 1, 0, 0]], ['so', 'good'])
+    """
+    numbers: dict[str, int] = {}
+    found, lengths = array("i"), array("i")
+    for text in texts:
+        words = WORD.findall(text.lower())[:sequence_length]
+        found.extend([numbers.setdefault(word, len(numbers)) for word in words])
+        lengths.append(len(words))
+    flat, sizes = np.array(found, dtype=np.int64), np.array(lengths, dtype=np.int64)
+    order = np.argsort(-np.bincount(flat, minlength=len(numbers)), kind="stable")[: vocabulary_size - FIRST_WORD]
+    token_of = np.full(len(numbers), UNKNOWN, dtype=np.int64)
+    token_of[order] = np.arange(FIRST_WORD, FIRST_WORD + len(order))
+    tokens = np.full((len(texts), sequence_length), PADDING, dtype=np.int64)
+    tokens[np.arange(sequence_length) < sizes[:, None]] = token_of[flat]
+    names = list(numbers)
+    return tokens, [names[number] for number in order]
+
+
+def _read_csv(path: Path, nrows: int | None = None) -> Any:
+    """Polarity, user and text of the tweets, checked."""
+    import pandas as pd  # takes half a second to import
+
+    if not path.is_file():
+        raise ConfigurationError(f"data.path='{path}': no such file; {LAYOUT}")
+    try:
+        table = pd.read_csv(path, header=None, encoding="latin-1", dtype=str, keep_default_na=False, nrows=nrows)
+    except (OSError, EOFError, ValueError) as error:  # pandas' own are ValueErrors
+        raise ConfigurationError(f"data.path='{path}': {str(error).strip()}; {LAYOUT}") from None
+    if table.shape[1] != len(COLUMNS):
+        raise ConfigurationError(f"data.path='{path}': found {table.shape[1]} columns; {LAYOUT}")
+    table.columns = pd.Index(COLUMNS)
+    for wrong, reason in (
+        ((table["user"] == "").to_numpy(), "is cut off"),
+        (~table["polarity"].isin(["0", "2", "4"]).to_numpy(), "has another polarity"),
+    ):
+        if wrong.any():
+            raise ConfigurationError(f"data.path='{path}': line {wrong.argmax() + 1} {reason}; {LAYOUT}")
+    return table[["polarity", "user", "text"]].astype({"polarity": "int64"})

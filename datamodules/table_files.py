@@ -1,0 +1,99 @@
+"""Tables in files: CSV, TSV, Parquet."""
+
+from __future__ import annotations
+
+import lzma
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbc_lightning.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+PARQUET = (".parquet", ".pq")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+LAYOUT = (
+    "expected a .csv (commas) or .tsv (tabs) file with a header line, also .gz, .bz2, .xz or .zip, or a .parquet file"
+)
+DAMAGED = (OSError, EOFError, ValueError, RuntimeError, lzma.LZMAError, zlib.error)
+"""What pandas and pyarrow raise of a file: their own errors are ValueErrors."""
+
+
+def read_names(path: Path, argument: str) -> list[str]:
+    """The names of a table's columns, without reading its rows; columns without a name, as a saved index, are left out.
+
+    Args:
+        path: Of the file.
+        argument: For messages, e.g. ``"path"``.
+
+    Raises:
+        ConfigurationError: The file is missing, damaged or of an unknown kind.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"data.{argument}='{path}': no such file; {LAYOUT}")
+    if _kind(path, argument) in PARQUET:
+        parquet = _import_parquet(path, argument)
+        try:
+            names = parquet.read_schema(path).names
+        except DAMAGED as error:
+            raise _refuse(path, argument, error) from None
+        return [name for name in names if not name.startswith("__index_level_")]
+    return [name for name in _read_csv(path, argument, nrows=0).columns if not name.startswith("Unnamed: ")]
+
+
+def read_table(path: Path, columns: list[str], argument: str) -> DataFrame:
+    """These columns of a table, in this order.
+
+    Raises:
+        ConfigurationError: The file is damaged.
+    """
+    if _kind(path, argument) not in PARQUET:
+        return _read_csv(path, argument)[columns]  # with usecols, pandas overlooks lines that are too long
+    parquet = _import_parquet(path, argument)
+    try:
+        with parquet.ParquetFile(path) as file:
+            return file.read(columns=columns).to_pandas(ignore_metadata=True)[columns]  # a saved index is a column
+    except DAMAGED as error:
+        raise _refuse(path, argument, error) from None
+
+
+def _read_csv(path: Path, argument: str, **options: Any) -> DataFrame:
+    import pandas as pd  # takes half a second to import
+
+    try:
+        separator = SEPARATORS[_kind(path, argument)]
+        table = pd.read_csv(path, sep=separator, encoding="utf-8-sig", low_memory=False, **options)
+    except DAMAGED as error:
+        raise _refuse(path, argument, error) from None
+    if not isinstance(table.index, pd.RangeIndex):  # it takes the first fields for an index
+        raise ConfigurationError(f"data.{argument}='{path}': its lines have more fields than its header; {LAYOUT}")
+    return table
+
+
+def _kind(path: Path, argument: str) -> str:
+    """The ending that tells the format."""
+    endings = [ending.lower() for ending in path.suffixes]
+    if endings and endings[-1] in COMPRESSED:
+        endings.pop()
+    kind = endings[-1] if endings else ""
+    if kind not in (*SEPARATORS, *PARQUET):
+        raise ConfigurationError(f"data.{argument}='{path}': unknown kind of file; {LAYOUT}")
+    return kind
+
+
+def _import_parquet(path: Path, argument: str) -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigurationError(
+            f"data.{argument}='{path}': Parquet files need pyarrow; pip install 'fedbc-lightning[parquet]'"
+        ) from None
+    return parquet
+
+
+def _refuse(path: Path, argument: str, error: Exception) -> ConfigurationError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return ConfigurationError(f"data.{argument}='{path}': cannot be read ({reason}); {LAYOUT}")

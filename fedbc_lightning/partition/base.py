@@ -1,0 +1,260 @@
+"""What a partitioner is, and what it gives: which client has which samples."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, overload
+
+import numpy as np
+
+from fedbc_lightning.errors import ConfigurationError
+
+
+class Partition(Sequence[np.ndarray]):
+    """Which client has which samples: ``partition[client]`` is a view of its sample indices, ``len(partition)`` is N.
+
+    Two arrays hold it whatever N is.
+
+    Args:
+        indices: Sample indices of all clients, one client after the other, int64 ``(n,)``.
+        offsets: Client i has ``indices[offsets[i]:offsets[i + 1]]``, int64 ``(N + 1,)``.
+
+    Example:
+        >>> partition = Partition.from_owners(np.array([1, 0, 1, -1]), num_clients=2)
+        >>> [part.tolist() for part in partition], partition.sizes.tolist()
+        ([[1], [0, 2]], [1, 2])
+    """
+
+    def __init__(self, indices: np.ndarray, offsets: np.ndarray) -> None:
+        self.indices = indices
+        self.offsets = offsets
+
+    @classmethod
+    def from_sizes(cls, indices: np.ndarray, sizes: np.ndarray) -> Partition:
+        """The first ``sizes[0]`` of the indices to client 0, the next ``sizes[1]`` to client 1, and so on."""
+        return cls(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[np.ndarray]) -> Partition:
+        """From one array of integers per client; a :class:`Partition` comes back as it is.
+
+        Raises:
+            ConfigurationError: A part is no one-dimensional array of integers.
+        """
+        if isinstance(parts, Partition):
+            return parts
+        arrays = [np.asarray(part) for part in parts]
+        for client, array in enumerate(arrays):
+            if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+                raise ConfigurationError(
+                    f"data.partitioner: client {client} was given {array.dtype} of shape {array.shape}; give a "
+                    "one-dimensional array of sample indices, integers, for each client"
+                )
+        sizes = np.array([len(array) for array in arrays], dtype=np.int64)
+        arrays = [array for array in arrays if len(array)]
+        return cls.from_sizes(np.concatenate(arrays).astype(np.int64) if arrays else np.empty(0, np.int64), sizes)
+
+    @classmethod
+    def from_owners(cls, owners: np.ndarray, num_clients: int, order: np.ndarray | None = None) -> Partition:
+        """From the client of each sample.
+
+        Args:
+            owners: Client of sample ``order[k]``, or -1: nobody's, integers ``(n,)``.
+            num_clients: N.
+            order: A client keeps its samples in this order; None: ascending.
+        """
+        by_client = np.argsort(owners, kind="stable")
+        sizes = np.bincount(owners + 1, minlength=num_clients + 1)
+        by_client = by_client[sizes[0] :]
+        return cls.from_sizes(by_client if order is None else order[by_client], sizes[1:])
+
+    @overload
+    def __getitem__(self, client: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[np.ndarray]: ...
+    def __getitem__(self, client: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(client, slice):
+            return [self[i] for i in range(*client.indices(len(self)))]
+        if not -len(self) <= client < len(self):
+            raise IndexError(f"client {client} of {len(self)}")
+        client %= len(self)
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for start, end in pairwise(self.offsets.tolist()):
+            yield self.indices[start:end]
+
+    def __repr__(self) -> str:
+        return f"Partition({len(self)} clients, {len(self.indices)} samples)"
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of samples of each client, int64 ``(N,)``."""
+        return np.diff(self.offsets)
+
+    def client_of_each(self) -> np.ndarray:
+        """The client of each of ``indices``, int64 ``(n,)``."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def keep(self, mask: np.ndarray) -> Partition:
+        """The entries of ``indices`` where ``mask (n,)`` is true; the same clients, some perhaps left without any."""
+        kept_before = np.concatenate([[0], np.cumsum(mask)])
+        return Partition(self.indices[mask], kept_before[self.offsets])
+
+    def check(self, num_samples: int, *, complete: bool) -> None:
+        """Check that no sample is given twice, and none that does not exist.
+
+        Args:
+            num_samples: M of the data.
+            complete: Also check that every sample is given.
+
+        Raises:
+            ConfigurationError: With the first sample that is wrong.
+        """
+        wrong = np.flatnonzero((self.indices < 0) | (self.indices >= num_samples))
+        if len(wrong):
+            raise ConfigurationError(
+                f"client {self._client_at(wrong[0])} holds sample {self.indices[wrong[0]]}, but the "
+                f"data has {num_samples} samples, 0 to {num_samples - 1}; partition this data"
+            )
+        holders = np.bincount(self.indices, minlength=num_samples)
+        if holders.max(initial=0) > 1:
+            sample = int(holders.argmax())
+            clients = [self._client_at(k) for k in np.flatnonzero(self.indices == sample)[:2]]
+            raise ConfigurationError(
+                f"sample {sample} is given to client {clients[0]} and again to client {clients[1]}; "
+                f"give each of the {num_samples} samples {'exactly' if complete else 'at most'} once"
+            )
+        if complete and len(self.indices) < num_samples:
+            raise ConfigurationError(
+                f"{num_samples - len(self.indices)} of {num_samples} samples are given to nobody, "
+                f"the first is sample {holders.argmin()}; give each exactly once, or say `complete = False` in the "
+                "partitioner's class if some are meant to be left out"
+            )
+
+    def hash(self) -> str:
+        """sha256 (hex): equal where every client has the same samples in the same order."""
+        digest = sha256(self.offsets.astype("<i8").tobytes())
+        digest.update(self.indices.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        num_samples: int,
+        seed: int | None = None,
+        label_histogram: np.ndarray | None = None,
+    ) -> None:
+        """Write one ``.npz`` file, which :class:`~fedbc_lightning.partition.Explicit` uses again.
+
+        Args:
+            path: Of the file; replaced if it exists.
+            num_samples: M of the data.
+            seed: That it was drawn with.
+            label_histogram: Samples of each class at each client, integers ``(N, num_classes)``.
+        """
+        contents: dict[str, Any] = {
+            "indices": self.indices,
+            "offsets": self.offsets,
+            "num_samples": np.int64(num_samples),
+        }
+        if seed is not None:
+            contents["seed"] = np.int64(seed)
+        if label_histogram is not None:
+            contents["label_histogram"] = label_histogram
+        with Path(path).open("wb") as file:
+            np.savez_compressed(file, hash=np.array(self.hash()), **contents)
+
+    @classmethod
+    def load(cls, path: str | Path) -> SavedPartition:
+        """Read a file of :meth:`save`.
+
+        Raises:
+            ConfigurationError: There is no such file, or it is damaged, or it was written by something else.
+        """
+        try:
+            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+                found = {name: file[name] for name in file.files}
+            partition = cls(found["indices"], found["offsets"])
+            saved = SavedPartition(
+                partition,
+                num_samples=int(found["num_samples"]),
+                seed=int(found["seed"]) if "seed" in found else None,
+                label_histogram=found.get("label_histogram"),
+                hash=str(found["hash"]),
+            )
+            intact = partition.hash() == saved.hash
+        except FileNotFoundError:
+            raise ConfigurationError(f"{path}: there is no such partition file") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error):
+            intact = False
+        if not intact:
+            raise ConfigurationError(
+                f"{path}: the file is damaged or is no partition file of Partition.save; write it again"
+            )
+        return saved
+
+    def _client_at(self, position: int) -> int:
+        return int(np.searchsorted(self.offsets, position, side="right")) - 1
+
+
+@dataclass
+class SavedPartition:
+    """What a partition file holds.
+
+    Args:
+        partition: Which client has which samples.
+        num_samples: M of the data.
+        seed: That it was drawn with; None: unknown.
+        label_histogram: Samples of each class at each client, ``(N, num_classes)``; None: the data has no classes.
+        hash: Of the partition.
+    """
+
+    partition: Partition
+    num_samples: int
+    seed: int | None
+    label_histogram: np.ndarray | None
+    hash: str
+
+
+class Partitioner(ABC):
+    """Splits the samples of one data set over clients; subclass it for a scheme of your own.
+
+    Attributes:
+        num_clients: Number of clients N, at least 1; None: known from the data only.
+        needs_labels: Whether labels matter; without, a data set that has none can be split too.
+        needs_clients: Whether it is given the natural client of each sample (0..K-1) in place of the classes.
+        complete: Whether every sample must be given to somebody.
+    """
+
+    num_clients: int | None
+    needs_labels: ClassVar[bool] = True
+    needs_clients: ClassVar[bool] = False
+    complete: ClassVar[bool] = True
+
+    @abstractmethod
+    def __call__(self, values: np.ndarray, seed: int) -> Sequence[np.ndarray]:
+        """Split.
+
+        Args:
+            values: Class of each sample (or its natural client, see ``needs_clients``), integers ``(M,)``.
+            seed: Equal seeds and values give equal splits.
+
+        Returns:
+            For each client its sample indices, int64 ``(n_i,)``: disjoint, and together ``0..M-1``; a
+            :class:`Partition`, or a list of arrays.
+
+        Raises:
+            ConfigurationError: If the samples cannot be split as asked.
+        """

@@ -1,0 +1,106 @@
+"""A partition from a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.labels import count_labels
+from fedbc_lightning.partition.base import Partition, Partitioner, SavedPartition
+
+
+class Explicit(Partitioner):
+    """The partition in a file: one that was saved (``partition.npz`` of a run's folder), or lists written by hand.
+
+    Samples that the file leaves out are used by nobody. The seed is not used.
+
+    Args:
+        path: Of an ``.npz`` file of :meth:`Partition.save`, or a JSON file with a list of sample indices for each
+            client: ``[[0, 5], [2]]``, or ``{"Romeo": [0, 5], "Juliet": [2]}``.
+
+    Attributes:
+        client_names: Of the JSON file; None: it has none.
+
+    Raises:
+        ConfigurationError: The file is missing or damaged.
+    """
+
+    num_clients: int
+    needs_labels: ClassVar[bool] = False
+    complete: ClassVar[bool] = False
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.client_names: list[str] | None = None
+        self._saved: SavedPartition | None = None
+        if self.path.suffix == ".json":
+            self._partition = self._read_lists()
+        else:
+            self._saved = Partition.load(self.path)
+            self._partition = self._saved.partition
+        self.num_clients = len(self._partition)
+
+    def __call__(self, values: np.ndarray, seed: int) -> Partition:
+        """The file's partition, if it is one of these data.
+
+        Args:
+            values: Class of each sample, ``(M,)``; all 0: there are no classes.
+            seed: Unused.
+
+        Raises:
+            ConfigurationError: The file is about other data.
+        """
+        if self._saved is not None and self._saved.num_samples != len(values):
+            raise ConfigurationError(
+                f"{self.path}: it splits {self._saved.num_samples} samples, the data has {len(values)}; use the data "
+                "it was made for, or another file"
+            )
+        try:
+            self._partition.check(len(values), complete=False)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.path}: {error}") from None
+        if self._saved is not None and self._saved.label_histogram is not None and values.any():
+            self._compare_classes(values, self._saved.label_histogram)
+        return self._partition
+
+    def _compare_classes(self, labels: np.ndarray, saved: np.ndarray) -> None:
+        partition = self._partition
+        found = count_labels(labels[partition.indices], partition.client_of_each(), len(partition))
+        if found.shape != saved.shape:
+            raise ConfigurationError(
+                f"{self.path}: it was made for data of {saved.shape[1]} classes, here there are {found.shape[1]}; use "
+                "the data it was made for, or another file"
+            )
+        different = np.flatnonzero((found != saved).any(axis=1))
+        if len(different):
+            client = different[0]
+            raise ConfigurationError(
+                f"{self.path}: client {client} had {saved[client].tolist()} samples of the classes, here it would have "
+                f"{found[client].tolist()}; use the data it was made for, in the same order, or another file"
+            )
+
+    def _read_lists(self) -> Partition:
+        try:
+            content: Any = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigurationError(f"{self.path}: there is no such partition file") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{self.path}: cannot be read ({error}); give a JSON file") from None
+        except json.JSONDecodeError as error:
+            raise ConfigurationError(f"{self.path}, line {error.lineno}: no valid JSON ({error.msg})") from None
+        if isinstance(content, dict):
+            self.client_names = list(content)
+            content = list(content.values())
+        names = self.client_names or range(len(content) if isinstance(content, list) else 0)
+        if not isinstance(content, list) or not content:
+            raise ConfigurationError(f"{self.path}: give a list of sample indices for each client, e.g. [[0, 5], [2]]")
+        for name, part in zip(names, content, strict=True):
+            if not isinstance(part, list) or not part or not all(type(index) is int for index in part):
+                raise ConfigurationError(
+                    f"{self.path}: client {name} has {str(part)[:60]}; give it a list of sample indices, whole numbers"
+                )
+        return Partition.from_parts([np.array(part) for part in content])

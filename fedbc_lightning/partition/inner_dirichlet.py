@@ -1,0 +1,123 @@
+"""Sizes as asked for, and class shares of each client drawn from a Dirichlet distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.partition.base import Partition, Partitioner
+from fedbc_lightning.partition.dealing import check_spread, shuffled_by_class, whole
+from fedbc_lightning.partition.dirichlet import check_alpha
+from fedbc_lightning.partition.sizes import equal_sizes, log_normal_sizes
+
+SHARES_PER_BLOCK = 2**17
+
+
+class InnerDirichlet(Partitioner):
+    """Each client has its own class shares, drawn from Dir(alpha), and exactly the size asked for.
+
+    All samples go out, so a client takes other classes, by its own shares of them, where one of its classes has run
+    out: with a small alpha its classes are fewer at first than in the end.
+
+    Args:
+        num_clients: Number of clients N, at least 1.
+        alpha: Concentration of the shares over classes, above 0, one for all classes.
+        sizes: Samples of each client, N numbers of 1 or more that sum to M; None: equal sizes (by at most one).
+        size_spread: Without ``sizes``: above 0 and up to 10, sizes in proportion to exp(size_spread * z), z ~ N(0, 1).
+
+    Raises:
+        ConfigurationError: An argument is impossible.
+
+    Example:
+        >>> labels = np.arange(100) % 10
+        >>> [len(indices) for indices in InnerDirichlet(3, alpha=0.3, sizes=[20, 30, 50])(labels, seed=0)]
+        [20, 30, 50]
+    """
+
+    num_clients: int
+
+    def __init__(
+        self, num_clients: int, alpha: float = 0.5, sizes: Sequence[int] | None = None, size_spread: float = 0.0
+    ) -> None:
+        self.num_clients = whole("num_clients", num_clients, 1)
+        self.alpha = check_alpha(alpha)
+        self.sizes = None if sizes is None else np.array([whole("sizes", size, 1) for size in sizes])
+        self.size_spread = check_spread("size_spread", size_spread)
+        if self.sizes is not None and len(self.sizes) != num_clients:
+            raise ConfigurationError(f"sizes: there are {len(self.sizes)} of them for num_clients={num_clients}")
+        if self.sizes is not None and size_spread:
+            raise ConfigurationError(f"size_spread={size_spread}: the sizes are given; leave out one of the two")
+
+    def __call__(self, values: np.ndarray, seed: int) -> Partition:
+        """See :func:`split_inner_dirichlet`."""
+        rng = np.random.default_rng(seed)
+        sizes = self.sizes
+        if sizes is None and self.size_spread:
+            sizes = log_normal_sizes(len(values), self.num_clients, self.size_spread, 1, rng)
+        elif sizes is None:
+            sizes = equal_sizes(len(values), self.num_clients)
+        return split_inner_dirichlet(values, sizes, self.alpha, rng)
+
+
+def split_inner_dirichlet(labels: np.ndarray, sizes: np.ndarray, alpha: float, rng: np.random.Generator) -> Partition:
+    """Fill clients of given sizes, each by its own class shares.
+
+    In each turn every free place of a client draws a class from the client's shares of those that are left. Where a
+    class is asked for more often than it has samples, chance decides, and the others draw again in the next turn.
+
+    Args:
+        labels: Class of each sample, integers ``(M,)``.
+        sizes: Samples of each client, ``(N,)``.
+        alpha: Concentration, above 0.
+        rng: Shares, and who gets which samples.
+
+    Returns:
+        The clients' samples, class by class.
+
+    Raises:
+        ConfigurationError: The sizes do not sum to M.
+    """
+    if sizes.sum() != len(labels):
+        raise ConfigurationError(f"sizes: they sum to {sizes.sum()}, the data has {len(labels)} samples")
+    by_class, left = shuffled_by_class(labels, rng)
+    shares_seed = int(rng.integers(2**63))
+    client_of_place = np.repeat(np.arange(len(sizes)), sizes)
+    class_of_place = np.empty(len(labels), dtype=np.int64)
+    free = np.arange(len(labels))
+    while len(free):
+        drawn = _draw_classes(client_of_place[free], len(sizes), left > 0, alpha, shares_seed, rng)
+        order = rng.permutation(len(free))
+        order = order[np.argsort(drawn[order], kind="stable")]
+        asked = np.bincount(drawn, minlength=len(left))
+        rank = np.arange(len(free)) - np.repeat(np.cumsum(asked) - asked, asked)
+        served = np.zeros(len(free), dtype=bool)
+        served[order] = rank < np.repeat(left, asked)
+        class_of_place[free[served]] = drawn[served]
+        left = left - np.minimum(asked, left)
+        free = free[~served]
+    owners = client_of_place[np.argsort(class_of_place, kind="stable")]
+    return Partition.from_owners(owners, len(sizes), by_class)
+
+
+def _draw_classes(
+    clients: np.ndarray, num_clients: int, available: np.ndarray, alpha: float, seed: int, rng: np.random.Generator
+) -> np.ndarray:
+    """A class for each place, given its client (ascending). Shares are drawn anew from the seed, never kept for all."""
+    num_classes = len(available)
+    drawn = np.empty(len(clients), dtype=np.int64)
+    block = max(1, SHARES_PER_BLOCK // num_classes)
+    for first in range(0, num_clients, block):
+        start, end = np.searchsorted(clients, [first, first + block])
+        if start == end:
+            continue
+        number = min(block, num_clients - first)
+        shares = np.random.default_rng([seed, first]).dirichlet(np.full(num_classes, alpha), number) * available
+        shares[shares.sum(axis=1) == 0] = available  # all that this client likes has run out
+        bounds = np.cumsum(shares, axis=1)
+        bounds = bounds / bounds[:, -1:] + np.arange(number)[:, None]
+        rows = clients[start:end] - first
+        below_one = rng.random(end - start) * (1 - 1e-9)
+        drawn[start:end] = np.searchsorted(bounds.ravel(), rows + below_one, side="right") - rows * num_classes
+    return drawn

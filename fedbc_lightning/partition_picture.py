@@ -1,0 +1,176 @@
+"""The picture of a partition: which classes, and how many samples, every client has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MAX_ANNOTATED_CELLS = 400
+MAX_NAMED_CLIENTS = 40
+MAX_ROWS = 150
+"""Clients that are all drawn; of more, so many are, and the sizes are a curve."""
+MAX_POINTS = 2000
+SPLIT_COLORS = {"train": "#2a6f97", "val": "#f4a259", "test": "#a9d6e5"}
+
+
+def draw(
+    title: str, sizes: Mapping[str, np.ndarray], histogram: np.ndarray | None, names: Sequence[str] | None
+) -> Figure:
+    """Classes of each client on the left, number of samples of each on the right; a row is a client.
+
+    Of more than 150 clients the rows are sorted by size, and the left shows 150 of them at equal distances. (Bins of
+    clients would look alike where each client has one class.)
+
+    Args:
+        title: Above the picture.
+        sizes: Samples of each client in ``"train"``, ``"val"``, ``"test"``, each ``(N,)``.
+        histogram: Samples of each class at each client, ``(N, num_classes)``; None: only the right part is drawn.
+        names: Of the clients; None: their numbers.
+    """
+    from matplotlib.figure import Figure  # takes half a second to import
+
+    totals = sum(sizes.values(), np.zeros(1, dtype=np.int64))
+    num_clients, many = len(totals), len(totals) > MAX_ROWS
+    height = float(np.clip(1.7 + 0.22 * num_clients, 3.0, 7.0 if many else 9.5))
+    if histogram is None:
+        figure = Figure(figsize=(6.4, height), layout="constrained")
+        right = figure.add_subplot()
+    else:
+        width = float(np.clip(2.2 + 0.42 * histogram.shape[1], 4.2, 9.0))
+        figure = Figure(figsize=(width + 4.0, height), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[width, 4.0])
+        if many:
+            _draw_shares(figure, left, histogram, np.argsort(totals, kind="stable"))
+        else:
+            _draw_counts(figure, left, histogram)
+    if many:
+        _draw_curve(right, totals)
+    else:
+        _draw_bars(right, sizes, totals)
+    first = figure.axes[0]
+    first.set_ylabel("clients, sorted by size" if many else "client", fontsize=9)
+    first.set_ylim(num_clients - 0.5, -0.5)
+    if num_clients <= MAX_NAMED_CLIENTS:
+        labels = range(num_clients) if names is None else [name[:24] for name in names]
+        first.set_yticks(range(num_clients), [str(label) for label in labels], fontsize=8)
+    elif many:
+        first.yaxis.set_major_formatter("{x:,.0f}")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def _draw_counts(figure: Figure, axes: Axes, histogram: np.ndarray) -> None:
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
+    num_clients, num_classes = histogram.shape
+    image = axes.imshow(
+        np.ma.masked_equal(histogram, 0),
+        aspect="auto",
+        cmap="GnBu",
+        norm=PowerNorm(0.5, -0.15 * histogram.max(), 1.1 * histogram.max()),  # one sample can be told from none
+        interpolation="nearest",
+    )
+    axes.set_title("samples of each class", fontsize=10, loc="left")
+    _style_classes(axes, num_classes, num_clients)
+    if num_clients <= 2 * MAX_NAMED_CLIENTS:
+        axes.hlines(np.arange(num_clients - 1) + 0.5, -0.5, num_classes - 0.5, color="white", linewidth=0.8)
+    if histogram.size <= MAX_ANNOTATED_CELLS:
+        for client, label in np.argwhere(histogram):
+            count = int(histogram[client, label])
+            color = "white" if count > 0.45 * histogram.max() else "#222222"
+            axes.text(label, client, f"{count:,}", ha="center", va="center", fontsize=7, color=color)
+    else:
+        bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=40, ticks=MaxNLocator(6, integer=True))
+        bar.ax.set_ylim(1, histogram.max())
+        bar.ax.tick_params(labelsize=8, length=0)
+        bar.outline.set_visible(False)
+
+
+def _draw_shares(figure: Figure, axes: Axes, histogram: np.ndarray, by_size: np.ndarray) -> None:
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import PercentFormatter
+
+    num_clients, num_classes = histogram.shape
+    rows = histogram[by_size[(np.arange(MAX_ROWS) + 0.5).astype(np.int64) * num_clients // MAX_ROWS]]
+    shares = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1)
+    image = axes.imshow(
+        np.ma.masked_equal(shares, 0),
+        aspect="auto",
+        cmap="GnBu",
+        norm=PowerNorm(0.5, -0.05, 1.0),  # a small share can be told from none
+        interpolation="nearest",
+        extent=(-0.5, num_classes - 0.5, num_clients - 0.5, -0.5),
+    )
+    axes.set_title(f"share of each class at {MAX_ROWS} of the clients", fontsize=10, loc="left")
+    _style_classes(axes, num_classes, num_clients)
+    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=40, format=PercentFormatter(1.0, 0))
+    bar.ax.set_ylim(0, 1)
+    bar.ax.tick_params(labelsize=8, length=0)
+    bar.outline.set_visible(False)
+
+
+def _style_classes(axes: Axes, num_classes: int, num_clients: int) -> None:
+    axes.set_facecolor("#f5f5f5")
+    axes.set_xlabel("class", fontsize=9)
+    if num_classes <= 20:
+        axes.set_xticks(range(num_classes))
+    axes.vlines(np.arange(num_classes - 1) + 0.5, -0.5, num_clients - 0.5, color="white", linewidth=0.8)
+    _bare(axes)
+
+
+def _draw_bars(axes: Axes, sizes: Mapping[str, np.ndarray], totals: np.ndarray) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    num_clients = len(totals)
+    left = np.zeros(num_clients)
+    for split, amounts in sizes.items():
+        if amounts.any():
+            axes.barh(range(num_clients), amounts, 0.8, left, color=SPLIT_COLORS[split], label=split, linewidth=0)
+            left = left + amounts
+    if num_clients <= MAX_NAMED_CLIENTS:
+        for client, size in enumerate(totals):
+            axes.annotate(f"{size:,.0f}", (size, client), (3, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.set_xlim(0, max(totals.max(), 1) * (1.16 if num_clients <= MAX_NAMED_CLIENTS else 1.02))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
+                handlelength=1.0, columnspacing=1.0)  # fmt: skip
+    _style_sizes(axes)
+
+
+def _draw_curve(axes: Axes, totals: np.ndarray) -> None:
+    from matplotlib.ticker import NullFormatter
+
+    in_order = np.sort(totals)
+    points = np.unique(np.linspace(0, len(totals) - 1, MAX_POINTS).astype(np.int64))
+    axes.fill_betweenx(points, np.maximum(in_order[points], 0.5), 0.5, color=SPLIT_COLORS["test"], linewidth=0)
+    axes.plot(np.maximum(in_order[points], 0.5), points, color=SPLIT_COLORS["train"], linewidth=1.6)
+    axes.set_xscale("log")
+    smallest, largest = max(in_order[0], 0.5), max(in_order[-1], 1)
+    axes.set_xlim(smallest / 2, largest * 1.5)
+    if largest < 20 * smallest:  # else the powers of ten do
+        ticks = np.unique([max(in_order[0], 1), int(np.median(totals)), largest])
+        axes.set_xticks(ticks)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    _style_sizes(axes)
+    axes.set_xlabel("samples (log scale)", fontsize=9)
+
+
+def _style_sizes(axes: Axes) -> None:
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("samples", fontsize=9)
+    axes.set_title("samples of each client", fontsize=10, loc="left")
+    _bare(axes)
+
+
+def _bare(axes: Axes) -> None:
+    axes.spines[:].set_visible(False)
+    axes.tick_params(which="both", length=0, labelsize=8)

@@ -1,0 +1,152 @@
+"""What all models here share: the steps, the logged loss, the optimizer and the checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from fedbc_lightning.checks import check_at_least, check_share
+from fedbc_lightning.errors import ConfigurationError
+
+SIZES = (
+    "num_features", "hidden", "num_classes", "in_channels", "image_size", "num_groups", "vocabulary_size",
+    "embedding_dim",
+)  # fmt: skip
+"""Arguments of models that count something."""
+
+
+class SupervisedModel(LightningModule):
+    """A LightningModule that learns targets from inputs with SGD: the common part of Classifier and Regressor.
+
+    Batches are pairs ``(inputs, targets)``. It logs ``train_loss``, ``val_loss`` and ``test_loss``; a subclass gives
+    :meth:`loss` and, in :meth:`log_metrics`, what else validation and test log.
+    It knows nothing of federated learning, and trains the same under :class:`lightning.pytorch.Trainer`.
+
+    Args:
+        lr: Step size of SGD, > 0.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty of SGD, >= 0.
+
+    Attributes:
+        network: Maps a batch of inputs to outputs.
+
+    Raises:
+        ConfigurationError: An argument is impossible.
+    """
+
+    network: nn.Module
+
+    def __init__(self, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+        super().__init__()
+        self.save_hyperparameters()  # takes the subclass's arguments as well
+        for name, value in self.hparams.items():
+            if name in SIZES and value < 1:
+                raise ConfigurationError(f"model.{name}: got {value}; it must be at least 1.")
+        check_share("model.dropout", self.hparams.get("dropout", 0))
+        check_at_least("model.lr", lr, 0, strict=True)
+        check_share("model.momentum", momentum)
+        check_at_least("model.weight_decay", weight_decay, 0)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs for a batch of float inputs.
+
+        Raises:
+            ConfigurationError: The inputs do not fit the model.
+        """
+        self.check_inputs(inputs)
+        return self.network(inputs)
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Look at dtype and shape, never at values: this runs in every step.
+
+        Raises:
+            ConfigurationError: Not of the weights' dtype, or not ``num_features`` features.
+        """
+        dtype = next(self.parameters()).dtype
+        if inputs.dtype != dtype and not _is_cast(inputs, dtype):
+            raise ConfigurationError(
+                f"model: {type(self).__name__} has weights of {_short(dtype)}, but the inputs are "
+                f"{_short(inputs.dtype)}; convert them in the data, e.g. inputs.to({dtype})."
+            )
+        expected, found = self.hparams.get("num_features"), inputs.shape[1:].numel()
+        if expected is not None and found != expected:
+            raise ConfigurationError(f"model.num_features: got {expected}, but an input has {found}.")
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of a batch."""
+        raise NotImplementedError(f"{type(self).__name__} must define loss(outputs, targets)")
+
+    def log_metrics(self, prefix: str, outputs: Tensor, targets: Tensor) -> None:
+        """Log what is measured beside the loss.
+
+        Args:
+            prefix: ``"val"`` or ``"test"``.
+            outputs: Of a batch.
+            targets: Of the same batch.
+        """
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The mean loss of a batch ``(inputs, targets)``; logs it as ``train_loss``."""
+        outputs, targets = self._apply_to(batch)
+        loss = self.loss(outputs, targets)
+        self.log("train_loss", loss, batch_size=self._weight(targets))
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Logs ``val_loss`` and the metrics."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Logs ``test_loss`` and the metrics."""
+        self._evaluate(batch, "test")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Plain SGD with this module's hyper-parameters."""
+        hparams = self.hparams
+        return torch.optim.SGD(
+            self.parameters(), lr=hparams["lr"], momentum=hparams["momentum"], weight_decay=hparams["weight_decay"]
+        )
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], prefix: str) -> None:
+        outputs, targets = self._apply_to(batch)
+        self.log(f"{prefix}_loss", self.loss(outputs, targets), batch_size=self._weight(targets))
+        self.log_metrics(prefix, outputs, targets)
+
+    def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Outputs and targets of a batch, one row per prediction."""
+        inputs, targets = batch
+        return self(inputs), targets
+
+    def _weight(self, targets: Tensor) -> Any:
+        """What a mean over the batch weighs among other batches: its number of predictions."""
+        return len(targets)
+
+
+def check_images(inputs: Tensor, channels: int, size: int | None = None) -> None:
+    """Raise unless inputs are images ``(B, channels, size, size)``; ``size`` None: of any height and width.
+
+    Raises:
+        ConfigurationError: They are not.
+    """
+    is_image = inputs.ndim == 4
+    if is_image and inputs.shape[1] == channels and (size is None or inputs.shape[2:] == (size, size)):
+        return
+    side = "any height and width" if size is None else f"{size} x {size} pixels"
+    found = f"{inputs.shape[1]} channels, {inputs.shape[2]} x {inputs.shape[3]}" if is_image else tuple(inputs.shape)
+    raise ConfigurationError(f"model: expects images (B, {channels}, H, W) of {side}, but the batch has {found}.")
+
+
+def _is_cast(inputs: Tensor, dtype: torch.dtype) -> bool:
+    """Whether autocast makes inputs and weights alike, as it does with all floats but float64."""
+    return (
+        torch.is_autocast_enabled(inputs.device.type)
+        and inputs.is_floating_point()
+        and torch.float64 not in (inputs.dtype, dtype)
+    )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,92 @@
+"""The next-character model of Shakespeare."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from fedbc_lightning.errors import ConfigurationError
+
+from .classifier import Classifier
+from .recurrent import TokenLSTM
+
+NOT_PREDICTED = -100
+"""The target of a position that is not to be predicted; torch's own ``ignore_index``."""
+
+
+class CharLSTM(Classifier):
+    """LEAF's Shakespeare model, which predicts the next character: an embedding of 8, two LSTM layers of 256, a layer.
+
+    Inputs are characters int64 ``(B, L)``. Targets are either int64 ``(B,)``, the character that follows the sequence
+    (LEAF; L = 80), or int64 ``(B, L)``, the character that follows each position. In the latter a target of -100 marks
+    a position that is not predicted, such as padding behind a shorter text. Losses and accuracy are per character:
+    each predicted one counts once, whatever sequence, batch or client it stands in.
+
+    819,920 parameters with 80 characters. torch's LSTM has two bias vectors where TensorFlow has one: without the
+    second ones (2,048) it has, with the 90 characters of Reddi et al. 2021, their 820,522.
+
+    Args:
+        vocabulary_size: Number of characters (LEAF's alphabet has 80).
+        embedding_dim: Width of the embedding.
+        hidden: Width of each LSTM layer.
+        lr: Step size of SGD, > 0.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty of SGD, >= 0.
+
+    References:
+        S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
+
+    Example:
+        >>> import torch
+        >>> CharLSTM()(torch.zeros(4, 20, dtype=torch.int64)).shape
+        torch.Size([4, 20, 80])
+    """
+
+    classes_argument: ClassVar[str] = "vocabulary_size"
+
+    def __init__(
+        self,
+        vocabulary_size: int = 80,
+        embedding_dim: int = 8,
+        hidden: int = 256,
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(lr, momentum, weight_decay)
+        self.recurrent = TokenLSTM(vocabulary_size, embedding_dim, hidden)
+        self.head = nn.Linear(hidden, vocabulary_size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits ``(B, L, vocabulary_size)`` of the character after each position.
+
+        Raises:
+            ConfigurationError: The inputs are no characters of the vocabulary.
+        """
+        return self.head(self.recurrent(inputs))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of the predicted characters: logits ``(n, vocabulary_size)``, targets ``(n,)``."""
+        return self._cross_entropy(outputs, targets, "sum") / self._weight(targets).clamp(min=1)
+
+    def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The share of the predicted characters that have the largest logit, in [0, 1]."""
+        return (outputs.argmax(dim=1) == targets).sum() / self._weight(targets).clamp(min=1)
+
+    def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Logits ``(n, vocabulary_size)`` and targets ``(n,)``: n = B or B L."""
+        inputs, targets = batch
+        if targets.shape not in (inputs.shape[:1], inputs.shape):
+            raise ConfigurationError(
+                f"model: CharLSTM takes targets of the shape of its inputs {tuple(inputs.shape)}, or one per sequence; "
+                f"the batch has {tuple(targets.shape)}."
+            )
+        states = self.recurrent(inputs)
+        if targets.ndim == 1:
+            return self.head(states[:, -1]), targets
+        return self.head(states).flatten(0, 1), targets.flatten()
+
+    def _weight(self, targets: Tensor) -> Any:
+        """Number of predicted characters, as a tensor: to make it an int, every step would wait for the device."""
+        return (targets != NOT_PREDICTED).sum()

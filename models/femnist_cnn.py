@@ -1,0 +1,58 @@
+"""The convolutional network of federated EMNIST."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .base import check_images
+from .classifier import Classifier
+
+
+class FEMNISTCNN(Classifier):
+    """LEAF's FEMNIST model of 6,603,710 parameters, for grey images of 28 x 28 pixels.
+
+    Convolution to 32 channels (kernel 5, same size), 2 x 2 pooling, convolution to 64 (kernel 5, same size), 2 x 2
+    pooling, ``hidden`` units, classes, all ReLU. ``hidden=512, num_classes=10`` is the MNIST network of FedAvg's paper
+    (McMahan et al. 2017; 1,663,370 parameters). The CNN of Reddi et al. 2021 is another, with kernels of 3 and dropout.
+
+    Args:
+        num_classes: Number of classes (62: digits, capital and small letters).
+        hidden: Width of the hidden layer.
+        lr: Step size of SGD, > 0.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty of SGD, >= 0.
+
+    References:
+        S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
+
+    Example:
+        >>> import torch
+        >>> FEMNISTCNN()(torch.zeros(4, 1, 28, 28)).shape
+        torch.Size([4, 62])
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 62,
+        hidden: int = 2048,
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(lr, momentum, weight_decay)
+        self.network = nn.Sequential(
+            *(nn.Conv2d(1, 32, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(32, 64, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Flatten(),
+            *(nn.Linear(64 * 7 * 7, hidden), nn.ReLU()),
+            nn.Linear(hidden, num_classes),
+        )
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Look at dtype and shape.
+
+        Raises:
+            ConfigurationError: Not float images ``(B, 1, 28, 28)``.
+        """
+        super().check_inputs(inputs)
+        check_images(inputs, channels=1, size=28)

@@ -1,0 +1,29 @@
+"""Linear regression."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .regressor import Regressor
+
+
+class LinearRegression(Regressor):
+    """One linear layer from features to a number: convex, the model of Fed+'s synthetic regression (1,000 features).
+
+    Args:
+        num_features: Length of an input when flattened.
+        lr: Step size of SGD, > 0.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty of SGD, >= 0.
+
+    Example:
+        >>> import torch
+        >>> LinearRegression(num_features=60)(torch.zeros(4, 60)).shape
+        torch.Size([4])
+    """
+
+    def __init__(
+        self, num_features: int = 1000, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(lr, momentum, weight_decay)
+        self.network = nn.Sequential(nn.Flatten(), nn.Linear(num_features, 1))

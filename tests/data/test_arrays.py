@@ -1,0 +1,163 @@
+"""One's own arrays: types, files, clients, test data, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from fedbc_lightning.datamodules import ArraysDataModule
+from torchvision.transforms import v2
+
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.partition import IID, Dirichlet
+
+INPUTS = np.arange(120, dtype=np.float64).reshape(30, 4)
+TARGETS = np.arange(30) % 3
+
+
+def ready(*arguments, **options):
+    data = ArraysDataModule(*arguments, seed=0, **options)
+    data.prepare_data()
+    data.setup()
+    data.validate_clients()
+    return data
+
+
+def test_without_clients():
+    data = ready(INPUTS, TARGETS)
+    assert (data.num_clients, data.client_names) == (10, None)
+    assert data.num_samples("train").sum() + data.num_samples("test").sum() == 30
+    inputs, targets = data.source.pool.tensors
+    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
+    assert torch.equal(inputs, torch.from_numpy(INPUTS).float())
+    assert data.label_histogram().sum(axis=0).tolist() == [10, 10, 10]
+    assert ready(torch.tensor(INPUTS), TARGETS.tolist(), partitioner=Dirichlet(2, 9.0, 3)).num_clients == 2
+
+
+@pytest.mark.parametrize("clients", [[11, 2, 5] * 10, ["b", "a", "c"] * 10, torch.tensor([1, 0, 2] * 10)])
+def test_clients(clients):
+    data = ready(INPUTS, TARGETS, clients, test_fraction=0.5)
+    assert data.client_names == [str(name) for name in sorted(set(np.asarray(clients).tolist()))]
+    assert (data.num_samples("train") + data.num_samples("test")).tolist() == [10, 10, 10]
+    first = np.asarray(clients) == sorted(set(np.asarray(clients).tolist()))[0]
+    assert sorted(data.parts[0].tolist()) == np.flatnonzero(first).tolist()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "expected"),
+    [
+        (INPUTS.astype(np.float16), TARGETS.astype(float), (torch.float32, torch.float32)),
+        (INPUTS.astype(">f8"), TARGETS.astype(np.uint8), (torch.float32, torch.int64)),
+        (INPUTS.astype(np.int32), TARGETS > 1, (torch.int64, torch.int64)),
+        (INPUTS.astype(np.int64), INPUTS.astype(np.int32), (torch.int64, torch.int64)),
+        (INPUTS[::-1], INPUTS, (torch.float32, torch.float32)),
+        (torch.zeros(30, 2, requires_grad=True), torch.zeros(30), (torch.float32, torch.float32)),
+    ],
+)
+def test_types(inputs, targets, expected):
+    data = ready(inputs, targets)
+    batch = next(iter(data.client_train_dataloader(0)))
+    assert tuple(tensor.dtype for tensor in batch) == expected
+    assert batch[1].shape[1:] == np.shape(targets)[1:]
+    assert (data.labels is None) == (expected[1] == torch.float32 or np.ndim(targets) > 1)
+
+
+def test_pixels_are_scaled_or_transformed():
+    pixels = np.full((30, 3, 4, 4), 51, dtype=np.uint8)
+    pixels.setflags(write=False)
+    data = ready(pixels, TARGETS)
+    assert data.source.pool.tensors[0].dtype == torch.uint8
+    assert next(iter(data.client_train_dataloader(0)))[0].unique().tolist() == pytest.approx([0.2])
+    steps = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.2] * 3, [0.5] * 3)])
+    inputs, _ = next(iter(ready(pixels, TARGETS, transform=steps).client_train_dataloader(0)))
+    assert type(inputs) is torch.Tensor
+    assert inputs.abs().max() < 1e-6
+    inputs, _ = next(iter(ready(pixels, TARGETS, transform=lambda x: x.flatten(1).double()).client_train_dataloader(0)))
+    assert (inputs.shape[1:], inputs.dtype) == ((48,), torch.float64)
+
+
+def test_test_data():
+    test = INPUTS[:6] + 0.5, TARGETS[:6]
+    shared = ready(INPUTS, TARGETS, test_inputs=test[0], test_targets=test[1], partitioner=IID(3))
+    assert (shared.num_samples("test").tolist(), shared.num_samples("train").sum()) == ([0, 0, 0], 30)
+    assert torch.equal(shared.pooled_dataset("test")[5][0], torch.from_numpy(test[0][5]).float())
+    owners = ["b", "a", "c"] * 10
+    own = ready(INPUTS, TARGETS, owners, *test, ["a", "a", "a", "c", "b", "b"])
+    assert (own.num_samples("train").tolist(), own.num_samples("test").tolist()) == ([10, 10, 10], [3, 2, 1])
+    inputs, _ = next(iter(own.client_eval_dataloader(2, "test")))
+    assert inputs.tolist() == test[0][3:4].tolist()
+    with pytest.raises(ConfigurationError, match=r"client d is not among data\.clients"):
+        ready(INPUTS, TARGETS, owners, *test, list("aaadbb"))
+    with pytest.raises(ConfigurationError, match=r"test_fraction=0\.5"):
+        ready(INPUTS, TARGETS, test_inputs=test[0], test_targets=test[1], test_fraction=0.5)
+
+
+def test_files(tmp_path):
+    np.save(tmp_path / "x.npy", INPUTS)
+    np.savez_compressed(tmp_path / "y.npz", TARGETS)
+    torch.save(torch.tensor([0, 1] * 15), tmp_path / "c.pt")
+    np.save(tmp_path / "names.npy", np.array(["b", "a"] * 15))
+    paths = [str(tmp_path / name) for name in ("x.npy", "y.npz", "c.pt", "names.npy")]
+    data = ready(*paths[:3])
+    assert (data.client_names, data.labels.tolist()) == (["0", "1"], TARGETS.tolist())
+    assert torch.equal(data.source.pool.tensors[0], torch.from_numpy(INPUTS).float())
+    assert ready(*paths[:2], paths[3]).client_names == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        ("x.npy", lambda p: None, "no such file"),
+        ("x.txt", lambda p: p.write_text("1"), "unknown kind of file"),
+        ("x.npy", lambda p: p.write_bytes(b"no array"), "cannot be read"),
+        ("x.npy", lambda p: p.write_bytes(b""), "cannot be read"),
+        ("x.npy", lambda p: np.save(p, np.array([None, {}], dtype=object)), "cannot be read"),
+        ("x.npz", lambda p: np.savez(p, a=INPUTS, b=INPUTS), "it holds a ndarray, b ndarray"),
+        ("x.npz", lambda p: p.write_bytes(b"PK no archive"), "cannot be read"),
+        ("x.pt", lambda p: torch.save({"a": torch.zeros(3)}, p), "it holds dict"),
+        ("x.pt", lambda p: torch.save(np.random.default_rng, p), "cannot be read"),
+        ("x.pt", lambda p: p.write_bytes(b"no tensor"), "cannot be read"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, name, write, message):
+    write(tmp_path / name)
+    with pytest.raises(ConfigurationError, match=rf"data\.inputs='.*{name}': {message}") as error:
+        ready(str(tmp_path / name), TARGETS)
+    assert "\n" not in str(error.value)
+
+
+def test_truncated_files(tmp_path):
+    np.save(tmp_path / "x.npy", INPUTS)
+    np.savez(tmp_path / "x.npz", INPUTS)
+    torch.save(torch.from_numpy(INPUTS), tmp_path / "x.pt")
+    for name in ("x.npy", "x.npz", "x.pt"):
+        content = (tmp_path / name).read_bytes()
+        for share in (0.05, 0.5, 0.95):
+            (tmp_path / name).write_bytes(content[: int(share * len(content))])
+            with pytest.raises(ConfigurationError, match=rf"data\.inputs='.*{name}': cannot be read"):
+                ready(str(tmp_path / name), TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"targets": TARGETS[:29]}, "data.inputs has 30 samples and data.targets 29"),
+        ({"inputs": INPUTS[:0], "targets": TARGETS[:0]}, "give as many, and one or more"),
+        ({"clients": [0, 1]}, "each of the 30 samples"),
+        ({"clients": np.linspace(0, 1, 30)}, "an integer or a string"),
+        ({"inputs": np.where(INPUTS == 50, np.nan, INPUTS)}, r"data\.inputs: sample 12 holds"),
+        ({"inputs": INPUTS * 1e300}, r"data\.inputs: sample \d+ holds"),
+        ({"inputs": ["a"] * 30}, r"data\.inputs: found <U1 of shape \(30,\)"),
+        ({"inputs": [[1], [1, 2]]}, r"data\.inputs: .*inhomogeneous"),
+        ({"inputs": 3.0}, r"data\.inputs: found float64 of shape \(\)"),
+        ({"targets": TARGETS - 1}, r"data\.targets: found class -1; number the classes"),
+        ({"test_inputs": INPUTS}, "give both or neither"),
+        ({"test_clients": TARGETS}, r"data\.test_clients: they need"),
+        (
+            {"test_inputs": INPUTS[:, :3], "test_targets": TARGETS},
+            r"data\.test_inputs: samples are float32 of .*\(3,\)",
+        ),
+        ({"test_inputs": INPUTS, "test_targets": TARGETS * 0.5}, r"data\.test_targets: samples are float32"),
+    ],
+)
+def test_what_is_refused(change, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ready(**{"inputs": INPUTS, "targets": TARGETS, **change})

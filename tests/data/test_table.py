@@ -1,0 +1,241 @@
+"""One's own table: columns, clients, test files, and what is refused by name."""
+
+import builtins
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fedbc_lightning.datamodules import TableDataModule
+
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.partition import PowerLaw
+
+FRAME = pd.DataFrame(
+    {
+        "hospital": ["north", "south", "north", "east"] * 6,
+        "age": np.arange(24) + 20,
+        "pressure": np.linspace(1, 2, 24),
+        "smoker": [True, False] * 12,
+        "blood": ["A", "0", "B"] * 8,
+        "ill": ["no", "yes"] * 12,
+    }
+)
+
+
+def save(frame, path):
+    if path.suffix in (".parquet", ".pq"):
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if ".tsv" in path.name else ",")
+    return str(path)
+
+
+def ready(path, target="ill", *arguments, **options):
+    data = TableDataModule(str(path), target, *arguments, seed=0, **options)
+    data.prepare_data()
+    data.setup()
+    data.validate_clients()
+    return data
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.parquet", "t.csv.gz", "t.tsv.zip", "T.CSV"])
+def test_clients_classes_and_features(tmp_path, name):
+    data = ready(save(FRAME, tmp_path / name), "ill", "hospital", categorical=["blood"])
+    assert (data.client_names, data.classes) == (["east", "north", "south"], ["no", "yes"])
+    assert data.feature_names == ["age", "pressure", "smoker", "blood=0", "blood=A", "blood=B"]
+    assert (data.num_samples("train") + data.num_samples("test")).tolist() == [6, 12, 6]
+    inputs, targets = data.source.pool.tensors
+    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
+    expected = np.column_stack(
+        [FRAME["age"], FRAME["pressure"], FRAME["smoker"], *(FRAME["blood"] == value for value in "0AB")]
+    )
+    assert inputs.numpy() == pytest.approx(expected.astype(float))
+    assert targets.tolist() == [0, 1] * 12
+
+
+def test_without_a_client_column(tmp_path):
+    path = save(FRAME, tmp_path / "t.csv")
+    data = ready(path, features=["age", "pressure"])
+    assert (data.num_clients, data.client_names, data.feature_names) == (10, None, ["age", "pressure"])
+    assert ready(path, features=["age"], partitioner=PowerLaw(3, 1, 1.1)).num_clients == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "expected"),
+    [
+        ("pressure", "auto", None),
+        ("age", "regression", None),
+        ("age", "auto", [str(age) for age in range(20, 44)]),
+        ("smoker", "auto", ["False", "True"]),
+        ("blood", "auto", ["0", "A", "B"]),
+        ("ill", "classification", ["no", "yes"]),
+    ],
+)
+def test_tasks(tmp_path, target, task, expected):
+    left = [name for name in ("blood", "ill") if name != target]
+    data = ready(save(FRAME, tmp_path / "t.csv"), target, "hospital", categorical=left, task=task)
+    targets = data.source.pool.tensors[1]
+    assert data.classes == expected
+    if expected is None:
+        assert (targets.dtype, targets.shape, data.labels) == (torch.float32, (24,), None)
+        assert targets.numpy() == pytest.approx(FRAME[target].to_numpy())
+    else:
+        assert [expected[k] for k in targets] == FRAME[target].astype(str).tolist()
+    with pytest.raises(ConfigurationError, match=r"'ill' of '.*finite numbers only"):
+        ready(save(FRAME, tmp_path / "t.csv"), "ill", "hospital", features=["age"], task="regression")
+
+
+def test_a_quantity_taken_for_classes_is_seen(tmp_path, caplog):
+    frame = pd.DataFrame({"x": np.arange(200.0), "price": np.arange(200) * 7})
+    with caplog.at_level("INFO"):
+        ready(save(frame, tmp_path / "t.csv"), "price")
+    assert "'price' is 200 classes. Is it a quantity? Then set data.task=regression." in caplog.text
+
+
+def test_standardize(tmp_path):
+    frame = FRAME.assign(same=0.1)
+    test = frame.iloc[:4].drop(columns="hospital")
+    options = {"categorical": ["blood"], "standardize": True, "test_path": save(test, tmp_path / "test.csv")}
+    data = ready(save(frame, tmp_path / "t.csv"), "ill", "hospital", **options)
+    inputs = data.source.pool.tensors[0]
+    for column, name in enumerate(["age", "pressure"]):
+        values = frame[name].to_numpy()
+        expected = (values - values.mean()) / values.std()
+        assert inputs[:, column].numpy() == pytest.approx(expected, abs=1e-5)
+        assert data.pooled_dataset("test").pool.tensors[0][:, column].numpy() == pytest.approx(expected[:4], abs=1e-5)
+    assert inputs[:, 3].abs().max() < 1e-6
+    assert set(inputs[:, 4:].unique().tolist()) == {0.0, 1.0}
+    del options["test_path"]
+    data = ready(tmp_path / "t.csv", "ill", "hospital", **options)
+    train = torch.cat([x for client in range(3) for x, _ in data.client_eval_dataloader(client, "train")])
+    assert train[:, :2].mean(dim=0).abs().max() < 1e-6
+    assert train[:, :2].std(dim=0, unbiased=False).tolist() == pytest.approx([1, 1], rel=1e-5)
+
+
+def test_test_files(tmp_path):
+    path = save(FRAME, tmp_path / "t.csv")
+    test = FRAME.iloc[:8].assign(blood=["A", "new"] * 4)
+    options = {"categorical": ["blood"], "test_path": save(test, tmp_path / "test.csv")}
+    own = ready(path, "ill", "hospital", **options)
+    assert (own.num_samples("train").tolist(), own.num_samples("test").tolist()) == ([6, 12, 6], [2, 4, 2])
+    inputs, targets = next(iter(own.client_eval_dataloader(2, "test")))
+    assert inputs[:, 3:].abs().sum() == 0
+    assert targets.tolist() == [1, 1]
+    save(test.drop(columns="hospital"), tmp_path / "test.csv")
+    shared = ready(path, "ill", "hospital", **options)
+    assert (len(shared.pooled_dataset("test")), shared.num_samples("test").sum()) == (8, 0)
+    assert len(ready(path, "ill", features=["age"], test_path=str(tmp_path / "test.csv")).pooled_dataset("test")) == 8
+    with pytest.raises(ConfigurationError, match=r"data\.test_fraction=0\.5"):
+        ready(path, "ill", "hospital", test_fraction=0.5, **options)
+    for change, message in (
+        ({"ill": "maybe"}, r"'ill' of '.*test\.csv' holds the class 'maybe'"),
+        ({"ill": 1}, r"'ill' of '.*test\.csv' holds '1', a value of another kind"),
+        ({"hospital": "west"}, r"data\.client: 'west' of '.*test\.csv' has no row in '.*t\.csv'"),
+        ({"age": "old"}, r"data\.features: 'age' of '.*test\.csv' holds no numbers"),
+    ):
+        save(test.assign(**change), tmp_path / "test.csv")
+        with pytest.raises(ConfigurationError, match=message):
+            ready(path, "ill", "hospital", **options)
+    save(test.drop(columns="pressure"), tmp_path / "test.csv")
+    with pytest.raises(ConfigurationError, match=r"data\.features: no column 'pressure' in '.*test\.csv'"):
+        ready(path, "ill", "hospital", **options)
+
+
+def test_whole_numbers_as_clients(tmp_path):
+    frame = FRAME.assign(hospital=[10, 9, 10, 100] * 6)
+    path = save(frame, tmp_path / "t.csv")
+    assert ready(path, "ill", "hospital", features=["age"]).client_names == ["9", "10", "100"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"target": "il"}, r"data\.target: no column 'il' in '.*t\.csv'; did you mean 'ill'"),
+        ({"client": "hopsital"}, r"data\.client: .*'hopsital' in .*; did you mean 'hospital'"),
+        ({"features": ["age", "zzz"]}, r"data\.features: .*'zzz' in .*; there are 'hospital', 'age'"),
+        ({"categorical": ["hospital"]}, r"data\.categorical: no column 'hospital' in the features of '.*t\.csv'"),
+        ({"features": ["age", "ill"]}, r"data\.features: 'ill' is data\.target"),
+        ({"categorical": None}, r"data\.categorical: no numbers in 'blood'"),
+        ({"task": "ranking"}, r"data\.task"),
+    ],
+)
+def test_columns_are_refused_by_name(tmp_path, arguments, message):
+    options = {"target": "ill", "client": "hospital", "categorical": ["blood"], **arguments}
+    with pytest.raises(ConfigurationError, match=message):
+        ready(save(FRAME, tmp_path / "t.csv"), **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"age": [1.0, None] * 12}, r"no value in column 'age', row 2 and 11 more"),
+        ({"blood": ["A", "0", None] * 8}, r"no value in column 'blood', row 3"),
+        ({"hospital": [None, *["a"] * 23]}, r"no value in column 'hospital', row 1;"),
+        ({"pressure": [1.0, np.inf] * 12}, r"'pressure' of '.*t\.csv' is not finite in row 2"),
+        ({"pressure": [1.0, 1e39] * 12}, r"'pressure' of '.*t\.csv' is not finite in row 2"),
+        ({"ill": "no"}, r"data\.target: 'ill' of '.*t\.csv' holds one value only, no"),
+    ],
+)
+def test_values_are_refused_by_name(tmp_path, change, message):
+    path = save(FRAME.assign(**change), tmp_path / "t.csv")
+    with pytest.raises(ConfigurationError, match=message):
+        ready(path, "ill", "hospital", categorical=["blood"])
+
+
+def test_too_many_values(tmp_path):
+    frame = pd.DataFrame({"name": [f"n{k}" for k in range(1001)], "y": np.arange(1001) % 2})
+    with pytest.raises(ConfigurationError, match=r"'name' of '.*t\.csv' has 1,001 values"):
+        ready(save(frame, tmp_path / "t.csv"), "y", categorical=["name"])
+
+
+def test_a_saved_index_is_no_feature(tmp_path):
+    FRAME.to_csv(tmp_path / "t.csv")
+    FRAME.set_index("hospital").to_parquet(tmp_path / "t.parquet")
+    for name in ("t.csv", "t.parquet"):
+        data = ready(tmp_path / name, "ill", "hospital", categorical=["blood"])
+        assert data.feature_names[:2] == ["age", "pressure"]
+
+
+def test_damaged_files(tmp_path):
+    csv, parquet = (save(FRAME, tmp_path / name) for name in ("t.csv", "t.parquet"))
+    text = (tmp_path / "t.csv").read_text().splitlines(keepends=True)
+    cases = {
+        "wide.csv": ("".join([*text[:3], "north,1,1,True,A,no,9,9\n", *text[3:]]).encode(), "line 4"),
+        "long.csv": (
+            b"hospital,age,pressure,smoker,blood,ill\na,b,1,1,1,A,0\na,b,1,1,1,B,1\n",
+            "more fields than its header",
+        ),
+        "cut.csv": ("".join(text)[:-20].encode(), "no value in column"),
+        "empty.csv": (b"", "No columns"),
+        "bytes.csv": (b"\xff\xfe\x00a", "cannot be read"),
+        "header.csv": (text[0].encode(), "no row below the header"),
+        "cut.csv.gz": (gzip.compress("".join(text).encode() * 50)[:-30], "cannot be read"),
+        "cut.parquet": ((tmp_path / "t.parquet").read_bytes()[:-40], "cannot be read"),
+        "text.parquet": (b"no parquet", "cannot be read"),
+        "t.xlsx": (b"", "unknown kind of file; expected a .csv"),
+    }
+    for name, (content, message) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigurationError, match=message) as error:
+            ready(tmp_path / name, "ill", "hospital", categorical=["blood"])
+        assert name in str(error.value)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ConfigurationError, match=r"no such file; expected a \.csv"):
+        ready(tmp_path / "nowhere.csv")
+    assert ready(csv, features=["age"]).num_clients == ready(parquet, features=["age"]).num_clients
+
+
+def test_parquet_needs_pyarrow(tmp_path, monkeypatch):
+    path = save(FRAME, tmp_path / "t.parquet")
+    real = builtins.__import__
+
+    def refuse(name, *arguments):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ConfigurationError, match=r"pip install 'fedbc-lightning\[parquet\]'"):
+        TableDataModule(path, "ill").prepare_data()
