@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from fedbc_lightning.partition import Partitioner, PowerLaw
 
 from .transforms import Normalize, RandomCrop, as_augment, as_transform, check_transforms
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
 LAYOUT = "expected <root>/<class>/*.jpg or <root>/{train,test}/<class>/*.jpg (also png, bmp, gif, ppm, tiff, webp)"
@@ -29,7 +32,8 @@ class ImageFolderDataModule(IndexedDataModule):
     """Images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...`` (pooled and split anew).
 
     Every image is decoded once, to uint8 RGB in memory; if they do not fit, each is decoded when it is needed, and once
-    before training, to find those that cannot be read or differ in size.
+    before training, to find those that cannot be read or differ in size. Grey images of 16 bits are scaled to 8 bits
+    (65535 becomes 255); those of 32 bits or of floats, whose white is not known, are refused.
     Inputs are float32 ``(B, 3, H, W)``, targets int64 ``(B,)``: the position of the class among the sorted names.
 
     Args:
@@ -157,13 +161,13 @@ def read_image(path: Path, image_size: int | None = None) -> np.ndarray:
     """One image as RGB, uint8 ``(3, H, W)``; scaled and centrally cropped to a square if ``image_size`` is given.
 
     Raises:
-        ConfigurationError: The file is not a readable image.
+        ConfigurationError: The file is not a readable image, or its pixels are 32-bit integers or floats.
     """
     from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as file:
-            image = file.convert("RGB")
+            image = _to_rgb(file)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ConfigurationError(
             f"data.root: cannot read the image {str(path)!r} ({error}); mend or delete it"
@@ -171,6 +175,18 @@ def read_image(path: Path, image_size: int | None = None) -> np.ndarray:
     if image_size is not None and image.size != (image_size, image_size):
         image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BILINEAR)
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def _to_rgb(file: PILImage) -> PILImage:
+    """Convert an opened image; ``convert`` alone would cut what is above 255."""
+    from PIL import Image
+
+    if file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PPM"):  # 16 bits of grey
+        file = Image.fromarray(np.rint(np.asarray(file) / 257).astype(np.uint8))
+    elif file.mode in ("I", "F"):
+        kind = "32-bit integers" if file.mode == "I" else "floats"
+        raise ValueError(f"its pixels are {kind}, whose white is not known: save it with 8 or 16 bits")
+    return file.convert("RGB")
 
 
 def decode_images(

@@ -28,7 +28,8 @@ class LibSVMDataModule(IndexedDataModule):
     Args:
         path: The file; ``.gz`` and ``.bz2`` are read as they are.
         partitioner: Which client has which rows; None: ``IID(5)``.
-        num_features: Columns; None: the largest index of the file. a1a has 123, of which 119 occur.
+        num_features: Columns; None: up to the largest index of the file. That of a1a is 119, and 113 of these
+            columns occur; the whole Adult data have 123.
         row_norm: Scale each row to this Euclidean length, above 0; None: rows stay as they are. With 2, the logistic
             loss of every row is 1-smooth, as in the study of L2GD.
         max_memory_gib: GiB that the dense rows may take.

@@ -36,7 +36,7 @@ class MNISTRobustDataModule(MNISTDataModule):
         root: Folder that holds, or will hold, ``MNIST/raw``.
         num_clients: N, at least 1; 10 or 50 in the paper.
         negated_fraction: Share of the clients with negatives, in [0, 1]; None: as in the paper, 0.2 for N = 50, else
-            0.1. Rounded to whole clients.
+            0.1. Rounded to whole clients, but at least one where the share is above 0.
         test_fraction: Of each client's samples that are its test data, in (0, 1).
         download: Fetch the files if they are missing (11 MB).
         **kwargs: Of :class:`~fedbc_lightning.datamodules.MNISTDataModule`.
@@ -68,7 +68,7 @@ class MNISTRobustDataModule(MNISTDataModule):
     def alter(self, data: LoadedData, partition: Partition) -> Dataset:
         """The images, those of negated clients turned."""
         rng = seeding.numpy_generator(self.split_seed, "negate")
-        count = round(self.negated_fraction * len(partition))
+        count = max(round(self.negated_fraction * len(partition)), int(self.negated_fraction > 0))
         self.negated_clients = np.sort(rng.choice(len(partition), count, replace=False))
         images, labels = _tensors(data)
         rows = partition.indices[np.isin(partition.client_of_each(), self.negated_clients)]

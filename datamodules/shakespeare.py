@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from fedbc_lightning.checks import check_at_least, check_choice
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
@@ -20,6 +21,8 @@ from .leaf import LeafUser, find_leaf_files, load_leaf
 from .text import ALPHABET, PLAY_LAYOUT, count_windows, encode_text, read_speeches
 
 DEFAULT_TEST_FRACTION = 0.2
+MANY = 10_000
+"""Windows of LEAF's files that are looked at to see whether they overlap."""
 
 
 class ShakespeareDataModule(IndexedDataModule):
@@ -30,11 +33,13 @@ class ShakespeareDataModule(IndexedDataModule):
     int64 ``(B, sequence_length)``, the next character at every position.
 
     From a text, a role's speeches are joined by line ends and cut into windows; what is left at the end is dropped.
-    The last windows of a role are its test data. Windows that overlap (``stride`` below ``sequence_length``) would
-    show the model the characters that it is tested on, so those between the training and the test part are left out,
-    as LEAF does. ``split_order="shuffled"`` draws the test windows at random instead, as LEAF's older files do, which
-    the FedBC paper used (niid_1_keep_20, 90 / 10): with overlapping windows its accuracy is too high. A validation part
-    (``val_fraction``) is always drawn at random.
+    The last windows of a role are its test data. Windows that overlap (``stride`` below ``sequence_length``, or LEAF's)
+    would show the model the characters that it is tested on. The parts of a role are then cut by time, training,
+    validation (``val_fraction``), test, and the windows that lie across a cut are left out, as LEAF does; LEAF's own
+    cut, where there are test files, stays. That needs whole roles as clients (``Natural``); other partitioners are
+    refused. Without overlap they are not, and the validation part is drawn at random.
+    ``split_order="shuffled"`` draws test and validation windows at random instead, as LEAF's older files do, which the
+    FedBC paper used (niid_1_keep_20, 90 / 10): with overlapping windows its accuracy is too high.
 
     Args:
         path: A text in which a line ``ROLE:`` at the start or after an empty line opens a speech; or LEAF's JSON
@@ -55,7 +60,8 @@ class ShakespeareDataModule(IndexedDataModule):
         num_unknown: Characters that are not in the alphabet; there after ``setup``.
 
     Raises:
-        ConfigurationError: An argument is impossible, or a file is missing, damaged or not of this form.
+        ConfigurationError: An argument is impossible, a file is missing, damaged or not of this form, or overlapping
+            windows of one role are dealt out to several clients.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class ShakespeareDataModule(IndexedDataModule):
         self.sequence_length = sequence_length
         self.stride = stride
         self.num_unknown = 0
+        self._gap = 0  # windows left out at each cut
 
     def prepare_data(self) -> None:
         """Check that the text or the JSON files are there."""
@@ -100,6 +107,16 @@ class ShakespeareDataModule(IndexedDataModule):
             )
         return data
 
+    def alter(self, data: LoadedData, partition: Partition) -> Dataset:
+        """Cut the validation part by time, too, where windows overlap."""
+        if self._gap:
+            assert data.clients is not None
+            _check_whole(data.clients, partition, self.sequence_length)
+            held = partition.keep(~np.isin(partition.indices, self.splits["test"].indices))
+            if self.val_fraction:
+                self.splits["train"], self.splits["val"] = _cut(held, self.val_fraction)
+        return data.dataset
+
     def _is_leaf(self) -> bool:
         return self.path.is_dir() or self.path.suffix == ".json"
 
@@ -107,8 +124,19 @@ class ShakespeareDataModule(IndexedDataModule):
         if self.stride is not None:
             raise ConfigurationError(f"data.stride={self.stride}: LEAF's files hold their sequences; leave it null")
         data = load_leaf(self.path, self._encode, as_tokens, classes=False)
-        if data.is_test is None and data.shared_test is None and self.test_fraction is None:
+        has_test = data.is_test is not None or data.shared_test is not None
+        if not has_test and self.test_fraction is None:
             self.test_fraction = DEFAULT_TEST_FRACTION
+        assert isinstance(data.dataset, ArrayDataset)
+        assert data.clients is not None
+        is_test = np.zeros(len(data.clients), dtype=bool) if data.is_test is None else data.is_test
+        train = np.flatnonzero(~is_test)
+        is_cut = not has_test or bool(self.val_fraction)
+        if is_cut and _follow_each_other(data.dataset.subset(train[:MANY])):
+            train = train[self._leave_out(data.clients[train], self.sequence_length - 1, has_test)]
+            kept = np.sort(np.concatenate([train, np.flatnonzero(is_test)]))
+            data.dataset, data.clients = data.dataset.subset(kept), data.clients[kept]
+            data.is_test = None if data.is_test is None else is_test[kept]
         return data
 
     def _encode(self, user: LeafUser) -> tuple[np.ndarray, np.ndarray]:
@@ -138,11 +166,15 @@ class ShakespeareDataModule(IndexedDataModule):
         texts = ["\n".join(spoken) for spoken in speeches.values()]
         codes, self.num_unknown = encode_text("".join(texts))
         sizes = np.array([len(text) for text in texts])
-        roles, rank = self._choose_windows(count_windows(sizes, length, stride), -(-length // stride) - 1)
+        counts = count_windows(sizes, length, stride)
+        roles = np.repeat(np.arange(len(counts)), counts)
         if not len(roles):
             raise ConfigurationError(
                 f"data.sequence_length={length}: no role speaks {length + 1} characters in '{self.path}'; lower it"
             )
+        rank = np.arange(len(roles)) - np.repeat(np.cumsum(counts) - counts, counts)
+        kept = self._leave_out(roles, -(-length // stride) - 1, has_test=False)
+        roles, rank = roles[kept], rank[kept]
         starts = torch.from_numpy((np.cumsum(sizes) - sizes)[roles] + stride * rank)
         text = torch.from_numpy(codes)
         windows = text[:-1].unfold(0, length, 1)  # a view: overlapping windows take no memory
@@ -154,30 +186,71 @@ class ShakespeareDataModule(IndexedDataModule):
             dataset = ArrayDataset((windows[starts], following[starts]), transform=as_tokens)
         return LoadedData(dataset, clients=roles, client_names=list(speeches))
 
-    def _choose_windows(self, counts: np.ndarray, gap: int) -> tuple[np.ndarray, np.ndarray]:
-        """Role of each window and its rank there, both int64 ``(M,)``; without ``gap`` windows before the test part.
+    def _leave_out(self, roles: np.ndarray, gap: int, has_test: bool) -> np.ndarray:
+        """Positions of the windows that stay when ``gap`` are left out at each cut, ascending.
 
-        So many windows share characters with the last training window. They are left out such that the cut of
-        :func:`~fedbc_lightning.splits.split_partition` falls where they were.
+        So many windows share characters with the last one before the cut. They are left out such that the cuts of
+        :func:`~fedbc_lightning.splits.split_partition` fall where they were.
+
+        Args:
+            roles: Role of each window, by time ``(M,)``.
+            gap: Windows at each cut.
+            has_test: Whether the data bring their test part.
         """
-        numbers = np.arange(len(counts))
-        roles = np.repeat(numbers, counts)
-        rank = np.arange(len(roles)) - np.repeat(np.cumsum(counts) - counts, counts)
-        if not gap:
-            return roles, rank
-        if self.split_order == "shuffled":
+        if gap and self.split_order == "shuffled":
             rank_zero_info(
-                "data.split_order=shuffled: the windows overlap, so test characters are seen in training; use ordered "
-                "to keep them apart."
+                "data.split_order=shuffled: the windows overlap, so characters of the test and validation data are "
+                "seen in training; use ordered to keep them apart."
             )
-            return roles, rank
-        assert self.test_fraction is not None
-        kept = np.maximum(counts - gap, np.minimum(counts, 1))
-        left = Partition.from_owners(np.repeat(numbers, kept), len(counts))
-        train, _ = split_partition(left, None, self.test_fraction, "ordered", np.random.default_rng(0))
-        num_train = train.sizes[roles]
-        chosen = (rank < num_train) | (rank >= num_train + gap)
-        return roles[chosen], rank[chosen]
+        if not gap or self.split_order == "shuffled":
+            return np.arange(len(roles))
+        self._gap = gap
+        fractions = [] if has_test else [self.test_fraction]
+        fractions += [self.val_fraction] if self.val_fraction else []
+        everything = Partition.from_owners(roles, int(roles.max()) + 1)
+        kept = np.maximum(everything.sizes - gap * len(fractions), np.minimum(everything.sizes, 1))
+        parts = [Partition.from_sizes(np.arange(kept.sum()), kept)]
+        for fraction in fractions:
+            assert fraction is not None
+            parts[:1] = _cut(parts[0], fraction)
+        owner = everything.client_of_each()
+        rank = np.arange(len(owner)) - everything.offsets[owner]
+        stays = np.zeros(len(owner), dtype=bool)
+        start = np.zeros(len(everything), dtype=np.int64)
+        for part in parts:
+            stays |= (rank >= start[owner]) & (rank < (start + part.sizes)[owner])
+            start += part.sizes + gap
+        return np.sort(everything.indices[stays])
+
+
+def _cut(partition: Partition, fraction: float) -> tuple[Partition, Partition]:
+    """Each client's samples by time: the first, and the last ``fraction`` of them."""
+    return split_partition(partition, None, fraction, "ordered", np.random.default_rng(0))
+
+
+def _check_whole(roles: np.ndarray, partition: Partition, length: int) -> None:
+    """Raise unless each client is one role, with all its windows by time.
+
+    Args:
+        roles: Role of each window ``(M,)``.
+        partition: Of the windows.
+        length: Of a window, for the message.
+    """
+    owner, held = partition.client_of_each(), roles[partition.indices]
+    same = np.diff(owner) == 0
+    in_order = np.diff(held)[same] == 0, np.diff(partition.indices)[same] > 0
+    whole = partition.sizes[owner] == np.bincount(roles)[held]
+    if not (all(part.all() for part in in_order) and whole.all()):
+        raise ConfigurationError(
+            "data.partitioner: the windows overlap, and those of one role at several clients would show the model what "
+            f"it is tested on; use Natural, or windows apart (data.stride={length}, of a text)"
+        )
+
+
+def _follow_each_other(dataset: ArrayDataset) -> bool:
+    """Whether any of the windows is the one before, moved by one character."""
+    windows = dataset.batch(torch.arange(len(dataset)))[0]
+    return bool((windows[1:, :-1] == windows[:-1, 1:]).all(dim=1).any())
 
 
 def as_tokens(inputs: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ class SyntheticDataModule(IndexedDataModule):
     A client has ⌊LogNormal(4, 2)⌋ + 50 samples. Inputs are float32 ``(B, dimension)``, targets int64 ``(B,)``.
     alpha and beta are standard deviations, as in the public codes of FedProx and FedBC (the papers write variances; for
     these give square roots). Fed+ has alpha = 1000 and beta = 10. As in those codes, u_i is one number per client: it
-    raises all logits of a sample alike, so alpha changes no label, and the clients' models differ by their own draws
-    from N(., 1) whatever alpha is.
+    raises all logits of a sample alike, so alpha changes no label (u_i is left out of the sums, where rounding could),
+    and the clients' models differ by their own draws from N(., 1) whatever alpha is.
 
     Args:
         alpha: Standard deviation of u_i, >= 0.
@@ -98,7 +98,7 @@ def draw_synthetic(
     Args:
         rng: Everything is drawn from it.
         sizes: Samples of each client ``(N,)``.
-        alpha: Standard deviation of u_i.
+        alpha: Standard deviation of u_i; changes nothing that is returned.
         beta: Standard deviation of B_i.
         iid: The variant with one model.
         dimension: Length of x.
@@ -108,13 +108,13 @@ def draw_synthetic(
         Inputs float32 ``(sum(sizes), dimension)`` and classes int64 ``(sum(sizes),)``, client by client.
     """
     num_clients = len(sizes)
-    model_means = rng.normal(0, alpha, (num_clients, 1, 1))  # u_i
+    rng.normal(0, alpha, num_clients)  # u_i: the argmax does not see it, and a large one would round the logits
     input_means = np.repeat(rng.normal(0, beta, (num_clients, 1)), dimension, axis=1)  # B_i
     num_models = 1 if iid else num_clients
     models = np.empty((num_models, dimension + 1, num_classes), dtype=np.float32)  # W_i above b_i
     for start in range(0, num_models, CHUNK):
         some = models[start : start + CHUNK]
-        some[:] = rng.standard_normal(some.shape) + (0 if iid else model_means[start : start + CHUNK])
+        some[:] = rng.standard_normal(some.shape)
     if not iid:
         input_means += rng.standard_normal((num_clients, dimension))  # v_i
     inputs = rng.standard_normal((sizes.sum(), dimension), dtype=np.float32)

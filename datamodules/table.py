@@ -13,10 +13,9 @@ from torch.utils.data import Dataset
 from fedbc_lightning.checks import check_choice
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.labels import natural_clients
 from fedbc_lightning.partition import IID, Natural, Partition, Partitioner
 
-from .table_columns import Features, check_columns, check_complete, encode_targets, find_classes
+from .table_columns import Features, as_names, check_columns, check_complete, encode_targets, find_classes
 from .table_files import LAYOUT, read_names, read_table
 
 if TYPE_CHECKING:
@@ -32,7 +31,8 @@ class TableDataModule(IndexedDataModule):
 
     Inputs are float32 ``(B, F)``: the numeric columns, then one feature for each value of each categorical column (1 if
     the row has it). Targets are classes, int64 ``(B,)``, or numbers, float32 ``(B,)``. In a file, no value may be
-    missing in a column that is used.
+    missing in a column that is used. Clients and categories are names as they are written, of a CSV or TSV file: "01"
+    and "1" are two, and NA is one; of a Parquet file, the integer 1, the float 1.0 and the string "1" are one.
 
     Args:
         path: The file.
@@ -46,7 +46,7 @@ class TableDataModule(IndexedDataModule):
         task: ``"classification"``, ``"regression"``, or ``"auto"``: regression where the target is a number with a
             point, else classification.
         standardize: Subtract each numeric column's mean and divide by its standard deviation, both of all clients'
-            training rows; a constant column becomes 0.
+            training rows, in float64 as read (a time in seconds keeps its digits); a constant column becomes 0.
         partitioner: Which client has which rows; None: ``Natural()`` where there is a client column, else ``IID(10)``.
         test_fraction: Of each client's rows that are its test data, in (0, 1); None: those of ``test_path``, else 0.2.
         **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
@@ -84,7 +84,7 @@ class TableDataModule(IndexedDataModule):
         self.task, self.standardize = task, standardize
         self.classes: list[str] | None = None
         self.feature_names: list[str] = []
-        self._num_numeric = 0
+        self._numbers: list[np.ndarray] = []  # numeric columns of each file, from load to alter
 
     def prepare_data(self) -> None:
         """Check that the files have the columns, without reading their rows."""
@@ -94,6 +94,11 @@ class TableDataModule(IndexedDataModule):
         inputs = self._inputs(names)
         if self.target in inputs:
             raise ConfigurationError(f"data.features: '{self.target}' is data.target; leave it out")
+        if self.client in inputs and self.client not in self.categorical:
+            raise ConfigurationError(
+                f"data.features: '{self.client}' is data.client, which holds names; leave it out, or list it in "
+                "data.categorical, too"
+            )
         check_columns({"categorical": self.categorical}, inputs, f"the features of '{self.path}'")
         if not inputs:
             raise ConfigurationError(f"data.features: '{self.path}' has no column left to be one; {LAYOUT}")
@@ -108,8 +113,9 @@ class TableDataModule(IndexedDataModule):
         table = self._read(self.path, inputs, "path")
         features = Features.find(table, inputs, self.categorical, str(self.path))
         classes = find_classes(table[self.target], self.task, f"'{self.target}' of '{self.path}'")
-        self.feature_names, self._num_numeric = features.names, len(features.numeric)
+        self.feature_names = features.names
         self.classes = None if classes is None else [str(name) for name in classes]
+        self._numbers = [features.numbers(table)] if self.standardize else []
         x, y, clients = self._encode(table, features, classes, self.path)
         self._describe(table, clients)
         if self.test_path is None:
@@ -118,16 +124,15 @@ class TableDataModule(IndexedDataModule):
             return _as_loaded(x, y, clients)
         test = self._read(self.test_path, inputs, "test_path")
         test_x, test_y, test_clients = self._encode(test, features, classes, self.test_path)
+        self._numbers += [features.numbers(test)] if self.standardize else []
         if clients is None or test_clients is None:
             data = _as_loaded(x, y, clients)
             data.shared_test = _as_loaded(test_x, test_y, None).dataset
             return data
-        if clients.dtype.kind != test_clients.dtype.kind:
-            clients, test_clients = clients.astype(str), test_clients.astype(str)
-        strange = np.setdiff1d(test_clients, clients)
-        if len(strange):
+        strange = set(test_clients) - set(clients)
+        if strange:
             raise ConfigurationError(
-                f"data.client: '{strange[0]}' of '{self.test_path}' has no row in '{self.path}' to train on"
+                f"data.client: '{min(strange)}' of '{self.test_path}' has no row in '{self.path}' to train on"
             )
         both = np.concatenate([clients, test_clients])
         data = _as_loaded(np.concatenate([x, test_x]), np.concatenate([y, test_y]), both)
@@ -136,14 +141,17 @@ class TableDataModule(IndexedDataModule):
 
     def alter(self, data: LoadedData, partition: Partition) -> Dataset:
         """Standardize the numeric columns, now that the training rows are known."""
-        if self.standardize and self._num_numeric:
-            indices = self.splits["train"].indices
-            tables = [_rows(data.dataset)] + ([] if data.shared_test is None else [_rows(data.shared_test)])
-            for column in range(self._num_numeric):
-                train = tables[0][indices, column].astype(np.float64)
+        if self._numbers:
+            indices = self.splits["train"].indices  # all of the first file
+            rows = _rows(data.dataset)
+            num_rows = len(self._numbers[0])
+            tables = [rows[:num_rows], rows[num_rows:] if data.shared_test is None else _rows(data.shared_test)]
+            for column in range(self._numbers[0].shape[1]):
+                train = self._numbers[0][indices, column]
                 mean, std = train.mean(), train.std() if np.ptp(train) else 1.0
-                for rows in tables:
-                    rows[:, column] = (rows[:, column] - mean) / std  # in place: the data set sees it
+                for numbers, table in zip(self._numbers, tables, strict=False):
+                    table[:, column] = (numbers[:, column] - mean) / std  # in place: the data set sees it
+            self._numbers = []
         return data.dataset
 
     def _inputs(self, names: list[str]) -> list[str]:
@@ -154,7 +162,8 @@ class TableDataModule(IndexedDataModule):
         """The columns that are used, complete; a test file may have no client column."""
         names = read_names(path, argument)
         keys = [self.target] if self.client is None or self.client not in names else [self.target, self.client]
-        table = read_table(path, list(dict.fromkeys([*inputs, *keys])), argument)
+        as_written = {*self.categorical, *keys[1:]}
+        table = read_table(path, list(dict.fromkeys([*inputs, *keys])), argument, as_written)
         if not len(table):
             raise ConfigurationError(f"data.{argument}='{path}': no row below the header; {LAYOUT}")
         check_complete(table, str(path))
@@ -163,18 +172,17 @@ class TableDataModule(IndexedDataModule):
     def _encode(
         self, table: DataFrame, features: Features, classes: np.ndarray | None, path: Path
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Features float32 ``(M, F)``, targets ``(M,)`` and, where they are told, clients ``(M,)``."""
+        """Features float32 ``(M, F)``, targets ``(M,)`` and, where they are told, names of clients ``(M,)``."""
         targets = encode_targets(table[self.target], classes, f"'{self.target}' of '{path}'")
         clients = None
         if self.client is not None and self.client in table:
-            column = table[self.client]
-            clients = column.to_numpy() if column.dtype.kind in "biuf" else column.astype(str).to_numpy().astype(str)
+            clients = as_names(table[self.client])
         return features.encode(table, str(path)), targets, clients
 
     def _describe(self, table: DataFrame, clients: np.ndarray | None) -> None:
         """Say what was found: a quantity taken for classes is seen here."""
         found = "a number" if self.classes is None else f"{len(self.classes):,} classes"
-        owners = "" if clients is None else f", {len(np.unique(clients)):,} values of '{self.client}'"
+        owners = "" if clients is None else f", {len(set(clients)):,} values of '{self.client}'"
         hint = ""
         is_whole = table[self.target].dtype.kind in "iu" and self.classes is not None
         if self.task == "auto" and is_whole and len(self.classes or ()) > MANY_CLASSES:
@@ -190,8 +198,16 @@ def _as_loaded(inputs: np.ndarray, targets: np.ndarray, clients: np.ndarray | No
     labels = targets if targets.dtype == np.int64 else None
     if clients is None:
         return LoadedData(dataset, labels)
-    owners, names = natural_clients(clients)
-    return LoadedData(dataset, labels, owners, names)
+    found, owners = np.unique(clients, return_inverse=True)
+    names = [str(name) for name in found]
+    order = sorted(range(len(names)), key=lambda number: _by_value(names[number]))
+    return LoadedData(dataset, labels, np.argsort(order)[owners], [names[number] for number in order])
+
+
+def _by_value(name: str) -> tuple[int, int, str]:
+    """Sorts names: whole numbers by value, then all others by the alphabet."""
+    is_whole = name.isascii() and name.isdecimal()
+    return (not is_whole, int(name) if is_whole else 0, name)
 
 
 def _rows(dataset: Dataset) -> np.ndarray:

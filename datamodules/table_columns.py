@@ -42,7 +42,7 @@ class Features:
                 f"data.categorical: no numbers in {_join(text)} of '{path}'; list such columns in data.categorical, or "
                 "leave them out of data.features"
             )
-        categories = {name: np.unique(table[name].astype(str)) for name in columns if name in categorical}
+        categories = {name: np.unique(as_names(table[name])) for name in columns if name in categorical}
         for name, values in categories.items():
             if len(values) > MAX_VALUES:
                 raise ConfigurationError(
@@ -75,9 +75,24 @@ class Features:
                 )
         start = len(self.numeric)
         for name, values in self.categories.items():
-            rows[:, start : start + len(values)] = table[name].astype(str).to_numpy()[:, None] == values
+            rows[:, start : start + len(values)] = as_names(table[name])[:, None] == values
             start += len(values)
         return rows
+
+    def numbers(self, table: DataFrame) -> np.ndarray:
+        """The numeric columns as they are in the file, float64 ``(M, ...)``."""
+        return table[self.numeric].to_numpy(np.float64)
+
+
+def as_names(column: Series) -> np.ndarray:
+    """The values as strings ``(M,)``, so that 1, 1.0 and "1" are one name."""
+    if column.dtype.kind != "f":
+        return column.astype(str).to_numpy(object)
+    numbers = column.to_numpy()
+    whole = numbers == np.rint(numbers)
+    names = column.astype(str).to_numpy(object)
+    names[whole] = [str(int(number)) for number in numbers[whole]]
+    return names
 
 
 def find_classes(column: Series, task: str, where: str) -> np.ndarray | None:

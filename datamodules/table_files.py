@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 LAYOUT = (
     "expected a .csv (commas) or .tsv (tabs) file with a header line, also .gz, .bz2, .xz or .zip, or a .parquet file"
 )
+MISSING = ["", "#N/A", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "-nan", "null", "NULL", "None"]
+"""What stands for no value among the numbers of a CSV or TSV file; of a column of names only the empty field does."""
 DAMAGED = (OSError, EOFError, ValueError, RuntimeError, lzma.LZMAError, zlib.error)
 """What pandas and pyarrow raise of a file: their own errors are ValueErrors."""
 
@@ -44,14 +47,27 @@ def read_names(path: Path, argument: str) -> list[str]:
     return [name for name in _read_csv(path, argument, nrows=0).columns if not name.startswith("Unnamed: ")]
 
 
-def read_table(path: Path, columns: list[str], argument: str) -> DataFrame:
+def read_table(path: Path, columns: list[str], argument: str, names: Collection[str] = ()) -> DataFrame:
     """These columns of a table, in this order.
+
+    Args:
+        path: Of the file.
+        columns: To read.
+        argument: For messages, e.g. ``"path"``.
+        names: Those of the columns that hold names: CSV and TSV fields are taken as they are written. The types of
+            Parquet columns are the file's own.
 
     Raises:
         ConfigurationError: The file is damaged.
     """
     if _kind(path, argument) not in PARQUET:
-        return _read_csv(path, argument)[columns]  # with usecols, pandas overlooks lines that are too long
+        as_text = [name for name in columns if name in names]
+        options = {
+            "dtype": dict.fromkeys(as_text, str),
+            "keep_default_na": False,
+            "na_values": {name: [""] if name in as_text else MISSING for name in columns},
+        }
+        return _read_csv(path, argument, **options)[columns]  # with usecols, too long lines would be overlooked
     parquet = _import_parquet(path, argument)
     try:
         with parquet.ParquetFile(path) as file:

@@ -156,7 +156,7 @@ def _title(numbers: dict[str, Any]) -> str:
     classes = numbers["classes_per_client"]
     return (
         f"{title}\n{classes['mean']:.1f} of {numbers['num_classes']} classes per client, "
-        f"label EMD {numbers['label_emd']:.2f} (0: IID, 2: disjoint)"
+        f"label EMD {numbers['label_emd']:.2f} (0: IID, at most 2)"
     )
 
 

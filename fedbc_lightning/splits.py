@@ -110,14 +110,16 @@ def _stratified_draw(
     group = group[order]
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     sizes = np.diff(np.append(starts, len(group)))
-    wanted = _draw_sizes(group[starts] // num_classes, sizes, fraction, partition.sizes)
+    wanted = _draw_sizes(group[starts] // num_classes, sizes, fraction, partition.sizes, rng)
     rank = np.arange(len(group)) - np.repeat(starts, sizes)
     drawn = np.zeros(len(group), dtype=bool)
     drawn[order[rank < np.repeat(wanted, sizes)]] = True
     return drawn
 
 
-def _draw_sizes(clients: np.ndarray, sizes: np.ndarray, fraction: float, client_sizes: np.ndarray) -> np.ndarray:
+def _draw_sizes(
+    clients: np.ndarray, sizes: np.ndarray, fraction: float, client_sizes: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     """How many to draw of each (client, class).
 
     Args:
@@ -125,12 +127,13 @@ def _draw_sizes(clients: np.ndarray, sizes: np.ndarray, fraction: float, client_
         sizes: Samples of each group.
         fraction: Wanted of each.
         client_sizes: ``(N,)``.
+        rng: Which of a client's largest classes gives the sample that keeps a part from being empty.
     """
     wanted = np.floor(fraction * sizes + 0.5).astype(np.int64)
     wanted[sizes == 1] = 0
     total = np.zeros(len(client_sizes), dtype=np.int64)
     np.add.at(total, clients, wanted)
-    by_size = np.lexsort((-sizes, clients))  # stable: the first of a client's largest classes
+    by_size = np.lexsort((rng.random(len(sizes)), -sizes, clients))  # else low classes would be tested more often
     largest = by_size[np.flatnonzero(np.diff(clients, prepend=-1))]
     total, client_sizes = total[clients[largest]], client_sizes[clients[largest]]
     wanted[largest[(total == 0) & (client_sizes > 1)]] += 1

@@ -21,7 +21,7 @@ class CharLSTM(Classifier):
     Inputs are characters int64 ``(B, L)``. Targets are either int64 ``(B,)``, the character that follows the sequence
     (LEAF; L = 80), or int64 ``(B, L)``, the character that follows each position. In the latter a target of -100 marks
     a position that is not predicted, such as padding behind a shorter text. Losses and accuracy are per character:
-    each predicted one counts once, whatever sequence, batch or client it stands in.
+    in a client's and in the pooled data each predicted one counts once, whatever sequence or batch it stands in.
 
     819,920 parameters with 80 characters. torch's LSTM has two bias vectors where TensorFlow has one: without the
     second ones (2,048) it has, with the 90 characters of Reddi et al. 2021, their 820,522.

@@ -24,7 +24,8 @@ class PowerLaw(Partitioner):
     Args:
         num_clients: Number of clients N; client 0 is the smallest, client N-1 the largest.
         classes_per_client: C of the paper (1, 2 or 3 there), from 1 to the number of classes.
-        exponent: e of the paper (1.1 to 1.5 there), at least 1 (1: equal sizes).
+        exponent: e of the paper (1.1 to 1.5 there), at least 1 (1: equal sizes, but that the last client takes all
+            that is left over).
 
     Raises:
         ConfigurationError: An argument is impossible.

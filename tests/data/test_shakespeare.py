@@ -182,9 +182,9 @@ def test_leaf_files(tmp_path):
 
 
 def test_leaf_files_say_what_is_wrong(tmp_path):
-    x, y = leaf_user(words(0, 30))
+    x, y = leaf_user(words(0, 60))
     path = write_leaf(tmp_path / "a.json", {"ROMEO": (x, y)})
-    assert ready(path).num_samples("test").tolist() == [8]
+    assert ready(path).num_samples("test").tolist() == [16]
     with pytest.raises(ConfigurationError, match=r"a\.json', user 'ROMEO': .*texts of 40 characters"):
         ready(path, sequence_length=40)
     with pytest.raises(ConfigurationError, match=r"data\.stride=80: LEAF"):
