@@ -34,6 +34,16 @@ def test_recovery_drops_later_and_cut_off_rows(tmp_path, tail):
     assert again.path.read_text() == expected + "2,0.75,0.5\n"
 
 
+def test_a_cut_off_row_is_no_earlier_round(tmp_path):
+    """What is left of round 12 may read as round 1."""
+    table = make_file(tmp_path)
+    table.append([{"round": r, "loss": 0.25} for r in range(12)])
+    expected = table.path.read_text()
+    table.path.write_text(expected + "1")
+    table.recover(11)
+    assert table.path.read_text() == expected
+
+
 def test_recovery_to_before_the_first_row_keeps_the_header(tmp_path):
     table = make_file(tmp_path)
     table.append([{"round": 1, "loss": 1.0}])

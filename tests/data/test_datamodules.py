@@ -125,6 +125,12 @@ def test_synthetic_alpha_moves_nothing_but_models():
     assert np.array_equal(labels, moved)  # u_i shifts all logits of a sample alike: argmax(Wx + b) does not see it
 
 
+def test_a_large_alpha_rounds_no_label():
+    _, labels = draw_synthetic(np.random.default_rng(0), np.array([300, 300]), 0.0, 10.0)
+    _, moved = draw_synthetic(np.random.default_rng(0), np.array([300, 300]), 1e6, 10.0)
+    assert np.array_equal(labels, moved)
+
+
 def test_synthetic_iid_variant():
     inputs, labels = draw_synthetic(np.random.default_rng(0), np.full(20, 3000), 0.5, 0.0, True, 10, 5)
     blocks, kinds = inputs.reshape(20, 3000, 10), labels.reshape(20, 3000)

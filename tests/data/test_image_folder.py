@@ -71,6 +71,27 @@ def test_image_size_scales_and_crops(tmp_path):
             list(ready(data).pooled_dataloader("train")) + list(data.pooled_dataloader("test"))
 
 
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_sixteen_bits_of_grey_become_eight(tmp_path, suffix):
+    pixels = np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)
+    for kind in "ab":
+        (tmp_path / kind).mkdir()
+        for number in range(10):
+            Image.fromarray(pixels).save(tmp_path / kind / f"{number}.{suffix}")
+    data = ready(ImageFolderDataModule(str(tmp_path), IID(2)))
+    stored = data.source.pool.tensors[0]
+    assert (stored.dtype, stored.shape) == (torch.uint8, (20, 3, 8, 8))
+    assert np.array_equal(stored[0].numpy(), np.rint(np.stack([pixels] * 3) / 257))
+
+
+@pytest.mark.parametrize(("kind", "message"), [(np.int32, "32-bit integers"), (np.float32, "floats")])
+def test_images_without_a_known_white_are_refused(tmp_path, kind, message):
+    root = write_image_folder(tmp_path / "images")
+    Image.fromarray(np.ones((8, 8), dtype=kind)).save(root / "class_1" / "x.tif")
+    with pytest.raises(ConfigurationError, match=rf"class_1/x\.tif' .its pixels are {message}.*8 or 16 bits"):
+        ready(ImageFolderDataModule(str(root), IID(2)))
+
+
 def test_a_broken_image_is_named(tmp_path):
     root = write_image_folder(tmp_path / "images", num_per_class=2)
     (root / "class_1" / "broken.png").write_bytes((root / "class_1" / "000.png").read_bytes()[:60])

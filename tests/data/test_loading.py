@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from fedbc_lightning.datamodules import ArraysDataModule
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
 from fedbc_lightning import seeding
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, ClientLoader, EpochSampler
 from fedbc_lightning.datasets import as_arrays, join, take
-from fedbc_lightning.labels import labels_of
+from fedbc_lightning.labels import count_labels, labels_of
+from fedbc_lightning.partition import IID
 
 CPU = torch.device("cpu")
 
@@ -137,6 +139,20 @@ def test_a_pool_of_unequal_tensors_is_refused():
         ArrayDataset((torch.zeros(3), torch.zeros(2)))
 
 
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_what_is_kept_on_the_device(asked, monkeypatch):
+    """By default what fills at most a quarter of its free memory; the meta device stands for one."""
+    monkeypatch.setattr("fedbc_lightning.datasets._free_bytes", lambda device: 4 * 100 * 8)
+    device = torch.device("meta")
+    for count in (100, 101):
+        data = ArraysDataModule(torch.zeros(count), torch.zeros(count), partitioner=IID(2), keep_on_device=asked)
+        data.setup()
+        pool = as_arrays(data.client_dataset(0, "train")).pool
+        (inputs, _) = pool.on(device)
+        assert inputs.device.type == ("meta" if asked or (asked is None and count == 100) else "cpu")
+        assert pool.on(device)[0] is inputs
+
+
 def test_a_subclass_with_its_own_items_is_not_read_in_memory():
     class Own(TensorDataset):
         def __getitem__(self, index):
@@ -194,3 +210,13 @@ def test_labels_are_found_without_reading_samples():
     assert labels_of(TensorDataset(torch.arange(3))) is None
     assert labels_of(ArrayDataset(sample_tensors(), torch.tensor([2, 1]))).tolist() == [2, 1]
     assert labels_of(BatchTransformDataset(Files(targets=[1, 2, 0, 1]))).tolist() == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "columns"), [([0, 2], 3), ([0, 19], 20), ([0, 20], 2), ([-1, 1], 2), ([5, 6, 7], 8), ([], 0)]
+)
+def test_labels_are_counted_by_class_or_by_value(labels, columns):
+    """Classes nobody has keep their column, unless the labels are too far apart to be numbers of classes."""
+    counts = count_labels(np.array(labels, dtype=np.int64), np.zeros(len(labels), dtype=np.int64), 2)
+    assert counts.shape == (2, columns)
+    assert counts.sum(axis=1).tolist() == [len(labels), 0]

@@ -10,7 +10,7 @@ from fedbc_lightning.datamodules.text import ALPHABET, decode_text, encode_text,
 from helpers.text_formats import write_leaf
 
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.partition import Natural
+from fedbc_lightning.partition import IID, Natural
 
 PLAY = """First Citizen:
 Before we proceed any further, hear me speak.
@@ -130,6 +130,37 @@ def test_overlapping_windows_are_kept_apart(tmp_path, stride):
         assert len(train) == int(0.75 * (len(train) + len(test)))
 
 
+def positions(data, text, split, client=0):
+    """Where each window of a client's part starts in the text."""
+    loader = data.client_eval_dataloader(client, split)
+    return [text.index(decode_text(x)) for inputs, _ in loader for x in inputs]
+
+
+@pytest.mark.parametrize("stride", [1, 7])
+def test_validation_windows_are_kept_apart_too(tmp_path, stride):
+    text = words(0, 90)
+    path = write_roles(tmp_path / "play.txt", A=text, B=words(500, 90))
+    data = ready(path, Natural(), targets="last", sequence_length=20, stride=stride, val_fraction=0.25)
+    train, val, test = (positions(data, text, split) for split in ("train", "val", "test"))
+    starts = list(range(0, len(text) - 20, stride))
+    assert train == starts[: len(train)]
+    assert val == starts[starts.index(val[0]) :][: len(val)]
+    assert test == starts[-len(test) :]
+    assert 0 <= val[0] - (train[-1] + 20) < stride
+    assert 0 <= test[0] - (val[-1] + 20) < stride
+    assert len(val) == pytest.approx((len(train) + len(val)) / 4, abs=1)
+    assert len(test) == pytest.approx((len(train) + len(val) + len(test)) / 5, abs=1)
+    assert len(data.pooled_dataset("val")) == data.num_samples("val").sum()
+
+
+def test_overlapping_windows_of_a_role_stay_at_one_client(tmp_path):
+    path = write_roles(tmp_path / "play.txt", A=words(0, 90), B=words(500, 90))
+    with pytest.raises(ConfigurationError, match=r"data\.partitioner: the windows overlap.*\(data\.stride=20"):
+        ready(path, IID(3), targets="last", sequence_length=20)
+    for options in ({"stride": 20}, {"split_order": "shuffled"}):
+        assert ready(path, IID(3), targets="last", sequence_length=20, **options).num_clients == 3
+
+
 def test_shuffled_windows_keep_everything(tmp_path, play):
     path = write_roles(tmp_path / "a.txt", A=words(0, 50), B=words(500, 90))
     data = ready(path, Natural(), targets="last", sequence_length=20, split_order="shuffled")
@@ -181,10 +212,30 @@ def test_leaf_files(tmp_path):
     assert [decode_text(row) for row in everywhere] == [text[k + 1 : k + 81] for k in range(30, 40)]
 
 
+def test_overlapping_leaf_windows_are_kept_apart(tmp_path):
+    text = words(0, 90)
+    x, y = leaf_user(text)
+    alone = write_leaf(tmp_path / "alone.json", {"ROMEO": (x, y)})
+    train, test = (positions(ready(alone), text, split) for split in ("train", "test"))
+    assert (train, test) == (list(range(len(train))), list(range(280 - len(test), 280)))
+    assert test[0] - train[-1] == 80
+    # with test files, theirs is the cut, and nothing but a validation part opens another
+    write_leaf(tmp_path / "both" / "train" / "a.json", {"ROMEO": (x[:150], y[:150])})
+    write_leaf(tmp_path / "both" / "test" / "a.json", {"ROMEO": (x[230:], y[230:])})
+    data = ready(tmp_path / "both")
+    assert [positions(data, text, split) for split in ("train", "test")] == [list(range(150)), list(range(230, 280))]
+    data = ready(tmp_path / "both", val_fraction=0.2)
+    train, val, test = (positions(data, text, split) for split in ("train", "val", "test"))
+    assert (train[0], val[0] - train[-1], val[-1], test) == (0, 80, 149, list(range(230, 280)))
+    # sequences that do not overlap lose nothing
+    apart = write_leaf(tmp_path / "apart.json", {"ROMEO": (x[::80], y[::80])})
+    assert sum(ready(apart, Natural(min_samples=1)).num_samples(split).sum() for split in ("train", "test")) == 4
+
+
 def test_leaf_files_say_what_is_wrong(tmp_path):
     x, y = leaf_user(words(0, 60))
     path = write_leaf(tmp_path / "a.json", {"ROMEO": (x, y)})
-    assert ready(path).num_samples("test").tolist() == [16]
+    assert ready(path).num_samples("test").tolist() == [17]
     with pytest.raises(ConfigurationError, match=r"a\.json', user 'ROMEO': .*texts of 40 characters"):
         ready(path, sequence_length=40)
     with pytest.raises(ConfigurationError, match=r"data\.stride=80: LEAF"):

@@ -149,6 +149,48 @@ def test_whole_numbers_as_clients(tmp_path):
     assert ready(path, "ill", "hospital", features=["age"]).client_names == ["9", "10", "100"]
 
 
+def test_names_are_taken_as_they_are_written(tmp_path):
+    names = ["007", "7", "NA", "null", "None", "1.0"] * 4
+    path = save(FRAME.assign(hospital=names, blood=names), tmp_path / "t.csv")
+    data = ready(path, "ill", "hospital", features=["age", "blood"], categorical=["blood"])
+    assert data.client_names == sorted(set(names), key=lambda name: (not name.isdecimal(), name.isdecimal(), name))
+    assert data.feature_names == ["age", *(f"blood={name}" for name in sorted(set(names)))]
+    assert set((data.num_samples("train") + data.num_samples("test")).tolist()) == {4}
+    save(FRAME.assign(hospital=[*names[:23], None]), tmp_path / "t.csv")
+    with pytest.raises(ConfigurationError, match="'hospital'"):
+        ready(tmp_path / "t.csv", "ill", "hospital", features=["age"])
+
+
+@pytest.mark.parametrize("kinds", [(int, float), (float, str), (int, "Int64")])
+def test_a_client_is_one_whatever_its_type(tmp_path, kinds):
+    numbers = np.array([1, 2, 10] * 8)
+    paths = []
+    for kind, name in zip(kinds, ("t.parquet", "test.parquet"), strict=True):
+        column = pd.Series([str(number) for number in numbers]) if kind is str else pd.Series(numbers).astype(kind)
+        paths.append(save(FRAME.assign(hospital=column), tmp_path / name))
+    data = ready(paths[0], "ill", "hospital", features=["age"], test_path=paths[1])
+    assert (data.client_names, data.num_samples("test").tolist()) == (["1", "2", "10"], [8, 8, 8])
+
+
+def test_standardize_keeps_the_digits_of_large_numbers(tmp_path):
+    seconds = 1_700_000_000 + np.arange(24)  # float32 knows such numbers to 128 seconds only
+    test = FRAME.assign(age=seconds + 5).drop(columns="hospital")
+    options = {"features": ["age"], "standardize": True, "test_path": save(test, tmp_path / "test.csv")}
+    data = ready(save(FRAME.assign(age=seconds), tmp_path / "t.csv"), "ill", "hospital", **options)
+    expected = (np.arange(24) - 11.5) / np.arange(24).std()
+    assert data.source.pool.tensors[0][:, 0].numpy() == pytest.approx(expected, abs=1e-5)
+    shared = data.pooled_dataset("test").pool.tensors[0][:, 0].numpy()
+    assert shared == pytest.approx(expected + 5 / np.arange(24).std(), abs=1e-5)
+
+
+def test_a_client_is_no_number(tmp_path):
+    path = save(FRAME.assign(hospital=[3, 4] * 12), tmp_path / "t.csv")
+    with pytest.raises(ConfigurationError, match=r"data\.features: 'hospital' is data\.client, which holds names"):
+        ready(path, "ill", "hospital", features=["age", "hospital"])
+    data = ready(path, "ill", "hospital", features=["age", "hospital"], categorical=["hospital"])
+    assert data.feature_names == ["age", "hospital=3", "hospital=4"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -182,7 +182,8 @@ def test_mnist_robust(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_clients", "fraction", "expected"), [(10, None, 1), (50, None, 10), (20, None, 2), (50, 0.1, 5), (5, 0.0, 0)]
+    ("num_clients", "fraction", "expected"),
+    [(10, None, 1), (50, None, 10), (20, None, 2), (50, 0.1, 5), (5, 0.0, 0), (4, None, 1), (5, 0.01, 1)],
 )
 def test_how_many_clients_have_negatives(tmp_path, num_clients, fraction, expected):
     write_mnist(tmp_path)
@@ -229,6 +230,7 @@ def test_noise_of_scale_zero_is_none(tmp_path):
     assert np.array_equal(images_of(data)[:, 0].numpy(), images)
     far = ready(MNISTPersonalDataModule(str(tmp_path), 5, 1e4, download=False))
     assert (int(images_of(far).min()), int(images_of(far).max())) == (-(2**15), 2**15 - 1)
+    assert (images_of(far).int().abs() >= 2**15 - 1).float().mean() > 0.15  # of the fifth of the images that is noisy
 
 
 @pytest.mark.parametrize(
