@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
@@ -17,6 +18,7 @@ from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.labels import natural_clients
 from fedbc_lightning.partition import IID, Natural, Partitioner
 
+from .findings import check_file, look_like_classes
 from .transforms import Scale, WholeBatch
 
 FORMATS = "give a NumPy array, a torch tensor, or the path of a .npy, .npz (one array) or .pt file (one tensor)"
@@ -31,8 +33,9 @@ class ArraysDataModule(IndexedDataModule):
     Each array is a NumPy array, a torch tensor, or the path of a ``.npy``, ``.npz`` (one array) or ``.pt`` file (one
     tensor, from ``torch.save``). What becomes of the inputs ``(M, ...)``: floats are float32; uint8 are pixels, held as
     they are and scaled to [0, 1] batch by batch, unless there is a ``transform``; other integers are tokens, int64 (to
-    use whole numbers as features, give them as floats). Targets: integers ``(M,)`` are classes 0, 1, ...; integers of
-    more dimensions, e.g. the next token at every position, stay as they are, int64; floats are regression, float32.
+    use whole numbers as features, give them as floats). Targets: integers ``(M,)`` are classes 0, 1, ..., strings
+    ``(M,)`` the names of classes; integers of more dimensions, e.g. the next token at every position, stay as they are,
+    int64; floats are regression, float32.
 
     Args:
         inputs: ``(M, ...)``.
@@ -46,6 +49,9 @@ class ArraysDataModule(IndexedDataModule):
         partitioner: Which client has which samples; None: ``Natural()`` where there are clients, else ``IID(10)``.
         test_fraction: Of each client's samples that are its test data, in (0, 1); None: the given test data, else 0.2.
         **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+
+    Attributes:
+        classes: Where targets are strings, the names of classes 0, 1, ..., sorted; else None. There after ``setup``.
 
     Raises:
         ConfigurationError: Lengths disagree, a file cannot be read, or values cannot be trained on.
@@ -80,28 +86,38 @@ class ArraysDataModule(IndexedDataModule):
             raise ConfigurationError("data.test_clients: they need data.test_inputs and data.clients")
         self.arrays = {"inputs": inputs, "targets": targets, "clients": clients}
         self.test_arrays = {"test_inputs": test_inputs, "test_targets": test_targets, "test_clients": test_clients}
+        self.classes: list[str] | None = None
         self.transform = WholeBatch(transform) if isinstance(transform, nn.Module) else transform
 
     def prepare_data(self) -> None:
         """Check that the files are there."""
         for name, value in {**self.arrays, **self.test_arrays}.items():
-            if isinstance(value, (str, Path)) and not Path(value).expanduser().is_file():
-                raise ConfigurationError(f"data.{name}='{value}': no such file; {FORMATS}")
+            if isinstance(value, (str, Path)):
+                check_file(Path(value).expanduser(), name, FORMATS)
 
     def load(self) -> LoadedData:
         """The samples in their order, the clients' test samples behind them."""
-        inputs, targets, clients = _read_samples(self.arrays)
+        arrays = {**self.arrays, "targets": _read(self.arrays["targets"], "targets")}
+        test_arrays = dict(self.test_arrays)
+        if test_arrays["test_targets"] is not None:
+            test_arrays["test_targets"] = _read(test_arrays["test_targets"], "test_targets")
+        if _are_names(arrays["targets"]):
+            self.classes, arrays["targets"], test_arrays["test_targets"] = _number_classes(
+                arrays["targets"], test_arrays["test_targets"]
+            )
+        inputs, targets, clients = _read_samples(arrays)
+        self._describe(inputs, targets, clients)
         transform = self.transform or (Scale(1 / 255) if inputs.dtype == torch.uint8 else None)
         owners, names = (None, None) if clients is None else natural_clients(clients)
         if self.test_arrays["test_inputs"] is None:
             if self.test_fraction is None:
                 self.test_fraction = DEFAULT_TEST_FRACTION
             return LoadedData(ArrayDataset((inputs, targets), None, transform), _labels(targets), owners, names)
-        test_inputs, test_targets, test_clients = _read_samples(self.test_arrays)
+        test_inputs, test_targets, test_clients = _read_samples(test_arrays)
         for name, test, train in (("inputs", test_inputs, inputs), ("targets", test_targets, targets)):
             if test.dtype != train.dtype or test.shape[1:] != train.shape[1:]:
                 raise ConfigurationError(
-                    f"data.test_{name}: samples are {_describe(test)}, those of data.{name} {_describe(train)}"
+                    f"data.test_{name}: samples are {_form(test)}, those of data.{name} {_form(train)}"
                 )
         if test_clients is None:
             shared = ArrayDataset((test_inputs, test_targets), None, transform)
@@ -115,6 +131,46 @@ class ArraysDataModule(IndexedDataModule):
         is_test = np.arange(len(owners)) >= len(inputs)
         tensors = torch.cat([inputs, test_inputs]), torch.cat([targets, test_targets])
         return LoadedData(ArrayDataset(tensors, None, transform), _labels(tensors[1]), owners, names, is_test)
+
+    def _describe(self, inputs: Tensor, targets: Tensor, clients: np.ndarray | None) -> None:
+        """Say what was found: classes taken for numbers are seen here."""
+        source = self.arrays["inputs"]
+        name = f"'{source}'" if isinstance(source, (str, Path)) else "data.inputs"
+        labels, hint = _labels(targets), ""
+        found = f"targets of {_form(targets)}" if labels is None else f"{len(np.unique(labels)):,} classes"
+        if targets.ndim == 1 and labels is None:
+            found = "targets are numbers"
+            if look_like_classes(targets.numpy()):
+                hint = " Are they classes? Then save them as integers."
+        owners = "" if clients is None else f", {len(np.unique(clients)):,} clients"
+        rank_zero_info(f"{name}: {len(inputs):,} samples of {_form(inputs)}, {found}{owners}.{hint}")
+
+
+def _number_classes(names: np.ndarray, test: np.ndarray | None) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+    """Sorted names of the classes, and of each sample and test sample the position among them."""
+    classes, numbers = np.unique(_as_names(names), return_inverse=True)
+    if test is None:
+        return classes.tolist(), numbers, None
+    if not _are_names(test):
+        raise ConfigurationError(f"data.test_targets: found {test.dtype}; give names of classes, as data.targets does")
+    test_names = _as_names(test)
+    unknown = ~np.isin(test_names, classes)
+    if unknown.any():
+        raise ConfigurationError(
+            f"data.test_targets: sample {unknown.argmax()} is of the class '{test_names[unknown.argmax()]}', which "
+            "data.targets has not"
+        )
+    return classes.tolist(), numbers, np.searchsorted(classes, test_names)
+
+
+def _are_names(array: np.ndarray) -> bool:
+    if array.ndim != 1 or array.dtype.kind not in "USO":
+        return False
+    return array.dtype.kind != "O" or all(isinstance(name, str) for name in array)
+
+
+def _as_names(array: np.ndarray) -> np.ndarray:
+    return np.char.decode(array, "utf-8", "backslashreplace") if array.dtype.kind == "S" else array.astype(str)
 
 
 def _read_samples(arrays: dict[str, Any]) -> tuple[Tensor, Tensor, np.ndarray | None]:
@@ -136,14 +192,17 @@ def _read_samples(arrays: dict[str, Any]) -> tuple[Tensor, Tensor, np.ndarray | 
             f"data.{clients_name}: found {owners.dtype} of shape {owners.shape}; give an integer or a string for "
             f"each of the {len(x)} samples"
         )
-    return x, y, owners.astype(str) if owners.dtype.kind in "SO" else owners
+    return x, y, _as_names(owners) if owners.dtype.kind in "SO" else owners
 
 
 def _to_tensor(value: Any, name: str) -> Tensor:
     """uint8 as it is, other integers int64, floats float32."""
     array = _read(value, name)
     if array.dtype.kind not in "biuf" or not array.ndim:
-        raise ConfigurationError(f"data.{name}: found {array.dtype} of shape {array.shape}; give numbers (M, ...)")
+        names = " or names of classes (M,)" if name.endswith("targets") else ""
+        raise ConfigurationError(
+            f"data.{name}: found {array.dtype} of shape {array.shape}; give numbers (M, ...){names}"
+        )
     if array.dtype == np.uint8:
         return torch.from_numpy(np.require(array, np.uint8, ["C", "W"]))
     if array.dtype.kind in "biu":
@@ -177,6 +236,10 @@ def _read_file(path: Path, name: str) -> Any:
                 loaded = np.load(file, allow_pickle=False)
                 found = {"": loaded} if path.suffix == ".npy" else dict(loaded)
     except DAMAGED as error:
+        if "Object arrays" in str(error):  # so says NumPy
+            raise ConfigurationError(
+                f"data.{name}='{path}': it holds Python objects; save it as numbers or as strings"
+            ) from None
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigurationError(f"data.{name}='{path}': cannot be read ({reason}); {FORMATS}") from None
     values = list(found.values())
@@ -190,5 +253,5 @@ def _labels(targets: Tensor) -> np.ndarray | None:
     return targets.numpy() if targets.ndim == 1 and targets.dtype == torch.int64 else None
 
 
-def _describe(tensor: Tensor) -> str:
+def _form(tensor: Tensor) -> str:
     return f"{tensor.dtype} of shape {tuple(tensor.shape[1:])}".removeprefix("torch.")

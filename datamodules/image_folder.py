@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, IndexedDat
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
+from .findings import shorten
 from .transforms import Normalize, RandomCrop, as_augment, as_transform, check_transforms
 
 if TYPE_CHECKING:
@@ -84,13 +86,17 @@ class ImageFolderDataModule(IndexedDataModule):
 
     def prepare_data(self) -> None:
         """Check that the tree is there, and each image that will not be held in memory."""
-        paths, _, _ = find_images(self.root)
+        paths = find_images(self.root).paths
         if not self._fit(paths):
             decode_images(paths, self.image_size, self.num_threads)
 
     def load(self) -> LoadedData:
         """The images and their classes, in the order of their paths."""
-        paths, labels, self.classes = find_images(self.root)
+        paths, labels, self.classes, empty = find_images(self.root)
+        nothing = f"; no images in: {shorten(empty)}" if empty else ""
+        rank_zero_info(
+            f"'{self.root}': {len(paths):,} images of {len(self.classes):,} classes: {shorten(self.classes)}{nothing}"
+        )
         first = read_image(paths[0], self.image_size)
         augment = as_augment(self.augment, RandomCrop(max(first.shape[-1] // 8, 1)))
         check_transforms(torch.from_numpy(first)[None], self.transform, augment)
@@ -131,20 +137,34 @@ class ImageFiles(Dataset):
         return torch.from_numpy(image), int(self.targets[index])
 
 
-def find_images(root: Path) -> tuple[list[Path], np.ndarray, list[str]]:
+class FoundImages(NamedTuple):
+    """The images of a tree.
+
+    Attributes:
+        paths: Of the image files, by split, class and name.
+        labels: Class of each, ``(M,)`` int64.
+        classes: Names of the classes, sorted.
+        empty: Names of the folders without images, sorted: they are no classes.
+    """
+
+    paths: list[Path]
+    labels: np.ndarray
+    classes: list[str]
+    empty: list[str]
+
+
+def find_images(root: Path) -> FoundImages:
     """The image files of a tree with a folder for each class.
 
     Args:
         root: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...`` (pooled).
 
-    Returns:
-        Paths (by split, class and name), class of each ``(M,)`` int64, and sorted names of the classes.
-
     Raises:
         ConfigurationError: Not such a tree.
     """
     if not root.is_dir():
-        raise ConfigurationError(f"data.root={str(root)!r}: no such folder; {LAYOUT}")
+        nothing = "it is a file, not a folder" if root.is_file() else "no such folder"
+        raise ConfigurationError(f"data.root={str(root)!r}: {nothing}; {LAYOUT}")
     splits = [root / name for name in SPLIT_FOLDERS if (root / name).is_dir()] if (root / "train").is_dir() else [root]
     folders = [folder for split in splits for folder in sorted(split.iterdir()) if folder.is_dir()]
     found = [(path, folder.name) for folder in folders for path in _images_under(folder)]
@@ -154,7 +174,9 @@ def find_images(root: Path) -> tuple[list[Path], np.ndarray, list[str]]:
     if len(classes) == 1:
         raise ConfigurationError(f"data.root={str(root)!r}: found one class only, {classes[0]!r}; {LAYOUT}")
     number = {name: position for position, name in enumerate(classes)}
-    return [path for path, _ in found], np.array([number[name] for _, name in found], dtype=np.int64), classes
+    labels = np.array([number[name] for _, name in found], dtype=np.int64)
+    empty = sorted({folder.name for folder in folders} - set(classes))
+    return FoundImages([path for path, _ in found], labels, classes, empty)
 
 
 def read_image(path: Path, image_size: int | None = None) -> np.ndarray:

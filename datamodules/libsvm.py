@@ -15,6 +15,8 @@ from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import IID, Partitioner
 
+from .findings import check_file
+
 LAYOUT = "expected lines '<label> <index>:<value> ...' with rising indices, e.g. '-1 3:1 11:1 14:1' (also .gz, .bz2)"
 
 
@@ -66,8 +68,7 @@ class LibSVMDataModule(IndexedDataModule):
 
     def prepare_data(self) -> None:
         """Check that the file is there."""
-        if not self.path.is_file():
-            raise ConfigurationError(f"data.path='{self.path}': no such file; {LAYOUT}")
+        check_file(self.path, "path", LAYOUT)
 
     def load(self) -> LoadedData:
         """All rows, in the order of the file."""

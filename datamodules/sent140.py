@@ -17,6 +17,8 @@ from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.labels import natural_clients
 from fedbc_lightning.partition import Natural, Partitioner
 
+from .findings import check_file
+
 COLUMNS = ["polarity", "id", "date", "query", "user", "text"]
 LAYOUT = (
     'expected Sentiment140\'s CSV (training.1600000.processed.noemoticon.csv): no header, "polarity","id","date",'
@@ -124,8 +126,7 @@ def _read_csv(path: Path, nrows: int | None = None) -> Any:
     """Polarity, user and text of the tweets, checked."""
     import pandas as pd  # takes half a second to import
 
-    if not path.is_file():
-        raise ConfigurationError(f"data.path='{path}': no such file; {LAYOUT}")
+    check_file(path, "path", LAYOUT)
     try:
         table = pd.read_csv(path, header=None, encoding="latin-1", dtype=str, keep_default_na=False, nrows=nrows)
     except (OSError, EOFError, ValueError) as error:  # pandas' own are ValueErrors

@@ -17,6 +17,7 @@ from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import Natural, Partition, Partitioner
 from fedbc_lightning.splits import SplitOrder, split_partition
 
+from .findings import check_file
 from .leaf import LeafUser, find_leaf_files, load_leaf
 from .text import ALPHABET, PLAY_LAYOUT, count_windows, encode_text, read_speeches
 
@@ -93,8 +94,8 @@ class ShakespeareDataModule(IndexedDataModule):
         """Check that the text or the JSON files are there."""
         if self._is_leaf():
             find_leaf_files(self.path)
-        elif not self.path.is_file():
-            raise ConfigurationError(f"data.path='{self.path}': no such file; {PLAY_LAYOUT}")
+        else:
+            check_file(self.path, "path", PLAY_LAYOUT)
 
     def load(self) -> LoadedData:
         """All roles' sequences, in the order of the file."""

@@ -15,6 +15,7 @@ from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import IID, Natural, Partition, Partitioner
 
+from .findings import look_like_classes, shorten
 from .table_columns import Features, as_names, check_columns, check_complete, encode_targets, find_classes
 from .table_files import LAYOUT, read_names, read_table
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 DEFAULT_TEST_FRACTION = 0.2
 MANY_CLASSES = 50
 """From here on a target of whole numbers looks more like a quantity than like classes."""
+
+FAR_FROM_UNIT = 30.0
+"""A feature whose standard deviation is above this makes gradient descent slow."""
 
 
 class TableDataModule(IndexedDataModule):
@@ -44,7 +48,7 @@ class TableDataModule(IndexedDataModule):
         test_path: File of test data with the same columns. Where it has the client column, its rows are these clients'
             test data; where it has not, they belong to no client and test the global model.
         task: ``"classification"``, ``"regression"``, or ``"auto"``: regression where the target is a number with a
-            point, else classification.
+            point, else classification. Under ``"classification"`` 1.0 is the class "1".
         standardize: Subtract each numeric column's mean and divide by its standard deviation, both of all clients'
             training rows, in float64 as read (a time in seconds keeps its digits); a constant column becomes 0.
         partitioner: Which client has which rows; None: ``Natural()`` where there is a client column, else ``IID(10)``.
@@ -117,7 +121,7 @@ class TableDataModule(IndexedDataModule):
         self.classes = None if classes is None else [str(name) for name in classes]
         self._numbers = [features.numbers(table)] if self.standardize else []
         x, y, clients = self._encode(table, features, classes, self.path)
-        self._describe(table, clients)
+        self._describe(table, features, clients)
         if self.test_path is None:
             if self.test_fraction is None:
                 self.test_fraction = DEFAULT_TEST_FRACTION
@@ -166,7 +170,7 @@ class TableDataModule(IndexedDataModule):
         table = read_table(path, list(dict.fromkeys([*inputs, *keys])), argument, as_written)
         if not len(table):
             raise ConfigurationError(f"data.{argument}='{path}': no row below the header; {LAYOUT}")
-        check_complete(table, str(path))
+        check_complete(table, keys, str(path))
         return table
 
     def _encode(
@@ -179,14 +183,21 @@ class TableDataModule(IndexedDataModule):
             clients = as_names(table[self.client])
         return features.encode(table, str(path)), targets, clients
 
-    def _describe(self, table: DataFrame, clients: np.ndarray | None) -> None:
-        """Say what was found: a quantity taken for classes is seen here."""
+    def _describe(self, table: DataFrame, features: Features, clients: np.ndarray | None) -> None:
+        """Say what was found: a quantity taken for classes is seen here, and classes taken for a quantity."""
+        target = table[self.target]
         found = "a number" if self.classes is None else f"{len(self.classes):,} classes"
         owners = "" if clients is None else f", {len(set(clients)):,} values of '{self.client}'"
         hint = ""
-        is_whole = table[self.target].dtype.kind in "iu" and self.classes is not None
-        if self.task == "auto" and is_whole and len(self.classes or ()) > MANY_CLASSES:
+        if self.task == "auto" and target.dtype.kind in "iu" and len(self.classes or ()) > MANY_CLASSES:
             hint = " Is it a quantity? Then set data.task=regression."
+        if self.task == "auto" and target.dtype.kind == "f" and look_like_classes(target.to_numpy()):
+            hint = " Is it a class? Then set data.task=classification."
+        deviations = features.numbers(table).std(axis=0)
+        far = [f"'{name}'" for name, std in zip(features.numeric, deviations, strict=True) if std > FAR_FROM_UNIT]
+        if far and not self.standardize:
+            verb = "is" if len(far) == 1 else "are"
+            hint += f" {shorten(far)} {verb} far from unit scale: data.standardize: true may help."
         rank_zero_info(
             f"'{self.path}': {len(table):,} rows, {len(self.feature_names):,} features, '{self.target}' is {found}"
             f"{owners}.{hint}"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.errors import ConfigurationError
+
+from .findings import are_whole, shorten
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -34,13 +38,16 @@ class Features:
         """Sort columns into numeric and categorical ones.
 
         Raises:
-            ConfigurationError: A column of text is not listed in ``categorical``, or one that is has too many values.
+            ConfigurationError: A column of text is not listed in ``categorical``, one that is has too many values, or
+                a column of numbers holds something else, too.
         """
         text = [name for name in columns if name not in categorical and table[name].dtype.kind not in "biuf"]
+        for name in text:
+            _check_cells(table[name], f"'{name}' of '{path}'")
         if text:
             raise ConfigurationError(
-                f"data.categorical: no numbers in {_join(text)} of '{path}'; list such columns in data.categorical, or "
-                "leave them out of data.features"
+                f"data.categorical: no numbers in {', '.join(_quote(text))} of '{path}'; list such columns in "
+                "data.categorical, or leave them out of data.features"
             )
         categories = {name: np.unique(as_names(table[name])) for name in columns if name in categorical}
         for name, values in categories.items():
@@ -59,12 +66,15 @@ class Features:
     def encode(self, table: DataFrame, path: str) -> np.ndarray:
         """Features float32 ``(M, F)``; a value that the training file has not is 0 in all features of its column.
 
+        Such values are told.
+
         Raises:
             ConfigurationError: A value is missing, no number or not finite.
         """
         rows = np.empty((len(table), len(self.names)), dtype=np.float32)
         for position, name in enumerate(self.numeric):
             if table[name].dtype.kind not in "biuf":
+                _check_cells(table[name], f"'{name}' of '{path}'")
                 raise ConfigurationError(f"data.features: '{name}' of '{path}' holds no numbers")
             with np.errstate(over="ignore"):
                 rows[:, position] = table[name].to_numpy()
@@ -75,7 +85,15 @@ class Features:
                 )
         start = len(self.numeric)
         for name, values in self.categories.items():
-            rows[:, start : start + len(values)] = as_names(table[name])[:, None] == values
+            found = as_names(table[name])
+            is_value = found[:, None] == values
+            unknown = found[~is_value.any(axis=1)]
+            if len(unknown):
+                rank_zero_info(
+                    f"'{path}': '{name}' is {shorten(_quote(np.unique(unknown)), 3)} in {len(unknown):,} of "
+                    f"{len(found):,} rows, as in no row of data.path; there it stands as none of the known ones."
+                )
+            rows[:, start : start + len(values)] = is_value
             start += len(values)
         return rows
 
@@ -96,7 +114,7 @@ def as_names(column: Series) -> np.ndarray:
 
 
 def find_classes(column: Series, task: str, where: str) -> np.ndarray | None:
-    """The classes of a training file's targets, sorted; None of regression.
+    """The classes of a training file's targets, sorted, of whole floats as integers; None of regression.
 
     Args:
         column: The targets.
@@ -111,7 +129,7 @@ def find_classes(column: Series, task: str, where: str) -> np.ndarray | None:
     classes = np.unique(_plain(column))
     if len(classes) < 2:
         raise ConfigurationError(f"data.target: {where} holds one value only, {classes[0]!s}")
-    return classes
+    return classes.astype(np.int64) if classes.dtype.kind == "f" and are_whole(classes) else classes
 
 
 def encode_targets(column: Series, classes: np.ndarray | None, where: str) -> np.ndarray:
@@ -157,23 +175,50 @@ def check_columns(wanted: dict[str, list[str]], available: list[str], where: str
         for name in names:
             if name not in available:
                 close = difflib.get_close_matches(str(name), available, n=3)
-                hint = f"did you mean {_join(close, ' or ')}" if close else f"there are {_join(available[:20])}"
-                more = f" and {len(available) - 20} more" if not close and len(available) > 20 else ""
-                raise ConfigurationError(f"data.{argument}: no column '{name}' in {where}; {hint}{more}")
+                hint = f"there are {shorten(_quote(available), 20)}"
+                if close:
+                    hint = f"did you mean {' or '.join(_quote(close))}"
+                raise ConfigurationError(f"data.{argument}: no column '{name}' in {where}; {hint}")
 
 
-def check_complete(table: DataFrame, path: str) -> None:
-    """Raise if a value is missing; column and row are named (row 1 follows the header)."""
+def check_complete(table: DataFrame, keys: list[str], path: str) -> None:
+    """Raise if a value is missing; column and row are named (row 1 follows the header).
+
+    Args:
+        table: The columns that are used.
+        keys: Those of target and client, which cannot be left out.
+        path: For the message.
+
+    Raises:
+        ConfigurationError: One is missing.
+    """
     missing = table.isna().to_numpy()
     if missing.any():
         column = int(missing.any(axis=0).argmax())
         rows = np.flatnonzero(missing[:, column])
         more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
+        name = table.columns[column]
+        advice = "fill it in or drop the row"
+        if name not in keys:
+            advice = "fill it in, drop the row, or leave the column out of data.features"
+        raise ConfigurationError(f"data: '{path}' has no value in column '{name}', row {rows[0] + 1}{more}; {advice}")
+
+
+def _check_cells(column: Series, where: str) -> None:
+    """Raise if most values of a column of text are numbers: the first that is none is named."""
+    import pandas as pd
+
+    is_number = pd.to_numeric(column.astype(str), errors="coerce").notna().to_numpy()
+    if is_number.all():
+        raise ConfigurationError(f"data.features: {where} holds its numbers as text or decimals; save them as numbers")
+    if is_number.mean() >= 0.5:
+        rows = np.flatnonzero(~is_number)
+        more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
         raise ConfigurationError(
-            f"data: '{path}' has no value in column '{table.columns[column]}', row {rows[0] + 1}{more}; fill it in, "
-            "drop the row, or leave the column out of data.features"
+            f"data.features: {where} is no number but {str(column.iloc[rows[0]])[:40]!r} in row {rows[0] + 1}{more}; "
+            "mend it or drop the row, or, if the column holds names, list it in data.categorical"
         )
 
 
-def _join(names: list[str], word: str = ", ") -> str:
-    return word.join(f"'{name}'" for name in names)
+def _quote(names: Iterable[str]) -> list[str]:
+    return [f"'{name}'" for name in names]

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedbc_lightning.errors import ConfigurationError
 
+from .findings import check_file
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+SEPARATOR_NAMES = {";": "';'", "\t": "tabs", "|": "'|'", ",": "commas"}
 PARQUET = (".parquet", ".pq")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 LAYOUT = (
@@ -33,10 +36,9 @@ def read_names(path: Path, argument: str) -> list[str]:
         argument: For messages, e.g. ``"path"``.
 
     Raises:
-        ConfigurationError: The file is missing, damaged or of an unknown kind.
+        ConfigurationError: The file is missing, damaged, of an unknown kind or with another separator.
     """
-    if not path.is_file():
-        raise ConfigurationError(f"data.{argument}='{path}': no such file; {LAYOUT}")
+    check_file(path, argument, LAYOUT)
     if _kind(path, argument) in PARQUET:
         parquet = _import_parquet(path, argument)
         try:
@@ -44,7 +46,14 @@ def read_names(path: Path, argument: str) -> list[str]:
         except DAMAGED as error:
             raise _refuse(path, argument, error) from None
         return [name for name in names if not name.startswith("__index_level_")]
-    return [name for name in _read_csv(path, argument, nrows=0).columns if not name.startswith("Unnamed: ")]
+    names = [name for name in _read_csv(path, argument, nrows=0).columns if not name.startswith("Unnamed: ")]
+    own = SEPARATOR_NAMES[SEPARATORS[_kind(path, argument)]]
+    for separator, shown in SEPARATOR_NAMES.items():
+        if len(names) == 1 and separator in names[0]:
+            raise ConfigurationError(
+                f"data.{argument}='{path}': its columns are separated by {shown}; save it with {own}"
+            )
+    return names
 
 
 def read_table(path: Path, columns: list[str], argument: str, names: Collection[str] = ()) -> DataFrame:

@@ -90,4 +90,7 @@ def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], path: str 
             differences.append(f"{part} is {there} there, {here} here")
     if differences:
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-        raise ConfigurationError(f"ckpt_path: '{path}' is of another run: {'; '.join(differences[:3])}{more}.")
+        raise ConfigurationError(
+            f"ckpt_path: '{path}' is of another run: {'; '.join(differences[:3])}{more}. "
+            "Give the model, data, partitioner, seed and algorithm it was made with, or start anew without ckpt_path."
+        )

@@ -13,7 +13,7 @@ from lightning.pytorch.core.hooks import DataHooks
 from torch.utils.data import Dataset, default_collate
 
 from fedbc_lightning import seeding
-from fedbc_lightning.datasets import as_arrays, join, num_items, take
+from fedbc_lightning.datasets import as_arrays, augment_of, join, num_items, take
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import overrides
 from fedbc_lightning.labels import count_labels, identify, labels_of
@@ -168,7 +168,7 @@ class FederatedDataModule(LightningDataModule):
             parts = [dataset for dataset in found if dataset is not None and num_items(dataset)]
             if not parts:
                 return None
-            self._pooled[split] = self._batched(join(parts))
+            self._pooled[split] = self._batched(join(parts, is_training=split == "train"))
         return self._pooled[split]
 
     # loaders
@@ -267,7 +267,10 @@ class FederatedDataModule(LightningDataModule):
         return digest.hexdigest()
 
     def label_histogram(self) -> np.ndarray | None:
-        """Samples of each class at each client, over all splits, int64 ``(N, num_classes)``; None without labels."""
+        """Samples of each class at each client, over all splits, int64 ``(N, num_classes)``; None without labels.
+
+        None, too, where that would take more than :data:`~fedbc_lightning.labels.MAX_CELLS` numbers.
+        """
         known: dict[int, np.ndarray | None] = {}
         found: list[np.ndarray] = []
         sizes = sum(self.num_samples(split) for split in SPLITS)
@@ -291,7 +294,7 @@ class FederatedDataModule(LightningDataModule):
 
     def _batched(self, dataset: Dataset) -> Dataset:
         """The data set in the form in which it is batched."""
-        if "collate_fn" in self.loader_options and getattr(dataset, "augment", None) is not None:
+        if "collate_fn" in self.loader_options and augment_of(dataset) is not None:
             raise ConfigurationError("data.collate_fn: images are augmented in whole batches; leave out one of the two")
         arrays = as_arrays(dataset)
         if arrays is None:

@@ -11,6 +11,8 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from fedbc_lightning.errors import ConfigurationError
+
 Transform = Callable[[Tensor], Tensor]
 """Inputs of a batch ``(B, ...)`` -> inputs, each sample by itself; runs on the device of the batch."""
 Augment = Callable[[Tensor, Generator], Tensor]
@@ -181,11 +183,17 @@ def num_items(dataset: Dataset) -> int:
     return len(dataset)  # type: ignore[arg-type]
 
 
+def augment_of(dataset: Dataset) -> Augment | None:
+    """How training batches of a data set are augmented; None: not at all, or by a user's own data set itself."""
+    return dataset.augment if isinstance(dataset, (ArrayDataset, BatchTransformDataset)) else None
+
+
 def take(dataset: Dataset, indices: np.ndarray) -> Dataset:
     """The samples at ``indices (n,)``; in memory where the data set is (see :func:`as_arrays`), else a ``Subset``."""
     arrays = as_arrays(dataset)
     if arrays is not None:
         return arrays.subset(indices)
+    dataset = _unwrapped(dataset)
     if isinstance(dataset, BatchTransformDataset):
         return dataset.subset(indices)
     return Subset(dataset, indices.tolist())
@@ -211,10 +219,23 @@ def as_arrays(dataset: Dataset) -> ArrayDataset | None:
     return None
 
 
-def join(datasets: Sequence[Dataset]) -> Dataset:
-    """One data set after the other; in memory where all are and agree in tensors and transforms."""
+def join(datasets: Sequence[Dataset], *, is_training: bool = False) -> Dataset:
+    """One data set after the other; in memory where all are and agree in tensors and transforms.
+
+    Raises:
+        ConfigurationError: Training data that are augmented in different ways: whole batches are augmented at once.
+    """
     if len(datasets) == 1:
         return datasets[0]
+    datasets = [as_arrays(dataset) or _unwrapped(dataset) for dataset in datasets]
+    augment = augment_of(datasets[0])
+    if is_training and any(augment_of(dataset) != augment for dataset in datasets):
+        raise ConfigurationError(
+            "data: training data that are augmented in different ways cannot be joined; give all the same augment"
+        )
+    raw = [dataset for dataset in datasets if isinstance(dataset, BatchTransformDataset)]
+    if len(raw) == len(datasets) and all((d.transform, d.augment) == (raw[0].transform, augment) for d in raw):
+        return BatchTransformDataset(ConcatDataset([d.raw for d in raw]), raw[0].transform, augment)
     found = (as_arrays(dataset) for dataset in datasets)
     arrays = [array for array in found if array is not None]
     if len(arrays) < len(datasets) or any(_kind(array) != _kind(arrays[0]) for array in arrays):
@@ -226,6 +247,15 @@ def join(datasets: Sequence[Dataset]) -> Dataset:
     gathered = [[t if a.indices is None else t[a.indices] for t in a.pool.tensors] for a in arrays]
     columns = [torch.cat(column) for column in zip(*gathered, strict=True)]
     return ArrayDataset(columns, None, first.transform, first.augment)
+
+
+def _unwrapped(dataset: Dataset) -> Dataset:
+    """A ``Subset`` of raw samples as raw samples, so that its batches are augmented and transformed, too."""
+    if isinstance(dataset, Subset) and _reads_items_as(dataset, Subset):
+        base = _unwrapped(dataset.dataset)
+        if isinstance(base, BatchTransformDataset):
+            return base.subset(np.asarray(dataset.indices, dtype=np.int64))
+    return dataset
 
 
 def _kind(dataset: ArrayDataset) -> tuple:

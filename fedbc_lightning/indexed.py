@@ -9,11 +9,12 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset
 
 from fedbc_lightning import seeding
 from fedbc_lightning.datamodule import SPLITS, FederatedDataModule
-from fedbc_lightning.datasets import num_items, take
+from fedbc_lightning.datasets import as_arrays, num_items, take
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.labels import count_labels
 from fedbc_lightning.partition import Natural, Partition, Partitioner
@@ -99,6 +100,7 @@ class IndexedDataModule(FederatedDataModule):
         if self._loaded is not None:
             return
         data = self.load()
+        data.dataset = as_arrays(data.dataset) or data.dataset  # once, not for every client
         self.parts = self._deal(data)
         self.splits = self._split(data, self.parts)
         data.dataset = self.alter(data, self.parts)
@@ -171,7 +173,10 @@ class IndexedDataModule(FederatedDataModule):
         return sha256("".join(self.splits[split].hash() for split in SPLITS).encode()).hexdigest()
 
     def label_histogram(self) -> np.ndarray | None:
-        """Samples of each class at each client, int64 ``(N, num_classes)``; None without labels."""
+        """Samples of each class at each client, int64 ``(N, num_classes)``; None without labels.
+
+        None, too, where that would take more than :data:`~fedbc_lightning.labels.MAX_CELLS` numbers.
+        """
         labels = self.labels
         if labels is None:
             return None
@@ -187,6 +192,11 @@ class IndexedDataModule(FederatedDataModule):
     def _deal(self, data: LoadedData) -> Partition:
         partitioner, num_samples = self.partitioner, num_items(data.dataset)
         name = type(partitioner).__name__
+        if data.clients is not None and not partitioner.needs_clients:
+            rank_zero_info(
+                f"data.partitioner: {name} deals the samples anew; the data's own {len(np.unique(data.clients)):,} "
+                "clients are not used (Natural takes them)."
+            )
         values = data.clients if partitioner.needs_clients else data.labels
         if values is None:
             if partitioner.needs_clients:

@@ -8,6 +8,10 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from fedbc_lightning.datasets import ArrayDataset, BatchTransformDataset, num_items
+from fedbc_lightning.errors import ConfigurationError
+
+MAX_CELLS = 50_000_000
+"""Of a table of clients and classes; integers of so many values are no classes."""
 
 
 def labels_of(dataset: Dataset, known: dict[int, np.ndarray | None] | None = None) -> np.ndarray | None:
@@ -67,15 +71,26 @@ def natural_clients(values: Any) -> tuple[np.ndarray, list[str]]:
     Returns:
         The client's number of each sample, int64 ``(M,)``, and the names.
 
+    Raises:
+        ConfigurationError: A value is missing, or numbers and strings are mixed.
+
     Example:
         >>> natural_clients(["Romeo", "Juliet", "Romeo"])
         (array([1, 0, 1]), ['Juliet', 'Romeo'])
     """
-    names, numbers = np.unique(np.asarray(values), return_inverse=True)
+    array = np.asarray(values)
+    if array.dtype.kind in "fO":
+        missing = next((k for k, value in enumerate(array.tolist()) if value is None or value != value), None)
+        if missing is not None:
+            raise ConfigurationError(f"data.clients: sample {missing} has no client; give it one, or leave it out")
+    try:
+        names, numbers = np.unique(array, return_inverse=True)
+    except TypeError:
+        raise ConfigurationError("data.clients: found numbers and strings; give one kind of name") from None
     return numbers.astype(np.int64), [str(name) for name in names]
 
 
-def count_labels(labels: np.ndarray, clients: np.ndarray, num_clients: int) -> np.ndarray:
+def count_labels(labels: np.ndarray, clients: np.ndarray, num_clients: int) -> np.ndarray | None:
     """Samples of each class at each client, int64 ``(N, num_classes)``.
 
     Args:
@@ -84,12 +99,15 @@ def count_labels(labels: np.ndarray, clients: np.ndarray, num_clients: int) -> n
         num_clients: N.
 
     Returns:
-        The counts; columns are the classes 0..max, or the distinct values where these are few or negative.
+        The counts; columns are the classes 0..max, or the distinct values where these are few or negative. None: there
+        would be more than :data:`MAX_CELLS` of them.
     """
     values, columns = np.unique(labels, return_inverse=True)
     num_classes = len(values)
     if num_classes and values[0] >= 0 and values[-1] < 10 * num_classes:
         columns, num_classes = values[columns], int(values[-1]) + 1
+    if num_clients * num_classes > MAX_CELLS:
+        return None
     counts = np.bincount(clients * num_classes + columns, minlength=num_clients * num_classes)
     return counts.reshape(num_clients, num_classes)
 

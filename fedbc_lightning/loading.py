@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from fedbc_lightning import seeding
 from fedbc_lightning.datasets import ArrayDataset, BatchTransformDataset, num_items
+from fedbc_lightning.errors import ConfigurationError
 
 
 class EpochSampler(Sampler[int]):
@@ -61,8 +62,8 @@ class ClientLoader:
         batch_size: Samples per batch; the last batch of an epoch holds the rest.
         sampler: Order of the samples; one with a seed also means training: inputs are augmented.
         drop_last: Leave out a last batch that is not full.
-        device: Where in-memory batches are wanted; None: where the tensors lie. What comes from a DataLoader stays on
-            the CPU.
+        device: Where in-memory batches are wanted; None: where the tensors lie. What a DataLoader
+            makes of a user's own data set stays on the CPU.
         options: More arguments of the DataLoader; one with ``collate_fn`` always makes one.
 
     Attributes:
@@ -131,8 +132,19 @@ class ClientLoader:
             sampler=self.sampler,
             drop_last=self.drop_last,
             generator=self.sampler.generator("workers"),
-            **self._options,
+            **{"collate_fn": _stack, **self._options},
         )
+
+
+def _stack(samples: list[Any]) -> Any:
+    try:
+        return default_collate(samples)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigurationError(
+            f"data: samples cannot be stacked into a batch ({reason}); give data.collate_fn, which makes a batch of a "
+            "list of samples"
+        ) from error
 
 
 def num_batches(num_samples: int, batch_size: int, drop_last: bool = False) -> int:

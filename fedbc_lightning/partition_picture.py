@@ -58,7 +58,7 @@ def draw(
     first.set_ylim(num_clients - 0.5, -0.5)
     if num_clients <= MAX_NAMED_CLIENTS:
         labels = range(num_clients) if names is None else [name[:24] for name in names]
-        first.set_yticks(range(num_clients), [str(label) for label in labels], fontsize=8)
+        first.set_yticks(range(num_clients), [str(label) for label in labels], fontsize=8, parse_math=False)
     elif many:
         first.yaxis.set_major_formatter("{x:,.0f}")
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)

@@ -152,7 +152,7 @@ class PartitionedDataModule(IndexedDataModule):
         if self.pool:
             if "test" not in self._shared:
                 raise ConfigurationError(f"data.pool: {type(self.data).__name__} has no test_dataloader to pool")
-            source = join([source, self._shared["test"].dataset])
+            source = join([source, self._shared["test"].dataset], is_training=True)
             self._shared.clear()
         return source
 
@@ -211,7 +211,12 @@ class PartitionedDataModule(IndexedDataModule):
                 raise ConfigurationError(f"data.labels: give one integer for each of the {num_items(source)} samples")
             return labels
         labels = labels_of(source)
-        return read_labels(source) if labels is None and self.partitioner.needs_labels else labels
+        if labels is not None:
+            return labels
+        # Test and validation parts are drawn by class, whichever partitioner dealt.
+        is_split = self.val_fraction or (self.test_fraction is not None and self.split_order == "shuffled")
+        is_read = self.partitioner.needs_labels or (is_split and _has_label(source))
+        return read_labels(source) if is_read else None
 
     # transfer hooks
 
@@ -239,6 +244,15 @@ def read_labels(dataset: Dataset) -> np.ndarray:
     if labels is None:
         raise ConfigurationError(f"data.labels: the targets of {type(dataset).__name__} are not integers; give labels")
     return labels
+
+
+def _has_label(dataset: Dataset) -> bool:
+    """Whether the second entry of the first sample is an integer."""
+    try:
+        with seeding.preserved_globals(torch.device("cpu")):
+            return as_classes([_as_number(dataset[0][1])], 1) is not None
+    except Exception:  # whatever the user's own data set holds: it has no labels then
+        return False
 
 
 def _as_number(label: Any) -> Any:

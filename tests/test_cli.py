@@ -1,9 +1,12 @@
+import json
+import re
 import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -80,6 +83,22 @@ def test_partition_draws_the_split_without_building_a_model(project, capsys):
     assert "4 clients" in capsys.readouterr().out
     assert run_cli("partition", *words) == 0
     assert list(Path("runs/tiny/partition").glob("*.png"))
+
+
+def test_partition_of_many_clients(project, capsys, monkeypatch):
+    """What partition.json does not list is printed all the same; names are no markup."""
+    monkeypatch.setattr("fedbc_lightning.partition_report.MAX_LISTED_CLIENTS", 3)
+    arguments = {"inputs": "x.npy", "targets": "y.npy", "clients": "c.npy"}
+    np.save("x.npy", np.zeros((100, 2), dtype=np.float32))
+    np.save("y.npy", np.arange(100) % 2)
+    np.save("c.npy", np.array(["[/b]", "[x]", "c", "d", "e"] * 20))
+    words = [f"--data.{name}={file}" for name, file in arguments.items()]
+    assert run_cli("partition", "--data", "ArraysDataModule", *words, "--out", "drawn") == 0
+    out = capsys.readouterr().out
+    assert "5 clients, 100 samples (80 train, 20 test)" in out
+    for name in ("[/b]", "[x]"):
+        assert re.search(rf"{re.escape(name)} +16 +4 ", out)
+    assert json.loads(Path("drawn/partition.json").read_text())["sizes"] is None
 
 
 @pytest.mark.distributed

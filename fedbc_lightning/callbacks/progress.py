@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from lightning.fabric.loggers import TensorBoardLogger
 from lightning.pytorch import Callback, LightningModule
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
+    from fedbc_lightning.data import FederatedDataModule
     from fedbc_lightning.trainer import FederatedTrainer
 
 
@@ -130,13 +132,26 @@ def describe(trainer: FederatedTrainer) -> str:
         missing = (
             "\nNo local/* metrics: all clients' models would take more than 64 MiB; keep_local_models=true keeps them."
         )
-    elif not trainer.datamodule.num_samples("test").any():
-        missing = "\nNo local/* and fairness/* metrics: the test data is shared, no client has its own."
+    missing += _describe_test_data(trainer.datamodule)
     return (
         f"{federation.algorithm} · {type(federation.user.module).__name__} "
         f"({layout.num_parameters:,} parameters) · {trainer.datamodule.num_clients} clients, "
         f"{federation.num_sampled} per round · {trainer.max_rounds} rounds{processes}{resumed}{missing}"
     )
+
+
+def _describe_test_data(data: FederatedDataModule) -> str:
+    """A line on clients without test data of their own, empty if there are none."""
+    num_tested = np.count_nonzero(data.num_samples("test"))
+    if num_tested == data.num_clients:
+        return ""
+    if num_tested:
+        return (
+            f"\n{num_tested:,} of the {data.num_clients:,} clients have test data: local/* and fairness/* are theirs."
+        )
+    if data.pooled_dataset("test") is not None:
+        return "\nNo local/* and fairness/* metrics, no evaluation.csv: the test data is shared, no client has its own."
+    return "\nNo test data: nothing is evaluated. The data bring none, and none was cut off the clients' own."
 
 
 def _numbers(trainer: FederatedTrainer) -> dict[str, float]:

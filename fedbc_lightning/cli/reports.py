@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jsonargparse import SUPPRESS, ArgumentParser
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedbc_lightning.arguments import check_datamodule
 from fedbc_lightning.cli.choices import choices, is_ours
 from fedbc_lightning.cli.docstrings import Block, import_path, plain, read_docstring
 from fedbc_lightning.cli.names import fold
+from fedbc_lightning.datamodule import SPLITS
 from fedbc_lightning.partition_report import save_partition_report
 
 MAX_CLIENT_ROWS = 40
@@ -120,9 +123,11 @@ def show_partition(datamodule: Any, folder: Path) -> None:
     datamodule.setup("fit")
     report = save_partition_report(datamodule, folder)
     console = Console()
+    sizes = {split: datamodule.num_samples(split) for split in SPLITS}
+    table = _client_table(sizes, datamodule.label_histogram(), datamodule.client_names)
     console.print(_summary(report), highlight=False, soft_wrap=True)
     console.print()
-    Console(width=max(console.width, MIN_TABLE_WIDTH)).print(_client_table(report))  # digits are never cut
+    Console(width=max(console.width, MIN_TABLE_WIDTH)).print(table)  # digits are never cut
     console.print()
     for name in ("partition.png", "partition.json", "partition.npz"):
         if (folder / name).is_file():
@@ -131,7 +136,7 @@ def show_partition(datamodule: Any, folder: Path) -> None:
 
 def _summary(report: Mapping[str, Any]) -> str:
     sizes = report["num_samples"]
-    parts = [f"{report[f'num_{split}']:,} {split}" for split in report["sizes"] if report[f"num_{split}"]]
+    parts = [f"{report[f'num_{split}']:,} {split}" for split in SPLITS if report[f"num_{split}"]]
     text = (
         f"[bold]{report['num_clients']:,} clients, {sizes['total']:,} samples[/bold] ({', '.join(parts)}); "
         f"{sizes['min']:,} to {sizes['max']:,} per client, mean {sizes['mean']:,.1f}"
@@ -146,31 +151,32 @@ def _summary(report: Mapping[str, Any]) -> str:
     return f"{text}\n[dim]hash {report['hash'][:16]}[/dim]"
 
 
-def _client_table(report: Mapping[str, Any]) -> Table:
-    sizes = {split: counts for split, counts in report["sizes"].items() if any(counts)}
-    totals = [sum(counts) for counts in zip(*sizes.values(), strict=True)]
-    histogram, names = report["label_histogram"], report["client_names"]
-    with_labels = histogram is not None and len(histogram[0]) <= MAX_CLASS_COLUMNS
+def _client_table(sizes: Mapping[str, np.ndarray], histogram: np.ndarray | None, names: Sequence[str] | None) -> Table:
+    sizes = {split: counts for split, counts in sizes.items() if counts.any()}
+    totals = np.sum(list(sizes.values()), axis=0)
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("client", justify="left" if names else "right")
     for split in sizes:
         table.add_column(split, justify="right")
-    for label in range(len(histogram[0]) if with_labels else 0):
+    if histogram is not None and histogram.shape[1] > MAX_CLASS_COLUMNS:
+        histogram = None
+    for label in range(0 if histogram is None else histogram.shape[1]):
         table.add_column(f"c{label}", justify="right")
     for client in _shown_clients(totals):
         if client is None:
             table.add_row("...")
             continue
         counts = [f"{counts[client]:,}" for counts in sizes.values()]
-        labels = [f"{count:,}" if count else "[dim].[/dim]" for count in histogram[client]] if with_labels else []
-        table.add_row(names[client] if names else str(client), *counts, *labels)
+        held = () if histogram is None else histogram[client]
+        labels = [f"{count:,}" if count else "[dim].[/dim]" for count in held]
+        table.add_row(escape(names[client]) if names else str(client), *counts, *labels)
     return table
 
 
-def _shown_clients(totals: Sequence[int]) -> list[int | None]:
+def _shown_clients(totals: np.ndarray) -> list[int | None]:
     """All clients in order, or of many the largest and, after a None, the smallest."""
     if len(totals) <= MAX_CLIENT_ROWS:
         return list(range(len(totals)))
-    by_size = sorted(range(len(totals)), key=lambda client: -totals[client])
+    by_size = np.argsort(-totals, kind="stable").tolist()
     half = MAX_CLIENT_ROWS // 2
     return [*by_size[:half], None, *by_size[-half:]]

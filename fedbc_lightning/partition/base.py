@@ -196,17 +196,33 @@ class Partition(Sequence[np.ndarray]):
             )
             intact = partition.hash() == saved.hash
         except FileNotFoundError:
-            raise ConfigurationError(f"{path}: there is no such partition file") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error):
+            raise ConfigurationError(f"path: there is no file '{path}'; give the partition.npz of a run") from None
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            EOFError,
+            RuntimeError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ):
             intact = False
         if not intact:
             raise ConfigurationError(
-                f"{path}: the file is damaged or is no partition file of Partition.save; write it again"
+                f"path: '{path}' is damaged or is no partition file of Partition.save; write it again"
             )
         return saved
 
     def _client_at(self, position: int) -> int:
         return int(np.searchsorted(self.offsets, position, side="right")) - 1
+
+
+DAMAGED = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
+"""What NumPy raises of an ``.npz`` file."""
 
 
 @dataclass

@@ -16,7 +16,7 @@ from fedbc_lightning.partition.base import Partition, Partitioner, SavedPartitio
 class Explicit(Partitioner):
     """The partition in a file: one that was saved (``partition.npz`` of a run's folder), or lists written by hand.
 
-    Samples that the file leaves out are used by nobody. The seed is not used.
+    Samples that the file leaves out are used by nobody. The seed is not used. An ``.npz`` file knows clients by number.
 
     Args:
         path: Of an ``.npz`` file of :meth:`Partition.save`, or a JSON file with a list of sample indices for each
@@ -56,13 +56,13 @@ class Explicit(Partitioner):
         """
         if self._saved is not None and self._saved.num_samples != len(values):
             raise ConfigurationError(
-                f"{self.path}: it splits {self._saved.num_samples} samples, the data has {len(values)}; use the data "
-                "it was made for, or another file"
+                f"path: '{self.path}': it splits {self._saved.num_samples} samples, the data has {len(values)}; use "
+                "the data it was made for, or another file"
             )
         try:
             self._partition.check(len(values), complete=False)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{self.path}: {error}") from None
+            raise ConfigurationError(f"path: '{self.path}': {error}") from None
         if self._saved is not None and self._saved.label_histogram is not None and values.any():
             self._compare_classes(values, self._saved.label_histogram)
         return self._partition
@@ -70,37 +70,53 @@ class Explicit(Partitioner):
     def _compare_classes(self, labels: np.ndarray, saved: np.ndarray) -> None:
         partition = self._partition
         found = count_labels(labels[partition.indices], partition.client_of_each(), len(partition))
-        if found.shape != saved.shape:
+        if found is None or found.shape != saved.shape:
             raise ConfigurationError(
-                f"{self.path}: it was made for data of {saved.shape[1]} classes, here there are {found.shape[1]}; use "
-                "the data it was made for, or another file"
+                f"path: '{self.path}': it was made for data of {saved.shape[1]} classes, here there are "
+                f"{len(np.unique(labels))}; use the data it was made for, or another file"
             )
         different = np.flatnonzero((found != saved).any(axis=1))
         if len(different):
             client = different[0]
             raise ConfigurationError(
-                f"{self.path}: client {client} had {saved[client].tolist()} samples of the classes, here it would have "
-                f"{found[client].tolist()}; use the data it was made for, in the same order, or another file"
+                f"path: '{self.path}': client {client} had {saved[client].tolist()} samples of the classes, here it "
+                f"would have {found[client].tolist()}; use the data it was made for, in the same order, or another file"
             )
+
+    def _read_names(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigurationError(f"path: '{self.path}': client {twice!r} is there twice; give each its own name")
+        return dict(pairs)
 
     def _read_lists(self) -> Partition:
         try:
-            content: Any = json.loads(self.path.read_text(encoding="utf-8"))
+            content: Any = json.loads(self.path.read_text(encoding="utf-8"), object_pairs_hook=self._read_names)
         except FileNotFoundError:
-            raise ConfigurationError(f"{self.path}: there is no such partition file") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"{self.path}: cannot be read ({error}); give a JSON file") from None
+            raise ConfigurationError(
+                f"path: there is no file '{self.path}'; give the partition.npz of a run, or a JSON file of lists"
+            ) from None
+        except (OSError, UnicodeDecodeError, RecursionError) as error:
+            raise ConfigurationError(f"path: '{self.path}': cannot be read ({error}); give a JSON file") from None
         except json.JSONDecodeError as error:
-            raise ConfigurationError(f"{self.path}, line {error.lineno}: no valid JSON ({error.msg})") from None
+            raise ConfigurationError(f"path: '{self.path}', line {error.lineno}: no valid JSON ({error.msg})") from None
+        if isinstance(content, dict) and "num_clients" in content:
+            raise ConfigurationError(
+                f"path: '{self.path}' describes a partition; the samples are in the partition.npz beside it: give that"
+            )
         if isinstance(content, dict):
             self.client_names = list(content)
             content = list(content.values())
         names = self.client_names or range(len(content) if isinstance(content, list) else 0)
         if not isinstance(content, list) or not content:
-            raise ConfigurationError(f"{self.path}: give a list of sample indices for each client, e.g. [[0, 5], [2]]")
+            raise ConfigurationError(
+                f"path: '{self.path}': give a list of sample indices for each client, e.g. [[0, 5], [2]]"
+            )
         for name, part in zip(names, content, strict=True):
             if not isinstance(part, list) or not part or not all(type(index) is int for index in part):
                 raise ConfigurationError(
-                    f"{self.path}: client {name} has {str(part)[:60]}; give it a list of sample indices, whole numbers"
+                    f"path: '{self.path}': client {name} has {str(part)[:60]}; give it a list of sample indices, "
+                    "whole numbers"
                 )
         return Partition.from_parts([np.array(part) for part in content])

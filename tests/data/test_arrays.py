@@ -74,6 +74,34 @@ def test_pixels_are_scaled_or_transformed():
     assert (inputs.shape[1:], inputs.dtype) == ((48,), torch.float64)
 
 
+@pytest.mark.parametrize("kind", ["U", "S", object])
+def test_targets_may_be_names(kind):
+    names = np.array(["cat", "owl", "ant"]).astype(kind)
+    data = ready(INPUTS, names[TARGETS], test_inputs=INPUTS[:2], test_targets=names[[2, 1]])
+    assert (data.classes, data.labels.tolist()) == (["ant", "cat", "owl"], [1, 2, 0] * 10)
+    assert data.pooled_dataset("test").pool.tensors[1].tolist() == [0, 2]
+    assert ready(INPUTS, TARGETS).classes is None
+    for test, message in ((["ant", "emu"], "sample 1 is of the class 'emu'"), ([0, 1], "found int64; give names")):
+        with pytest.raises(ConfigurationError, match=rf"data\.test_targets: {message}"):
+            ready(INPUTS, names[TARGETS], test_inputs=INPUTS[:2], test_targets=np.array(test))
+
+
+@pytest.mark.parametrize(
+    ("targets", "found"),
+    [
+        (TARGETS, "3 classes, 2 clients."),
+        (TARGETS.astype(float), "targets are numbers, 2 clients. Are they classes? Then save them as integers."),
+        (TARGETS / 2, "targets are numbers, 2 clients.\n"),
+        (np.arange(30.0), "targets are numbers, 2 clients.\n"),
+        (INPUTS.astype(int), "targets of int64 of shape (4,), 2 clients."),
+    ],
+)
+def test_what_was_found_is_said(caplog, targets, found):
+    with caplog.at_level("INFO"):
+        ready(INPUTS, targets, ["a", "b"] * 15)
+    assert f"data.inputs: 30 samples of float32 of shape (4,), {found}" in caplog.text
+
+
 def test_test_data():
     test = INPUTS[:6] + 0.5, TARGETS[:6]
     shared = ready(INPUTS, TARGETS, test_inputs=test[0], test_targets=test[1], partitioner=IID(3))
@@ -109,7 +137,12 @@ def test_files(tmp_path):
         ("x.txt", lambda p: p.write_text("1"), "unknown kind of file"),
         ("x.npy", lambda p: p.write_bytes(b"no array"), "cannot be read"),
         ("x.npy", lambda p: p.write_bytes(b""), "cannot be read"),
-        ("x.npy", lambda p: np.save(p, np.array([None, {}], dtype=object)), "cannot be read"),
+        (
+            "x.npy",
+            lambda p: np.save(p, np.array([None, {}], dtype=object)),
+            "it holds Python objects; save it as numbers",
+        ),
+        ("x.npy", lambda p: p.mkdir(), "it is a folder, not a file"),
         ("x.npz", lambda p: np.savez(p, a=INPUTS, b=INPUTS), "it holds a ndarray, b ndarray"),
         ("x.npz", lambda p: p.write_bytes(b"PK no archive"), "cannot be read"),
         ("x.pt", lambda p: torch.save({"a": torch.zeros(3)}, p), "it holds dict"),
@@ -148,6 +181,8 @@ def test_truncated_files(tmp_path):
         ({"inputs": ["a"] * 30}, r"data\.inputs: found <U1 of shape \(30,\)"),
         ({"inputs": [[1], [1, 2]]}, r"data\.inputs: .*inhomogeneous"),
         ({"inputs": 3.0}, r"data\.inputs: found float64 of shape \(\)"),
+        ({"targets": [["a"]] * 30}, r"data\.targets: found <U1 of shape \(30, 1\); give .* or names of classes \(M,\)"),
+        ({"targets": np.array(["a", None] * 15)}, r"data\.targets: found object"),
         ({"targets": TARGETS - 1}, r"data\.targets: found class -1; number the classes"),
         ({"test_inputs": INPUTS}, "give both or neither"),
         ({"test_clients": TARGETS}, r"data\.test_clients: they need"),

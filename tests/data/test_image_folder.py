@@ -60,6 +60,21 @@ def test_split_folders_are_pooled(tmp_path):
     assert data.classes == ["class_0", "class_1", "class_2"]
 
 
+def test_what_was_found_is_said(tmp_path, caplog):
+    root = write_image_folder(tmp_path / "images", num_per_class=2)
+    (root / "yak").mkdir()
+    with caplog.at_level("INFO"):
+        ready(ImageFolderDataModule(str(root), IID(2)))
+        assert f"'{root}': 6 images of 3 classes: class_0, class_1, class_2; no images in: yak\n" in caplog.text
+        for number in range(12):
+            (root / f"kind_{number:02d}").mkdir()
+            Image.new("RGB", (16, 16)).save(root / f"kind_{number:02d}" / "0.png")
+        ready(ImageFolderDataModule(str(root), IID(2)))
+    assert "18 images of 15 classes: class_0" in caplog.text
+    assert "kind_06 and 5 more; no images in: yak\n" in caplog.text
+    assert caplog.text.count("images of") == 2
+
+
 def test_image_size_scales_and_crops(tmp_path):
     root = write_image_folder(tmp_path / "images", num_per_class=2)
     Image.fromarray(np.zeros((10, 30), np.uint8)).save(root / "class_2" / "zebra.png")
@@ -107,6 +122,8 @@ def test_trees_that_are_none(tmp_path):
         return str(error.value)
 
     assert "no such folder" in message(tmp_path / "absent")
+    (tmp_path / "own.csv").touch()
+    assert "own.csv': it is a file, not a folder" in message(tmp_path / "own.csv")
     assert "no images" in message(tmp_path)
     write_image_folder(tmp_path / "outer" / "inner")
     assert "one class only, 'inner'" in message(tmp_path / "outer")

@@ -9,6 +9,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 from fedbc_lightning import seeding
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, ClientLoader, EpochSampler
 from fedbc_lightning.datasets import as_arrays, join, take
+from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.labels import count_labels, labels_of
 from fedbc_lightning.partition import IID
 
@@ -186,6 +187,30 @@ def test_join_stays_in_memory_where_it_can():
     assert isinstance(join([TensorDataset(torch.zeros(2, 3)), TensorDataset(torch.zeros(2, 4))]), ConcatDataset)
 
 
+def test_raw_samples_stay_augmented_however_they_are_wrapped():
+    dataset = BatchTransformDataset(TensorDataset(*sample_tensors(8)), halve, shift)
+    arrays = ArrayDataset(sample_tensors(8), None, halve, shift)
+    for wrap in (lambda d: take(Subset(d, [3, 1, 2]), np.array([2, 0])), lambda d: join([d, Subset(d, [0, 5])])):
+        batches = [list(ClientLoader(wrap(d), 4, EpochSampler(len(wrap(d)), seed=1))) for d in (dataset, arrays)]
+        assert_same(*batches)
+        plain = list(ClientLoader(wrap(dataset), 4))
+        assert not all(torch.equal(a[0], b[0]) for a, b in zip(batches[0], plain, strict=True))
+
+
+def test_training_data_augmented_in_two_ways_are_not_joined():
+    plain, moved = (ArrayDataset(sample_tensors(), None, halve, augment) for augment in (None, shift))
+    with pytest.raises(ConfigurationError, match="augmented in different ways"):
+        join([plain, moved], is_training=True)
+    assert len(join([plain, moved])) == 46
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_of_unequal_length_ask_for_a_collate_fn(num_workers):
+    texts = [(torch.zeros(1 + k), k) for k in range(4)]
+    with pytest.raises(ConfigurationError, match=r"equal size.*give data\.collate_fn"):
+        list(ClientLoader(texts, 2, options={"num_workers": num_workers}))
+
+
 def test_labels_are_found_without_reading_samples():
     class Files(Dataset):
         def __init__(self, **names):
@@ -220,3 +245,8 @@ def test_labels_are_counted_by_class_or_by_value(labels, columns):
     counts = count_labels(np.array(labels, dtype=np.int64), np.zeros(len(labels), dtype=np.int64), 2)
     assert counts.shape == (2, columns)
     assert counts.sum(axis=1).tolist() == [len(labels), 0]
+
+
+def test_quantities_are_not_counted_as_classes():
+    values = np.arange(200_000)
+    assert count_labels(values, np.zeros(len(values), dtype=np.int64), 100_000) is None

@@ -122,16 +122,14 @@ def test_a_damaged_file_is_named(tmp_path, how):
     IID(3)(LABELS, 0).save(path, num_samples=500)
     damage(path, how)
     message = refusal(lambda: Explicit(path))
-    assert message.startswith(f"{path}: ")
+    assert message.startswith(f"path: '{path}' is damaged")
     assert "damaged" in message
 
 
 def test_a_missing_file_is_named(tmp_path):
     for name in ("p.npz", "p.json"):
-        assert (
-            refusal(lambda name=name: Explicit(tmp_path / name))
-            == f"{tmp_path / name}: there is no such partition file"
-        )
+        message = refusal(lambda name=name: Explicit(tmp_path / name))
+        assert message.startswith(f"path: there is no file '{tmp_path / name}'; give the partition.npz of a run")
 
 
 def test_a_saved_partition_is_used_again(tmp_path):
@@ -164,7 +162,7 @@ def test_lists_written_by_hand(tmp_path):
     assert [part.tolist() for part in Explicit(path)(LABELS, 0)] == [[5, 0], [2]]
     assert Explicit(path).client_names == ["Romeo", "Juliet"]
     assert Explicit(path).num_clients == 2
-    assert "p.json: client 0 holds sample 5, but the data has 4 samples" in refusal(
+    assert "p.json': client 0 holds sample 5, but the data has 4 samples" in refusal(
         lambda: Explicit(path)(LABELS[:4], 0)
     )
 
@@ -186,10 +184,25 @@ def test_lists_with_mistakes_are_refused(tmp_path, text, words):
     path = tmp_path / "p.json"
     path.write_text(text)
     message = refusal(lambda: Explicit(path)(LABELS, 0))
-    assert message.startswith(str(path))
+    assert message.startswith(f"path: '{path}'")
     assert all(word in message for word in words), message
 
 
 def test_a_json_file_that_is_no_text(tmp_path):
     (tmp_path / "p.json").write_bytes(b"\xff\xfe\x00")
     assert "cannot be read" in refusal(lambda: Explicit(tmp_path / "p.json"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"num_clients": 2, "sizes": {}}', "describes a partition.*partition.npz beside it"),
+        ('{"A": [0], "B": [1], "A": [2]}', "client 'A' is there twice"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_json_that_is_no_list_of_samples(tmp_path, content, message):
+    path = tmp_path / "partition.json"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=message):
+        Explicit(path)

@@ -136,3 +136,12 @@ def test_lists_of_very_many_clients_are_left_to_the_exact_file(tmp_path):
     assert report["num_samples"]["total"] == 20_000
     assert (tmp_path / "partition.json").stat().st_size < 2000
     assert len(Partition.load(tmp_path / "partition.npz").partition) == 10_001
+
+
+def test_names_of_clients_are_drawn_as_they_are(tmp_path):
+    data = PartitionedDataModule(
+        TensorDataset(torch.zeros(40, 1), torch.arange(40) % 2), clients=["$a_{$", "[/b]"] * 20
+    )
+    data.setup()
+    save_partition_report(data, tmp_path)
+    assert (tmp_path / "partition.png").stat().st_size > 10_000

@@ -94,6 +94,89 @@ def test_a_quantity_taken_for_classes_is_seen(tmp_path, caplog):
     assert "'price' is 200 classes. Is it a quantity? Then set data.task=regression." in caplog.text
 
 
+def test_classes_taken_for_a_quantity_are_seen(tmp_path, caplog):
+    frame = pd.DataFrame({"x": np.arange(40) % 5, "ill": np.arange(40) % 2.0, "dose": np.arange(40) / 2})
+    frame["age"] = np.arange(40.0)
+    path = save(frame, tmp_path / "t.csv")
+    with caplog.at_level("INFO"):
+        ready(path, "ill", features=["x"])
+        assert "'ill' is a number. Is it a class? Then set data.task=classification." in caplog.text
+        caplog.clear()
+        for target, task in (("dose", "auto"), ("age", "auto"), ("ill", "regression"), ("ill", "classification")):
+            data = ready(path, target, features=["x"], task=task)
+    assert "class?" not in caplog.text
+    assert (data.classes, data.labels.tolist()) == (["0", "1"], [0, 1] * 20)
+    test = save(frame.assign(ill=frame["ill"].astype(int)), tmp_path / "test.csv")
+    shared = ready(path, "ill", features=["x"], task="classification", test_path=test)
+    assert shared.pooled_dataset("test").pool.tensors[1].tolist() == [0, 1] * 20
+
+
+def test_features_far_from_unit_scale_are_told(tmp_path, caplog):
+    frame = pd.DataFrame(
+        {"x": np.arange(40), "age": np.arange(40) * 4, "bp": np.arange(40) * 9.5, "y": ["a", "b"] * 20}
+    )
+    path = save(frame, tmp_path / "t.csv")
+    with caplog.at_level("INFO"):
+        ready(path, "y", standardize=True)
+        ready(path, "y", features=["x"])
+        assert "unit scale" not in caplog.text
+        ready(path, "y")
+        ready(path, "y", features=["age"])
+    assert "2 classes. 'age', 'bp' are far from unit scale: data.standardize: true may help." in caplog.text
+    assert "2 classes. 'age' is far from unit scale" in caplog.text
+
+
+def test_a_category_of_the_test_file_alone_is_told(tmp_path, caplog):
+    test = save(FRAME.iloc[:8].assign(blood=["A", "x", "y", "A", "z", "w", "w", "B"]), tmp_path / "test.csv")
+    path = save(FRAME, tmp_path / "t.csv")
+    with caplog.at_level("INFO"):
+        ready(path, "ill", "hospital", categorical=["blood"])
+        assert "'blood' is" not in caplog.text
+        ready(path, "ill", "hospital", categorical=["blood"], test_path=test)
+    assert caplog.text.count("known ones") == 1
+    assert f"'{test}': 'blood' is 'w', 'x', 'y' and 1 more in 5 of 8 rows, as in no row of data.path; " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ({6: "n.a."}, r"data\.features: 'age' of '.*t\.csv' is no number but 'n\.a\.' in row 7; mend it"),
+        ({3: "?", 8: "high"}, r"no number but '\?' in row 4 and 1 more; mend it"),
+        (dict.fromkeys(range(12), "?"), r"no number but '\?' in row 1 and 11 more"),
+        (dict.fromkeys(range(13), "?"), r"data\.categorical: no numbers in 'age'"),
+    ],
+)
+def test_a_cell_that_is_no_number_is_named(tmp_path, cells, message):
+    bad = FRAME.assign(age=[cells.get(row, age) for row, age in enumerate(FRAME["age"])])
+    path = save(bad, tmp_path / "t.csv")
+    with pytest.raises(ConfigurationError, match=message):
+        ready(path, "ill", "hospital", categorical=["blood"])
+    good = save(FRAME, tmp_path / "good.csv")
+    with pytest.raises(ConfigurationError, match=r"'age' of '.*t\.csv' (is no number but|holds no numbers)"):
+        ready(good, "ill", "hospital", categorical=["blood"], test_path=path)
+
+
+def test_numbers_saved_as_text(tmp_path):
+    path = save(FRAME.assign(age=FRAME["age"].astype(str)), tmp_path / "t.parquet")
+    with pytest.raises(ConfigurationError, match=r"'age' of '.*' holds its numbers as text or decimals; save them"):
+        ready(path, "ill", "hospital", categorical=["blood"])
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "message"),
+    [
+        ("t.csv", ";", "by ';'; save it with commas"),
+        ("t.csv", "|", r"by '\|'; save it with commas"),
+        ("t.csv", "\t", "by tabs; save it with commas"),
+        ("t.tsv", ",", "by commas; save it with tabs"),
+    ],
+)
+def test_another_separator_is_named(tmp_path, name, separator, message):
+    FRAME.to_csv(tmp_path / name, index=False, sep=separator)
+    with pytest.raises(ConfigurationError, match=rf"data\.path='.*{name}': its columns are separated {message}"):
+        ready(tmp_path / name)
+
+
 def test_standardize(tmp_path):
     frame = FRAME.assign(same=0.1)
     test = frame.iloc[:4].drop(columns="hospital")
@@ -213,8 +296,12 @@ def test_columns_are_refused_by_name(tmp_path, arguments, message):
     ("change", "message"),
     [
         ({"age": [1.0, None] * 12}, r"no value in column 'age', row 2 and 11 more"),
-        ({"blood": ["A", "0", None] * 8}, r"no value in column 'blood', row 3"),
-        ({"hospital": [None, *["a"] * 23]}, r"no value in column 'hospital', row 1;"),
+        (
+            {"blood": ["A", "0", None] * 8},
+            r"no value in column 'blood', row 3 .* leave the column out of data.features",
+        ),
+        ({"hospital": [None, *["a"] * 23]}, r"no value in column 'hospital', row 1; fill it in or drop the row$"),
+        ({"ill": ["no", "yes", None] * 8}, r"no value in column 'ill', row 3 and 7 more; fill it in or drop the row$"),
         ({"pressure": [1.0, np.inf] * 12}, r"'pressure' of '.*t\.csv' is not finite in row 2"),
         ({"pressure": [1.0, 1e39] * 12}, r"'pressure' of '.*t\.csv' is not finite in row 2"),
         ({"ill": "no"}, r"data\.target: 'ill' of '.*t\.csv' holds one value only, no"),
@@ -266,6 +353,8 @@ def test_damaged_files(tmp_path):
         assert "\n" not in str(error.value)
     with pytest.raises(ConfigurationError, match=r"no such file; expected a \.csv"):
         ready(tmp_path / "nowhere.csv")
+    with pytest.raises(ConfigurationError, match=r"it is a folder, not a file; expected a \.csv"):
+        ready(tmp_path)
     assert ready(csv, features=["age"]).num_clients == ready(parquet, features=["age"]).num_clients
 
 

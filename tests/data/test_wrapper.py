@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 from fedbc_lightning.data import ArrayDataset, PartitionedDataModule
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.partition import IID, Dirichlet, PowerLaw
+from fedbc_lightning.partition import IID, Dirichlet, Explicit, PowerLaw
 
 
 def tensors(size, start=0):
@@ -140,7 +140,7 @@ def test_a_dataset_is_split_inside_its_clients():
     assert data.batch_size == 3
     assert data.num_samples("test").tolist() == [2] * 4
     assert len(next(iter(data.client_train_dataloader(0)))) == 3
-    assert ready(Pairs(40), IID(4)).label_histogram() is None
+    assert ready(Pairs(40, lambda label: label + 0.5), IID(4)).label_histogram() is None
 
 
 @pytest.mark.parametrize("wrap", [int, torch.tensor, np.int64, lambda label: np.array(label)])
@@ -175,6 +175,44 @@ def test_labels_come_from_attributes_or_arguments():
 def test_data_without_labels_cannot_be_split_by_class(dataset, words):
     with pytest.raises(ConfigurationError, match=words):
         ready(dataset, PowerLaw(2, 1, 1.0))
+
+
+def test_tests_are_drawn_by_class_whichever_partitioner_dealt(tmp_path):
+    """So that a saved partition gives the same test samples again."""
+    data = ready(Pairs(200), Dirichlet(4, 0.5))
+    for part, test in zip(data.parts, data.splits["test"], strict=True):
+        expected = [round(0.2 * count) for count in np.bincount(part % 4, minlength=4)]
+        assert np.bincount(test % 4, minlength=4).tolist() == expected
+    data.parts.save(tmp_path / "p.npz", num_samples=200)
+    again = ready(Pairs(200), Explicit(tmp_path / "p.npz"))
+    assert again.partition_hash() == data.partition_hash()
+    unlabelled = Pairs(200, lambda label: label + 0.5)
+    assert ready(unlabelled, IID(4)).labels is None
+    assert unlabelled.reads == 1
+
+
+@pytest.mark.parametrize("clients", [["a", None, "b", "a"], [1.0, float("nan"), 2.0, 2.0], ["a", 1, "b", 2.5]])
+def test_samples_without_a_client_are_refused(clients):
+    with pytest.raises(ConfigurationError, match=r"data\.clients: (sample 1 has no client|found numbers and strings)"):
+        ready(tensors(4), clients=np.array(clients, dtype=object))
+
+
+def test_clients_that_are_not_used_are_told(caplog):
+    with caplog.at_level("INFO"):
+        ready(tensors(40), IID(2), clients=["a", "b", "c", "d"] * 10)
+    assert "IID deals the samples anew; the data's own 4 clients are not used" in caplog.text
+
+
+def test_a_users_own_augment_is_no_matter():
+    class Own(Pairs):
+        augment = False
+
+    assert ready(Own(40), IID(2), collate_fn=list).num_clients == 2
+
+
+def test_a_subset_is_taken_apart_once():
+    data = ready(Subset(tensors(40), list(range(20))), IID(2))
+    assert isinstance(data.source, ArrayDataset)
 
 
 def test_reading_labels_leaves_the_random_generators():
