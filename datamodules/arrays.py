@@ -19,7 +19,7 @@ from fedbc_lightning.labels import natural_clients
 from fedbc_lightning.partition import IID, Natural, Partitioner
 
 from .findings import check_file, look_like_classes
-from .transforms import Scale, WholeBatch
+from .transforms import Scale, WholeBatch, try_transform
 
 FORMATS = "give a NumPy array, a torch tensor, or the path of a .npy, .npz (one array) or .pt file (one tensor)"
 DEFAULT_TEST_FRACTION = 0.2
@@ -107,6 +107,8 @@ class ArraysDataModule(IndexedDataModule):
             )
         inputs, targets, clients = _read_samples(arrays)
         self._describe(inputs, targets, clients)
+        if self.transform is not None:
+            try_transform(inputs[:2], self.transform)
         transform = self.transform or (Scale(1 / 255) if inputs.dtype == torch.uint8 else None)
         owners, names = (None, None) if clients is None else natural_clients(clients)
         if self.test_arrays["test_inputs"] is None:

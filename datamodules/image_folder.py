@@ -15,6 +15,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from fedbc_lightning.checks import check_at_least
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import Partitioner, PowerLaw
@@ -80,6 +81,9 @@ class ImageFolderDataModule(IndexedDataModule):
         self.root = Path(root).expanduser()
         self.image_size, self.augment = image_size, augment
         self.transform = as_transform(transform, Normalize(mean, std))
+        check_at_least("data.max_memory_gib", max_memory_gib, 0)
+        if num_threads is not None:
+            check_at_least("data.num_threads", num_threads, 1, whole=True)
         self.max_memory_gib = max_memory_gib
         self.num_threads = num_threads
         self.classes: list[str] = []

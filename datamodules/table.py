@@ -160,7 +160,9 @@ class TableDataModule(IndexedDataModule):
 
     def _inputs(self, names: list[str]) -> list[str]:
         """The columns that are features."""
-        return self.features or [name for name in names if name not in (self.target, self.client)]
+        if self.features is not None:
+            return self.features
+        return [name for name in names if name not in (self.target, self.client)]
 
     def _read(self, path: Path, inputs: list[str], argument: str) -> DataFrame:
         """The columns that are used, complete; a test file may have no client column."""

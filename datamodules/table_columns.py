@@ -107,7 +107,7 @@ def as_names(column: Series) -> np.ndarray:
     if column.dtype.kind != "f":
         return column.astype(str).to_numpy(object)
     numbers = column.to_numpy()
-    whole = numbers == np.rint(numbers)
+    whole = np.isfinite(numbers) & (numbers == np.rint(numbers))
     names = column.astype(str).to_numpy(object)
     names[whole] = [str(int(number)) for number in numbers[whole]]
     return names

@@ -80,9 +80,14 @@ def read_table(path: Path, columns: list[str], argument: str, names: Collection[
     parquet = _import_parquet(path, argument)
     try:
         with parquet.ParquetFile(path) as file:
-            return file.read(columns=columns).to_pandas(ignore_metadata=True)[columns]  # a saved index is a column
+            names = list(file.schema_arrow.names)
+            twice = next((name for name in columns if names.count(name) > 1), None)
+            table = None if twice else file.read(columns=columns)
     except DAMAGED as error:
         raise _refuse(path, argument, error) from None
+    if table is None:
+        raise ConfigurationError(f"data.{argument}='{path}': it has two columns '{twice}'; rename one")
+    return table.to_pandas(ignore_metadata=True)[columns]  # a saved index is a column
 
 
 def _read_csv(path: Path, argument: str, **options: Any) -> DataFrame:

@@ -207,6 +207,20 @@ def as_transform(transform: nn.Module | None, usual: nn.Module) -> nn.Module:
     return WholeBatch(transform)
 
 
+def try_transform(inputs: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a transform makes of a few inputs ``(B, ...)``.
+
+    Raises:
+        ConfigurationError: It fails, or is random: inputs would then differ between evaluations.
+    """
+    with seeding.preserved_globals(CPU):
+        state = torch.get_rng_state()
+        outputs = _try("transform", transform, inputs)
+        if not torch.equal(state, torch.get_rng_state()):
+            raise ConfigurationError("data.transform: it draws random numbers; give what is random as data.augment")
+    return outputs
+
+
 def check_transforms(images: Tensor, transform: nn.Module, augment: BatchAugmentation | None) -> None:
     """Try transform and augmentation on a few images, so that what cannot work is said before training.
 
@@ -227,10 +241,7 @@ def check_transforms(images: Tensor, transform: nn.Module, augment: BatchAugment
                     f"data.augment: made {_describe(augmented)} of {_describe(images)}; it must keep their type: leave "
                     "what makes floats to data.transform, which comes after it"
                 )
-        state = torch.get_rng_state()
-        outputs = _try("transform", transform, images)
-        if not torch.equal(state, torch.get_rng_state()):
-            raise ConfigurationError("data.transform: it draws random numbers; give what is random as data.augment")
+    outputs = try_transform(images, transform)
     if not outputs.is_floating_point() or len(outputs) != len(images):
         raise ConfigurationError(
             f"data.transform: made {_describe(outputs)} of {_describe(images)}; end with e.g. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from lightning.pytorch.core.hooks import DataHooks
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from fedbc_lightning import seeding
 from fedbc_lightning.datamodule import TRANSFER_HOOKS
@@ -93,6 +94,12 @@ class PartitionedDataModule(IndexedDataModule):
         is_module = isinstance(data, LightningDataModule)
         test = test or ("shared" if is_module else "split")
         _check_arguments(data, test, pool)
+        loader = {"data.drop_last": drop_last, "data.num_workers": num_workers, "data.collate_fn": collate_fn}
+        given = [name for name, value in loader.items() if value]
+        if is_module and given:
+            raise ConfigurationError(
+                f"{given[0]}: the train_dataloader of {type(data).__name__} says it, as it is; leave it out here"
+            )
         if partitioner is None and clients is None:
             raise ConfigurationError("data.partitioner: give one, e.g. Dirichlet, or clients, one per sample")
         super().__init__(
@@ -213,10 +220,11 @@ class PartitionedDataModule(IndexedDataModule):
         labels = labels_of(source)
         if labels is not None:
             return labels
+        if self.partitioner.needs_labels:
+            return read_labels(source)
         # Test and validation parts are drawn by class, whichever partitioner dealt.
         is_split = self.val_fraction or (self.test_fraction is not None and self.split_order == "shuffled")
-        is_read = self.partitioner.needs_labels or (is_split and _has_label(source))
-        return read_labels(source) if is_read else None
+        return _labels_if_any(source) if is_split else None
 
     # transfer hooks
 
@@ -246,13 +254,12 @@ def read_labels(dataset: Dataset) -> np.ndarray:
     return labels
 
 
-def _has_label(dataset: Dataset) -> bool:
-    """Whether the second entry of the first sample is an integer."""
-    try:
-        with seeding.preserved_globals(torch.device("cpu")):
-            return as_classes([_as_number(dataset[0][1])], 1) is not None
-    except Exception:  # whatever the user's own data set holds: it has no labels then
-        return False
+def _labels_if_any(dataset: Dataset) -> np.ndarray | None:
+    """As :func:`read_labels`; None where the first sample, or a later one, has no integer label."""
+    with suppress(ConfigurationError):
+        read_labels(Subset(dataset, [0]))
+        return read_labels(dataset)
+    return None
 
 
 def _as_number(label: Any) -> Any:

@@ -370,3 +370,13 @@ def test_parquet_needs_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ConfigurationError, match=r"pip install 'fedbc-lightning\[parquet\]'"):
         TableDataModule(path, "ill").prepare_data()
+
+
+def test_parquet_with_a_column_twice(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.table([pa.array([1, 2]), pa.array([3, 4]), pa.array([0, 1])], names=["x", "x", "ill"])
+    parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(ConfigurationError, match="two columns 'x'; rename one"):
+        ready(tmp_path / "t.parquet")

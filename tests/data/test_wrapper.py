@@ -188,13 +188,23 @@ def test_tests_are_drawn_by_class_whichever_partitioner_dealt(tmp_path):
     assert again.partition_hash() == data.partition_hash()
     unlabelled = Pairs(200, lambda label: label + 0.5)
     assert ready(unlabelled, IID(4)).labels is None
-    assert unlabelled.reads == 1
+    assert unlabelled.reads == 1  # its first sample tells
 
 
 @pytest.mark.parametrize("clients", [["a", None, "b", "a"], [1.0, float("nan"), 2.0, 2.0], ["a", 1, "b", 2.5]])
 def test_samples_without_a_client_are_refused(clients):
     with pytest.raises(ConfigurationError, match=r"data\.clients: (sample 1 has no client|found numbers and strings)"):
         ready(tensors(4), clients=np.array(clients, dtype=object))
+
+
+def test_targets_that_are_not_all_integers_split_no_classes():
+    assert ready(Pairs(40, lambda label: label if label == 0 else label + 0.5), IID(4)).labels is None
+
+
+@pytest.mark.parametrize("given", [{"drop_last": True}, {"num_workers": 2}, {"collate_fn": list}])
+def test_what_the_modules_own_loader_says_is_not_said_twice(given):
+    with pytest.raises(ConfigurationError, match=rf"data\.{next(iter(given))}: the train_dataloader of Ordinary"):
+        PartitionedDataModule(Ordinary(), IID(2), **given)
 
 
 def test_clients_that_are_not_used_are_told(caplog):
