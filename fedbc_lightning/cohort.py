@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,15 +25,14 @@ class Cohort:
     Attributes:
         ids: The K client indices.
         positions: The place of each client in the round's order of sampling.
-        num_samples: (K,) float64, n_i.
-        num_steps: (K,) float64, K_i: optimizer steps as counted by the engine.
+        steps: K_i of each client: optimizer steps as counted by the engine.
         w: (K, d) what local training ended with, in the master dtype; a workbench that the next cohort overwrites.
         buffers: (K, b) the floating-point buffers after local training; ``counters`` the integer ones.
         start_buffers: (K, b) buffers that local training starts from whatever the start model's are; None: those.
         start_counters: The integer buffers that local training starts from.
         gradient_mean: (K, d) mean of the raw mini-batch gradients over the steps, where the algorithm asks for it.
         step_size: (K, d) or (K, 1) mean over the steps of the learning rate of every parameter's group.
-        batch_loss: (K,) float64, the plain mean over its batches of the loss before each step; NaN without one.
+        losses: The plain mean over each client's batches of the loss before each step; NaN without one.
         local: What these clients do in place of the trainer's local training: a straggler's part of it; None: all.
         has_started: Whether their training has begun in this round.
         messages: What else the clients send to the server's parts, by name, (K, ...).
@@ -43,8 +44,9 @@ class Cohort:
                  device: torch.device) -> None:  # fmt: skip
         self.ids = ids
         self.positions = positions
-        self.num_samples = torch.tensor(num_samples, dtype=torch.float64)
-        self.num_steps = torch.zeros(len(ids), dtype=torch.float64)
+        self._num_samples = num_samples
+        self.steps = [0] * len(ids)
+        self.losses = [math.nan] * len(ids)
         self.valid = torch.ones(len(ids), dtype=torch.bool)
         self.w: Tensor = torch.empty(0)
         self.buffers: Tensor = torch.empty(0)
@@ -53,15 +55,12 @@ class Cohort:
         self.start_buffers: Tensor | None = None
         self.gradient_mean: Tensor = torch.empty(0)
         self.step_size: Tensor = torch.empty(0)
-        self.batch_loss = torch.full((len(ids),), torch.nan, dtype=torch.float64)
         self.local: LocalTraining | None = None
         self.has_started = False
         self.messages: dict[str, Tensor] = {}
         self.records: list[dict[str, Any]] = [{} for _ in ids]
-        self._state = store.gather(ids, device)
-        taken = next((name for name in self._state if name in self.__dict__ or name in vars(Cohort)), None)
-        if taken is not None:
-            raise ConfigurationError(f"algorithm: client state cannot be called '{taken}', which cohorts have.")
+        self._store, self._device = store, device
+        self._state: dict[str, Tensor] = {}
         self._staged: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
@@ -70,10 +69,24 @@ class Cohort:
 
     def __getattr__(self, name: str) -> Tensor:
         """The committed rows of a declared client state."""
-        try:
-            return self.__dict__["_state"][name]
-        except KeyError:
-            raise AttributeError(f"cohort has no state '{name}': declare it in the algorithm's declare_state") from None
+        if name.startswith("_") or name not in self._store:
+            raise AttributeError(f"cohort has no state '{name}': declare it in the algorithm's declare_state")
+        return self.committed(name)
+
+    @property
+    def num_samples(self) -> Tensor:
+        """(K,) float64, n_i."""
+        return torch.tensor(self._num_samples, dtype=torch.float64)
+
+    @property
+    def num_steps(self) -> Tensor:
+        """(K,) float64, K_i."""
+        return torch.tensor(self.steps, dtype=torch.float64)
+
+    @property
+    def batch_loss(self) -> Tensor:
+        """(K,) float64, :attr:`losses`."""
+        return torch.tensor(self.losses, dtype=torch.float64)
 
     @property
     def model(self) -> Tensor:
@@ -82,17 +95,29 @@ class Cohort:
 
     def stage(self, name: str, value: Tensor) -> None:
         """Give a declared state its value (K, ...) for the next round."""
-        expected = self._state[name].shape
-        assert value.shape == expected or expected == (1, 0), (name, value.shape, expected)
+        expected = self._store.row_shape(name)
+        assert expected is None or value.shape == (len(self), *expected), (name, value.shape, expected)
         self._staged[name] = value
 
     def committed(self, name: str) -> Tensor:
-        """The value of the round before, by name."""
+        """The value of the round before, by name; read from the store when it is first asked for."""
+        if name not in self._state:
+            self._state[name] = self._store.gather(name, self.ids, self._device)
         return self._state[name]
 
     def staged(self, name: str) -> Tensor:
         """The value for the next round: what was staged, else the committed one."""
-        return self._staged.get(name, self._state[name])
+        return self._staged[name] if name in self._staged else self.committed(name)
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise if declared client state could not be read from a cohort by its name.
+
+        Raises:
+            ConfigurationError: It could not, with the name.
+        """
+        taken = next((name for name in names if name in vars(self) or name in vars(Cohort)), None)
+        if taken is not None:
+            raise ConfigurationError(f"algorithm: client state cannot be called '{taken}', which cohorts have.")
 
     def check_finite(self) -> None:
         """A client whose staged state or message is not finite is not valid."""

@@ -116,6 +116,9 @@ class MetricCollector:
 
     def end_epoch(self) -> None:
         """Close an epoch: compute the Metrics, fold everything into the means over epochs."""
+        if not self._epoch:
+            self.num_samples = 0
+            return
         for name, logged in self._epoch.items():
             if logged.metric is not None:
                 if logged.metric.update_called:

@@ -17,8 +17,11 @@ from fedbc_lightning.datasets import as_arrays, augment_of, join, num_items, tak
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import overrides
 from fedbc_lightning.labels import count_labels, identify, labels_of
-from fedbc_lightning.loading import ClientLoader, EpochSampler, num_batches
+from fedbc_lightning.loading import ClientLoader, EpochSampler
 from fedbc_lightning.splits import check_split, train_test_split
+
+MAX_KEPT_CLIENTS = 2_000
+"""Whose data sets are kept between rounds; those of others are asked for anew."""
 
 SPLITS = ("train", "val", "test")
 POOLED = -1
@@ -97,7 +100,7 @@ class FederatedDataModule(LightningDataModule):
             self.loader_options["pin_memory"] = True
         if collate_fn is not None and collate_fn is not default_collate:
             self.loader_options["collate_fn"] = collate_fn
-        self._datasets: dict[tuple[int, str], Dataset] = {}
+        self._datasets: dict[int, dict[str, Dataset | None]] = {}
         self._split_sizes: dict[str, np.ndarray] = {}
         self._pooled: dict[str, Dataset] = {}
         self._has_transfer_hooks: bool | None = None
@@ -139,27 +142,30 @@ class FederatedDataModule(LightningDataModule):
         Returns:
             The data set, or None if the client has no such data.
         """
-        key = (client, split)
-        if key not in self._datasets:
-            self._check_request(client, split)
+        self._check_request(client, split)
+        kept = self._kept(client)
+        if split not in kept:
             if split == "test":
-                self._keep(key, self.client_test_dataset(client))
-            elif (client, "train") not in self._datasets:
-                self._cut_validation(client)
-        return self._datasets.get(key)
+                dataset = self.client_test_dataset(client)
+                kept["test"] = None if dataset is None else self._batched(dataset)
+            else:
+                kept["train"], kept["val"] = self._cut_validation(client)
+        return kept[split]
 
     def num_samples(self, split: str) -> np.ndarray:
         """Number of samples of each client in ``"train"``, ``"val"`` or ``"test"``, int64 ``(N,)``."""
         if split not in self._split_sizes:
-            found = (self.client_dataset(client, split) for client in range(self.num_clients))
-            sizes = [0 if dataset is None else num_items(dataset) for dataset in found]
-            self._split_sizes[split] = np.array(sizes, dtype=np.int64)
+            sizes = np.zeros((len(SPLITS), self.num_clients), dtype=np.int64)
+            for client in range(self.num_clients):  # all splits at once: a client's data may be made when asked for
+                found = [self.client_dataset(client, name) for name in SPLITS]
+                sizes[:, client] = [0 if dataset is None else num_items(dataset) for dataset in found]
+            self._split_sizes = dict(zip(SPLITS, sizes, strict=True))
         return self._split_sizes[split]
 
     def num_batches(self) -> np.ndarray:
         """Training batches per epoch of each client, int64 ``(N,)``."""
         sizes = self.num_samples("train")
-        return np.array([num_batches(int(size), self.batch_size, self.drop_last) for size in sizes], dtype=np.int64)
+        return sizes // self.batch_size if self.drop_last else -(-sizes // self.batch_size)
 
     def pooled_dataset(self, split: str) -> Dataset | None:
         """All clients' data of a split, one client after the other; None if there is none."""
@@ -186,10 +192,7 @@ class FederatedDataModule(LightningDataModule):
             seed: The run's seed; None: that of ``seed_everything``.
             device: Where in-memory batches are wanted; None: where the tensors lie.
         """
-        if client == POOLED:
-            dataset = self.pooled_dataset("train")
-        else:
-            dataset = self._datasets.get((client, "train")) or self.client_dataset(client, "train")
+        dataset = self.pooled_dataset("train") if client == POOLED else self.client_dataset(client, "train")
         assert dataset is not None  # else client_dataset has raised
         return self._train_loader(dataset, round, client, seed, device)
 
@@ -288,9 +291,13 @@ class FederatedDataModule(LightningDataModule):
 
     # parts of the above
 
-    def _keep(self, key: tuple[int, str], dataset: Dataset | None) -> None:
-        if dataset is not None:
-            self._datasets[key] = self._batched(dataset)
+    def _kept(self, client: int) -> dict[str, Dataset | None]:
+        """The data sets of a client that are at hand, by split; those of the clients that came last are kept."""
+        if client not in self._datasets:
+            if len(self._datasets) >= MAX_KEPT_CLIENTS:
+                del self._datasets[next(iter(self._datasets))]
+            self._datasets[client] = {}
+        return self._datasets[client]
 
     def _batched(self, dataset: Dataset) -> Dataset:
         """The data set in the form in which it is batched."""
@@ -308,18 +315,16 @@ class FederatedDataModule(LightningDataModule):
         if not 0 <= client < self.num_clients:
             raise IndexError(f"client {client} of {self.num_clients}")
 
-    def _cut_validation(self, client: int) -> None:
+    def _cut_validation(self, client: int) -> tuple[Dataset | None, Dataset | None]:
+        """A client's training and validation data."""
         dataset = self.client_train_dataset(client)
         if dataset is None:
             raise ConfigurationError(f"data: client_train_dataset({client}) returned None; return a map-style Dataset")
         if not self.val_fraction:
-            self._keep((client, "train"), dataset)
-            return
+            return self._batched(dataset), None
         rng = seeding.numpy_generator(self.split_seed, "val", client=client)
         train, val = train_test_split(labels_of(dataset), self.val_fraction, num_samples=num_items(dataset), rng=rng)
-        self._keep((client, "train"), take(dataset, train))
-        if len(val):
-            self._keep((client, "val"), take(dataset, val))
+        return self._batched(take(dataset, train)), self._batched(take(dataset, val)) if len(val) else None
 
     def _train_loader(
         self, dataset: Dataset, round: int, client: int, seed: int | None, device: torch.device | None

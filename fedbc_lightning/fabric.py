@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import Any
 
 import torch
@@ -20,6 +21,11 @@ class ClientParallelStrategy(DDPStrategy):
 
     Plain DDP averages gradients across clients, hangs on unequal step counts, and swaps in a DistributedSampler.
     """
+
+    def setup_environment(self) -> None:
+        """Also leave the process group when the process ends: gloo's threads would abort it."""
+        super().setup_environment()
+        atexit.register(_leave_process_group)
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
         """The module itself: gradients stay with their client."""
@@ -64,6 +70,11 @@ def make_fabric(
             f"trainer.accelerator: {accelerator} would use {type(fabric.strategy).__name__}, which is not supported."
         )
     return fabric
+
+
+def _leave_process_group() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def gather_objects(fabric: Fabric, value: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,7 @@ class Federation:
         buffers: Policy for buffers.
         keep_local_models: Whether the last w_i of every client is kept where the method keeps none; None: if all of
             them take at most 64 MiB.
+        client_dtype: In which clients' vectors are kept; None: that of z.
         stragglers: Who does less than asked, or vanishes; None: nobody.
         seed: The run's seed.
 
@@ -74,6 +76,7 @@ class Federation:
         clients_per_round: int | float,
         buffers: BufferPolicy,
         keep_local_models: bool | None,
+        client_dtype: torch.dtype | None,
         stragglers: Stragglers | None,
         seed: int,
     ) -> None:
@@ -109,8 +112,10 @@ class Federation:
         )  # fmt: skip
         self.clients = ClientStore(
             datamodule.num_clients, declaration, self.server.model, self.server["counters"],
-            self.layout.num_parameters,
+            self.layout.num_parameters, client_dtype,
         )  # fmt: skip
+        declared = (*declaration.client_scalars, *declaration.client_vectors)
+        Cohort([0], [0], [1], self.clients, user.device).check_names(declared)
         scaler = self.engine.scaler
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
         self.fingerprint = self._describe()
@@ -285,6 +290,8 @@ class Federation:
         """Client -> its own model (d + b,), as staged; None if there are none."""
         if not self.has_local_models:
             return None
+        if self.clients.file_rows is not None:
+            self.clients.file_rows.require()
         clients, algorithm = self.clients, self.algorithm
         if self._keeps_last_models:
             return lambda client: clients.staged_vector(LOCAL_MODEL, client)
@@ -349,12 +356,12 @@ class Federation:
         for callback in self._server_callbacks:
             callback.on_cohort_end(cohort, self.server, sums)
         for name in self.clients.scalar_names:
-            cohort.record(name, torch.where(cohort.valid, cohort.staged(name), cohort.committed(name)))
+            cohort.record(name, cohort.staged(name) if cohort.valid[0] else cohort.committed(name))
         cohort.write_back(self.clients)
         return cohort
 
     def _join_ranks(self, records: list[tuple[int, dict]], sums: Sums, counters: Tensor) -> list[dict[str, Any]]:
-        """Reduce the sums and exchange rows; afterwards every rank knows the whole round."""
+        """Reduce the sums and exchange what was staged; afterwards every rank knows the whole round."""
         if self.fabric.world_size > 1:
             sums.load(sum_over_ranks(self.fabric, sums.flat()))
             mine = [record["client"] for _, record in records if record["status"] == "ok"]
@@ -402,7 +409,9 @@ class Federation:
 
     def adopt(self, other: Federation) -> None:
         """Take the committed state of another federation over the same model, data and algorithm."""
-        self.load_state_dict(other.state_dict(), other.module_state(), "the last run")
+        rows = other.clients.file_rows
+        path = None if rows is None else rows.path
+        self.load_state_dict(other.state_dict(), other.module_state(), "the last run", path)
 
     def _describe(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to be resumed; made once, for it reads the whole partition."""
@@ -417,12 +426,12 @@ class Federation:
             "state": self.declaration.fingerprint(),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """The committed state but for z, which :meth:`module_state` holds."""
+    def state_dict(self, *, is_last: bool = True) -> dict[str, Any]:
+        """The committed state but for z, which :meth:`module_state` holds; ``is_last``: see the client store's."""
         return {
             "fingerprint": self.fingerprint,
             "server": self.server.state_dict(),
-            "clients": self.clients.state_dict(),
+            "clients": self.clients.state_dict(is_last=is_last),
             "schedule": self.schedule.state_dict(),
             "grad_scale": self.grad_scale,
             "per_tensor_optimizer": not self.engine.optimizer.is_flat,
@@ -434,11 +443,19 @@ class Federation:
         state |= self.layout.named_buffers(self.server["buffers"], self.server["counters"])
         return state | self.layout.named_slices(self.server.z.cpu())
 
-    def load_state_dict(self, state: dict[str, Any], module_state: dict[str, Tensor], path: Any) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], module_state: dict[str, Tensor], path: Any, rows_path: Path | None
+    ) -> None:
         """Restore a checkpoint.
 
+        Args:
+            state: Of :meth:`state_dict`.
+            module_state: Of :meth:`module_state`.
+            path: Of the checkpoint, for messages.
+            rows_path: Of the clients' rows, if they lie in a file.
+
         Raises:
-            ConfigurationError: It is of another model, partition or algorithm.
+            ConfigurationError: It is of another model, partition or algorithm, or its rows cannot be had.
         """
         checkpoint.check_fingerprint(state["fingerprint"], self.fingerprint, path)
         self.user.module.load_state_dict(module_state)
@@ -446,7 +463,7 @@ class Federation:
         z = self.layout.vector_from(module_state).to(self.server.z.device)
         self.server.values["z"] = z
         self.server.load_state_dict(state["server"])
-        self.clients.load_state_dict(state["clients"])
+        self.clients.load_state_dict(state["clients"], path, rows_path)
         self.schedule.load_state_dict(state["schedule"])
         self.grad_scale = state["grad_scale"]
         if state["per_tensor_optimizer"] and self.engine.optimizer.is_flat:

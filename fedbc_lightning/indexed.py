@@ -142,14 +142,12 @@ class IndexedDataModule(FederatedDataModule):
 
     def client_dataset(self, client: int, split: str) -> Dataset | None:
         """As of every federated data module."""
-        key = (client, split)
-        if key not in self._datasets:
-            source = self.source
-            self._check_request(client, split)
+        self._check_request(client, split)
+        kept = self._kept(client)
+        if split not in kept:
             indices = self.splits[split][client]
-            if len(indices):
-                self._keep(key, take(source, indices))
-        return self._datasets.get(key)
+            kept[split] = self._batched(take(self.source, indices)) if len(indices) else None
+        return kept[split]
 
     def num_samples(self, split: str) -> np.ndarray:
         """Number of samples of each client in ``"train"``, ``"val"`` or ``"test"``, int64 ``(N,)``."""

@@ -86,6 +86,9 @@ class ParameterLayout:
         self._buffers = list(_persistent_buffers(module))
         self.float_buffers = [(m, n) for _, m, n in self._buffers if _buffer(m, n).is_floating_point()]
         self.integer_buffers = [(m, n) for _, m, n in self._buffers if not _buffer(m, n).is_floating_point()]
+        device = order[0].device
+        self._no_buffers = torch.empty(0, dtype=self.master_dtype, device=device)
+        self._no_counters = torch.empty(0, dtype=torch.int64, device=device)
         self.num_buffers = sum(_buffer(m, n).numel() for m, n in self.float_buffers)
 
     # parameters
@@ -173,13 +176,13 @@ class ParameterLayout:
     def read_buffers(self) -> Tensor:
         """A copy of the floating-point buffers as one vector (b,) of ``master_dtype``."""
         if not self.float_buffers:
-            return torch.empty(0, dtype=self.master_dtype, device=self.parameters[0].device)
+            return self._no_buffers
         return torch.cat([_buffer(m, n).detach().reshape(-1).to(self.master_dtype) for m, n in self.float_buffers])
 
     def read_counters(self) -> Tensor:
         """A copy of the integer and boolean buffers as one int64 vector."""
         if not self.integer_buffers:
-            return torch.empty(0, dtype=torch.int64, device=self.parameters[0].device)
+            return self._no_counters
         return torch.cat([_buffer(m, n).detach().reshape(-1).to(torch.int64) for m, n in self.integer_buffers])
 
     def write_buffers(self, values: Tensor, counters: Tensor) -> None:

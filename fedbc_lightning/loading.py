@@ -13,6 +13,9 @@ from fedbc_lightning import seeding
 from fedbc_lightning.datasets import ArrayDataset, BatchTransformDataset, num_items
 from fedbc_lightning.errors import ConfigurationError
 
+BYTES_AT_ONCE = 2**20
+"""Of in-memory samples that are gathered together."""
+
 
 class EpochSampler(Sampler[int]):
     """The order of one client's samples in the current epoch: a function of (seed, round, client, epoch).
@@ -113,9 +116,16 @@ class ClientLoader:
 
     def _gathered(self, dataset: ArrayDataset) -> Iterator[list[Tensor]]:
         tensors = dataset.pool.on(self.device)
-        rows = dataset.rows(self.sampler.order()).to(tensors[0].device)
-        for step, chosen in enumerate(rows.split(self.batch_size)[: len(self)]):
-            yield dataset.gather(chosen, tensors, self._augment_generator(dataset, step), self.device)
+        device = None if self.device == tensors[0].device else self.device
+        rows = dataset.rows(self.sampler.order())[: len(self) * self.batch_size].to(tensors[0].device)
+        bytes_per_batch = sum(tensor[:1].nbytes for tensor in tensors) * self.batch_size
+        step = 0
+        # A few batches are gathered at once, and cut: one operation for many of them while they fit into the cache.
+        for chunk in rows.split(max(1, BYTES_AT_ONCE // max(bytes_per_batch, 1)) * self.batch_size):
+            columns = [tensor.index_select(0, chunk).split(self.batch_size) for tensor in tensors]
+            for batch in zip(*columns, strict=True):
+                yield dataset.finish(list(batch), self._augment_generator(dataset, step), device)
+                step += 1
 
     def _finished(self, dataset: BatchTransformDataset) -> Iterator[list[Tensor]]:
         for step, batch in enumerate(self._dataloader(dataset.raw)):

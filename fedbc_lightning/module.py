@@ -130,7 +130,8 @@ class UserModule:
     def train_mode(self) -> None:
         """Training mode as the user left it: what was frozen in eval stays."""
         for child, mode in self._modes:
-            child.training = mode
+            if child.training != mode:  # setting an attribute of a module takes its time
+                child.training = mode
 
     def eval_mode(self) -> None:
         """Evaluation mode for every part."""
@@ -156,8 +157,14 @@ class UserModule:
         Raises:
             ConfigurationError: ``training_step`` returned neither a tensor, a dict with ``loss`` nor None.
         """
-        with self.autocast():
-            output = self.module.training_step(*((batch, batch_idx) if self._training_takes_index else (batch,)))
+        arguments = (batch, batch_idx) if self._training_takes_index else (batch,)
+        if self.autocast is nullcontext:
+            output = self.module.training_step(*arguments)
+        else:
+            with self.autocast():
+                output = self.module.training_step(*arguments)
+        if isinstance(output, Tensor):
+            return output, output
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None and output is not None:
             raise ConfigurationError("model: training_step returned a dict without the key 'loss'.")
@@ -231,11 +238,13 @@ def _never() -> bool:
 
 
 def _is_on(batch: Any, device: torch.device) -> bool:
-    return (
-        isinstance(batch, (list, tuple))
-        and device.type == "cpu"
-        and all(isinstance(item, Tensor) and item.device == device for item in batch)
-    )
+    if device.type != "cpu" or not isinstance(batch, (list, tuple)):
+        return False
+    for item in batch:  # a loop, for it is asked before every step
+        if isinstance(item, Tensor) and item.device == device:
+            continue
+        return False
+    return True
 
 
 def _find_transfer_hooks(module: nn.Module, datamodule: LightningDataModule) -> tuple | None:

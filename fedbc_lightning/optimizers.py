@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.optim.optimizer as torch_optimizer
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -118,10 +121,30 @@ class LocalOptimizer:
             g["momentum"] or g["weight_decay"] or g["maximize"] for g in self.optimizer.param_groups
         )
 
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The current learning rate of each parameter group."""
+        return tuple([float(group.get("lr", 0.0)) for group in self.optimizer.param_groups])
+
     def use_per_tensor(self) -> None:
         """Keep the module's own parameters in the optimizer from now on."""
         self.is_flat = False
         self._take(configure(self._user))
+
+    def plain_step(self) -> Callable[[], Any]:
+        """One optimizer step on the gradient row, to be called without autograd.
+
+        It is the optimizer's own ``step`` without what torch wraps around it for profilers, the compiler and step
+        hooks, which costs more than the arithmetic of a small model. Where there are hooks, or a scheduler that counts
+        steps, the wrapping stays.
+        """
+        for leaf, grad in self._leaves:
+            if leaf.grad is not grad:
+                leaf.grad = grad
+        optimizer = self.optimizer
+        is_seen = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or self.schedulers
+        is_seen = is_seen or torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
+        return optimizer.step if is_seen else self._bare_step
 
     def show_gradient(self, is_there: bool = True) -> None:
         """Let the flat leaves have the gradient row as their gradient, or none if the step has none."""
@@ -151,6 +174,9 @@ class LocalOptimizer:
         # Only torch's own keep all of their state where a snapshot finds it.
         parts = [self.optimizer, *(config.scheduler for config in self.schedulers)]
         self._is_made_anew = configured.reads_trainer or not all(type(p).__module__.startswith("torch.") for p in parts)
+        needs_wrapping = any(group.get("differentiable") for group in self.optimizer.param_groups)
+        bare = partial(inspect.unwrap(type(self.optimizer).step), self.optimizer)
+        self._bare_step = self.optimizer.step if needs_wrapping else bare
         self._leaves: list[tuple[nn.Parameter, Tensor]] = []
         if self.is_flat:
             for group, part in zip(self.optimizer.param_groups, self._layout.group_slices, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,6 +64,19 @@ def draw(
         first.yaxis.set_major_formatter("{x:,.0f}")
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, drawn once: ``figure.savefig`` lays it out by drawing it, and then draws it again.
+
+    Args:
+        figure: Of :func:`draw`.
+        path: Of the file.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.set_dpi(150)
+    FigureCanvasAgg(figure).print_png(path)
 
 
 def _draw_counts(figure: Figure, axes: Axes, histogram: np.ndarray) -> None:

@@ -127,7 +127,7 @@ def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -
             seed=datamodule.split_seed,
             label_histogram=histogram,
         )
-    draw_partition(datamodule).savefig(folder / "partition.png", dpi=150)
+    partition_picture.save(draw_partition(datamodule), folder / "partition.png")
     return report
 
 

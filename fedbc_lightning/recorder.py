@@ -40,7 +40,7 @@ class Recorder:
     def __init__(
         self, trainer: FederatedTrainer, path: Path | None, logger: Logger | Iterable[Logger] | bool | None
     ) -> None:
-        self._trainer = trainer
+        self._trainer, self._settings = trainer, settings(trainer)
         self._is_writer = trainer.is_global_zero
         resumed = run_folder.run_of(path) if path is not None else None
         folder = resumed or Path()
@@ -63,31 +63,42 @@ class Recorder:
     ) -> None:
         """Write one committed round, and the checkpoint if it is due."""
         self._callback_states = self._states_of_callbacks()
-        if not self._is_writer:
-            return
-        self._tables.write(round, metrics, records, evaluation.rows())
-        for logger in self.loggers:
-            logger.log_metrics(metrics, step=round)
-            if isinstance(logger, TensorBoardLogger) and evaluation.metrics:
-                self._log_histograms(logger, round, evaluation)
-        if self._is_due(round):
+        if self._is_writer:
+            self._tables.write(round, metrics, records, evaluation.rows())
+            for logger in self.loggers:
+                logger.log_metrics(metrics, step=round)
+                if isinstance(logger, TensorBoardLogger) and evaluation.metrics:
+                    self._log_histograms(logger, round, evaluation)
+        fabric = self._trainer._fabric
+        if fabric.broadcast(self._is_due(round)):
             self.save()
+            fabric.barrier()  # no rank writes over the old checkpoint's rows before the new one is there
 
     def save(self) -> None:
-        """Write ``last.ckpt`` of the last committed round, unless it is there already."""
-        round = self._trainer.finished_round
-        if not (self._is_writer and self._trainer.enable_checkpointing) or round <= self._written_round:
+        """Write ``last.ckpt`` of the last committed round, unless it is there already; all ranks take note."""
+        round, rows = self._trainer.finished_round, self._trainer.clients.file_rows
+        if not self._trainer.enable_checkpointing or round <= self._written_round:
             return
+        if self._is_writer:
+            self._write()
+        if rows is not None:
+            rows.mark_saved(is_writer=self._is_writer)
+        self._written_round = round
+
+    def _write(self) -> None:
+        """Rows, tables and events on the disk first, then the checkpoint that counts on them."""
         started = time.perf_counter()
+        rows = self._trainer.clients.file_rows
+        if rows is not None:
+            rows.sync()
         self._tables.sync()
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.flush()
         path = self.folder / run_folder.LAST
-        checkpoint.save_atomically(self.checkpoint(self._callback_states), path)
+        checkpoint.save_atomically(self.checkpoint(self._callback_states, is_last=True), path)
         if self._written_round < 0:
             checkpoint.load(path)  # better now than on the day when it is needed
-        self._written_round = round
         self._last_written = time.perf_counter()
         self._write_seconds = self._last_written - started
 
@@ -96,11 +107,13 @@ class Recorder:
         for logger in self.loggers:
             logger.finalize(status)
 
-    def checkpoint(self, callback_states: dict[str, Any] | None = None) -> dict[str, Any]:
+    def checkpoint(self, callback_states: dict[str, Any] | None = None, *, is_last: bool = False) -> dict[str, Any]:
         """The committed state as a Lightning checkpoint with one more key: see :data:`checkpoint.KEY`.
 
         Args:
             callback_states: Of the callbacks; None: as they are now.
+            is_last: Whether it becomes ``last.ckpt``. Others are without the clients' rows where these lie in
+                ``clients.bin``, whose next rounds write over them: they evaluate z, and resume nothing.
         """
         trainer = self._trainer
         module = trainer.user.module
@@ -118,8 +131,8 @@ class Recorder:
                 "callback_metrics": {
                     name: float(v) for name, v in trainer.callback_metrics.items() if not name.startswith("time/")
                 },
-                "settings": settings(trainer),
-                "federation": trainer.federation.state_dict(),
+                "settings": self._settings,
+                "federation": trainer.federation.state_dict(is_last=is_last),
             },
         }
         if module.hparams:
@@ -149,7 +162,7 @@ class Recorder:
                 logger.experiment.add_figure("partition", draw_partition(self._trainer.datamodule), 0)
             else:
                 with suppress(NotImplementedError):
-                    logger.log_hyperparams(settings(self._trainer))
+                    logger.log_hyperparams(self._settings)
 
     def _log_histograms(self, logger: TensorBoardLogger, round: int, evaluation: Evaluation) -> None:
         values = {f"clients/{name}": self._trainer.clients.scalar(name) for name in self._trainer.clients.scalar_names}
@@ -170,6 +183,7 @@ def settings(trainer: FederatedTrainer) -> dict[str, Any]:
         "trainer.eval_every_n_rounds": trainer.eval_every_n_rounds,
         "trainer.eval_clients": trainer.eval_clients,
         "trainer.keep_local_models": trainer.keep_local_models,
+        "trainer.client_dtype": trainer.client_dtype,
         "seed": trainer.seed,
         "data.batch_size": trainer.datamodule.batch_size,
         **_flat("trainer", vars(trainer.local)),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedbc_lightning import row_file, run_folder
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Evaluation
 from fedbc_lightning.fabric import gather_objects
@@ -33,6 +34,9 @@ class RoundLoop:
         self.federation, self.hooks = trainer.federation, trainer.hooks
         self._is_resumed = path is not None
         self.recorder = trainer.recorder = Recorder(trainer, path, trainer.logger_setting)
+        if trainer.clients.file_rows is not None:
+            rows_path = (self.recorder.folder / run_folder.LAST).with_name(row_file.NAME)
+            trainer.clients.file_rows.open(rows_path, trainer._fabric)
         trainer.log_dir, trainer.loggers = str(self.recorder.folder), self.recorder.loggers
         trainer.shim.set(loggers=trainer.loggers, logger=trainer.logger, log_dir=trainer.log_dir)
 

@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fedbc_lightning import checkpoint, run_folder
+from fedbc_lightning import checkpoint, row_file, run_folder
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.arguments import check_arguments, check_callbacks, check_datamodule, default_callbacks
 from fedbc_lightning.callback_view import CallbackView
@@ -70,6 +70,8 @@ class FederatedTrainer(CallbackView):
             stay as in the initial model.
         keep_local_models: Keep every client's last model, for ``local/*`` metrics, where the algorithm keeps none;
             None: if all of them take at most 64 MiB.
+        client_dtype: In which clients' vectors are kept between rounds: ``float32``, or ``bfloat16`` at half the space,
+            rounded; None: the model's own. Above 64 MiB for all N clients they lie in ``checkpoints/clients.bin``.
         enable_checkpointing: Write ``checkpoints/last.ckpt``.
         checkpoint_every_n_rounds: None: as often as writing takes at most 5 % of the time.
         enable_progress_bar: Progress over rounds and a final table.
@@ -109,6 +111,7 @@ class FederatedTrainer(CallbackView):
         accumulate_grad_batches: int = 1,
         buffers: BufferPolicy = "average",
         keep_local_models: bool | None = None,
+        client_dtype: Literal["float32", "bfloat16"] | None = None,
         enable_checkpointing: bool = True,
         checkpoint_every_n_rounds: int | None = None,
         enable_progress_bar: bool = True,
@@ -138,6 +141,7 @@ class FederatedTrainer(CallbackView):
         self.eval_clients = eval_clients
         self.buffers = buffers
         self.keep_local_models = keep_local_models
+        self.client_dtype = client_dtype
         self.enable_checkpointing = enable_checkpointing
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.default_root_dir = Path(default_root_dir)
@@ -299,7 +303,8 @@ class FederatedTrainer(CallbackView):
         self.user.attach()
         self.federation = Federation(
             fabric, self.user, datamodule, algorithm, self.local, self.sampler, self.clients_per_round, self.buffers,
-            self.keep_local_models, self.stragglers, self.seed,
+            self.keep_local_models, None if self.client_dtype is None else getattr(torch, self.client_dtype),
+            self.stragglers, self.seed,
         )  # fmt: skip
         self.server, self.clients = self.federation.server, self.federation.clients
         self.layout = self.federation.layout
@@ -309,7 +314,8 @@ class FederatedTrainer(CallbackView):
         ours = saved[checkpoint.KEY]
         checkpoint.check_fingerprint(ours["federation"]["fingerprint"], self.federation.fingerprint, path or "")
         self.user.module.on_load_checkpoint(saved)
-        self.federation.load_state_dict(ours["federation"], saved["state_dict"], path)
+        rows_path = None if path is None else path.with_name(row_file.NAME)
+        self.federation.load_state_dict(ours["federation"], saved["state_dict"], path, rows_path)
         self.current_round = self.finished_round = ours["round"]
         self.should_stop = ours["should_stop"] and self.max_rounds <= ours["max_rounds"]
         warn_of_other_settings(ours["settings"], settings(self))

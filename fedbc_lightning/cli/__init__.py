@@ -6,6 +6,8 @@ that ``--help``, ``--version`` and most mistakes are answered at once.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 import warnings
@@ -59,7 +61,23 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(error, status=2)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a console script does not see the user's own modules
+    if args is None:
+        _import_uncollected()
     return _run(words)
+
+
+def _import_uncollected() -> None:
+    """Import Lightning without collecting garbage, and look for none in what was imported until the process ends.
+
+    It is three quarters of a million objects: to go through them again and again took 14 % of the time of ``fedbc-cli
+    fit --help``. All objects that exist are kept: only for a process of our own.
+    """
+    gc.disable()
+    import fedbc_lightning.cli.federated  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # else Triton reports all its types as leaked
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: object) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,7 +34,7 @@ class ClientRun:
         self.num_steps = self.num_updates = 0  # steps without any gradient, or that the scaler skipped, update nothing
         self.losses: list[Tensor] = []  # of the batches that had one, with their sizes
         self.sizes: list[int] = []
-        self.lr_sums = [0.0] * len(self.optimizer.optimizer.param_groups)
+        self._updates_by_rate: Counter[tuple[float, ...]] = Counter()  # learning rate of each group -> updates
         self.epoch = 0
 
     def begin(self, start: Tensor, lr_scale: float, purpose: str) -> None:
@@ -88,8 +90,7 @@ class ClientRun:
         """An optimizer step was made: count it, with its learning rates, and move the schedulers of steps."""
         if is_update:
             self.num_updates += 1
-            for k, group in enumerate(self.optimizer.optimizer.param_groups):
-                self.lr_sums[k] += float(group.get("lr", 0.0))
+            self._updates_by_rate[self.optimizer.rates] += 1
         self.num_steps += 1
         self.user.shim.set(global_step=self.num_steps)
         if self.optimizer.schedulers:
@@ -107,24 +108,35 @@ class ClientRun:
         cohort.w = self.engine.row.to(layout.master_dtype, copy=not is_last)[None]
         cohort.buffers = layout.read_buffers()[None]
         cohort.counters = layout.read_counters()
-        cohort.num_steps[0] = self.num_updates
-        cohort.step_size = self.step_size(self.lr_sums, max(self.num_updates, 1))
+        cohort.steps[0] = self.num_updates
+        cohort.step_size = self.step_size(self._mean_rates())
         logged = self.collector.result()
         losses = torch.stack(self.losses).tolist() if self.losses else []  # one wait for the device
         if losses:
-            cohort.batch_loss[0] = sum(losses) / len(losses)
+            cohort.losses[0] = sum(losses) / len(losses)
             total = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True))
             logged = {"loss": total / sum(self.sizes), **logged}
-        is_finite = bool(torch.isfinite(cohort.model).all()) and all(map(math.isfinite, losses))
-        cohort.valid[0] &= is_finite
+        if not (is_finite(cohort.model) and all(map(math.isfinite, losses))):
+            cohort.valid[0] = False
         cohort.records[0].update(num_steps=self.num_steps, **{f"train_{name}": value for name, value in logged.items()})
 
-    def step_size(self, rates: list[float], divisor: int = 1) -> Tensor:
+    def _mean_rates(self) -> Sequence[float]:
+        if not self.num_updates:
+            return [0.0] * len(self.layout.group_slices)
+        weighted = [[rate * count for rate in rates] for rates, count in self._updates_by_rate.items()]
+        return [sum(group) / self.num_updates for group in zip(*weighted, strict=True)]
+
+    def step_size(self, rates: Sequence[float]) -> Tensor:
         """Learning rates by parameter: (1, 1) where one group holds all, else (1, d) by slice, 0 outside the groups."""
         layout, device = self.layout, self.engine.grad.device
         if layout.group_slices == [slice(0, layout.num_parameters)]:
-            return torch.full((1, 1), rates[0] / divisor, dtype=layout.master_dtype, device=device)
+            return torch.full((1, 1), rates[0], dtype=layout.master_dtype, device=device)
         sizes = torch.zeros_like(self.engine.grad, dtype=layout.master_dtype)
         for part, rate in zip(layout.group_slices, rates, strict=True):
-            sizes[part] = rate / divisor
+            sizes[part] = rate
         return sizes[None]
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether all are; one sum tells it, unless it overflows."""
+    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())

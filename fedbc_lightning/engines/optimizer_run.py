@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.collector import batch_size_of
-from fedbc_lightning.engines.client_run import ClientRun
+from fedbc_lightning.engines.client_run import ClientRun, is_finite
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import AfterStep, Term
 
@@ -65,7 +65,8 @@ class OptimizerRun(ClientRun):
         super().finish(is_last)
         if self.gradient_sum is not None:
             self.cohort.gradient_mean = self.gradient_sum[None] / max(self.num_gradients, 1)
-            self.cohort.valid[0] &= bool(torch.isfinite(self.cohort.gradient_mean).all())
+            if not is_finite(self.cohort.gradient_mean):
+                self.cohort.valid[0] = False
         if self.engine.scaler is not None:
             self.cohort.records[0]["grad_scale"] = self.engine.scaler.get_scale()
 
@@ -75,6 +76,10 @@ class OptimizerRun(ClientRun):
     def _run_epoch(self, epoch: int) -> None:
         self.start_epoch(epoch)
         steps_before = self.num_steps
+        if self.engine.is_plain and self.local.steps is None:
+            self._run_plain_batches()
+            self.end_epoch()
+            return
         for batch_idx, raw in enumerate(self.loader):
             batch = self.user.to_device(raw)
             stop = self._run_batch(batch, batch_idx)
@@ -86,6 +91,50 @@ class OptimizerRun(ClientRun):
                 "a hook skipped it), so trainer.local_steps would never be reached."
             )
         self.end_epoch()
+
+    def _run_plain_batches(self) -> None:
+        """The batches of an epoch where nobody listens to steps or has a part in them: the same numbers, sooner.
+
+        :meth:`_run_batch` is what this loop says step by step, with everything that may happen in between.
+        """
+        engine, user, optimizer = self.engine, self.user, self.optimizer
+        layout, grad, terms, collector = self.layout, engine.grad, self.terms, self.collector
+        batch_size, num_samples = self.loader.batch_size, self.loader.num_samples
+        optimized, step = engine.optimized_grad, optimizer.plain_step()
+        clips = bool(self.local.gradient_clip_val)
+        if layout.num_optimized < layout.num_parameters:
+            grad[layout.num_optimized :].zero_()
+        for batch_idx, raw in enumerate(self.loader):
+            batch = user.to_device(raw)
+            size = batch_size_of(batch, min(batch_size, num_samples - batch_idx * batch_size))
+            collector.start_batch(batch, size)
+            loss, _ = user.training_step(batch, batch_idx)
+            for parameter in layout.parameters:
+                parameter.grad = None
+            if loss is None:
+                self.count_step(batch_idx, is_update=False)
+                continue
+            self.losses.append(loss.detach() if loss.ndim == 0 else loss.detach().reshape(()))
+            self.sizes.append(size)
+            loss.backward()
+            if not layout.gather_gradients(optimized):
+                raise MissingGradientError
+            if self.gradient_sum is not None:
+                self.gradient_sum += grad
+                self.num_gradients += 1
+            with torch.no_grad():
+                if terms:
+                    engine.add_terms(terms)
+                if clips:
+                    engine.clip()
+                step()
+                if self.after_step is not None:
+                    self._apply_after_step(self.after_step)
+            self.count_step(batch_idx)
+        optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
+
+    def _apply_after_step(self, after_step: AfterStep) -> None:
+        self.engine.update_row(lambda w: after_step.apply(w, self.step_size(self.optimizer.rates)))
 
     def _run_batch(self, batch: Any, batch_idx: int) -> bool:
         """One micro-batch, and the optimizer step if it completes one; True if a hook ends the epoch."""
@@ -172,8 +221,7 @@ class OptimizerRun(ClientRun):
             elif self.is_update:
                 self._step_scaled(self.engine.scaler)
         if self.is_update and self.after_step is not None:
-            rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
-            self.engine.update_row(lambda w: self.after_step.apply(w, self.step_size(rates)))  # type: ignore[union-attr]
+            self._apply_after_step(self.after_step)
         self.count_step(batch_idx, is_update=self.is_update)
 
     def _prepare_gradient(self) -> None:

@@ -88,7 +88,7 @@ class SequentialEngine:
         seed: int,
     ) -> None:
         self.user, self.layout, self.optimizer = user, layout, optimizer
-        self.row, self.grad = row, grad
+        self.row, self.grad, self.optimized_grad = row, grad, grad[: layout.num_optimized]
         self.local, self.datamodule, self.seed = local, datamodule, seed
         self.round = 0
         self.grad_scale = 1.0
@@ -106,6 +106,11 @@ class SequentialEngine:
                 "module's own nor with an optimizer that calls its closure, such as LBFGS; use bf16-mixed or 32-true."
             )
         self._is_half = layout.dtype != layout.master_dtype
+        step_hooks = (
+            "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward",
+            "on_after_backward", "on_before_optimizer_step",
+        )  # fmt: skip
+        self._is_watched = any(map(hooks.listens, step_hooks)) or any(self.overridden.values())
         self.shows_gradients = any(map(hooks.listens, ("on_before_optimizer_step", "on_train_batch_end")))
         self.shows_gradients |= self.overridden["configure_gradient_clipping"]
 
@@ -114,6 +119,14 @@ class SequentialEngine:
         """Whether every local step is exactly ``w -= lr * grad``."""
         return self.optimizer.is_plain_sgd and not self.local.gradient_clip_val and not any(
             self.overridden[name] for name in ("optimizer_step", "configure_gradient_clipping")
+        )  # fmt: skip
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing happens in a step but forward, backward, terms, clipping and the optimizer's own step."""
+        return (
+            self.optimizer.is_flat and not self._is_watched and self.scaler is None
+            and self.local.accumulate_grad_batches == 1
         )  # fmt: skip
 
     def check_solver(self, name: str, *, uses_lr: bool = True) -> None:
@@ -290,7 +303,7 @@ class SequentialEngine:
 
     def clip(self) -> None:
         """Clip the gradient of the optimized parameters."""
-        value, grad = self.local.gradient_clip_val, self.grad[: self.layout.num_optimized]
+        value, grad = self.local.gradient_clip_val, self.optimized_grad
         if not value:
             return
         if self.local.gradient_clip_algorithm == "value":

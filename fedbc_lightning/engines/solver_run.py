@@ -88,7 +88,7 @@ class SolverRun(ClientRun):
     @property
     def rates(self) -> Tensor:
         """The user's current learning rates, (1, 1) or (1, d) by parameter."""
-        return self.step_size([float(group.get("lr", 0.0)) for group in self.optimizer.optimizer.param_groups])
+        return self.step_size(self.optimizer.rates)
 
     def next_batch(self) -> Batch:
         """The next batch of the client's shuffled epochs, which follow one another without end."""

@@ -87,6 +87,15 @@ def test_every_kind_of_picture_is_drawn(data, tmp_path):
     assert f"{data.num_clients:,} clients" in figure.get_suptitle()
 
 
+def test_the_saved_picture_is_that_of_savefig(tmp_path):
+    from matplotlib.image import imread
+
+    data = partitioned(10)
+    save_partition_report(data, tmp_path)
+    draw_partition(data).savefig(tmp_path / "expected.png", dpi=150)
+    np.testing.assert_array_equal(imread(tmp_path / "partition.png"), imread(tmp_path / "expected.png"))
+
+
 def test_drawing_leaves_pyplot_alone():
     from matplotlib import pyplot
 

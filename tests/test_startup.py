@@ -1,0 +1,128 @@
+"""Commands import what they use: seen in ``sys.modules``, never by the clock, which ``benchmarks/startup.py`` asks."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fedbc_lightning.datamodules import digits
+from helpers.command_line import start_cli
+from sklearn.datasets import load_digits
+
+from fedbc_lightning.cli import main
+
+HEAVY = {
+    "datasets",
+    "flwr_datasets",
+    "matplotlib",
+    "moviepy",
+    "pandas",
+    "pyarrow",
+    "scipy",
+    "sklearn",
+    "sympy",
+    "tensorboard",
+    "tensorflow",
+    "torchvision",
+}
+
+SCRIPT = """\
+import importlib, json, sys
+
+first, commands, path = json.loads(sys.argv[1])
+for module in first:
+    importlib.import_module(module)
+before, found = set(sys.modules), []
+from fedbc_lightning.cli import main
+
+for words in commands:
+    try:
+        main(words)
+    except SystemExit:
+        pass
+    found.append(sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+with open(path, "w") as file:
+    json.dump(found, file)
+"""
+
+
+def imported(folder, *commands, after=()):
+    """The packages of which each command and those before it, in one process, import something new.
+
+    Args:
+        folder: Where they run.
+        *commands: Their words.
+        after: What is imported beforehand and does not count.
+    """
+    path = folder / "imported.json"
+    arguments = json.dumps([after, commands, str(path)])
+    command = [sys.executable, "-c", SCRIPT, arguments]
+    done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [set(packages) for packages in json.loads(path.read_text())]
+
+
+def test_help_and_mistakes_are_answered_without_lightning(tmp_path):
+    commands = [["--help"], ["--version"], ["help"], ["fti"], ["--config", "digits.yaml"], ["fit", "--config", "digit"]]
+    assert not imported(tmp_path, *commands)[-1] & (HEAVY | {"torch", "lightning", "torchmetrics", "numpy"})
+
+
+# Lightning imports torchmetrics, and that torchvision, matplotlib and scipy, which is not ours to mend:
+# https://github.com/Lightning-AI/torchmetrics/issues/3457
+LIGHTNING = ("lightning.pytorch.cli",)
+
+
+def test_what_describes_the_options_imports_no_more_than_lightning(tmp_path):
+    commands = [
+        ["fit", "--help"],
+        ["partition", "--help"],
+        ["fit", "--algorithm.help"],
+        ["fit", "--model.help"],
+        ["fit", "--data.help"],
+        ["fit", "--data.help", "MNISTDataModule"],
+        ["fit", "--config", "mnist.yaml", "--print_config"],
+        ["fit", "--data", "DigitDataModule"],
+    ]
+    assert not imported(tmp_path, *commands, after=LIGHTNING)[-1] & HEAVY
+
+
+def test_a_run_on_digits_imports_what_it_uses(tmp_path):
+    fit = ["fit", "--config", "digits.yaml", "--trainer.max_rounds", "1"]
+    bare, usual = imported(tmp_path, [*fit, "--trainer.logger", "false"], fit, after=LIGHTNING)
+    assert len(list(tmp_path.glob("runs/digits/version_*/checkpoints/last.ckpt"))) == 2
+    assert bare & HEAVY <= {"matplotlib"}  # draws the partition
+    assert usual & HEAVY <= {"matplotlib", "tensorboard"}
+
+
+def test_the_console_script_imports_without_collecting_garbage(monkeypatch, capsys):
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.isenabled()))
+    for args in (None, ["fit", "--help"]):  # only the first is sure to have the process for itself
+        monkeypatch.setattr(sys, "argv", ["fedbc-cli", "fit", "--help"])
+        with pytest.raises(SystemExit):
+            main(args)
+        assert frozen == [False]
+        assert gc.isenabled()
+
+
+def test_a_process_ends_in_silence(tmp_path):
+    """Extension modules report what is never freed."""
+    process = start_cli("fit", "--help", cwd=tmp_path)
+    said, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    assert "--trainer.max_rounds" in said
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_digits_are_those_of_scikit_learn(is_there, monkeypatch, tmp_path):
+    if not is_there:
+        monkeypatch.setattr(digits, "distribution", lambda name: SimpleNamespace(locate_file=tmp_path.joinpath))
+    images, targets = digits.read_digits()
+    expected_images, expected_targets = load_digits(return_X_y=True)
+    np.testing.assert_array_equal(images, expected_images)
+    np.testing.assert_array_equal(targets, expected_targets)
+    assert (images.dtype, targets.dtype) == (np.uint8, expected_targets.dtype)
