@@ -231,3 +231,32 @@ def test_a_plain_lightning_trainer_takes_it(tmp_path):
     model = Mean()
     lightning.Trainer(**options, limit_val_batches=0).fit(model, datamodule=many)
     assert [len(batch) for batch in model.seen] == [20, 18] * 2
+
+
+def test_data_of_few_clients_are_kept(monkeypatch):
+    """Those of others are asked for again, whole: a client's validation part never comes without its training part."""
+    monkeypatch.setattr("fedbc_lightning.datamodule.MAX_KEPT_CLIENTS", 2)
+    asked = []
+
+    class Generated(FederatedDataModule):
+        num_clients = 5
+
+        def client_train_dataset(self, client):
+            asked.append(client)
+            return TensorDataset(torch.full((10, 1), float(client)), torch.arange(10) % 2)
+
+        def client_test_dataset(self, client):
+            return None
+
+    data = Generated(val_fraction=0.2, seed=0)
+    assert data.num_samples("train").tolist() == [8] * 5
+    assert data.num_samples("val").tolist() == [2] * 5
+    assert asked == [0, 1, 2, 3, 4]
+    first = data.client_dataset(0, "train")
+    assert data.client_dataset(0, "train") is first
+    for client in (1, 2, 0):
+        data.client_dataset(client, "train")
+    again = [data.client_dataset(0, split) for split in ("train", "val")]
+    assert [len(part) for part in again] == [8, 2]
+    assert again[0] is not first
+    assert torch.equal(again[0].indices, first.indices)

@@ -51,10 +51,12 @@ def assert_same(first, second):
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("at_once", [1, 2**20])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("kind", ["tensors", "subset", "arrays", "array rows"])
-def test_both_paths_give_the_same_batches(kind, seed, drop_last):
+def test_both_paths_give_the_same_batches(kind, seed, drop_last, at_once, monkeypatch):
+    monkeypatch.setattr("fedbc_lightning.loading.BYTES_AT_ONCE", at_once)
     tensors, rows = sample_tensors(), torch.tensor([3, 1, 22, 7, 8, 9, 10])
     dataset = {
         "tensors": TensorDataset(*tensors),
