@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -16,7 +16,8 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.datamodule import POOLED
-from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
+from fedbc_lightning.engines import make_engine
+from fedbc_lightning.engines.sequential import LocalTraining
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Models
 from fedbc_lightning.fabric import gather_objects, sum_over_ranks
@@ -54,6 +55,7 @@ class Federation:
             them take at most 64 MiB.
         client_dtype: In which clients' vectors are kept; None: that of z.
         stragglers: Who does less than asked, or vanishes; None: nobody.
+        engine: How local training is done.
         seed: The run's seed.
 
     Attributes:
@@ -78,6 +80,7 @@ class Federation:
         keep_local_models: bool | None,
         client_dtype: torch.dtype | None,
         stragglers: Stragglers | None,
+        engine: Literal["sequential", "vectorized"],
         seed: int,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
@@ -95,7 +98,7 @@ class Federation:
         row.copy_(initial)
         self.layout.attach(row)
         optimizer = LocalOptimizer(user, self.layout, row, grad, configured)
-        self.engine = SequentialEngine(user, self.layout, optimizer, row, grad, local, datamodule, seed)
+        self.engine = make_engine(engine, user, self.layout, optimizer, row, grad, local, datamodule, seed)
 
         self._stragglers, self._said_nobody = stragglers, False
         self._check_participation()
@@ -186,11 +189,14 @@ class Federation:
         sums = Sums(self.user.device)
         for callback in self._server_callbacks:
             callback.on_round_start(server, sums)
-        records, counters = [], server["counters"]
-        for position in self._share(server.ids):
-            cohort = self._train(position, sums, is_late=server.ids[position] in late)
-            records += [(position, cohort.records[0])]
-            if cohort.valid[0]:
+        counters = server["counters"]
+        records: list[tuple[int, dict[str, Any]]] = []
+        steps = [self._local.num_steps(int(self._num_batches[i])) if i != POOLED else 1 for i in server.ids]
+        alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
+        for positions in self.engine.group(self._share(steps), steps, alone):
+            cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
+            records += zip(positions, cohort.records, strict=True)
+            if cohort.valid.any():
                 counters = torch.maximum(counters, cohort.counters)
         server.records = self._join_ranks(records, sums, counters)
         self._check_records(round)
@@ -321,42 +327,45 @@ class Federation:
             )
         return ids
 
-    def _share(self, ids: list[int]) -> list[int]:
-        """The positions in ``ids`` of this rank's clients: longest first, each to the rank with the least to do."""
+    def _share(self, steps: list[int]) -> list[int]:
+        """The positions of this rank's clients: longest first, each to the rank with the least to do."""
         if self.fabric.world_size == 1:
-            return list(range(len(ids)))
-        steps = [self._local.num_steps(int(self._num_batches[i])) if i != POOLED else 1 for i in ids]
+            return list(range(len(steps)))
         loads, shares = [0] * self.fabric.world_size, [[] for _ in range(self.fabric.world_size)]  # type: ignore[var-annotated]
-        for position in sorted(range(len(ids)), key=lambda k: (-steps[k], k)):
+        for position in sorted(range(len(steps)), key=lambda k: (-steps[k], k)):
             rank = loads.index(min(loads))
             loads[rank] += steps[position]
             shares[rank].append(position)
         return shares[self.fabric.global_rank]
 
-    def _train(self, position: int, sums: Sums, *, is_late: bool) -> Cohort:
-        """Run one client's half, then the server's parts on its message."""
-        client = self.server.ids[position]
-        num_samples = int(self._num_samples.sum() if client == POOLED else self._num_samples[client])
-        cohort = Cohort([client], [position], [num_samples], self.clients, self.user.device)
+    def _train(self, positions: list[int], sums: Sums, *, is_late: bool) -> Cohort:
+        """Run a cohort's half, then the server's parts on its message."""
+        clients = [self.server.ids[position] for position in positions]
+        sizes = [int(self._num_samples.sum() if i == POOLED else self._num_samples[i]) for i in clients]
+        cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
         if is_late:
-            rng = numpy_generator(self._seed, "partial work", self.server.round, client)
-            cohort.local = self._local.shortened(int(self._num_batches[client]), rng)
+            rng = numpy_generator(self._seed, "partial work", self.server.round, clients[0])
+            cohort.local = self._local.shortened(int(self._num_batches[clients[0]]), rng)
         cohort.start_counters = self.server["counters"]
         if self._buffer_policy == "local":
             cohort.start_buffers, cohort.start_counters = cohort.local_buffers, cohort.local_counters[0]
-        cohort.records[0].update(client=client, num_samples=num_samples)
+        for record, client, num_samples in zip(cohort.records, clients, sizes, strict=True):
+            record.update(client=client, num_samples=num_samples)
         self.algorithm.client_update(self.engine, cohort, self.server)
         cohort.check_finite()
-        cohort.records[0]["status"] = "ok" if cohort.valid[0] else "nonfinite"
+        for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
+            record["status"] = "ok" if is_valid else "nonfinite"
         if self._keeps_last_models:
             cohort.stage(LOCAL_MODEL, cohort.model)
         if self._buffer_policy == "local":
             cohort.stage(LOCAL_BUFFERS, cohort.buffers)
-            cohort.stage(LOCAL_COUNTERS, cohort.counters[None])
+            cohort.stage(LOCAL_COUNTERS, cohort.counters[None].expand(len(cohort), -1))
         for callback in self._server_callbacks:
             callback.on_cohort_end(cohort, self.server, sums)
         for name in self.clients.scalar_names:
-            cohort.record(name, cohort.staged(name) if cohort.valid[0] else cohort.committed(name))
+            staged = cohort.staged(name)
+            all_valid = bool(cohort.valid.all())
+            cohort.record(name, staged if all_valid else torch.where(cohort.valid, staged, cohort.committed(name)))
         cohort.write_back(self.clients)
         return cohort
 

@@ -99,6 +99,11 @@ class ClientLoader:
         """Samples of the data set (those of a dropped last batch included)."""
         return self.sampler.num_samples
 
+    @property
+    def gathers(self) -> bool:
+        """Whether batches are gathered from tensors in memory."""
+        return isinstance(self.dataset, ArrayDataset) and "collate_fn" not in self._options
+
     def __len__(self) -> int:
         """Batches per epoch."""
         return num_batches(self.sampler.num_samples, self.batch_size, self.drop_last)
@@ -108,7 +113,7 @@ class ClientLoader:
         self.sampler.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        if isinstance(self.dataset, ArrayDataset) and "collate_fn" not in self._options:
+        if isinstance(self.dataset, ArrayDataset) and self.gathers:
             return self._gathered(self.dataset)
         if isinstance(self.dataset, BatchTransformDataset) and "collate_fn" not in self._options:
             return self._finished(self.dataset)

@@ -70,7 +70,12 @@ class UserModule:
             if buffer is not None and name in child._non_persistent_buffers_set and not isinstance(child, Metric)
         ]
         self._modes = [(m, m.training) for m in module.modules()]
-        self._training_takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self.training_takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+
+    @property
+    def has_transfer_hooks(self) -> bool:
+        """Whether batches go through hooks of the module or the data."""
+        return self._transfer is not None
 
     # attach and detach
 
@@ -157,7 +162,7 @@ class UserModule:
         Raises:
             ConfigurationError: ``training_step`` returned neither a tensor, a dict with ``loss`` nor None.
         """
-        arguments = (batch, batch_idx) if self._training_takes_index else (batch,)
+        arguments = (batch, batch_idx) if self.training_takes_index else (batch,)
         if self.autocast is nullcontext:
             output = self.module.training_step(*arguments)
         else:

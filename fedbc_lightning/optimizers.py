@@ -153,7 +153,7 @@ class LocalOptimizer:
 
     def reset(self, lr_scale: float = 1.0) -> None:
         """Make optimizer and schedulers as new, for the next client; its learning rates times ``lr_scale``."""
-        if self._is_made_anew:
+        if self.is_made_anew:
             self._take(configure(self._user))
         else:
             self.optimizer.state.clear()
@@ -173,7 +173,7 @@ class LocalOptimizer:
         self.optimizer, self.schedulers = configured.optimizer, configured.schedulers
         # Only torch's own keep all of their state where a snapshot finds it.
         parts = [self.optimizer, *(config.scheduler for config in self.schedulers)]
-        self._is_made_anew = configured.reads_trainer or not all(type(p).__module__.startswith("torch.") for p in parts)
+        self.is_made_anew = configured.reads_trainer or not all(type(p).__module__.startswith("torch.") for p in parts)
         needs_wrapping = any(group.get("differentiable") for group in self.optimizer.param_groups)
         bare = partial(inspect.unwrap(type(self.optimizer).step), self.optimizer)
         self._bare_step = self.optimizer.step if needs_wrapping else bare

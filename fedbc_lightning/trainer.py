@@ -50,6 +50,8 @@ class FederatedTrainer(CallbackView):
         local_steps: Optimizer steps per client and round, instead of ``local_epochs``.
         sampler: Which clients take part; default uniform without replacement.
         stragglers: Sampled clients that do less work or vanish; None: nobody.
+        engine: ``"sequential"``: one client after another, for any module. ``"vectorized"``: many at once, by
+            ``torch.func`` over ``training_step``, for small models; what it cannot do is refused by name.
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         strategy: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork``, ``ddp_notebook``: how processes are started. Each
             trains whole clients; gradients are never synchronised.
@@ -97,6 +99,7 @@ class FederatedTrainer(CallbackView):
         local_steps: int | None = None,
         sampler: ClientSampler | None = None,
         stragglers: Stragglers | None = None,
+        engine: Literal["sequential", "vectorized"] = "sequential",
         accelerator: str = "auto",
         strategy: str = "auto",
         devices: list[int] | str | int = "auto",
@@ -142,6 +145,7 @@ class FederatedTrainer(CallbackView):
         self.buffers = buffers
         self.keep_local_models = keep_local_models
         self.client_dtype = client_dtype
+        self.engine: Literal["sequential", "vectorized"] = engine
         self.enable_checkpointing = enable_checkpointing
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.default_root_dir = Path(default_root_dir)
@@ -304,7 +308,7 @@ class FederatedTrainer(CallbackView):
         self.federation = Federation(
             fabric, self.user, datamodule, algorithm, self.local, self.sampler, self.clients_per_round, self.buffers,
             self.keep_local_models, None if self.client_dtype is None else getattr(torch, self.client_dtype),
-            self.stragglers, self.seed,
+            self.stragglers, self.engine, self.seed,
         )  # fmt: skip
         self.server, self.clients = self.federation.server, self.federation.clients
         self.layout = self.federation.layout

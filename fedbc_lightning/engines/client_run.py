@@ -109,7 +109,7 @@ class ClientRun:
         cohort.buffers = layout.read_buffers()[None]
         cohort.counters = layout.read_counters()
         cohort.steps[0] = self.num_updates
-        cohort.step_size = self.step_size(self._mean_rates())
+        cohort.step_size = self.engine.step_sizes(self._mean_rates())
         logged = self.collector.result()
         losses = torch.stack(self.losses).tolist() if self.losses else []  # one wait for the device
         if losses:
@@ -125,16 +125,6 @@ class ClientRun:
             return [0.0] * len(self.layout.group_slices)
         weighted = [[rate * count for rate in rates] for rates, count in self._updates_by_rate.items()]
         return [sum(group) / self.num_updates for group in zip(*weighted, strict=True)]
-
-    def step_size(self, rates: Sequence[float]) -> Tensor:
-        """Learning rates by parameter: (1, 1) where one group holds all, else (1, d) by slice, 0 outside the groups."""
-        layout, device = self.layout, self.engine.grad.device
-        if layout.group_slices == [slice(0, layout.num_parameters)]:
-            return torch.full((1, 1), rates[0], dtype=layout.master_dtype, device=device)
-        sizes = torch.zeros_like(self.engine.grad, dtype=layout.master_dtype)
-        for part, rate in zip(layout.group_slices, rates, strict=True):
-            sizes[part] = rate
-        return sizes[None]
 
 
 def is_finite(values: Tensor) -> bool:

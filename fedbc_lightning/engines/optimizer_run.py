@@ -134,7 +134,7 @@ class OptimizerRun(ClientRun):
         optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
 
     def _apply_after_step(self, after_step: AfterStep) -> None:
-        self.engine.update_row(lambda w: after_step.apply(w, self.step_size(self.optimizer.rates)))
+        self.engine.update_row(lambda w: after_step.apply(w, self.engine.step_sizes(self.optimizer.rates)))
 
     def _run_batch(self, batch: Any, batch_idx: int) -> bool:
         """One micro-batch, and the optimizer step if it completes one; True if a hook ends the epoch."""

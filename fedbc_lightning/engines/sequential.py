@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,6 +28,12 @@ from fedbc_lightning.optimizers import LocalOptimizer
 from fedbc_lightning.seeding import derive, seed_globals
 
 log = logging.getLogger("lightning.pytorch." + __name__)  # below Lightning's logger, whose lines people see
+
+
+STEP_HOOKS = (
+    "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,11 +112,7 @@ class SequentialEngine:
                 "module's own nor with an optimizer that calls its closure, such as LBFGS; use bf16-mixed or 32-true."
             )
         self._is_half = layout.dtype != layout.master_dtype
-        step_hooks = (
-            "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward",
-            "on_after_backward", "on_before_optimizer_step",
-        )  # fmt: skip
-        self._is_watched = any(map(hooks.listens, step_hooks)) or any(self.overridden.values())
+        self._is_watched = any(map(hooks.listens, STEP_HOOKS)) or any(self.overridden.values())
         self.shows_gradients = any(map(hooks.listens, ("on_before_optimizer_step", "on_train_batch_end")))
         self.shows_gradients |= self.overridden["configure_gradient_clipping"]
 
@@ -159,6 +161,26 @@ class SequentialEngine:
             rank_zero_info(
                 f"{name} takes plain SGD steps: of the model's {said} it uses {' and '.join(used) or 'nothing'}."
             )
+
+    def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
+        """The cohorts of a round: which clients are trained together.
+
+        Args:
+            positions: Of the clients in the order of sampling.
+            num_steps: Of each sampled client, by position.
+            alone: Those that train by themselves.
+        """
+        return [[position] for position in positions]
+
+    def step_sizes(self, rates: Sequence[float]) -> Tensor:
+        """Learning rates by parameter: (1, 1) where one group holds all, else (1, d) by slice, 0 outside the groups."""
+        layout, device = self.layout, self.grad.device
+        if layout.group_slices == [slice(0, layout.num_parameters)]:
+            return torch.full((1, 1), rates[0], dtype=layout.master_dtype, device=device)
+        sizes = torch.zeros_like(self.grad, dtype=layout.master_dtype)
+        for part, rate in zip(layout.group_slices, rates, strict=True):
+            sizes[part] = rate
+        return sizes[None]
 
     # one client
 

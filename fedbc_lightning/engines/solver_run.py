@@ -88,7 +88,7 @@ class SolverRun(ClientRun):
     @property
     def rates(self) -> Tensor:
         """The user's current learning rates, (1, 1) or (1, d) by parameter."""
-        return self.step_size(self.optimizer.rates)
+        return self.engine.step_sizes(self.optimizer.rates)
 
     def next_batch(self) -> Batch:
         """The next batch of the client's shuffled epochs, which follow one another without end."""
@@ -194,6 +194,6 @@ class SolverRun(ClientRun):
         optimizer, layout = self.optimizer.optimizer, self.layout
         if type(optimizer) is not torch.optim.SGD or not any(g["weight_decay"] for g in optimizer.param_groups):
             return []
-        rates = self.step_size([float(group["weight_decay"]) for group in optimizer.param_groups])
+        rates = self.engine.step_sizes([float(group["weight_decay"]) for group in optimizer.param_groups])
         zero = torch.zeros(layout.num_parameters, dtype=layout.master_dtype, device=self.engine.grad.device)
         return [Proximal(rates, zero)]

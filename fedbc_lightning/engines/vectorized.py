@@ -1,0 +1,115 @@
+"""The vectorized engine: many clients at once, one mapped step for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from lightning.fabric.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.engines.cohort_run import SEQUENTIAL, CohortRun, TrainingStep
+from fedbc_lightning.engines.sequential import STEP_HOOKS, SequentialEngine
+from fedbc_lightning.engines.stacked_optimizer import StackedOptimizer
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.local import AfterStep, Solver, Term
+from fedbc_lightning.optimizers import configure
+
+CLIENT_HOOKS = ("on_client_start", "on_client_end", "on_train_epoch_start", "on_train_epoch_end")
+MAX_COHORT = 1024
+BYTES_OF_ROWS = 2**30
+"""Of the matrices (K, d) that a cohort needs: w, gradients, optimizer state, differences."""
+
+
+class VectorizedEngine(SequentialEngine):
+    """Trains K clients in lockstep: the user's ``training_step`` under ``torch.func``, one stacked optimizer step.
+
+    A cohort of one client is the sequential engine's, so everything else that an engine does is inherited.
+
+    Args:
+        *args: Of :class:`~fedbc_lightning.engines.sequential.SequentialEngine`.
+
+    Raises:
+        ConfigurationError: Something in the module, the trainer or a callback that cannot be mapped, by name.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        for problem, is_there in self._problems().items():
+            if is_there:
+                raise ConfigurationError(f"trainer.engine: vectorized cannot train with {problem}; {SEQUENTIAL}.")
+        self.training_step = TrainingStep(self.user.module, self.user.training_takes_index)
+        self.stacked_optimizer = StackedOptimizer(configure(self.user), self.layout)
+        self.is_checked = False
+        self.cohort_size = max(2, min(MAX_COHORT, BYTES_OF_ROWS // (6 * self.row.nbytes)))
+        if any(isinstance(child, nn.modules.dropout._DropoutNd) and child.p for child in self.user.module.modules()):
+            rank_zero_info(
+                "trainer.engine: vectorized draws dropout for a whole cohort at once, so its masks depend on who is in "
+                "it; the sequential engine's depend on the client alone."
+            )
+
+    def _problems(self) -> dict[str, bool]:
+        user, layout, local = self.user, self.layout, self.local
+        listened = [name for name in (*STEP_HOOKS, *CLIENT_HOOKS) if user.hooks.listens(name)]
+        overridden = [name for name, own in self.overridden.items() if own]
+        buffers, optimizer = layout.float_buffers + layout.integer_buffers, type(self.optimizer.optimizer).__name__
+        return {
+            f"the hook {', '.join(listened)}, which is called for each client or step": bool(listened),
+            f"the module's own {', '.join(overridden)}": bool(overridden),
+            f"the optimizer {optimizer}, which is not elementwise": not self.optimizer.is_flat,
+            "learning-rate schedulers inside clients": bool(self.optimizer.schedulers),
+            "a configure_optimizers that reads self.trainer": self.optimizer.is_made_anew,
+            "buffers that training moves, such as BatchNorm's": bool(buffers),
+            "precision other than 32-true and 64-true": self._is_half or isinstance(user.precision, MixedPrecision),
+            "accumulate_grad_batches above 1": local.accumulate_grad_batches > 1,
+            "hooks that transfer batches": user.has_transfer_hooks,
+        }
+
+    def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
+        """Cohorts of clients of similar length, the longest first."""
+        together = sorted((p for p in positions if p not in alone), key=lambda p: (-num_steps[p], p))
+        size = self.cohort_size
+        cohorts = [together[start : start + size] for start in range(0, len(together), size)]
+        return cohorts + [[p] for p in positions if p in alone]
+
+    def check_solver(self, name: str, *, uses_lr: bool = True) -> None:
+        """Refuse methods that write out their own steps.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            f"trainer.engine: vectorized cannot run {name}, which takes its own steps; {SEQUENTIAL}."
+        )
+
+    def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:
+        """Refused for several clients."""
+        if len(cohort) > 1:
+            raise ConfigurationError(
+                f"trainer.engine: vectorized has no loss over all of a client's data; {SEQUENTIAL}."
+            )
+        return super().train_loss(cohort, model)
+
+    def solve(
+        self, cohort: Cohort, start: Tensor, terms: Sequence[Term] = (), *, solver: Solver | None = None,
+        after_step: AfterStep | None = None, epochs: int | None = None, lr_scale: float = 1.0,
+        record_gradient_mean: bool = False, purpose: str = "client", is_last: bool = True,
+    ) -> None:  # fmt: skip
+        """See the base class; K clients at once."""
+        if len(cohort) == 1:
+            super().solve(
+                cohort, start, terms, solver=solver, after_step=after_step, epochs=epochs, lr_scale=lr_scale,
+                record_gradient_mean=record_gradient_mean, purpose=purpose, is_last=is_last,
+            )  # fmt: skip
+            return
+        collector = self.user.collector
+        self.user.train_mode()
+        self.user.shim.set(training=True, current_client=None)
+        try:
+            CohortRun(self, cohort, self._planned(cohort, epochs), terms, after_step, record_gradient_mean).run(
+                start, lr_scale, purpose
+            )
+        finally:
+            self.user.collector = collector

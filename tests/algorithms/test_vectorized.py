@@ -1,0 +1,91 @@
+"""Every algorithm on the vectorized engine: the sequential engine's numbers, or a refusal by name (DESIGN 11.2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.boring import read_csv
+from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
+
+from algorithms.registry import REPRESENTATIVES
+from algorithms.running import QUIET
+from algorithms.setting import Setting
+from fedbc_lightning import ConfigurationError, FederatedTrainer
+from fedbc_lightning.algorithms import (
+    APFL,
+    L2GD,
+    L2SGD,
+    L2SGD2,
+    FedLiLS,
+    L2SGDPlus,
+    L2SGDPlusPlus,
+    PerFedAvg,
+    PerFedBC,
+    PFedMe,
+    QFedAvg,
+)  # fmt: skip
+
+OWN_STEPS = frozenset({
+    APFL, FedLiLS, L2GD, L2SGD, L2SGD2, L2SGDPlus, L2SGDPlusPlus, PerFedAvg, PerFedBC, PFedMe, QFedAvg,
+})  # fmt: skip
+"""Their clients write out their own steps, or need the loss over all samples."""
+
+
+def is_refused(setting: Setting) -> bool:
+    algorithm = setting.build()
+    return type(algorithm) in OWN_STEPS or getattr(algorithm, "solver", None) is not None
+
+
+def run(root: Path, setting: Setting, engine: str, rounds: int) -> FederatedTrainer:
+    """Rounds of 4 clients in cohorts of 3, with batches of several shapes."""
+    options = {"max_rounds": rounds, "clients_per_round": 4, "local_epochs": 2, "seed": 3, "name": engine}
+    trainer = FederatedTrainer(**QUIET | options | setting.options | {"default_root_dir": str(root), "engine": engine})
+    data = QuadraticData(sample_quadratics(), batch_size=2)
+    trainer.fit(QuadraticModule(), datamodule=data, algorithm=setting.build())
+    return trainer
+
+
+def assert_close(left: Any, right: Any, path: str = "") -> None:
+    if isinstance(left, torch.Tensor) and left.is_floating_point():
+        scale = max(float(right.abs().max()) if right.numel() else 0.0, 1e-3)
+        torch.testing.assert_close(
+            left, right, rtol=0, atol=1e-10 * scale, equal_nan=True, msg=lambda m: f"{path}: {m}"
+        )
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys(), path
+        for key in left:
+            assert_close(left[key], right[key], f"{path}/{key}")
+
+
+@pytest.fixture(autouse=True)
+def small_cohorts(monkeypatch):
+    monkeypatch.setattr("fedbc_lightning.engines.vectorized.MAX_COHORT", 3)
+
+
+@pytest.mark.parametrize("setting", [s for s in REPRESENTATIVES if is_refused(s)], ids=lambda setting: setting.name)
+def test_own_steps_are_refused(tmp_path, setting):
+    with pytest.raises(ConfigurationError, match=r"trainer\.engine: vectorized .*use engine: sequential"):
+        run(tmp_path, setting, "vectorized", rounds=1)
+
+
+@pytest.mark.parametrize("setting", [s for s in REPRESENTATIVES if not is_refused(s)], ids=lambda setting: setting.name)
+def test_the_sequential_engines_numbers(tmp_path, setting):
+    rounds = 20 if setting.name.startswith(("fedavg-", "fedbc-", "scaffold-")) else 6
+    stacked = run(tmp_path, setting, "vectorized", rounds)
+    single = run(tmp_path, setting, "sequential", rounds)
+    states = [trainer.federation.state_dict() | trainer.federation.module_state() for trainer in (stacked, single)]
+    for state in states:
+        state.pop("fingerprint")
+    assert_close(*states)
+    for name in ("clients", "metrics"):
+        tables = [read_csv(Path(trainer.log_dir) / f"{name}.csv") for trainer in (stacked, single)]
+        for one, other in zip(*tables, strict=True):
+            assert one.keys() == other.keys()
+            for key in one.keys() - {"time/round_seconds", "time/eval_seconds"}:
+                if "." in other[key]:
+                    assert float(one[key]) == pytest.approx(float(other[key]), rel=1e-7, abs=1e-9), key
+                else:
+                    assert one[key] == other[key], key

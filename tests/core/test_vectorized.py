@@ -1,0 +1,271 @@
+"""The vectorized engine with the modules and data of users: the sequential engine's numbers, or a refusal by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fedbc_lightning.datamodules import ArraysDataModule
+from fedbc_lightning.models import CIFARCNN, MLP
+from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_trainer, read_csv
+from lightning.pytorch import Callback
+from test_plain_steps import OPTIMIZERS
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset, default_collate
+from torchmetrics.classification import MulticlassAccuracy
+
+from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
+from fedbc_lightning.stragglers import Stragglers
+
+
+class Model(BoringModel):
+    """Smooth, without buffers; logs a number of its own."""
+
+    def __init__(self, optimizer="sgd"):
+        super().__init__()
+        self.kind = optimizer
+        self.net = nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        outputs = self(inputs)
+        self.log("train_size", float(len(targets)))
+        self.log_dict({"train_accuracy": (outputs.argmax(1) == targets).float().mean()})
+        return {"loss": functional.cross_entropy(outputs, targets)}
+
+    def configure_optimizers(self):
+        return OPTIMIZERS[self.kind](list(self.parameters()))
+
+
+class Recurrent(Model):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.LSTM(10, 3)
+
+    def forward(self, inputs):
+        return self.net(inputs)[0]
+
+
+class Wrapped(Dataset):
+    """Hides the tensors, so that a DataLoader reads them."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        return self.dataset[index]
+
+
+class ItemData(BoringData):
+    def client_train_dataset(self, client):
+        return Wrapped(super().client_train_dataset(client))
+
+
+def fit(root, engine, algorithm=FedAvg, model=Model, data=BoringData, ckpt_path=None, **options):
+    torch.manual_seed(0)
+    options = {
+        "precision": "64-true",
+        "clients_per_round": 5,
+        "local_epochs": 2,
+        "eval_every_n_rounds": 0,
+        "name": engine,
+    } | options
+    trainer = make_trainer(root, engine=engine, **options)
+    trainer.fit(model(), data(), algorithm(), ckpt_path=ckpt_path)
+    return trainer
+
+
+def compare(root, tolerance=1e-12, **options):
+    stacked, single = (fit(root, engine, **options) for engine in ("vectorized", "sequential"))
+    difference = (stacked.server.z - single.server.z).abs().max() / single.server.z.abs().max()
+    assert difference <= tolerance
+    for rows in zip(*(read_csv(Path(t.log_dir, "clients.csv")) for t in (stacked, single)), strict=True):
+        assert rows[0].keys() == rows[1].keys()
+        for name in rows[0]:
+            if name == "status" or "" in (rows[0][name], rows[1][name]):
+                assert rows[0][name] == rows[1][name]
+            else:
+                expected = pytest.approx(float(rows[1][name]), rel=max(tolerance * 100, 1e-6), nan_ok=True)
+                assert float(rows[0][name]) == expected, name
+    return stacked
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model": lambda: Model("momentum"), "algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3},
+        {"model": lambda: Model("adam"), "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+        {"model": lambda: Model("groups"), "algorithm": SCAFFOLD},
+        {"local_epochs": None, "local_steps": 7},
+        {"data": lambda: BoringData(drop_last=True)},
+        {"data": ItemData},
+        {"stragglers": Stragglers(0.5, 0.0)},
+        {"buffers": "local"},
+        {"model": Recurrent},
+    ],
+)
+def test_the_sequential_engines_numbers(tmp_path, options):
+    compare(tmp_path, **options)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_cohorts_of_any_size(tmp_path, monkeypatch, size):
+    monkeypatch.setattr("fedbc_lightning.engines.vectorized.MAX_COHORT", size)
+    compare(tmp_path, algorithm=lambda: FedBC(dual_lr=0.1))
+
+
+def test_float32_and_images(tmp_path):
+    """uint8 images of one pool, dealt out and transformed in batches; a network that is not smooth."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (200, 3, 16, 16), dtype=np.uint8), rng.integers(0, 4, 200)
+    owners = rng.choice(4, 200, p=[0.4, 0.3, 0.2, 0.1])
+    compare(
+        tmp_path, 1e-5, precision="32-true", clients_per_round=4, max_rounds=2,
+        data=lambda: ArraysDataModule(images, labels, owners, batch_size=16, seed=0),
+        model=lambda: CIFARCNN(num_classes=4, image_size=16, lr=0.01),
+    )  # fmt: skip
+
+
+def test_a_client_that_overflows_leaves_alone(tmp_path):
+    class Poisoned(BoringData):
+        def __init__(self):
+            super().__init__()
+            self.arrays[2][0][:] = torch.inf
+
+    trainer = compare(tmp_path, data=Poisoned, clients_per_round=1.0)
+    rows = read_csv(Path(trainer.log_dir, "clients.csv"))
+    assert {row["client"] for row in rows if row["status"] == "nonfinite"} == {"2"}
+
+
+def test_resume_is_bitwise(tmp_path):
+    def algorithm():
+        return FedBC(dual_lr=0.1, tolerance_lr=0.1)
+
+    whole = fit(tmp_path, "vectorized", algorithm, max_rounds=5, name="whole")
+    fit(tmp_path, "vectorized", algorithm, max_rounds=2, name="parts")
+    trainer = fit(tmp_path, "vectorized", algorithm, max_rounds=5, name="parts", ckpt_path="last")
+    assert_equal_trees(trainer.federation.state_dict(), whole.federation.state_dict())
+    assert_equal_trees(trainer.federation.module_state(), whole.federation.module_state())
+
+
+def test_dropout_differs_between_clients_and_is_said(tmp_path, caplog):
+    class Dropped(Model):
+        def __init__(self):
+            super().__init__()
+            self.net.insert(1, nn.Dropout(0.5))
+
+    with caplog.at_level("INFO"):
+        first, second = (fit(tmp_path, "vectorized", model=Dropped, name=name) for name in "ab")
+    assert "vectorized draws dropout for a whole cohort at once" in caplog.text
+    assert torch.equal(first.server.z, second.server.z)
+    rows = read_csv(Path(first.log_dir, "clients.csv"))
+    assert len({row["train_loss"] for row in rows}) == len(rows)
+
+
+# refusals
+
+
+class Watcher(Callback):
+    def on_train_batch_end(self, *args):
+        pass
+
+
+class Scheduled(Model):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+class Lbfgs(Model):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
+
+
+class Asking(Model):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1 / self.trainer.max_epochs)
+
+
+class Measured(Model):
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3)
+
+    def training_step(self, batch, batch_idx):
+        self.accuracy(self(batch[0]), batch[1])
+        return super().training_step(batch, batch_idx)
+
+
+class Summed(Model):
+    def training_step(self, batch, batch_idx):
+        self.log("train_most", batch[0].max(), reduce_fx="max")
+        return super().training_step(batch, batch_idx)
+
+
+class Unused(Model):
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Linear(2, 2)
+
+
+class Branching(Model):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)["loss"]
+        return loss if loss > 0 else loss * 2
+
+
+class Silent(Model):
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+
+
+class Stepping(Model):
+    def optimizer_step(self, epoch, batch_idx, optimizer, closure=None):
+        optimizer.step(closure)
+
+
+def as_dict(items):
+    return dict(zip("xy", default_collate(items), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"callbacks": [Watcher()]}, "the hook on_train_batch_end"),
+        ({"model": Scheduled}, "learning-rate schedulers"),
+        ({"model": Lbfgs}, "the optimizer LBFGS"),
+        ({"model": Asking}, "reads self.trainer"),
+        ({"model": BoringModel}, "BatchNorm"),
+        ({"model": Stepping}, "own optimizer_step"),
+        ({"model": Measured}, "torchmetrics Metric"),
+        ({"model": Summed}, "self.log\\('train_most'\\)"),
+        ({"model": Unused}, "'left.(weight|bias)' has none"),
+        ({"model": Branching}, "cannot map Branching.training_step"),
+        ({"model": Silent}, "needs a loss in every step"),
+        ({"precision": "bf16-mixed"}, "precision other than"),
+        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
+        ({"data": lambda: BoringData(collate_fn=as_dict)}, "stacks the tensors of batches"),
+    ],
+)
+def test_refusals_name_the_sequential_engine(tmp_path, options, message):
+    with pytest.raises(ConfigurationError, match=rf"trainer\.engine: vectorized .*{message}.*use engine: sequential"):
+        fit(tmp_path, "vectorized", **options)
+
+
+def test_an_unknown_engine(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"trainer\.engine: got fast; use sequential or vectorized"):
+        make_trainer(tmp_path, engine="fast")
+
+
+def test_a_model_of_ours(tmp_path):
+    def data():
+        rng = np.random.default_rng(1)
+        inputs, labels = rng.normal(size=(120, 6)).astype(np.float32), rng.integers(0, 3, 120)
+        return ArraysDataModule(inputs, labels, rng.integers(0, 5, 120), seed=0)
+
+    compare(tmp_path, 1e-12, data=data, model=lambda: MLP(6, 8, num_classes=3, dropout=0.0), clients_per_round=1.0)
