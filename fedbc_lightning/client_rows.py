@@ -27,8 +27,8 @@ class RowStorage:
         """A copy of one client's committed row; ``staged``: as the next round will see it."""
         raise NotImplementedError
 
-    def stage(self, name: str, client: int, row: Tensor) -> None:
-        """Give one client's row its value for the next round; the value is copied."""
+    def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
+        """Give clients' rows (K, ...) their values for the next round; these are copied."""
         raise NotImplementedError
 
     def export_staged(self) -> dict[str, Any]:
@@ -61,9 +61,9 @@ class TableRows(RowStorage):
         row = self._rows[name].get(client, self.starts[name])
         return (self._staged[name].get(client, row) if staged else row).clone()
 
-    def stage(self, name: str, client: int, row: Tensor) -> None:
+    def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """See :class:`RowStorage`."""
-        self._staged[name][client] = row.detach().to("cpu", copy=True)
+        self._staged[name].update(zip(clients, rows.detach().to("cpu", copy=True), strict=True))
 
     def commit(self) -> None:
         """See :class:`RowStorage`."""
@@ -113,9 +113,10 @@ class MemoryRows(RowStorage):
             row = self._rows[name][client] if self._is_touched[name][client] else start
         return row.to(start.dtype, copy=True)
 
-    def stage(self, name: str, client: int, row: Tensor) -> None:
+    def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """See :class:`RowStorage`."""
-        self._staged[name][client] = row.detach().to("cpu", self._rows[name].dtype, copy=True)
+        copied = rows.detach().to("cpu", self._rows[name].dtype, copy=True)
+        self._staged[name].update(zip(clients, copied, strict=True))
 
     def commit(self) -> None:
         """See :class:`RowStorage`."""

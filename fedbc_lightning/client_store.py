@@ -102,12 +102,12 @@ class ClientStore:
         rows = [self.vector(name, client) for client in ids]
         return (rows[0][None] if len(rows) == 1 else torch.stack(rows)).to(device)
 
-    def stage(self, client: int, name: str, value: Tensor) -> None:
-        """Give one client's row or scalar its value for the next round; the value is copied."""
+    def stage(self, name: str, clients: list[int], values: Tensor) -> None:
+        """Give K clients' rows (K, ...) or scalars (K,) their values for the next round; these are copied."""
         if name in self._scalars:
-            self._staged_scalar(name)[client] = value
+            self._staged_scalar(name)[clients] = values.to(torch.float64)
         else:
-            self._storage(name).stage(name, client, value)
+            self._storage(name).stage(name, clients, values)
 
     def stage_all(self, name: str, values: Tensor) -> None:
         """Give the scalars of all clients, (N,), their values for the next round."""

@@ -132,7 +132,7 @@ class Cohort:
 
     def write_back(self, store: ClientStore) -> None:
         """Stage the rows of the valid clients in the store."""
+        valid = self.valid.tolist()
+        clients = [client for client, is_valid in zip(self.ids, valid, strict=True) if is_valid]
         for name, values in self._staged.items():
-            for k, client in enumerate(self.ids):
-                if self.valid[k]:
-                    store.stage(client, name, values[k])
+            store.stage(name, clients, values if all(valid) else values[self.valid.to(values.device)])

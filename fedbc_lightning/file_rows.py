@@ -65,11 +65,12 @@ class FileRows(RowStorage):
             self._check_generation("the checkpoint")  # the run may go on in another process
         return row
 
-    def stage(self, name: str, client: int, row: Tensor) -> None:
+    def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """See :class:`RowStorage`."""
         assert self._file is not None
-        slot = self._staged[name].setdefault(client, self._free_slot(name, client))
-        self._file.write(name, slot, client, row.detach().to("cpu", self._dtypes[name]))
+        for client, row in zip(clients, rows.detach().to("cpu", self._dtypes[name]), strict=True):
+            slot = self._staged[name].setdefault(client, self._free_slot(name, client))
+            self._file.write(name, slot, client, row)
 
     def export_staged(self) -> dict[str, Any]:
         """The numbers of the clients whose rows were written here."""

@@ -91,4 +91,4 @@ class CenterConsensus(ServerCallback):
         server.stage_model(sums["centers"] / num_valid)
         for record in server.records:
             record["weight"] /= num_valid
-            clients.stage(record["client"], "center", server.staged("z"))
+            clients.stage("center", [record["client"]], server.staged("z")[None])

@@ -138,7 +138,7 @@ def test_any_order_of_events_keeps_the_rows(tmp_path, seed):
     for step in range(400):
         staged = {client: float(step) for client in rng.sample(range(4), rng.randint(0, 4))}
         for client, value in staged.items():
-            rows.stage("x", client, torch.full((3,), value))
+            rows.stage("x", [client], torch.full((1, 3), value))
         for client in range(4):
             assert rows.read("x", client)[0] == current.get(client, 0.0)
             assert rows.read("x", client, staged=True)[0] == (current | staged).get(client, 0.0)
@@ -162,7 +162,7 @@ def test_any_order_of_events_keeps_the_rows(tmp_path, seed):
 def test_the_file_takes_as_much_disk_as_rows_were_written(tmp_path):
     rows = storage(tmp_path / "clients.bin", num_clients=1_000_000, length=2048)
     for client in range(0, 1_000_000, 50_000):
-        rows.stage("x", client, torch.full((2048,), float(client)))
+        rows.stage("x", [client], torch.full((1, 2048), float(client)))
     rows.commit()
     rows.sync()
     size = os.stat(tmp_path / "clients.bin")
@@ -226,7 +226,7 @@ def test_a_copied_checkpoint_with_its_file_starts_a_run_of_its_own(tmp_path, in_
 
 def test_a_reader_notices_that_the_run_goes_on(tmp_path):
     rows = storage(tmp_path / "clients.bin")
-    rows.stage("x", 1, torch.ones(3))
+    rows.stage("x", [1], torch.ones(1, 3))
     rows.commit()
     reader = FileRows({"x": torch.zeros(3)}, {"x": torch.float32}, 4)
     reader.load_state_dict(rows.state_dict(), "last.ckpt", tmp_path / "clients.bin")
