@@ -1,6 +1,6 @@
-"""The sequential engine against hand-written loops on the same steps, in turn within one run.
+"""Both engines against hand-written loops on the same steps, in turn within one run.
 
-    python benchmarks/sequential.py [W1 W2 W3 W4] [--pairs 3]
+    python benchmarks/engines.py [W1 W2 W3 W4] [--pairs 3]
 
 Prints client-steps per second and ratios (medians with minimum and maximum): machines are noisy, ratios carry over.
 Workloads: W1 logistic 60-10, 30 clients of 40 to 1,471 samples, 10 sampled, E=5; W2 MLP 784-128-10, 100 x 600, 10
@@ -137,13 +137,13 @@ def loop(work: Workload, data: Clients, *, flat: bool) -> float:
     return steps / (time.perf_counter() - started)
 
 
-def ours(work: Workload, data: Clients, algorithm: FederatedAlgorithm) -> float:
+def ours(work: Workload, data: Clients, algorithm: FederatedAlgorithm, engine: str = "sequential") -> float:
     """Client-steps per second of the framework, tables written."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
             max_rounds=work.rounds, clients_per_round=work.num_sampled, local_epochs=work.epochs, accelerator="cpu",
             logger=False, eval_every_n_rounds=0, enable_progress_bar=False, enable_checkpointing=False,
-            default_root_dir=folder, seed=0,
+            default_root_dir=folder, seed=0, engine=engine,  # type: ignore[arg-type]
         )  # fmt: skip
         trainer.fit(Plain(work.make_net()), data, algorithm)
         with open(f"{trainer.log_dir}/clients.csv") as file:
@@ -166,6 +166,7 @@ def main() -> None:
             "floor": lambda work=work, data=data: loop(work, data, flat=True),  # type: ignore[misc]
             "torch.optim": lambda work=work, data=data: loop(work, data, flat=False),  # type: ignore[misc]
             "FedAvg": lambda work=work, data=data: ours(work, data, FedAvg()),  # type: ignore[misc]
+            "vectorized": lambda work=work, data=data: ours(work, data, FedAvg(), "vectorized"),  # type: ignore[misc]
             "FedBC": lambda work=work, data=data: ours(work, data, FedBC(dual_lr=1e-3)),  # type: ignore[misc]
         }
         speeds: dict[str, list[float]] = {kind: [] for kind in runs}
