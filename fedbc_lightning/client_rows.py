@@ -27,6 +27,11 @@ class RowStorage:
         """A copy of one client's committed row; ``staged``: as the next round will see it."""
         raise NotImplementedError
 
+    def gather(self, name: str, clients: list[int]) -> Tensor:
+        """The committed rows of K clients, (K, ...); a copy."""
+        rows = [self.read(name, client) for client in clients]
+        return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """Give clients' rows (K, ...) their values for the next round; these are copied."""
         raise NotImplementedError
@@ -94,38 +99,78 @@ class TableRows(RowStorage):
 class MemoryRows(RowStorage):
     """Rows of one size, as one matrix (N, d) per name, of which untouched pages take no memory.
 
+    Staged rows wait in a matrix of their own, in the order of staging, whose memory is kept from round to round.
+
     Args:
         starts: See :class:`RowStorage`.
         dtypes: Name -> dtype in which rows are kept.
         num_clients: N.
     """
 
+    _staged: dict[str, dict[int, int]]  # client -> place among the waiting rows
+
     def __init__(self, starts: dict[str, Tensor], dtypes: dict[str, torch.dtype], num_clients: int) -> None:
         super().__init__(starts)
         self._rows = {name: torch.zeros(num_clients, len(row), dtype=dtypes[name]) for name, row in starts.items()}
         self._is_touched = {name: torch.zeros(num_clients, dtype=torch.bool) for name in starts}
+        self._waiting = {name: rows.new_empty(0, rows.shape[1]) for name, rows in self._rows.items()}
 
     def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
         """See :class:`RowStorage`."""
         start = self.starts[name]
-        row = self._staged[name].get(client) if staged else None
-        if row is None:
+        place = self._staged[name].get(client) if staged else None
+        if place is not None:
+            row = self._waiting[name][place]
+        else:
             row = self._rows[name][client] if self._is_touched[name][client] else start
         return row.to(start.dtype, copy=True)
 
+    def gather(self, name: str, clients: list[int]) -> Tensor:
+        """See :class:`RowStorage`."""
+        if len(clients) == 1:
+            return self.read(name, clients[0])[None]
+        rows, is_touched = self._rows[name][clients], self._is_touched[name][clients]
+        return torch.where(is_touched[:, None], rows.to(self.starts[name].dtype), self.starts[name])
+
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """See :class:`RowStorage`."""
-        copied = rows.detach().to("cpu", self._rows[name].dtype, copy=True)
-        self._staged[name].update(zip(clients, copied, strict=True))
+        first, waiting = self._num_waiting[name], self._waiting[name]
+        end = self._num_waiting[name] = first + len(clients)
+        if end > len(waiting):
+            longer = waiting.new_empty(max(end, 2 * len(waiting)), waiting.shape[1])
+            longer[:first] = waiting[:first]
+            waiting = self._waiting[name] = longer
+        waiting[first:end] = rows.detach()
+        self._staged[name].update(zip(clients, range(first, end), strict=True))
 
     def commit(self) -> None:
         """See :class:`RowStorage`."""
-        for name, rows in self._staged.items():
-            if rows:
-                clients = torch.tensor(list(rows))
-                self._rows[name][clients] = torch.stack(list(rows.values()))
+        for name, places in self._staged.items():
+            if places:
+                clients = torch.tensor(list(places))
+                self._rows[name][clients] = self._in_order_of_staging(name)
                 self._is_touched[name][clients] = True
         self.rollback()
+
+    def rollback(self) -> None:
+        """See :class:`RowStorage`."""
+        super().rollback()
+        self._num_waiting = dict.fromkeys(self.starts, 0)
+
+    def export_staged(self) -> dict[str, Any]:
+        """See :class:`RowStorage`."""
+        return {name: (list(places), self._in_order_of_staging(name)) for name, places in self._staged.items()}
+
+    def import_staged(self, staged: dict[str, Any]) -> None:
+        """See :class:`RowStorage`."""
+        for name, (clients, rows) in staged.items():
+            self.stage(name, clients, rows)
+
+    def _in_order_of_staging(self, name: str) -> Tensor:
+        """The staged rows, one for each client."""
+        places, waiting = self._staged[name], self._waiting[name]
+        is_once = len(places) == self._num_waiting[name]  # else a client was staged again
+        return waiting[: len(places)] if is_once else waiting[list(places.values())]
 
     def state_dict(self) -> dict[str, Any]:
         """Name -> the touched clients and their rows as one matrix."""

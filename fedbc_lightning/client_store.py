@@ -47,6 +47,7 @@ class ClientStore:
             name: _per_client(name, initial, num_clients) for name, initial in declaration.client_scalars.items()
         }
         self._staged_scalars: dict[str, Tensor] = {}
+        self._waiting_scalars: dict[str, list[tuple[list[int], Tensor]]] = {}  # not yet in those of all clients
         start = initial_model.detach().cpu().clone()
         starts = {
             "model": start,
@@ -98,31 +99,34 @@ class ClientStore:
     def gather(self, name: str, ids: list[int], device: torch.device) -> Tensor:
         """The committed state of K clients: a scalar (K,) on the CPU in float64, a vector (K, ...) on the device."""
         if name in self._scalars:
-            return self._scalars[name][ids]
-        rows = [self.vector(name, client) for client in ids]
-        return (rows[0][None] if len(rows) == 1 else torch.stack(rows)).to(device)
+            return torch.from_numpy(self._scalars[name].numpy()[ids])
+        return self._storage(name).gather(name, ids).to(device)
 
     def stage(self, name: str, clients: list[int], values: Tensor) -> None:
-        """Give K clients' rows (K, ...) or scalars (K,) their values for the next round; these are copied."""
+        """Give K clients' rows (K, ...) or scalars (K,) their values for the next round.
+
+        Rows are copied; scalars are taken as they are when they are next asked for.
+        """
         if name in self._scalars:
-            self._staged_scalar(name)[clients] = values.to(torch.float64)
+            self._waiting_scalars.setdefault(name, []).append((clients, values))
         else:
             self._storage(name).stage(name, clients, values)
 
     def stage_all(self, name: str, values: Tensor) -> None:
         """Give the scalars of all clients, (N,), their values for the next round."""
+        self._waiting_scalars.pop(name, None)
         self._staged_scalars[name] = values
 
     def export_staged(self, ids: list[int]) -> dict[str, Any]:
         """What was staged for these clients, to be sent to another rank; of rows in a file only whose."""
-        scalars = {name: {i: values[i].item() for i in ids} for name, values in self._staged_scalars.items()}
+        names = {*self._staged_scalars, *self._waiting_scalars}
+        scalars = {name: (ids, self.staged_scalar(name)[ids]) for name in names}
         return {"scalars": scalars, "rows": [storage.export_staged() for storage in (self._vectors, self._tables)]}
 
     def import_staged(self, staged: dict[str, Any]) -> None:
         """Stage what another rank exported."""
-        for name, values in staged["scalars"].items():
-            for client, value in values.items():
-                self._staged_scalar(name)[client] = value
+        for name, (clients, values) in staged["scalars"].items():
+            self.stage(name, clients, values)
         for storage, rows in zip((self._vectors, self._tables), staged["rows"], strict=True):
             storage.import_staged(rows)
 
@@ -136,10 +140,18 @@ class ClientStore:
 
     def staged_scalar(self, name: str) -> Tensor:
         """The scalars that the next round will see, (N,)."""
+        waiting = self._waiting_scalars.pop(name, None)
+        if waiting:
+            clients = [client for some, _ in waiting for client in some]
+            values = torch.cat([values.detach() for _, values in waiting]).to("cpu", torch.float64)
+            staged = self._staged_scalars.setdefault(name, self._scalars[name].clone())
+            staged.numpy()[clients] = values.numpy()
         return self._staged_scalars.get(name, self._scalars[name])
 
     def commit(self) -> None:
         """Make the staged values the current ones."""
+        for name in list(self._waiting_scalars):
+            self.staged_scalar(name)
         self._scalars |= self._staged_scalars
         self._staged_scalars = {}
         self._vectors.commit()
@@ -147,7 +159,7 @@ class ClientStore:
 
     def rollback(self) -> None:
         """Forget what was staged."""
-        self._staged_scalars = {}
+        self._staged_scalars, self._waiting_scalars = {}, {}
         self._vectors.rollback()
         self._tables.rollback()
 
@@ -192,11 +204,6 @@ class ClientStore:
 
     def _storage(self, name: str) -> MemoryRows | FileRows | TableRows:
         return self._tables if name in self._tables.starts else self._vectors
-
-    def _staged_scalar(self, name: str) -> Tensor:
-        if name not in self._staged_scalars:
-            self._staged_scalars[name] = self._scalars[name].clone()
-        return self._staged_scalars[name]
 
 
 class StagedClient:

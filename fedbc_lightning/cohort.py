@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import LocalTraining
 
 
+EMPTY = torch.empty(0)
+
+
 class Cohort:
     """K clients in one round: their iterates, their declared state, their messages. K = 1 in the sequential engine.
 
@@ -48,17 +51,15 @@ class Cohort:
         self.steps = [0] * len(ids)
         self.losses = [math.nan] * len(ids)
         self.valid = torch.ones(len(ids), dtype=torch.bool)
-        self.w: Tensor = torch.empty(0)
-        self.buffers: Tensor = torch.empty(0)
-        self.counters: Tensor = torch.empty(0)
-        self.start_counters: Tensor = torch.empty(0)
+        self.w = self.buffers = self.gradient_mean = self.step_size = EMPTY
+        self.counters = self.start_counters = EMPTY
         self.start_buffers: Tensor | None = None
-        self.gradient_mean: Tensor = torch.empty(0)
-        self.step_size: Tensor = torch.empty(0)
         self.local: LocalTraining | None = None
         self.has_started = False
         self.messages: dict[str, Tensor] = {}
-        self.records: list[dict[str, Any]] = [{} for _ in ids]
+        self.records: list[dict[str, Any]] = [
+            {"client": client, "num_samples": size} for client, size in zip(ids, num_samples, strict=True)
+        ]
         self._store, self._device = store, device
         self._state: dict[str, Tensor] = {}
         self._staged: dict[str, Tensor] = {}
@@ -87,6 +88,20 @@ class Cohort:
     def batch_loss(self) -> Tensor:
         """(K,) float64, :attr:`losses`."""
         return torch.tensor(self.losses, dtype=torch.float64)
+
+    @property
+    def is_all_valid(self) -> bool:
+        """Whether all of :attr:`valid` is True."""
+        return all(self.valid.tolist())
+
+    @property
+    def valid_positions(self) -> list[int]:
+        """Those of the valid clients among :attr:`positions`."""
+        return [position for position, is_valid in zip(self.positions, self.valid.tolist(), strict=True) if is_valid]
+
+    def of_valid(self, values: Tensor) -> Tensor:
+        """The rows of the valid clients in ``values`` (K, ...)."""
+        return values if self.is_all_valid else values[self.valid.to(values.device)]
 
     @property
     def model(self) -> Tensor:
@@ -122,7 +137,7 @@ class Cohort:
     def check_finite(self) -> None:
         """A client whose staged state or message is not finite is not valid."""
         for values in (*self._staged.values(), *self.messages.values()):
-            if values.data_ptr() != self.w.data_ptr():  # w is checked where it is made
+            if values.data_ptr() != self.w.data_ptr() and not is_finite(values):  # w is checked where it is made
                 self.valid &= torch.isfinite(values).reshape(len(self), -1).all(dim=1).cpu()
 
     def record(self, name: str, values: Tensor) -> None:
@@ -133,6 +148,14 @@ class Cohort:
     def write_back(self, store: ClientStore) -> None:
         """Stage the rows of the valid clients in the store."""
         valid = self.valid.tolist()
-        clients = [client for client, is_valid in zip(self.ids, valid, strict=True) if is_valid]
+        is_all_valid = all(valid)
+        clients = self.ids
+        if not is_all_valid:
+            clients = [client for client, is_valid in zip(clients, valid, strict=True) if is_valid]
         for name, values in self._staged.items():
-            store.stage(name, clients, values if all(valid) else values[self.valid.to(values.device)])
+            store.stage(name, clients, values if is_all_valid else self.of_valid(values))
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether all are; one sum tells it, unless it overflows."""
+    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())

@@ -34,12 +34,17 @@ class TensorPool:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tuple(tensors)  # the same object, if it is a tuple
-        if not self.tensors or any(len(tensor) != len(self.tensors[0]) for tensor in self.tensors):
+        if not self.tensors or any(tensor.size(0) != self.tensors[0].size(0) for tensor in self.tensors):
             raise ValueError(f"tensors: lengths {[len(t) for t in self.tensors]}; give one or more, all of one length")
         self._copies: dict[torch.device, tuple[Tensor, ...]] = {}
 
     def __len__(self) -> int:
-        return len(self.tensors[0])
+        return self.tensors[0].size(0)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one sample."""
+        return sum(tensor.nbytes for tensor in self.tensors) // max(1, len(self))
 
     def on(self, device: torch.device | None) -> tuple[Tensor, ...]:
         """On a device, copied there once, or left where they are, as ``keep_on_device`` says."""
@@ -264,8 +269,12 @@ def _kind(dataset: ArrayDataset) -> tuple:
 
 
 def _reads_items_as(dataset: Dataset, kind: type) -> bool:
+    return type(dataset) is kind or _inherits_reading(type(dataset), kind)
+
+
+def _inherits_reading(own: type, kind: type) -> bool:
     methods = ("__getitem__", "__getitems__", "__len__", "__hash__", "batch")
-    return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in methods)
+    return all(getattr(own, name, None) is getattr(kind, name, None) for name in methods)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import atexit
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedbc_lightning.errors import ConfigurationError
 
 START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
+SECONDS_OF_SILENCE = 5.0
+"""How long processes may take to find each other before it is said whom they wait for."""
+
+LONGEST_ROUND = timedelta(days=7)
+"""How long a process may wait for another's clients; a dead one is found out by the lifeline, not by a timeout."""
+
+PARENT = "FEDBC_LIGHTNING_PARENT"
+"""Environment variable: the process that started this one."""
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -22,10 +45,47 @@ class ClientParallelStrategy(DDPStrategy):
     Plain DDP averages gradients across clients, hangs on unequal step counts, and swaps in a DistributedSampler.
     """
 
+    _is_joined = False
+
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        if isinstance(self._launcher, _SubprocessScriptLauncher):
+            self._launcher = WatchingLauncher(self)
+
     def setup_environment(self) -> None:
-        """Also leave the process group when the process ends: gloo's threads would abort it."""
+        """Join the other processes, and leave them when this one ends: gloo's threads would abort it."""
+        parent = os.environ.pop(PARENT, None)
+        if parent is not None:
+            threading.Thread(target=self._watch_parent, args=(int(parent),), daemon=True).start()
+        silence = threading.Timer(SECONDS_OF_SILENCE, self._say_who_is_missing)
+        silence.daemon = True
+        if self.num_nodes > 1 and self.local_rank == 0:
+            silence.start()
         super().setup_environment()
+        self._is_joined = True
+        silence.cancel()
+        distributed: Any = torch.distributed  # the public name came after 2.10
+        set_timeout = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
+        set_timeout(LONGEST_ROUND)
         atexit.register(_leave_process_group)
+
+    def _say_who_is_missing(self) -> None:
+        environment = self.cluster_environment
+        assert environment is not None
+        address = f"{environment.main_address}:{environment.main_port}"
+        warnings.warn(
+            f"trainer.num_nodes: {self.num_nodes}: this is node {self.node_rank}, waiting at {address} for the others, "
+            f"{self.num_nodes * self.num_processes} processes in all. Start the same command on each machine with "
+            f"MASTER_ADDR={environment.main_address} MASTER_PORT={environment.main_port} and NODE_RANK=0, 1, ...",
+            stacklevel=2,
+        )
+
+    def _watch_parent(self, parent: int) -> None:
+        """End this process where its parent dies before they have met."""
+        while not self._is_joined:
+            if os.getppid() != parent:
+                os._exit(1)
+            time.sleep(0.5)
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
         """The module itself: gradients stay with their client."""
@@ -35,6 +95,47 @@ class ClientParallelStrategy(DDPStrategy):
     def distributed_sampler_kwargs(self) -> None:  # type: ignore[override]
         """No distributed sampler: every rank sees all of its clients' data."""
         return
+
+
+class WatchingLauncher(_SubprocessScriptLauncher):
+    """Starts this command once more for each further process, and ends all of them if one does not arrive.
+
+    Lightning's own watches them to the end, and kills this process without a word where one fails.
+    """
+
+    def __init__(self, strategy: ClientParallelStrategy) -> None:
+        assert strategy.cluster_environment is not None
+        super().__init__(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)
+        self._strategy = strategy
+
+    def launch(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Start the other processes, and run the function here."""
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            os.environ[PARENT] = str(os.getpid())
+            self._call_children_scripts()
+            del os.environ[PARENT]
+            threading.Thread(target=self._watch_arrival, daemon=True).start()
+        _set_num_threads_if_needed(self.num_processes)
+        return function(*args, **kwargs)
+
+    def _watch_arrival(self) -> None:
+        while not self._strategy._is_joined:
+            for rank, process in enumerate(self.procs, start=1):
+                if process.poll() is not None:
+                    self._give_up(rank, process)
+            time.sleep(0.1)
+
+    def _give_up(self, rank: int, ended: subprocess.Popen) -> None:
+        how = f"by signal {-ended.returncode}" if ended.returncode < 0 else f"with status {ended.returncode}"
+        print(
+            f"error: process {rank} of {self.num_processes} (counted from 0) ended {how} before the run began, see its "
+            "own message. All others were stopped.", file=sys.stderr, flush=True,
+        )  # fmt: skip
+        for process in self.procs:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        os._exit(1)
 
 
 def make_fabric(
@@ -78,14 +179,45 @@ def _leave_process_group() -> None:
 
 
 def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
-    """Every rank's ``value``, in the order of ranks, on every rank."""
+    """Every rank's ``value``, in the order of ranks, on every rank; tensors in it arrive on the CPU.
+
+    Clients' rows are megabytes in each round: ``torch.distributed.all_gather_object`` takes three times as long.
+    """
     if fabric.world_size == 1:
         return [value]
-    gathered: list[Any] = [None] * fabric.world_size
-    torch.distributed.all_gather_object(gathered, value)
-    return gathered
+    file = io.BytesIO()
+    TensorPickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    device = fabric.device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
+    mine = torch.frombuffer(file.getbuffer(), dtype=torch.uint8).to(device)
+    sizes = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(fabric.world_size)]
+    torch.distributed.all_gather(sizes, torch.tensor([len(mine)], device=device))
+    longest = int(max(sizes))
+    gathered = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in sizes]
+    torch.distributed.all_gather(gathered, functional.pad(mine, (0, longest - len(mine))))
+    return [
+        value if rank == fabric.global_rank else pickle.loads(theirs.cpu().numpy().data)
+        for rank, theirs in enumerate(gathered)
+    ]
+
+
+class TensorPickler(pickle.Pickler):
+    """Pickles tensors as their bytes, from the CPU to the CPU; torch's own way makes a small archive of each."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """See :class:`pickle.Pickler`."""
+        if type(value) is not Tensor:
+            return NotImplemented
+        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _tensor_from, (content, value.dtype, value.shape)
+
+
+def _tensor_from(content: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    return torch.from_numpy(content).view(dtype).reshape(shape)
 
 
 def sum_over_ranks(fabric: Fabric, value: Tensor) -> Tensor:
     """The sum of every rank's tensor."""
-    return value if fabric.world_size == 1 else fabric.all_reduce(value, reduce_op="sum")  # type: ignore[return-value]
+    if fabric.world_size > 1:
+        value = value.clone()
+        torch.distributed.all_reduce(value)
+    return value

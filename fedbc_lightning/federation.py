@@ -16,7 +16,7 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.datamodule import POOLED
-from fedbc_lightning.engines import make_engine
+from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.sequential import LocalTraining
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Models
@@ -55,7 +55,7 @@ class Federation:
             them take at most 64 MiB.
         client_dtype: In which clients' vectors are kept; None: that of z.
         stragglers: Who does less than asked, or vanishes; None: nobody.
-        engine: How local training is done.
+        engine: How local training is done; ``"auto"``: by the faster one.
         seed: The run's seed.
 
     Attributes:
@@ -80,7 +80,7 @@ class Federation:
         keep_local_models: bool | None,
         client_dtype: torch.dtype | None,
         stragglers: Stragglers | None,
-        engine: Literal["sequential", "vectorized"],
+        engine: choice.Kind | Literal["auto"],
         seed: int,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
@@ -98,7 +98,9 @@ class Federation:
         row.copy_(initial)
         self.layout.attach(row)
         optimizer = LocalOptimizer(user, self.layout, row, grad, configured)
-        self.engine = make_engine(engine, user, self.layout, optimizer, row, grad, local, datamodule, seed)
+        args = (user, self.layout, optimizer, row, grad, local, datamodule, seed)
+        self.engine_kind: choice.Kind = self._choose_engine(args) if engine == "auto" else engine
+        self.engine = choice.make_engine(self.engine_kind, *args)
 
         self._stragglers, self._said_nobody = stragglers, False
         self._check_participation()
@@ -134,6 +136,16 @@ class Federation:
             )
         if self._stragglers is not None and (algorithm.partial_work == "refused" or algorithm.trains_pooled):
             raise ConfigurationError(f"trainer.stragglers: {name} has neither partial work nor absent clients.")
+
+    def _choose_engine(self, args: tuple) -> choice.Kind:
+        """By rank 0's clients of the first round, the same on all ranks."""
+        kind: choice.Kind = "sequential"
+        if self.fabric.is_global_zero and not self.algorithm.trains_pooled:
+            ids = self._sample(1)
+            steps = [self._local.num_steps(int(self._num_batches[client])) for client in ids]
+            share = self._share(steps)
+            kind = choice.choose(args, self.algorithm, [ids[p] for p in share], [steps[p] for p in share])
+        return self.fabric.broadcast(kind)
 
     def _declare(self, keep_local_models: bool | None, element_size: int) -> StateDeclaration:
         """The state of algorithm and server parts, and the clients' last models where they are kept."""
@@ -196,7 +208,7 @@ class Federation:
         for positions in self.engine.group(self._share(steps), steps, alone):
             cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
             records += zip(positions, cohort.records, strict=True)
-            if cohort.valid.any():
+            if counters.numel() and cohort.valid.any():
                 counters = torch.maximum(counters, cohort.counters)
         server.records = self._join_ranks(records, sums, counters)
         self._check_records(round)
@@ -349,8 +361,6 @@ class Federation:
         cohort.start_counters = self.server["counters"]
         if self._buffer_policy == "local":
             cohort.start_buffers, cohort.start_counters = cohort.local_buffers, cohort.local_counters[0]
-        for record, client, num_samples in zip(cohort.records, clients, sizes, strict=True):
-            record.update(client=client, num_samples=num_samples)
         self.algorithm.client_update(self.engine, cohort, self.server)
         cohort.check_finite()
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
@@ -362,10 +372,10 @@ class Federation:
             cohort.stage(LOCAL_COUNTERS, cohort.counters[None].expand(len(cohort), -1))
         for callback in self._server_callbacks:
             callback.on_cohort_end(cohort, self.server, sums)
+        is_all_valid = cohort.is_all_valid
         for name in self.clients.scalar_names:
             staged = cohort.staged(name)
-            all_valid = bool(cohort.valid.all())
-            cohort.record(name, staged if all_valid else torch.where(cohort.valid, staged, cohort.committed(name)))
+            cohort.record(name, staged if is_all_valid else torch.where(cohort.valid, staged, cohort.committed(name)))
         cohort.write_back(self.clients)
         return cohort
 
@@ -391,7 +401,8 @@ class Federation:
     def _round_metrics(self) -> dict[str, float]:
         """The clients' training metrics averaged by samples, what the server's parts log, and the bytes."""
         valid = self.server.valid_records
-        names = dict.fromkeys(name for record in valid for name in record if name.startswith("train_"))
+        kinds = dict.fromkeys(map(tuple, valid))  # the names of a record; most have the same
+        names = dict.fromkeys(name for kind in kinds for name in kind if name.startswith("train_"))
         metrics: dict[str, float] = {}
         for name in names:
             having = [record for record in valid if name in record]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class EpochSampler(Sampler[int]):
         """Positions of the samples in the order of this epoch, int64 ``(n,)``."""
         if self.seed is None:
             return torch.arange(self.num_samples)
-        return torch.randperm(self.num_samples, generator=self.generator("shuffle"))
+        return seeding.permutation(self.num_samples, self.seed, "shuffle", self.round, self.client, self.epoch)
 
     def generator(self, purpose: str, step: int = -1) -> torch.Generator:
         """For what is drawn in this epoch, or one step of it, besides the order, e.g. ``"augment"``."""
@@ -122,12 +122,14 @@ class ClientLoader:
     def _gathered(self, dataset: ArrayDataset) -> Iterator[list[Tensor]]:
         tensors = dataset.pool.on(self.device)
         device = None if self.device == tensors[0].device else self.device
-        rows = dataset.rows(self.sampler.order())[: len(self) * self.batch_size].to(tensors[0].device)
-        bytes_per_batch = sum(tensor[:1].nbytes for tensor in tensors) * self.batch_size
+        rows = dataset.rows(self.sampler.order()).to(tensors[0].device)
+        if self.drop_last:
+            rows = rows[: len(self) * self.batch_size]
+        bytes_per_batch = dataset.pool.sample_bytes * self.batch_size
         step = 0
         # A few batches are gathered at once, and cut: one operation for many of them while they fit into the cache.
-        for chunk in rows.split(max(1, BYTES_AT_ONCE // max(bytes_per_batch, 1)) * self.batch_size):
-            columns = [tensor.index_select(0, chunk).split(self.batch_size) for tensor in tensors]
+        for chunk in _cut(rows, max(1, BYTES_AT_ONCE // max(bytes_per_batch, 1)) * self.batch_size):
+            columns = [_cut(tensor.index_select(0, chunk), self.batch_size) for tensor in tensors]
             for batch in zip(*columns, strict=True):
                 yield dataset.finish(list(batch), self._augment_generator(dataset, step), device)
                 step += 1
@@ -149,6 +151,11 @@ class ClientLoader:
             generator=self.sampler.generator("workers"),
             **{"collate_fn": _stack, **self._options},
         )
+
+
+def _cut(tensor: Tensor, size: int) -> Sequence[Tensor]:
+    """``tensor.split(size)``; where one part is all, without that call, which costs as much as a gather of a batch."""
+    return (tensor,) if tensor.size(0) <= size else tensor.split(size)
 
 
 def _stack(samples: list[Any]) -> Any:

@@ -182,6 +182,7 @@ class LocalOptimizer:
             for group, part in zip(self.optimizer.param_groups, self._layout.group_slices, strict=True):
                 leaf = nn.Parameter(self._row[part])
                 group["params"] = [leaf]
+                choose_loop(group)
                 self._leaves.append((leaf, self._grad[part]))
         self._fresh_groups = [
             copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in self.optimizer.param_groups
@@ -268,3 +269,10 @@ def _monitored(config: LRSchedulerConfig, metrics: dict[str, Tensor]) -> Any:
 def _needs_closure(optimizer: Optimizer) -> bool:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def choose_loop(group: dict[str, Any]) -> None:
+    """Say for a group of one tensor what torch would find out again in every step: on a CPU its plain loop runs."""
+    on_cpu = all(parameter.device.type == "cpu" for parameter in group["params"])
+    if on_cpu and "foreach" in group and group["foreach"] is None and group.get("fused") is None:
+        group["foreach"] = False

@@ -176,7 +176,7 @@ def settings(trainer: FederatedTrainer) -> dict[str, Any]:
     """The hyper-parameters of a run, flat, to compare on resume."""
     described: dict[str, Any] = {
         "trainer.clients_per_round": trainer.clients_per_round,
-        "trainer.engine": trainer.engine,
+        "trainer.engine": trainer.federation.engine_kind,
         "trainer.precision": trainer.precision,
         "trainer.buffers": trainer.buffers,
         "trainer.sampler": type(trainer.sampler).__name__,

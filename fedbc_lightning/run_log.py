@@ -44,13 +44,14 @@ class CSVFile:
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Write rows and hand them to the operating system, which keeps them if this process dies."""
-        new = [name for row in rows for name in row if name not in self._columns]
+        names = {name: None for kind in dict.fromkeys(map(tuple, rows)) for name in kind}  # most rows have the same
+        new = [name for name in names if name not in self._columns]
         if new:
             old = list(csv.DictReader(io.StringIO(self.path.read_text()))) if self.path.is_file() else []
             self._columns = self._ordered(dict.fromkeys([*self._columns, *new]))
             self._rewrite(old)
         with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self._columns, lineterminator="\n").writerows(rows)
+            csv.writer(file, lineterminator="\n").writerows([[row.get(c, "") for c in self._columns] for row in rows])
 
     def sync(self) -> None:
         """Wait until the file is on the disk."""

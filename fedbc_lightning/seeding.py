@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -13,6 +14,16 @@ import numpy as np
 import torch
 
 _PACK = struct.Struct("<6q").pack
+
+
+class _Scratch(threading.local):
+    """A generator for single draws, in each thread: seeding one takes half the time of making one."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+
+
+_scratch = _Scratch()
 
 
 def derive(seed: int, purpose: str, round: int = -1, client: int = -1, epoch: int = -1, step: int = -1) -> int:
@@ -44,6 +55,11 @@ def generator(
 ) -> torch.Generator:
     """A fresh CPU :class:`torch.Generator` seeded with :func:`derive` of the same arguments."""
     return torch.Generator().manual_seed(derive(seed, purpose, round, client, epoch, step))
+
+
+def permutation(size: int, seed: int, purpose: str, round: int = -1, client: int = -1, epoch: int = -1) -> torch.Tensor:
+    """``torch.randperm(size)`` with :func:`generator` of the other arguments, (size,) int64."""
+    return torch.randperm(size, generator=_scratch.generator.manual_seed(derive(seed, purpose, round, client, epoch)))
 
 
 def numpy_generator(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
 from fedbc_lightning import checkpoint, row_file, run_folder
 from fedbc_lightning.algorithms import FederatedAlgorithm
@@ -28,6 +30,7 @@ from fedbc_lightning.evaluation import Evaluation, Evaluator
 from fedbc_lightning.fabric import make_fabric
 from fedbc_lightning.federation import Federation
 from fedbc_lightning.hooks import Hooks
+from fedbc_lightning.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.module import UserModule, check_module
 from fedbc_lightning.recorder import Recorder, settings, warn_of_other_settings
 from fedbc_lightning.round_loop import RoundLoop
@@ -51,7 +54,8 @@ class FederatedTrainer(CallbackView):
         sampler: Which clients take part; default uniform without replacement.
         stragglers: Sampled clients that do less work or vanish; None: nobody.
         engine: ``"sequential"``: one client after another, for any module. ``"vectorized"``: many at once, by
-            ``torch.func`` over ``training_step``, for small models; what it cannot do is refused by name.
+            ``torch.func`` over ``training_step``, for small models; what it cannot do is refused by name. ``"auto"``:
+            the faster of the two on a few steps of the first round's clients; kept on resume.
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         strategy: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork``, ``ddp_notebook``: how processes are started. Each
             trains whole clients; gradients are never synchronised.
@@ -99,7 +103,7 @@ class FederatedTrainer(CallbackView):
         local_steps: int | None = None,
         sampler: ClientSampler | None = None,
         stragglers: Stragglers | None = None,
-        engine: Literal["sequential", "vectorized"] = "sequential",
+        engine: Literal["sequential", "vectorized", "auto"] = "sequential",
         accelerator: str = "auto",
         strategy: str = "auto",
         devices: list[int] | str | int = "auto",
@@ -145,7 +149,7 @@ class FederatedTrainer(CallbackView):
         self.buffers = buffers
         self.keep_local_models = keep_local_models
         self.client_dtype = client_dtype
-        self.engine: Literal["sequential", "vectorized"] = engine
+        self.engine: Literal["sequential", "vectorized", "auto"] = engine
         self.enable_checkpointing = enable_checkpointing
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.default_root_dir = Path(default_root_dir)
@@ -230,10 +234,35 @@ class FederatedTrainer(CallbackView):
         self.current_round = self.finished_round = 0
         self.should_stop = False
         self.callback_metrics = {}
-        outcome = self._fabric.launch(_run_in_process, self, model, datamodule, algorithm, ckpt_path)
+        try:
+            outcome = self._fabric.launch(_run_in_process, self, model, datamodule, algorithm, ckpt_path)
+        except (ProcessRaisedException, ProcessExitedException) as error:
+            raise self._error_of(error) from None
         if outcome is not None:
             _take_over(self, model, outcome)  # the processes were spawned: their rank 0 sends its state
         return self.result
+
+    def _error_of(self, error: ProcessException) -> Exception:
+        """What to raise for a spawned process that failed: its own error, if that has a message for the user."""
+        if isinstance(error, ProcessExitedException):
+            who = f"process {error.error_index} of {self._fabric.world_size} (counted from 0)"
+            return LostProcessError(f"{who} {WAS_KILLED} {self._how_to_resume()}")
+        found = re.search(
+            rf"^{re.escape(ConfigurationError.__module__)}\.ConfigurationError: (.*)", str(error), re.M | re.S
+        )
+        return ConfigurationError(found[1].strip()) if found else error
+
+    def _how_to_resume(self) -> str:
+        """A sentence for the user of a run that broke off."""
+        folder = None if self.log_dir is None else Path(self.log_dir)
+        last = (
+            run_folder.last_checkpoint(self.default_root_dir / self.name)
+            if folder is None
+            else folder / run_folder.LAST
+        )
+        if self.state.fn != TrainerFn.FITTING or last is None or not last.is_file():
+            return "There is no checkpoint to go on from."
+        return f"Go on from '{last}' by the same command with ckpt_path: last."
 
     def _resolve(self, ckpt_path: str | os.PathLike | None, fn: TrainerFn) -> Path | None:
         if ckpt_path != "last":
@@ -260,8 +289,11 @@ class FederatedTrainer(CallbackView):
         saved = None if path is None else checkpoint.load(path)
         fitting = self.state.fn == TrainerFn.FITTING
         stage = {TrainerFn.FITTING: "fit", TrainerFn.VALIDATING: "validate", TrainerFn.TESTING: "test"}[self.state.fn]
+        engine = self.engine
+        if engine == "auto" and (saved is not None or not fitting):  # a run keeps its choice
+            engine = saved[checkpoint.KEY]["settings"]["trainer.engine"] if saved is not None else "sequential"
         with preserved_globals(self._fabric.device):
-            self._set_up(model, datamodule, algorithm, stage)
+            self._set_up(model, datamodule, algorithm, stage, engine)
             try:
                 if saved is not None:
                     self._restore(saved, path)
@@ -280,7 +312,7 @@ class FederatedTrainer(CallbackView):
                 datamodule.teardown(stage)
 
     def _set_up(self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
-                stage: str) -> None:  # fmt: skip
+                stage: str, engine: Literal["sequential", "vectorized", "auto"]) -> None:  # fmt: skip
         fabric = self._fabric
         self.shim = ModuleTrainer(
             max_rounds=self.max_rounds, current_round=0, datamodule=datamodule, logger=None, loggers=[],
@@ -308,7 +340,7 @@ class FederatedTrainer(CallbackView):
         self.federation = Federation(
             fabric, self.user, datamodule, algorithm, self.local, self.sampler, self.clients_per_round, self.buffers,
             self.keep_local_models, None if self.client_dtype is None else getattr(torch, self.client_dtype),
-            self.stragglers, self.engine, self.seed,
+            self.stragglers, engine, self.seed,
         )  # fmt: skip
         self.server, self.clients = self.federation.server, self.federation.clients
         self.layout = self.federation.layout
@@ -359,7 +391,8 @@ def _run_in_process(fabric: Fabric, *arguments: Any) -> bytes | None:
     """What each process runs; rank 0's result goes back to a parent that only spawned."""
     trainer, *run_arguments = arguments
     trainer._fabric = fabric
-    trainer._run(*run_arguments)
+    with Lifeline(fabric).held(trainer._how_to_resume):
+        trainer._run(*run_arguments)
     if not fabric.is_global_zero or getattr(fabric.strategy, "_start_method", "popen") == "popen":
         return None
     names = ("server", "clients", "callback_metrics", "evaluation", "current_round", "finished_round", "log_dir")

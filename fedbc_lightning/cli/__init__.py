@@ -88,11 +88,14 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: objec
 
 def _run(words: list[str]) -> int:
     from fedbc_lightning.cli.federated import FederatedCLI, resume_hint
+    from fedbc_lightning.lifeline import LostProcessError
 
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         FederatedCLI(args=words, parser_kwargs={"prog": PROG})
     except ConfigurationError as error:
+        return 1 if error.is_said_elsewhere else _fail(error, status=1)
+    except LostProcessError as error:
         return _fail(error, status=1)
     except ModuleNotFoundError as error:
         if error.name is not None:  # a broken import keeps its traceback; a missing extra has only its sentence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.cohort import Cohort, is_finite
 from fedbc_lightning.seeding import derive, seed_globals
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class ClientRun:
         cohort.steps[0] = self.num_updates
         cohort.step_size = self.engine.step_sizes(self._mean_rates())
         logged = self.collector.result()
-        losses = torch.stack(self.losses).tolist() if self.losses else []  # one wait for the device
+        losses = self._read_losses()
         if losses:
             cohort.losses[0] = sum(losses) / len(losses)
             total = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True))
@@ -120,13 +120,13 @@ class ClientRun:
             cohort.valid[0] = False
         cohort.records[0].update(num_steps=self.num_steps, **{f"train_{name}": value for name, value in logged.items()})
 
+    def _read_losses(self) -> list[float]:
+        if self.user.device.type == "cpu":
+            return [loss.item() for loss in self.losses]
+        return torch.stack(self.losses).tolist() if self.losses else []  # one wait for the device
+
     def _mean_rates(self) -> Sequence[float]:
         if not self.num_updates:
             return [0.0] * len(self.layout.group_slices)
         weighted = [[rate * count for rate in rates] for rates, count in self._updates_by_rate.items()]
         return [sum(group) / self.num_updates for group in zip(*weighted, strict=True)]
-
-
-def is_finite(values: Tensor) -> bool:
-    """Whether all are; one sum tells it, unless it overflows."""
-    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())

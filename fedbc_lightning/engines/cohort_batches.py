@@ -12,21 +12,37 @@ from torch import Tensor
 
 from fedbc_lightning.datasets import ArrayDataset
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.loading import ClientLoader
+from fedbc_lightning.loading import BYTES_AT_ONCE, ClientLoader
 
 
 class Stack(NamedTuple):
-    """Batches of one shape.
+    """Batches of one size.
 
     Attributes:
         rows: Whose they are, int64 (k,).
-        tensors: Each (k, B, ...).
+        tensors: Each (k, B, ...); where the stack is aligned (m, B, ...), m >= all of ``rows``: entry i is row i's, and
+            those of other rows are some samples to fill the place.
         size: B.
+        is_aligned: See ``tensors``.
     """
 
-    rows: Tensor
+    rows: np.ndarray
     tensors: list[Tensor]
     size: int
+    is_aligned: bool
+
+
+def padded(num_rows: int, most: int) -> int:
+    """So many rows are worked on for ``num_rows``: few different numbers, at most a quarter more, at most ``most``.
+
+    Each number is a shape of its own for whoever records steps by shape.
+
+    Example:
+        >>> [padded(k, 30) for k in (1, 2, 5, 9, 17, 29)]
+        [1, 2, 5, 10, 20, 30]
+    """
+    unit = 1 << max(0, (num_rows - 1).bit_length() - 3)
+    return min(-(-num_rows // unit) * unit, most)
 
 
 def stacked_batches(
@@ -60,36 +76,68 @@ def _gathered(
         parts.append(pool.on(device))
     tensors = [parts[0][k] if len(parts) == 1 else torch.cat([part[k] for part in parts]) for k in range(len(parts[0]))]
     batch_size = loaders[0].batch_size
-    orders, lengths = [], []
-    for loader, dataset in zip(loaders, datasets, strict=True):
-        lengths.append(min(len(loader) * batch_size, loader.num_samples))  # of an epoch, without what is dropped
+    sizes = np.array([loader.num_samples for loader in loaders])
+    length = np.minimum(np.array([len(loader) for loader in loaders]) * batch_size, sizes)  # without what is dropped
+    orders = []
+    for loader, kept, size in zip(loaders, length.tolist(), sizes.tolist(), strict=True):
         for epoch in range(num_epochs):
             loader.set_epoch(epoch)
-            orders.append(dataset.rows(loader.sampler.order())[: lengths[-1]] + starts[id(dataset.pool)])
-    order = torch.cat(orders).to(tensors[0].device)
-    length = np.array(lengths)
+            orders.append(loader.sampler.order() if kept == size else loader.sampler.order()[:kept])
+    order = torch.cat(orders)
+    start = np.array([starts[id(dataset.pool)] for dataset in datasets])
+    if any(dataset.indices is not None for dataset in datasets):
+        of_all = torch.cat([dataset.rows(torch.arange(size)) for dataset, size in zip(datasets, sizes, strict=True)])
+        order = of_all[order + _repeated(np.cumsum(sizes) - sizes, length * num_epochs)]
+    order = (order + _repeated(start, length * num_epochs)).to(tensors[0].device)
     first = (np.cumsum(length) - length) * num_epochs
     per_epoch = -(-length // batch_size)
-    within = torch.arange(batch_size, device=order.device)
+    within = np.arange(batch_size)
     transform = datasets[0].transform
-    for step in range(int(num_steps[0])):
+    bytes_per_row = sum(tensor[:1].nbytes for tensor in tensors) * batch_size
+    step = 0
+    while step < num_steps[0]:
+        # A few steps are gathered at once, and cut: one operation for many of them while they fit into the cache.
         active = int(np.searchsorted(-num_steps, -step))
-        epochs, batch = np.divmod(step, per_epoch[:active])
-        offset = first[:active] + epochs * length[:active] + batch * batch_size
-        sizes = np.minimum(batch_size, length[:active] - batch * batch_size)
-        stacks = []
-        for size in np.unique(sizes)[::-1].tolist():
-            rows = np.flatnonzero(sizes == size)
-            positions = torch.from_numpy(offset[rows]).to(order.device)[:, None] + within[:size]
-            chosen = order[positions.reshape(-1)]
-            columns = [tensor.index_select(0, chosen) for tensor in tensors]
-            if device is not None and columns[0].device != device:
-                columns = [column.to(device, non_blocking=True) for column in columns]
-            if transform is not None:
-                columns[0] = transform(columns[0])
-            stacked = [column.view(len(rows), size, *column.shape[1:]) for column in columns]
-            stacks.append(Stack(torch.from_numpy(rows), stacked, size))
-        yield active, stacks
+        width = padded(active, len(loaders))
+        most = max(1, BYTES_AT_ONCE // (bytes_per_row * width))
+        steps = np.arange(step, min(step + most, num_steps[active - 1]))
+        epochs, batch = np.divmod(np.minimum(steps[:, None], num_steps[:width] - 1), per_epoch[:width])
+        offset = first[:width] + epochs * length[:width] + batch * batch_size
+        sizes = np.minimum(batch_size, length[:width] - batch * batch_size)
+        positions = torch.from_numpy(offset[..., None] + np.minimum(within, sizes[..., None] - 1)).to(order.device)
+        chosen = order[positions.reshape(-1)]
+        columns = [tensor.index_select(0, chosen) for tensor in tensors]
+        if device is not None and columns[0].device != device:
+            columns = [column.to(device, non_blocking=True) for column in columns]
+        if transform is not None:
+            columns[0] = transform(columns[0])
+        columns = [column.view(len(steps), width, batch_size, *column.shape[1:]) for column in columns]
+        everybody = np.arange(active)
+        all_full = (sizes[:, :active] == batch_size).all(axis=1).tolist()
+        for k, batches in enumerate(zip(*columns, strict=True)):
+            if all_full[k]:
+                yield active, [Stack(everybody, list(batches), batch_size, is_aligned=True)]
+            else:
+                yield active, _by_size(batches, sizes[k, :active], batch_size)
+        step += len(steps)
+
+
+def _by_size(tensors: Sequence[Tensor], sizes: np.ndarray, batch_size: int) -> list[Stack]:
+    """Stacks of one step: (m, B, ...) tensors of which row i fills its first ``sizes[i]`` places."""
+    is_full = sizes == batch_size
+    stacks = []
+    left = np.arange(len(sizes))
+    if 2 * is_full.sum() >= len(sizes):
+        stacks.append(Stack(left[is_full], list(tensors), batch_size, is_aligned=True))
+        left = left[~is_full]
+    for size in np.unique(sizes[left])[::-1].tolist():
+        rows = left[sizes[left] == size]
+        stacks.append(Stack(rows, [tensor[rows, :size] for tensor in tensors], size, is_aligned=False))
+    return stacks
+
+
+def _repeated(values: np.ndarray, counts: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.repeat(values, counts))
 
 
 def _collected(
@@ -114,14 +162,14 @@ def _collected(
                     f"({type(batch).__name__}); use engine: sequential."
                 )
             found.setdefault(tuple(part.shape for part in batch), []).append((row, list(batch)))
-        yield (
-            active,
-            [
-                Stack(
-                    torch.tensor([row for row, _ in group]),
-                    [torch.stack(parts) for parts in zip(*(batch for _, batch in group), strict=True)],
-                    len(group[0][1][0]),
-                )
-                for group in found.values()
-            ],
-        )
+        groups = sorted(found.values(), key=len, reverse=True)
+        yield active, [_stacked(group, padded(active, len(loaders)) if k == 0 else 0) for k, group in enumerate(groups)]
+
+
+def _stacked(group: list[tuple[int, list[Tensor]]], width: int) -> Stack:
+    """One stack of the batches of rows; aligned, with ``width`` entries, if that is not twice as many."""
+    of_row = dict(group)
+    is_aligned = 0 < width <= 2 * len(group)
+    entries = [of_row.get(row, group[0][1]) for row in range(width)] if is_aligned else list(of_row.values())
+    tensors = [torch.stack(parts) for parts in zip(*entries, strict=True)]
+    return Stack(np.array(list(of_row)), tensors, len(group[0][1][0]), is_aligned)

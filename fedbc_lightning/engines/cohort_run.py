@@ -1,67 +1,38 @@
-"""Local training of K clients in lockstep, by ``torch.func`` over the user's ``training_step``."""
+"""Local training of K clients in lockstep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torchmetrics import Metric
+from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.collector import plain_name
 from fedbc_lightning.engines.cohort_batches import Stack, stacked_batches
+from fedbc_lightning.engines.recording import NotRecordableError
+from fedbc_lightning.engines.step_recorder import StepOutput
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import AfterStep, Term
-from fedbc_lightning.seeding import derive, seed_globals
+from fedbc_lightning.seeding import derive, preserved_globals, seed_globals
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import LocalTraining
     from fedbc_lightning.engines.vectorized import VectorizedEngine
 
 SEQUENTIAL = "use engine: sequential"
-
-
-class TrainingStep(nn.Module):
-    """The user's ``training_step`` as a ``forward``, which ``functional_call`` wants."""
-
-    def __init__(self, module: nn.Module, takes_index: bool) -> None:
-        super().__init__()
-        self.module, self._takes_index = module, takes_index
-        self._training_step: Callable[..., Any] = module.training_step  # type: ignore[assignment]
-
-    def forward(self, batch: list[Tensor], batch_idx: int) -> Any:
-        """What it returns."""
-        return self._training_step(*((batch, batch_idx) if self._takes_index else (batch,)))
-
-
-class LoggedValues:
-    """Takes ``self.log`` inside a mapped step, in place of the collector: the values are outputs of the map."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
-        self.batch_sizes: dict[str, int] = {}
-
-    def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
-        """Keep one value; means over a batch only."""
-        is_mean = reduce_fx in ("mean", "avg") or getattr(reduce_fx, "__name__", "") == "mean"
-        if isinstance(value, Metric) or not is_mean:
-            raise ConfigurationError(
-                f"trainer.engine: vectorized takes numbers averaged over their batch from training_step, and "
-                f"self.log('{name}') gives something else; {SEQUENTIAL}."
-            )
-        self.values[name] = torch.as_tensor(value).detach().reshape(())
-        if batch_size is not None:
-            self.batch_sizes[name] = batch_size
+FEW = 6
+"""Below so many clients of an unusual batch size, one step for each costs less than a mapped one."""
 
 
 class CohortRun:
     """The steps of K clients: each is one mapped step, one elementwise optimizer step, and the terms' K gradients.
 
-    Clients stand in the order of their steps, the most first, so that those at work are the first rows; no work is done
-    on clients that have ended.
+    Clients stand in the order of their steps, the most first, so that those at work are the first rows; a finished one
+    leaves. Which clients are mapped together follows from their numbers of samples alone, never from what is recorded.
 
     Args:
         engine: Its module and optimizer are used.
@@ -82,12 +53,13 @@ class CohortRun:
         self.w = torch.empty(len(cohort), self.layout.num_parameters, dtype=self.layout.dtype, device=engine.row.device)
         self.grad = torch.zeros_like(self.w)
         self.gradient_sum = torch.zeros_like(self.w) if keep_mean else None
-        self._map = vmap(grad(self._loss, has_aux=True), in_dims=(0, 0, None), randomness="different")
+        self._parameters: dict[int, list[Tensor]] = {}
 
     def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
         """Train all from their start models (d,) or (K, d)."""
         engine, cohort = self.engine, self.cohort
         seed_globals(derive(engine.seed, purpose, engine.round, cohort.ids[0]), self.user.device)
+        engine.recorder.start(engine.round)
         self.w.copy_(start)
         loaders = [
             engine.datamodule.client_train_dataloader(client, engine.round, seed=engine.seed, device=self.user.device)
@@ -97,10 +69,10 @@ class CohortRun:
         num_epochs = self.local.epochs or max(-(-s // len(loader)) for s, loader in zip(steps, loaders, strict=True))
         optimizer = engine.stacked_optimizer
         optimizer.start(self.w, self.grad, engine.optimizer.learning_rates, lr_scale)
-        self._begin()
-        for step, (active, stacks) in enumerate(stacked_batches(loaders, num_epochs, steps)):
+        counted = Counts(len(cohort))
+        for active, stacks in stacked_batches(loaders, num_epochs, steps):
             for stack in stacks:
-                self._count(stack, *self._gradients(stack, step, active))
+                self._add_gradients(stack, counted)
             with torch.no_grad():
                 if self.gradient_sum is not None:
                     self.gradient_sum[:active] += self.grad[:active]
@@ -112,33 +84,53 @@ class CohortRun:
                     ended = self.w[active:].clone()
                     self.after_step.apply(self.w, engine.step_sizes(optimizer.rates))
                     self.w[active:] = ended
-        self._finish(steps, optimizer.rates)
+        self._finish(steps, optimizer.rates, counted)
 
     # a step
 
-    def _loss(
-        self, row: Tensor, batch: list[Tensor], batch_idx: int
-    ) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
-        """One client's loss, and again with what it logged: vmap maps this over rows and batches."""
-        named = {f"module.{e.name}": row[e.offset : e.end].view(e.shape) for e in self.layout.entries}
-        self.user.collector = logged = LoggedValues()  # type: ignore[assignment]
-        output = functional_call(self.engine.training_step, named, (batch, batch_idx))
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if not isinstance(loss, Tensor):
-            raise ConfigurationError(
-                f"trainer.engine: vectorized needs a loss in every step, and training_step returned none; {SEQUENTIAL}."
-            )
-        return loss.reshape(()), (loss.detach().reshape(()), logged.values)
-
-    def _gradients(self, stack: Stack, step: int, active: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _add_gradients(self, stack: Stack, counted: Counts) -> None:
+        """The gradients of one stack of batches into their rows, and what was counted."""
         batch = self.user.to_device(stack.tensors)
         if not self.engine.is_checked:
-            self._check_step(batch)
-        is_all = len(stack.rows) == active
-        rows = self.w[:active] if is_all else self.w[stack.rows]
+            self._check_step([part[0] for part in batch])
+        num_entries = len(batch[0])
+        is_single = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
+        if not is_single:
+            rows = self.w[:num_entries] if stack.is_aligned else self.w[stack.rows]
+            parameters = self._views(rows) if not stack.is_aligned else self._aligned(num_entries)
+            output = self._step("mapped", parameters, batch)
+            into = self.grad[:num_entries, : self.layout.num_optimized]
+            flat = [gradient.reshape(num_entries, -1) for gradient in output.gradients]
+            if stack.is_aligned:
+                torch.cat(flat, dim=1, out=into)
+            else:
+                self.grad[stack.rows, : self.layout.num_optimized] = torch.cat(flat, dim=1)
+            counted.add(stack, output)
+            return
+        for k, row in enumerate(stack.rows.tolist()):
+            one = stack._replace(rows=np.array([row]), is_aligned=False)
+            parameters = [view[0] for view in self._views(self.w[row : row + 1])]
+            output = self._step("single", parameters, [part[k] for part in batch])
+            torch.cat([gradient.reshape(-1) for gradient in output.gradients],
+                      out=self.grad[row, : self.layout.num_optimized])  # fmt: skip
+            counted.add(one, output)
+
+    def _views(self, rows: Tensor) -> list[Tensor]:
+        """Each parameter (k, ...) of rows (k, d)."""
+        return [rows[:, entry.offset : entry.end].view(len(rows), *entry.shape) for entry in self.layout.entries]
+
+    def _aligned(self, num_rows: int) -> list[Tensor]:
+        if num_rows not in self._parameters:
+            self._parameters[num_rows] = self._views(self.w[:num_rows])
+        return self._parameters[num_rows]
+
+    def _step(self, kind: str, parameters: Sequence[Tensor], batch: list[Tensor]) -> StepOutput:
+        recorder = self.engine.recorder
+        output = recorder.step(kind, parameters, batch)
+        if output is not None:
+            return output
         try:
-            with self.user.autocast():
-                gradients, (losses, logged) = self._map(rows, batch, step)
+            return getattr(recorder.function, kind)(parameters, batch)
         except ConfigurationError:
             raise
         except Exception as error:
@@ -147,34 +139,26 @@ class CohortRun:
                 f"trainer.engine: vectorized cannot map {type(self.user.module).__name__}.training_step over clients "
                 f"({reason}); {SEQUENTIAL}."
             ) from error
-        if is_all:
-            self.grad[:active] = gradients
-        else:
-            self.grad[stack.rows] = gradients
-        return losses, logged
 
     def _check_step(self, batch: list[Tensor]) -> None:
-        """Take the first step of one client alone, to see what a mapped one would hide."""
+        """Take one client's first step as written, to see what a mapped one would hide."""
         self.engine.is_checked = True
-        row = self.w[0].clone().requires_grad_()
-        named = {e.name: row[e.offset : e.end].view(e.shape) for e in self.layout.entries}
-        inputs = {f"module.{name}": value for name, value in named.items()}
-        self.user.collector = LoggedValues()  # type: ignore[assignment]
-        with torch.enable_grad(), self.user.autocast():
-            output = functional_call(self.engine.training_step, inputs, ([part[0] for part in batch], 0))
-        if any(metric.update_called for metric in self.user.metrics):
+        recorder = self.engine.recorder
+        parameters = [view[0].clone() for view in self._views(self.w[:1])]
+        try:
+            with preserved_globals(self.user.device):
+                recorder.function.single(parameters, batch)  # the first forward may set up things in the module
+                output = recorder.take_watched("single", parameters, batch)
+        except NotRecordableError as error:
             raise ConfigurationError(
-                "trainer.engine: vectorized cannot update a torchmetrics Metric for each client, as training_step "
-                f"does; log a number, or {SEQUENTIAL}."
-            )
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if isinstance(loss, Tensor) and loss.requires_grad:
-            found = torch.autograd.grad(loss.sum(), list(named.values()), allow_unused=True)
-            unused = [name for name, gradient in zip(named, found, strict=True) if gradient is None]
-            if unused[: self.layout.num_grouped]:
+                f"trainer.engine: vectorized needs a training_step that is a function of weights and batch: {error}; "
+                f"{SEQUENTIAL}."
+            ) from error
+        for call in output.logged:
+            if call.reduce_fx not in ("mean", "avg") and getattr(call.reduce_fx, "__name__", "") != "mean":
                 raise ConfigurationError(
-                    f"trainer.engine: vectorized needs a gradient for every parameter, and '{unused[0]}' has none in "
-                    f"training_step; freeze it, or {SEQUENTIAL}."
+                    f"trainer.engine: vectorized takes numbers averaged over their batch from training_step, and "
+                    f"self.log('{call.name}') gives something else; {SEQUENTIAL}."
                 )
 
     def _clip(self, gradients: Tensor) -> None:
@@ -187,28 +171,7 @@ class CohortRun:
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients.mul_((value / (norms + 1e-6)).clamp(max=1.0))
 
-    # what is counted
-
-    def _begin(self) -> None:
-        zeros = torch.zeros(len(self.cohort), dtype=torch.float64)
-        self._loss_sum, self._num_samples = zeros.clone(), zeros.clone()
-        self._batch_loss_sum = zeros.clone()
-        self._logged: dict[str, Tensor] = {}
-        self._logged_sizes: dict[str, Tensor] = {}
-
-    def _count(self, stack: Stack, losses: Tensor, logged: dict[str, Tensor]) -> None:
-        losses = losses.double().cpu()
-        self._batch_loss_sum[stack.rows] += losses
-        self._loss_sum[stack.rows] += losses * stack.size
-        self._num_samples[stack.rows] += stack.size
-        for name, values in logged.items():
-            size = self.user.collector.batch_sizes.get(name, stack.size)  # type: ignore[attr-defined]
-            self._logged.setdefault(plain_name(name), torch.zeros_like(self._loss_sum))[stack.rows] += (
-                values.double().cpu() * size
-            )
-            self._logged_sizes.setdefault(plain_name(name), torch.zeros_like(self._loss_sum))[stack.rows] += size
-
-    def _finish(self, steps: list[int], rates: list[float]) -> None:
+    def _finish(self, steps: list[int], rates: list[float], counted: Counts) -> None:
         cohort, engine = self.cohort, self.engine
         num_clients = len(cohort)
         cohort.w = self.w
@@ -217,13 +180,76 @@ class CohortRun:
         cohort.steps = steps
         cohort.step_size = engine.step_sizes(rates).expand(num_clients, -1)
         counts = torch.tensor(steps, dtype=torch.float64)
-        cohort.losses = (self._batch_loss_sum / counts).tolist()
-        finite = torch.isfinite(self.w).all(dim=1).cpu() & torch.isfinite(self._loss_sum)
+        plain, means = counted.means()
+        cohort.losses = plain.tolist()
+        finite = torch.isfinite(self.w).all(dim=1).cpu() & torch.isfinite(plain)
         if self.gradient_sum is not None:
             cohort.gradient_mean = self.gradient_sum / counts.to(self.w)[:, None]
             finite &= torch.isfinite(cohort.gradient_mean).all(dim=1).cpu()
         cohort.valid &= finite
-        means = {"train_loss": (self._loss_sum / self._num_samples).tolist()}
-        means |= {f"train_{name}": (sums / self._logged_sizes[name]).tolist() for name, sums in self._logged.items()}
+        columns = {f"train_{name}": values.tolist() for name, values in means.items()}
         for k, record in enumerate(cohort.records):
-            record.update(num_steps=steps[k], **{name: values[k] for name, values in means.items()})
+            record.update(num_steps=steps[k], **{name: values[k] for name, values in columns.items()})
+
+
+class Counts:
+    """The losses and logged values of K clients over their steps; looked at once, at the end, not in every step.
+
+    Args:
+        num_clients: K.
+    """
+
+    class Part(NamedTuple):
+        """One value of one step: of all rows (m,), of which only some count, or of ``rows`` (k,)."""
+
+        rows: np.ndarray
+        values: Tensor | float
+        weight: float
+        is_aligned: bool
+
+    def __init__(self, num_clients: int) -> None:
+        self._num_clients = num_clients
+        self._parts: dict[str, list[Counts.Part]] = defaultdict(list)
+
+    def add(self, stack: Stack, output: StepOutput) -> None:
+        """Take a step's."""
+        self._parts["loss"].append(Counts.Part(stack.rows, output.loss, stack.size, stack.is_aligned))
+        for call in output.logged:
+            weight = stack.size if call.batch_size is None else call.batch_size
+            self._parts[f"logged {call.name}"].append(Counts.Part(stack.rows, call.value, weight, stack.is_aligned))
+
+    def means(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The plain mean of each client's losses (K,), and by plain name the means weighted by batch size."""
+        plain = torch.zeros(0)
+        means = {}
+        for name, parts in self._parts.items():
+            rows = torch.from_numpy(np.concatenate([part.rows for part in parts]))
+            values = _joined(parts)
+            weights = np.repeat([part.weight for part in parts], [len(part.rows) for part in parts]).astype(float)
+            weighted, total = self._sums(rows, values * torch.from_numpy(weights)), self._sums(rows, weights)
+            if name == "loss":
+                plain = self._sums(rows, values) / self._sums(rows, np.ones(len(rows)))
+                means["loss"] = weighted / total
+            else:
+                means[plain_name(name.removeprefix("logged "))] = weighted / total
+        return plain, means
+
+    def _sums(self, rows: Tensor, values: Tensor | np.ndarray) -> Tensor:
+        sums = torch.zeros(self._num_clients, dtype=torch.float64)
+        return sums.index_add_(0, rows, torch.as_tensor(values))
+
+
+def _joined(parts: list[Counts.Part]) -> Tensor:
+    """The values that count, of one step after the other, float64; one copy from the device."""
+    device = next((part.values.device for part in parts if isinstance(part.values, Tensor)), None)
+    values, chosen, start = [], [], 0
+    for part in parts:
+        of_all = False
+        if isinstance(part.values, Tensor):
+            values.append(part.values.reshape(-1).double())
+            of_all = part.is_aligned
+        else:
+            values.append(torch.full((len(part.rows),), part.values, dtype=torch.float64, device=device))
+        chosen.append(start + (part.rows if of_all else np.arange(len(part.rows))))
+        start += len(values[-1])
+    return torch.cat(values).cpu()[torch.from_numpy(np.concatenate(chosen))]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.cohort import Cohort, is_finite
 from fedbc_lightning.collector import batch_size_of
-from fedbc_lightning.engines.client_run import ClientRun, is_finite
+from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import AfterStep, Term
 
@@ -76,15 +76,10 @@ class OptimizerRun(ClientRun):
     def _run_epoch(self, epoch: int) -> None:
         self.start_epoch(epoch)
         steps_before = self.num_steps
-        if self.engine.is_plain and self.local.steps is None:
+        if self.engine.is_plain:
             self._run_plain_batches()
-            self.end_epoch()
-            return
-        for batch_idx, raw in enumerate(self.loader):
-            batch = self.user.to_device(raw)
-            stop = self._run_batch(batch, batch_idx)
-            if stop or (self.local.steps is not None and self.num_steps >= self.local.steps):
-                break
+        else:
+            self._run_batches()
         if self.local.steps is not None and self.num_steps == steps_before:
             raise ConfigurationError(
                 f"model: a whole epoch of client {self.client} made no optimizer step (training_step returned None, or "
@@ -92,14 +87,22 @@ class OptimizerRun(ClientRun):
             )
         self.end_epoch()
 
+    def _run_batches(self) -> None:
+        for batch_idx, raw in enumerate(self.loader):
+            batch = self.user.to_device(raw)
+            stop = self._run_batch(batch, batch_idx)
+            if stop or (self.local.steps is not None and self.num_steps >= self.local.steps):
+                break
+
     def _run_plain_batches(self) -> None:
         """The batches of an epoch where nobody listens to steps or has a part in them: the same numbers, sooner.
 
         :meth:`_run_batch` is what this loop says step by step, with everything that may happen in between.
         """
-        engine, user, optimizer = self.engine, self.user, self.optimizer
+        engine, user, optimizer, recorder = self.engine, self.user, self.optimizer, self.engine.recorder
         layout, grad, terms, collector = self.layout, engine.grad, self.terms, self.collector
         batch_size, num_samples = self.loader.batch_size, self.loader.num_samples
+        recorder.start(engine.round)
         optimized, step = engine.optimized_grad, optimizer.plain_step()
         clips = bool(self.local.gradient_clip_val)
         if layout.num_optimized < layout.num_parameters:
@@ -108,30 +111,45 @@ class OptimizerRun(ClientRun):
             batch = user.to_device(raw)
             size = batch_size_of(batch, min(batch_size, num_samples - batch_idx * batch_size))
             collector.start_batch(batch, size)
-            loss, _ = user.training_step(batch, batch_idx)
-            for parameter in layout.parameters:
-                parameter.grad = None
-            if loss is None:
-                self.count_step(batch_idx, is_update=False)
-                continue
-            self.losses.append(loss.detach() if loss.ndim == 0 else loss.detach().reshape(()))
-            self.sizes.append(size)
-            loss.backward()
-            if not layout.gather_gradients(optimized):
-                raise MissingGradientError
-            if self.gradient_sum is not None:
-                self.gradient_sum += grad
-                self.num_gradients += 1
-            with torch.no_grad():
-                if terms:
-                    engine.add_terms(terms)
-                if clips:
-                    engine.clip()
-                step()
-                if self.after_step is not None:
-                    self._apply_after_step(self.after_step)
-            self.count_step(batch_idx)
+            replayed = recorder.step("single", layout.parameters, batch)
+            loss: Tensor | None
+            if replayed is not None:
+                loss = replayed.loss
+                torch.cat([gradient.reshape(-1) for gradient in replayed.gradients], out=optimized)
+                for call in replayed.logged:
+                    collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
+            else:
+                loss = self._backward_plain(batch, batch_idx)
+            if loss is not None:
+                self.losses.append(loss)
+                self.sizes.append(size)
+                if self.gradient_sum is not None:
+                    self.gradient_sum += grad
+                    self.num_gradients += 1
+                with torch.no_grad():
+                    if terms:
+                        engine.add_terms(terms)
+                    if clips:
+                        engine.clip()
+                    step()
+                    if self.after_step is not None:
+                        self._apply_after_step(self.after_step)
+            self.count_step(batch_idx, is_update=loss is not None)
+            if self.num_steps == self.local.steps and batch_idx + 1 < self.num_batches:
+                return
         optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
+
+    def _backward_plain(self, batch: Any, batch_idx: int) -> Tensor | None:
+        """The loss of a batch, with its gradient in the engine's row; None: the module gave none."""
+        loss, _ = self.user.training_step(batch, batch_idx)
+        for parameter in self.layout.parameters:
+            parameter.grad = None
+        if loss is None:
+            return None
+        loss.backward()
+        if not self.layout.gather_gradients(self.engine.optimized_grad):
+            raise MissingGradientError
+        return loss.detach() if loss.ndim == 0 else loss.detach().reshape(())
 
     def _apply_after_step(self, after_step: AfterStep) -> None:
         self.engine.update_row(lambda w: after_step.apply(w, self.engine.step_sizes(self.optimizer.rates)))

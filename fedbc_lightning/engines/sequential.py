@@ -19,6 +19,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.engines.optimizer_run import MissingGradientError, OptimizerRun
 from fedbc_lightning.engines.oracle import Oracle
 from fedbc_lightning.engines.solver_run import SolverRun
+from fedbc_lightning.engines.step_recorder import StepRecorder
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import overrides
 from fedbc_lightning.layout import ParameterLayout
@@ -98,6 +99,7 @@ class SequentialEngine:
         self.local, self.datamodule, self.seed = local, datamodule, seed
         self.round = 0
         self.grad_scale = 1.0
+        self.recorder = StepRecorder(user, layout)
         self._components: dict[int, list[Any]] = {}
         self._shares: dict[int, list[float]] = {}
         module, hooks = user.module, user.hooks

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbc_lightning.layout import ParameterLayout
-from fedbc_lightning.optimizers import Configured
+from fedbc_lightning.optimizers import Configured, choose_loop
 
 
 class StackedOptimizer:
@@ -42,6 +42,7 @@ class StackedOptimizer:
                 group["lr"] = group["lr"] * lr_scale
             leaf = nn.Parameter(w[:, part])
             group["params"] = [leaf]
+            choose_loop(group)
             self._leaves.append((leaf, grad[:, part]))
 
     @property

@@ -10,14 +10,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.engines.cohort_run import SEQUENTIAL, CohortRun, TrainingStep
+from fedbc_lightning.engines.cohort_run import SEQUENTIAL, CohortRun
 from fedbc_lightning.engines.sequential import STEP_HOOKS, SequentialEngine
 from fedbc_lightning.engines.stacked_optimizer import StackedOptimizer
+from fedbc_lightning.engines.step_recorder import CLIENT_HOOKS
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import AfterStep, Solver, Term
 from fedbc_lightning.optimizers import configure
 
-CLIENT_HOOKS = ("on_client_start", "on_client_end", "on_train_epoch_start", "on_train_epoch_end")
 MAX_COHORT = 1024
 BYTES_OF_ROWS = 2**30
 """Of the matrices (K, d) that a cohort needs: w, gradients, optimizer state, differences."""
@@ -40,15 +40,12 @@ class VectorizedEngine(SequentialEngine):
         for problem, is_there in self._problems().items():
             if is_there:
                 raise ConfigurationError(f"trainer.engine: vectorized cannot train with {problem}; {SEQUENTIAL}.")
-        self.training_step = TrainingStep(self.user.module, self.user.training_takes_index)
         self.stacked_optimizer = StackedOptimizer(configure(self.user), self.layout)
         self.is_checked = False
         self.cohort_size = max(2, min(MAX_COHORT, BYTES_OF_ROWS // (6 * self.row.nbytes)))
-        if any(isinstance(child, nn.modules.dropout._DropoutNd) and child.p for child in self.user.module.modules()):
-            rank_zero_info(
-                "trainer.engine: vectorized draws dropout for a whole cohort at once, so its masks depend on who is in "
-                "it; the sequential engine's depend on the client alone."
-            )
+        self._drops_out = any(
+            isinstance(child, nn.modules.dropout._DropoutNd) and child.p for child in self.user.module.modules()
+        )
 
     def _problems(self) -> dict[str, bool]:
         user, layout, local = self.user, self.layout, self.local
@@ -104,12 +101,14 @@ class VectorizedEngine(SequentialEngine):
                 record_gradient_mean=record_gradient_mean, purpose=purpose, is_last=is_last,
             )  # fmt: skip
             return
-        collector = self.user.collector
+        if self._drops_out and self.round:
+            self._drops_out = False  # said once
+            rank_zero_info(
+                "trainer.engine: vectorized draws dropout for a whole cohort at once, so its masks depend on who is in "
+                "it; the sequential engine's depend on the client alone."
+            )
         self.user.train_mode()
         self.user.shim.set(training=True, current_client=None)
-        try:
-            CohortRun(self, cohort, self._planned(cohort, epochs), terms, after_step, record_gradient_mean).run(
-                start, lr_scale, purpose
-            )
-        finally:
-            self.user.collector = collector
+        CohortRun(self, cohort, self._planned(cohort, epochs), terms, after_step, record_gradient_mean).run(
+            start, lr_scale, purpose
+        )

@@ -51,7 +51,7 @@ class WeightedAverage(ServerCallback):
             weights = torch.ones(len(cohort))
         else:
             weights = cohort.staged(self.by)
-        return torch.where(cohort.valid, weights, 0.0)
+        return weights if cohort.is_all_valid else torch.where(cohort.valid, weights, 0.0)
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
         """The sum of clients with a weight; where it may be 0, another of those without, for when nobody has one."""
@@ -60,15 +60,17 @@ class WeightedAverage(ServerCallback):
                 sums.declare(f"{group}_model", server.model.numel())
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Add every client's model, one after another, or keep it for the rule."""
-        model = cohort.model
-        for k, weight in enumerate(self.weights(cohort).tolist()):
-            cohort.records[k]["weight"] = weight
-            if cohort.valid[k] and self.rule is not None:
-                sums.keep("model", cohort.positions[k], model[k])
-            elif cohort.valid[k]:
-                group, factor = ("weighted", weight) if weight > 0 else ("unweighted", 1.0)
-                sums.add(f"{group}_model", model[k], factor)
+        """Add the valid clients' models, or keep them for the rule."""
+        weights = self.weights(cohort)
+        cohort.record("weight", weights)
+        model, weights = cohort.of_valid(cohort.model), cohort.of_valid(weights)
+        if self.rule is not None:
+            for position, row in zip(cohort.valid_positions, model, strict=True):
+                sums.keep("model", position, row)
+            return
+        sums.add_rows("weighted_model", model, weights)
+        if self.reads:
+            sums.add_rows("unweighted_model", model, (weights == 0).double())
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage z and the buffers; in the records, weights become shares of the whole."""

@@ -80,8 +80,7 @@ class CenterConsensus(ServerCallback):
         """Add the valid clients."""
         centers = torch.cat([cohort.staged("center"), cohort.buffers.to(cohort.w)], dim=1)
         sums.add_valid("centers", cohort, centers)
-        for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
-            record["weight"] = 0.0 if self.is_skipped(server) else float(is_valid)
+        cohort.record("weight", torch.zeros(len(cohort)) if self.is_skipped(server) else cohort.valid.double())
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """In an exchange: the mean, to everyone."""
@@ -91,4 +90,5 @@ class CenterConsensus(ServerCallback):
         server.stage_model(sums["centers"] / num_valid)
         for record in server.records:
             record["weight"] /= num_valid
-            clients.stage("center", [record["client"]], server.staged("z")[None])
+        ids = [record["client"] for record in server.records]
+        clients.stage("center", ids, server.staged("z").expand(len(ids), -1))

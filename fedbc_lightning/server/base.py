@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine
 
 
+WIDE_BYTES = 2**20
+"""Of clients' rows that are made float64 together for a sum."""
+
+
 class Sums:
-    """Running sums over the round's clients, in float64, one client after another; one all_reduce joins the ranks.
+    """Running sums over the round's clients, in float64, one cohort after another; one all_reduce joins the ranks.
 
     Float32 sums of ten clients differ between one and two ranks in half of their elements, float64 sums in none.
 
@@ -39,11 +43,21 @@ class Sums:
         """Add ``weight * value``."""
         self._sums[name].add_(value, alpha=weight)
 
+    def add_rows(self, name: str, rows: Tensor, weights: Tensor) -> None:
+        """Add the sum of the rows (n, d) times their weights (n,); the weights are on the CPU."""
+        num_together = max(1, WIDE_BYTES // (rows.size(1) * self.dtype.itemsize + 1))
+        if len(rows) == 1 or num_together == 1:
+            for k, weight in enumerate(weights.tolist()):
+                if weight:
+                    self.add(name, rows[k], weight)
+            return
+        for some, their_weights in zip(rows.split(num_together), weights.split(num_together), strict=True):
+            self._sums[name] += their_weights.to(self.device, self.dtype) @ some.to(self.dtype)
+
     def add_valid(self, name: str, cohort: Cohort, rows: Tensor) -> None:
-        """Add the rows (K, ...) of the cohort's valid clients, one after another."""
-        for k in range(len(cohort)):
-            if cohort.valid[k]:
-                self.add(name, rows[k])
+        """Add the rows (K, d) of the cohort's valid clients."""
+        rows = cohort.of_valid(rows)
+        self.add_rows(name, rows, torch.ones(len(rows)))
 
     def keep(self, name: str, position: int, row: Tensor) -> None:
         """Keep one client's vector; ``position``: the client's place in the round (``cohort.positions``)."""

@@ -49,11 +49,12 @@ class FairStep(ServerCallback):
         update = lipschitz * (server.z - cohort.w).to(sums.dtype)
         fair_update = loss**self.q * update
         total = self.q * loss ** (self.q - 1) * update.square().sum(dim=1, keepdim=True) + lipschitz * loss**self.q
-        for k in range(len(cohort)):
-            if cohort.valid[k] and cohort.num_steps[k] and rate[k] > 0:  # without a step, or with steps of 0, w_i = z
-                sums.add("fair_update", fair_update[k])
-                sums.add("fair_total", total[k])
-                sums.add("num_counted", torch.ones_like(total[k]))
+        # without a step, or with steps of 0, w_i = z
+        counts = cohort.valid & (cohort.num_steps > 0) & (rate[:, 0] > 0).cpu()
+        is_counted = counts.to(rate.device)
+        sums.add_rows("fair_update", fair_update[is_counted], torch.ones(int(counts.sum())))
+        sums.add("fair_total", total[is_counted].sum(dim=0))
+        sums.add("num_counted", counts.sum().to(sums.device, sums.dtype))
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Replace the staged z."""

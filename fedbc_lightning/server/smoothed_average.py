@@ -43,11 +43,10 @@ class SmoothedAverage(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Keep the valid clients' models; those of all are in the store."""
-        model = cohort.model
-        for k, position in enumerate(cohort.positions):
-            cohort.records[k]["weight"] = float(cohort.valid[k])
-            if cohort.valid[k] and self.over == "sampled":
-                sums.keep("model", position, model[k])
+        cohort.record("weight", cohort.valid.double())
+        if self.over == "sampled":
+            for position, row in zip(cohort.valid_positions, cohort.of_valid(cohort.model), strict=True):
+                sums.keep("model", position, row)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage z and the buffers."""
@@ -55,5 +54,6 @@ class SmoothedAverage(ServerCallback):
         models = clients.staged_vectors("local_model").to(server.z.device) if of_all else sums.rows("model")
         z = smoothed_center(models[:, : server.z.numel()], self.bound)
         server.stage_model(torch.cat([z, models[:, server.z.numel() :].to(z.dtype).mean(dim=0)]))
+        num_valid = len(server.valid_records)
         for record in server.records:
-            record["weight"] /= len(server.valid_records)
+            record["weight"] /= num_valid

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms.two_processes import run_all
+from algorithms.two_processes import VECTORIZED, run_all
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,3 +59,7 @@ def test_two_processes_equal_one(tmp_path):
             scale = float(value.abs().max()) if value.numel() else 0.0
             error = float((one - value).abs().max()) if value.numel() else 0.0
             assert error <= bound * max(scale, 1e-3), f"{case}: {name} is off by {error}"
+    for name in VECTORIZED:
+        for rank in ranks:
+            whole, resumed = rank[f"{name} vectorized after 4"], rank[f"{name} resumed after 4"]
+            assert all(torch.equal(value, resumed[key]) for key, value in whole.items()), name

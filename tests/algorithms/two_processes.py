@@ -14,11 +14,12 @@ from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
 from helpers.user_modules import BatchNormClassifier, MetricsClassifier, UserData
 from matplotlib.figure import Figure
 
-from algorithms.registry import REPRESENTATIVES, SETTINGS
+from algorithms.registry import BY_NAME, REPRESENTATIVES, SETTINGS
 from algorithms.running import QUIET
 from fedbc_lightning import FederatedTrainer
 
 AFTER_MORE_ROUNDS = {"fedavg-samples", "scaffold-auto", "fedbc-learned", "fedbc-momentum-client"}
+VECTORIZED = ("fedavg-samples", "scaffold-auto", "fedbc-learned")
 
 
 def state_of(trainer: Any, setting: Any) -> dict[str, torch.Tensor]:
@@ -30,8 +31,20 @@ def state_of(trainer: Any, setting: Any) -> dict[str, torch.Tensor]:
     return out | {f"server_{name}": trainer.server[name].clone() for name in setting.server}
 
 
+def run_vectorized(folder: Path, name: str, options: dict[str, Any], stops: list[int]) -> dict[str, torch.Tensor]:
+    """All five clients in cohorts on each rank, resumed after each stop but the last."""
+    setting = BY_NAME[name]
+    place = {"default_root_dir": str(folder), "engine": "vectorized", "enable_checkpointing": len(stops) > 1}
+    for stop in stops:
+        own = {"clients_per_round": 5, "max_rounds": stop, "checkpoint_every_n_rounds": 1}
+        trainer = FederatedTrainer(**QUIET | options | place | dict(setting.options) | own)
+        data = QuadraticData(sample_quadratics(), batch_size=2)
+        trainer.fit(QuadraticModule(), data, setting.build(), "last" if stop > stops[0] else None)
+    return state_of(trainer, setting)
+
+
 def run_all(folder: Path, devices: int) -> dict[str, dict[str, torch.Tensor]]:
-    """Every registry entry in float64 for one round, some for 4, and two user modules in float32; 3 of 5 clients."""
+    """Every registry entry in float64 for one round, some for 4, in cohorts too, and two user modules in float32."""
     results: dict[str, dict[str, torch.Tensor]] = {}
     options: dict[str, Any] = {"clients_per_round": 3, "local_epochs": 2, "seed": 1, "devices": devices}
     for setting in REPRESENTATIVES:
@@ -41,6 +54,11 @@ def run_all(folder: Path, devices: int) -> dict[str, dict[str, torch.Tensor]]:
             data = QuadraticData(sample_quadratics(), batch_size=2)
             trainer.fit(QuadraticModule(), datamodule=data, algorithm=setting.build())
             results[f"{setting.name} after {rounds}"] = state_of(trainer, setting)
+    for name in VECTORIZED:
+        for rounds in (1, 4):
+            results[f"{name} vectorized after {rounds}"] = run_vectorized(folder / f"{name}-v{rounds}-{devices}", name,
+                                                                          options, [rounds])  # fmt: skip
+        results[f"{name} resumed after 4"] = run_vectorized(folder / f"{name}-r-{devices}", name, options, [2, 4])
     for module_class in (BatchNormClassifier, MetricsClassifier):
         torch.manual_seed(0)
         module, name = module_class(), module_class.__name__

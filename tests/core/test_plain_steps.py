@@ -69,6 +69,8 @@ def run(root, algorithm, watched, model=None, **kwargs):
         (FedAvg, {"optimizer": "groups"}, {}),
         (FedAvg, {"schedules": True}, {}),
         (lambda: FedBC(dual_lr=0.1), {"skips": True}, {}),
+        (FedAvg, {"skips": True, "schedules": True}, {"local_epochs": None, "local_steps": 2}),
+        (FedAvg, {"schedules": True}, {"local_epochs": None, "local_steps": 7}),
         (FedAvg, {}, {"precision": "bf16-mixed"}),
     ],
 )

@@ -244,9 +244,9 @@ def as_dict(items):
         ({"model": Stepping}, "own optimizer_step"),
         ({"model": Measured}, "torchmetrics Metric"),
         ({"model": Summed}, "self.log\\('train_most'\\)"),
-        ({"model": Unused}, "'left.(weight|bias)' has none"),
+        ({"model": Unused}, "'left.(weight|bias)' has no gradient"),
         ({"model": Branching}, "cannot map Branching.training_step"),
-        ({"model": Silent}, "needs a loss in every step"),
+        ({"model": Silent}, "training_step returns no loss"),
         ({"precision": "bf16-mixed"}, "precision other than"),
         ({"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
         ({"data": lambda: BoringData(collate_fn=as_dict)}, "stacks the tensors of batches"),
@@ -258,7 +258,7 @@ def test_refusals_name_the_sequential_engine(tmp_path, options, message):
 
 
 def test_an_unknown_engine(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"trainer\.engine: got fast; use sequential or vectorized"):
+    with pytest.raises(ConfigurationError, match=r"trainer\.engine: got fast; use sequential, vectorized or auto"):
         make_trainer(tmp_path, engine="fast")
 
 
@@ -269,3 +269,11 @@ def test_a_model_of_ours(tmp_path):
         return ArraysDataModule(inputs, labels, rng.integers(0, 5, 120), seed=0)
 
     compare(tmp_path, 1e-12, data=data, model=lambda: MLP(6, 8, num_classes=3, dropout=0.0), clients_per_round=1.0)
+
+
+def test_a_recurrent_model_is_evaluated_with_its_own_weights(tmp_path):
+    stacked, single = (
+        fit(tmp_path, engine, model=Recurrent, eval_every_n_rounds=1) for engine in ("vectorized", "sequential")
+    )
+    for rows in zip(*(read_csv(Path(t.log_dir, "metrics.csv")) for t in (stacked, single)), strict=True):
+        assert float(rows[0]["global/test_loss"]) == pytest.approx(float(rows[1]["global/test_loss"]), rel=1e-9)

@@ -1,0 +1,162 @@
+"""A process that dies, fails or never comes ends the run of all, with one message and a checkpoint to go on from."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.boring import assert_equal_trees
+from helpers.command_line import TINY
+
+pytestmark = pytest.mark.distributed
+
+ROOT = Path(__file__).parents[2]
+MODULE = """\
+import os, time
+from pathlib import Path
+import torch
+from lightning.pytorch import LightningModule
+from torch.nn import functional
+
+if os.environ.get("LOCAL_RANK") == os.environ.get("ABSENT_RANK", "none"):
+    os._exit(3)
+
+
+class Module(LightningModule):
+    def __init__(self, seconds: float = 0.0, failing_rank: int = -1, returns_loss: bool = True):
+        super().__init__()
+        self.net, self.seconds = torch.nn.Linear(4, 3), seconds
+        self.failing_rank, self.returns_loss = failing_rank, returns_loss
+
+    def training_step(self, batch, batch_idx):
+        Path(f"rank{self.trainer.global_rank}.pid").write_text(str(os.getpid()))
+        time.sleep(self.seconds)
+        if self.trainer.global_rank == self.failing_rank and self.trainer.current_round == 3:
+            raise ValueError("a mistake of the user's")
+        return functional.cross_entropy(self.net(batch[0]), batch[1]) if self.returns_loss else None
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.5)
+"""
+
+
+def start(folder: Path, *words: str, launcher: tuple[str, ...] = (), **environment: str) -> subprocess.Popen:
+    """``fedbc-cli fit`` of :data:`MODULE` on two processes."""
+    (folder / "user_module.py").write_text(MODULE)
+    head, _, _ = TINY.partition("model:")
+    config = f"{head}model:\n  class_path: user_module.Module\ndata:\n  class_path: tiny_data.TinyData\n"
+    (folder / "two.yaml").write_text(config)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOCAL_RANK", "MASTER_", "NODE_RANK"))}
+    paths = os.pathsep.join([str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, *launcher, "-m", "fedbc_lightning", "fit", "--config", "two.yaml", "--trainer.devices", "2",
+         "--trainer.clients_per_round", "4", "--trainer.max_rounds", "12", *words],
+        cwd=folder, env=kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths} | environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen) -> str:
+    """What was printed by all processes: the pipe closes when the last of them has ended."""
+    try:
+        out, err = process.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        pytest.fail(f"some process hangs: {out + err}")
+    return " ".join((out + err).split())
+
+
+def wait_for_round(folder: Path, round: int, process: subprocess.Popen) -> None:
+    metrics = folder / "runs/tiny/version_0/metrics.csv"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < round + 2:
+        if process.poll() is not None:
+            pytest.fail(f"ended early: {finish(process)}")
+        time.sleep(0.02)
+
+
+def last(folder: Path, version: int = 0) -> dict:
+    path = folder / f"runs/tiny/version_{version}/checkpoints/last.ckpt"
+    saved = torch.load(path, weights_only=True)
+    saved["fedbc_lightning"].pop("settings")
+    return {key: saved[key] for key in ("state_dict", "fedbc_lightning", "callbacks")}
+
+
+def kill(folder: Path, rank: int, *words: str, after: int, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Exit status and words of a run of which one process is killed in the round ``after``."""
+    process = start(folder, *words, "--model.seconds", "0.03", launcher=launcher)
+    wait_for_round(folder, after, process)
+    os.kill(int((folder / f"rank{rank}.pid").read_text()), signal.SIGKILL)
+    said = finish(process)
+    assert said.count(f"process {rank} of 2 (counted from 0) was killed") == 1, said
+    assert "runs/tiny/version_0/checkpoints/last.ckpt' by the same command with ckpt_path: last" in said
+    assert "gloo/" not in said
+    return process.returncode, said
+
+
+def test_a_run_goes_on_after_each_process_was_killed(project):
+    status, said = kill(project, 1, after=3)
+    assert status == 1
+    assert "Traceback" not in said
+    assert 2 <= last(project)["fedbc_lightning"]["round"] < 12
+    status, said = kill(project, 0, "--ckpt_path", "last", after=6)
+    assert status == -signal.SIGKILL
+    assert "Traceback" not in said
+    finish(start(project, "--ckpt_path", "last"))
+    finish(start(project))
+    assert_equal_trees(last(project, 0), last(project, 1))
+
+
+@pytest.mark.parametrize("start_method", ["ddp_spawn", "torchrun"])
+def test_a_killed_process_ends_all(project, start_method):
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    if start_method == "torchrun":
+        assert kill(project, 1, after=2, launcher=torchrun)[0] == 1
+    else:
+        assert kill(project, 1, "--trainer.strategy", start_method, after=2)[0] == 1
+
+
+@pytest.mark.parametrize(("strategy", "rank"), [("auto", 0), ("auto", 1), ("ddp_spawn", 1)])
+def test_a_mistake_on_one_rank_is_told_once(project, strategy, rank):
+    process = start(project, "--trainer.strategy", strategy, "--model.failing_rank", str(rank))
+    said = finish(process)
+    assert process.returncode == 1
+    assert said.count("ValueError: a mistake of the user's") == 1, said
+    assert said.count("process 1 of 2 (counted from 0) failed") == (1 if (strategy, rank) == ("auto", 1) else 0)
+    assert last(project)["fedbc_lightning"]["round"] == 2
+
+
+def test_a_mistake_on_all_ranks_is_told_once(project):
+    process = start(project, "--model.returns_loss", "false")
+    said = finish(process)
+    assert process.returncode == 1
+    assert said.count("training_step returned no loss") == 1, said
+    assert "Traceback" not in said
+
+
+def test_a_process_that_never_comes_ends_the_start(project):
+    process = start(project, ABSENT_RANK="1")
+    said = finish(process)
+    assert process.returncode == 1
+    assert said.count("process 1 of 2 (counted from 0) ended with status 3 before the run began") == 1, said
+
+
+def test_a_node_says_for_whom_it_waits(project):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    process = start(project, "--trainer.num_nodes", "2", MASTER_ADDR="localhost", MASTER_PORT=port, NODE_RANK="0")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "waiting at" in line:
+            break
+    os.killpg(process.pid, signal.SIGKILL)
+    finish(process)
+    assert f"this is node 0, waiting at localhost:{port} for the others, 4 processes in all" in line

@@ -1,0 +1,36 @@
+"""benchmarks/processes.py: a line with the ratio of two processes to one, and what the clients allow."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = importlib.util.spec_from_file_location("benchmarks_processes", FOLDER / "processes.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name], sys.modules["engines"]
+
+
+@pytest.mark.distributed
+def test_the_table(script, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["processes.py", "W1", "--pairs", "1"])
+    script.main()
+    out = capsys.readouterr().out
+    found = re.fullmatch(r"W1 steps/s: one process \d+, two \d+; ratio [\d.]+ \(.* to .*\), at best ([\d.]+)\n", out)
+    assert 1.9 <= float(found[1]) <= 2
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"), [([[3, 1, 1]], 5 / 3), ([[2, 2], [4]], 8 / 6), ([[3, 3, 2, 2, 2]], 2.0), ([[5]], 1.0)]
+)
+def test_the_best_ratio_shares_whole_clients(script, rounds, expected):
+    assert script.best_ratio(rounds) == pytest.approx(expected)
