@@ -13,15 +13,15 @@ from lightning.pytorch.core.hooks import DataHooks
 from torch.utils.data import Dataset, default_collate
 
 from fedbc_lightning import seeding
-from fedbc_lightning.datasets import as_arrays, augment_of, join, num_items, take
+from fedbc_lightning.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import overrides
 from fedbc_lightning.labels import count_labels, identify, labels_of
 from fedbc_lightning.loading import ClientLoader, EpochSampler
 from fedbc_lightning.splits import check_split, train_test_split
 
-MAX_KEPT_CLIENTS = 2_000
-"""Whose data sets are kept between rounds; those of others are asked for anew."""
+KEPT_BYTES = 128 * 2**20
+"""Of clients' data sets that are kept between rounds, the last ones asked for; others are asked for anew."""
 
 SPLITS = ("train", "val", "test")
 POOLED = -1
@@ -101,6 +101,7 @@ class FederatedDataModule(LightningDataModule):
         if collate_fn is not None and collate_fn is not default_collate:
             self.loader_options["collate_fn"] = collate_fn
         self._datasets: dict[int, dict[str, Dataset | None]] = {}
+        self._kept_bytes = 0
         self._split_sizes: dict[str, np.ndarray] = {}
         self._pooled: dict[str, Dataset] = {}
         self._has_transfer_hooks: bool | None = None
@@ -142,14 +143,12 @@ class FederatedDataModule(LightningDataModule):
         Returns:
             The data set, or None if the client has no such data.
         """
-        self._check_request(client, split)
-        kept = self._kept(client)
-        if split not in kept:
-            if split == "test":
-                dataset = self.client_test_dataset(client)
-                kept["test"] = None if dataset is None else self._batched(dataset)
-            else:
-                kept["train"], kept["val"] = self._cut_validation(client)
+        kept = self._datasets.get(client)
+        if kept is None or split not in kept:
+            self._check_request(client, split)
+            made = self._make_datasets(client, split)
+            self._keep(client, made)
+            return made[split]
         return kept[split]
 
     def num_samples(self, split: str) -> np.ndarray:
@@ -291,13 +290,21 @@ class FederatedDataModule(LightningDataModule):
 
     # parts of the above
 
-    def _kept(self, client: int) -> dict[str, Dataset | None]:
-        """The data sets of a client that are at hand, by split; those of the clients that came last are kept."""
-        if client not in self._datasets:
-            if len(self._datasets) >= MAX_KEPT_CLIENTS:
-                del self._datasets[next(iter(self._datasets))]
-            self._datasets[client] = {}
-        return self._datasets[client]
+    def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
+        """A client's data set of a split, and those that are made along with it."""
+        if split == "test":
+            dataset = self.client_test_dataset(client)
+            return {"test": None if dataset is None else self._batched(dataset)}
+        train, val = self._cut_validation(client)
+        return {"train": train, "val": val}
+
+    def _keep(self, client: int, made: dict[str, Dataset | None]) -> None:
+        """Keep a client's data sets, and let go of those that were kept longest."""
+        self._datasets.setdefault(client, {}).update(made)
+        self._kept_bytes += sum(map(num_bytes, made.values()))
+        while self._kept_bytes > KEPT_BYTES and len(self._datasets) > 1:
+            oldest = self._datasets.pop(next(iter(self._datasets)))
+            self._kept_bytes -= sum(map(num_bytes, oldest.values()))
 
     def _batched(self, dataset: Dataset) -> Dataset:
         """The data set in the form in which it is batched."""

@@ -188,6 +188,16 @@ def num_items(dataset: Dataset) -> int:
     return len(dataset)  # type: ignore[arg-type]
 
 
+def num_bytes(dataset: Dataset | None) -> int:
+    """What one more client's data set takes: its own tensors or indices; of others' own data sets 64 KiB are assumed."""
+    if dataset is None:
+        return 0
+    if not isinstance(dataset, ArrayDataset):
+        return 2**16
+    own = dataset.pool.tensors if dataset.indices is None else (dataset.indices,)
+    return sum(tensor.nbytes for tensor in own) + 2**12  # the objects
+
+
 def augment_of(dataset: Dataset) -> Augment | None:
     """How training batches of a data set are augmented; None: not at all, or by a user's own data set itself."""
     return dataset.augment if isinstance(dataset, (ArrayDataset, BatchTransformDataset)) else None

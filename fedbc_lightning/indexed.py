@@ -140,14 +140,9 @@ class IndexedDataModule(FederatedDataModule):
         """Test data of a client; None if it has none."""
         return self.client_dataset(client, "test")
 
-    def client_dataset(self, client: int, split: str) -> Dataset | None:
-        """As of every federated data module."""
-        self._check_request(client, split)
-        kept = self._kept(client)
-        if split not in kept:
-            indices = self.splits[split][client]
-            kept[split] = self._batched(take(self.source, indices)) if len(indices) else None
-        return kept[split]
+    def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
+        indices = self.splits[split][client]
+        return {split: self._batched(take(self.source, indices)) if len(indices) else None}
 
     def num_samples(self, split: str) -> np.ndarray:
         """Number of samples of each client in ``"train"``, ``"val"`` or ``"test"``, int64 ``(N,)``."""

@@ -33,7 +33,7 @@ class NotRecordableError(Exception):
     """What the function does cannot be written down as one list of operations; the message says why."""
 
 
-def record(function: Replay, inputs: Sequence[Tensor]) -> Replay:
+def record(function: Replay, inputs: Sequence[Tensor]) -> tuple[Replay, bool]:
     """Record what a function does to tensors of these shapes, dtypes, strides and devices.
 
     Nothing is computed while it is recorded: the tensors stand for themselves without their values, so that whatever
@@ -44,7 +44,7 @@ def record(function: Replay, inputs: Sequence[Tensor]) -> Replay:
         inputs: Examples.
 
     Returns:
-        The same function for such inputs; call it under ``torch.no_grad``.
+        The same function for such inputs, to be called under ``torch.no_grad``; and whether it draws random numbers.
 
     Raises:
         NotRecordableError: An operation whose shapes or Python consequences depend on values, or that torch cannot
@@ -61,7 +61,7 @@ def record(function: Replay, inputs: Sequence[Tensor]) -> Replay:
         _check(node)
     if not any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in calls):
         _simplify(traced, inputs[0].device)
-    return _as_python(traced)
+    return _as_python(traced), any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in calls)
 
 
 def _check(node: fx.Node) -> None:

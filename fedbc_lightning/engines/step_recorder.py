@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,7 +62,12 @@ class StepOutput:
     logged: list[LoggedCall]
 
 
-Found = tuple[Replay, list[LoggedCall]]
+class Found(NamedTuple):
+    """A recording, what it logs, and whether it draws random numbers."""
+
+    replay: Replay
+    calls: list[LoggedCall]
+    draws: bool
 
 
 class TrainingStep(nn.Module):
@@ -266,11 +271,11 @@ class StepRecorder:
             if found is None:
                 return None
             self._found[key] = found
-        if not self._is_checked:
-            self._check(kind, found, parameters, batch)
-            if self.reason is not None:
-                return None
-        return self._replay(found, parameters, batch)
+        return (
+            self._replay(found, parameters, batch)
+            if self._is_checked
+            else self._checked(kind, found, parameters, batch)
+        )
 
     def take_watched(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
         """A step as written that must not do anything which is not a function of parameters and batch.
@@ -287,9 +292,9 @@ class StepRecorder:
         return output
 
     def _replay(self, found: Found, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
-        replay, calls = found
+        calls = found.calls
         with torch.no_grad():
-            results = replay(*parameters, *batch)
+            results = found.replay(*parameters, *batch)
         first = self._num_gradients
         return StepOutput(results[:first], results[first], calls and with_tensors(calls, results[first + 1 :]))
 
@@ -308,12 +313,12 @@ class StepRecorder:
             if any(metric.update_called for metric in self._user.metrics):
                 raise NotRecordableError("it updates a torchmetrics Metric")
             with preserved_globals(self._user.device), self._watched():
-                replay = record(flat, [*parameters, *batch])
+                replay, draws = record(flat, [*parameters, *batch])
         except NotRecordableError as error:
             self._stop(str(error))
             return None
         self._state = self._describe_module(), self._describe_reads()
-        return replay, calls
+        return Found(replay, calls, draws)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -359,23 +364,30 @@ class StepRecorder:
         values = self._user.shim.__dict__["_values"]
         return tuple((name, _describe(values.get(name), 3)) for name in sorted(self._reads))
 
-    def _check(self, kind: str, found: Found, parameters: Sequence[Tensor], batch: Any) -> None:
-        """Compare a replayed step with one that is run as written."""
+    def _checked(self, kind: str, found: Found, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
+        """Also run the step as written, or of a mapped one without draws its first client, and compare."""
         self._is_checked = True
+        of_first = kind == "mapped" and not found.draws
         with preserved_globals(self._user.device):
-            expected = getattr(self.function, kind)(parameters, batch)
-        with preserved_globals(self._user.device):
-            try:
-                replayed = self._replay(found, parameters, batch)
-            except Exception as error:  # some kernels cannot be called as they were traced
-                self._stop(f"{(str(error).splitlines() or [type(error).__name__])[0]}")
-                return
+            if of_first:
+                first = [parameter[0] for parameter in parameters]
+                expected = self.function.single(first, type(batch)(part[0] for part in batch))
+            else:
+                expected = getattr(self.function, kind)(parameters, batch)
+        try:
+            replayed = self._replay(found, parameters, batch)
+        except Exception as error:  # some kernels cannot be called as they were traced
+            self._stop((str(error).splitlines() or [type(error).__name__])[0])
+            return None if of_first else expected
         numbers = [call.value for call in expected.logged if not isinstance(call.value, Tensor)]
         is_same = numbers == [call.value for call in replayed.logged if not isinstance(call.value, Tensor)]
         tensors = [[*step.gradients, step.loss, *tensors_of(step.logged)] for step in (expected, replayed)]
+        if of_first:
+            tensors[1] = [tensor[0] for tensor in tensors[1]]
         if is_same and len(tensors[0]) == len(tensors[1]) and all(map(_close, *tensors)):
-            return
+            return replayed
         self._stop("what it does has changed since it was recorded")
+        return None if of_first else expected
 
     def _stop(self, reason: str) -> None:
         self.reason = reason

@@ -235,7 +235,7 @@ def test_a_plain_lightning_trainer_takes_it(tmp_path):
 
 def test_data_of_few_clients_are_kept(monkeypatch):
     """Those of others are asked for again, whole: a client's validation part never comes without its training part."""
-    monkeypatch.setattr("fedbc_lightning.datamodule.MAX_KEPT_CLIENTS", 2)
+    monkeypatch.setattr("fedbc_lightning.datamodule.KEPT_BYTES", 4 * (4096 + 80))  # two parts of two clients
     asked = []
 
     class Generated(FederatedDataModule):
