@@ -189,7 +189,7 @@ def num_items(dataset: Dataset) -> int:
 
 
 def num_bytes(dataset: Dataset | None) -> int:
-    """What one more client's data set takes: its own tensors or indices; of others' own data sets 64 KiB are assumed."""
+    """What one more client's data set takes: its own tensors or indices; 64 KiB are assumed of a user's own data set."""
     if dataset is None:
         return 0
     if not isinstance(dataset, ArrayDataset):

@@ -51,7 +51,9 @@ def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, ids: Sequence[int
         algorithm.check(engine)
         algorithm.server_callbacks(engine)
         if len(ids) < 2:
-            raise ConfigurationError("one process trains one client in a round.")
+            raise ConfigurationError(
+                "has nothing to map: one process trains one client in a round; use engine: sequential."
+            )
         with preserved_globals(engine.user.device):
             seconds = Trial(engine).run(ids, steps)
     except ConfigurationError as error:

@@ -92,6 +92,18 @@ class Tied(Model):
         return functional.cross_entropy(self(batch[0]), batch[1], weight=self.weight)
 
 
+class Evaluated(Smooth):
+    """Its Metrics belong to evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3)
+
+    def test_step(self, batch, batch_idx):
+        self.accuracy(self(batch[0]), batch[1])
+        self.log("test_accuracy", self.accuracy)
+
+
 class Images(BoringData):
     def client_train_dataset(self, client):
         generator = torch.Generator().manual_seed(client)
@@ -152,6 +164,7 @@ def compare(root, monkeypatch, model, algorithm=FedAvg, **options):
         (Dropping, {}),
         (Tied, {}),
         (lambda: CIFARCNN(num_classes=3, image_size=16), {"data": Images}),
+        (Evaluated, {"eval_every_n_rounds": 1}),
         (Smooth, {"engine": "vectorized"}),
         (Dropping, {"engine": "vectorized"}),
         (lambda: CIFARCNN(num_classes=3, image_size=16), {"data": Images, "engine": "vectorized"}),
@@ -165,6 +178,16 @@ def test_the_same_numbers(tmp_path, monkeypatch, recordings, model, options):
 
 def test_a_layer_that_torch_may_not_be_able_to_replay(tmp_path, monkeypatch, recordings):
     compare(tmp_path, monkeypatch, Recurrent, eval_every_n_rounds=1)
+
+
+def test_metrics_of_the_evaluation_leave_recordings_alone(tmp_path, recordings, monkeypatch):
+    made = []
+    record = step_recorder.record
+    monkeypatch.setattr(step_recorder, "record", lambda *args: made.append(args) or record(*args))
+    run(tmp_path, Evaluated, eval_every_n_rounds=1, max_rounds=2)
+    num_recordings = len(made)
+    run(tmp_path, Evaluated, eval_every_n_rounds=1, max_rounds=6)
+    assert len(made) - num_recordings <= len(recordings.recorders[1]._counts)
 
 
 def test_resumed_in_a_process_that_has_recorded_nothing(tmp_path, recordings, monkeypatch):
@@ -293,7 +316,7 @@ class Skipping(Model):
         (Reading, "numpy"),
         (Masking, "depends on values"),
         (Printing, "prints"),
-        (Measuring, "changes the module"),
+        (Measuring, "updates a torchmetrics Metric"),
         (Hooked, "hooks"),
         (BoringModel, "buffers"),
         (Skipping, "no loss"),
