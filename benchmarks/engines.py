@@ -1,27 +1,39 @@
 """Both engines against hand-written loops on the same steps, in turn within one run.
 
-    python benchmarks/engines.py [W1 W2 W3 W4] [--pairs 3]
+    python benchmarks/engines.py [W1 W2 W3 W4] [--pairs 9] [--threads 1] [--cpu-time] [--profile]
 
-Prints client-steps per second and ratios (medians with minimum and maximum): machines are noisy, ratios carry over.
+Prints client-steps per second (median) and the ratio to the loop on a flat vector ("the floor") of the same turn:
+median, minimum to maximum, and from 5 turns on an interval that holds the median with at least 90 %. Machines are
+noisy, ratios carry over. FedBC stands also beside FedAvg of its engine, and auto beside the better engine.
+
 Workloads: W1 logistic 60-10, 30 clients of 40 to 1,471 samples, 10 sampled, E=5; W2 MLP 784-128-10, 100 x 600, 10
 sampled; W3 the FedBC paper's CIFAR CNN, 20 clients of 299 to 10,000, 10 sampled; W4 logistic, 10,000 x 20, 1,000
-sampled. Batch 20, SGD lr .01 momentum .5, FedAvg. Start-up and evaluation are left out.
+sampled. Batch 20, SGD lr .01 momentum .5. Start-up, evaluation and the first rounds, in which steps are not yet
+recorded, are left out on all sides; writing clients.csv and metrics.csv is not.
+
+--cpu-time: CPU seconds in place of seconds, for one thread on a machine that does other things, too.
+
+--profile: instead, where the time of both engines goes, by the files of the functions that spend it. The profiler makes
+Python calls dearer than they are, so it shows what there is rather than seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import csv
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from fedbc_lightning.models import CIFARCNN
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -29,6 +41,8 @@ from torch.utils.data import TensorDataset
 from fedbc_lightning import FedAvg, FedBC, FederatedAlgorithm, FederatedDataModule, FederatedTrainer, UniformSampler
 
 BATCH_SIZE = 20
+CLOCK: Callable[[], float] = time.perf_counter
+"""``time.process_time`` by ``--cpu-time``."""
 
 
 class Clients(FederatedDataModule):
@@ -83,6 +97,8 @@ class Workload:
     num_sampled: int
     epochs: int
     rounds: int
+    warm_up: int = 0
+    """Rounds before those that are timed."""
 
 
 def _mlp() -> nn.Module:
@@ -94,10 +110,10 @@ def _logistic() -> nn.Module:
 
 
 WORKLOADS = {
-    "W1": Workload(np.geomspace(40, 1471, 30).round(), (60,), _logistic, 10, 5, 4),
-    "W2": Workload(np.full(100, 600), (784,), _mlp, 10, 1, 6),
-    "W3": Workload(np.geomspace(299, 10_000, 20).round(), (3, 32, 32), CIFARCNN, 10, 1, 1),
-    "W4": Workload(np.full(10_000, 20), (60,), _logistic, 1000, 1, 2),
+    "W1": Workload(np.geomspace(40, 1471, 30).round(), (60,), _logistic, 10, 5, 12, 8),
+    "W2": Workload(np.full(100, 600), (784,), _mlp, 10, 1, 10, 5),
+    "W3": Workload(np.geomspace(299, 10_000, 20).round(), (3, 32, 32), CIFARCNN, 10, 1, 1, 1),
+    "W4": Workload(np.full(10_000, 20), (60,), _logistic, 1000, 1, 10, 2),
 }
 
 
@@ -111,8 +127,10 @@ def loop(work: Workload, data: Clients, *, flat: bool) -> float:
         p.data = row[offset : offset + p.numel()].view_as(p)
         offset += p.numel()
     z, grad, moment = row.clone(), torch.empty_like(row), torch.empty_like(row)
-    steps, started = 0, time.perf_counter()
-    for t in range(1, work.rounds + 1):
+    steps, started = 0, 0.0
+    for t in range(1, work.warm_up + work.rounds + 1):
+        if t == work.warm_up + 1:
+            steps, started = 0, CLOCK()
         total, weight = torch.zeros_like(z), 0
         for client in UniformSampler()(data.num_clients, work.num_sampled, seed=0, round=t):
             inputs, targets = data.arrays[client]
@@ -128,58 +146,169 @@ def loop(work: Workload, data: Clients, *, flat: bool) -> float:
                     if optimizer is not None:
                         optimizer.step()
                     else:
-                        torch.cat([p.grad.reshape(-1) for p in parameters], out=grad)
+                        torch.cat([p.grad.reshape(-1) for p in parameters], out=grad)  # type: ignore[union-attr]
                         row.sub_(moment.mul_(0.5).add_(grad), alpha=0.01)
                     steps += 1
             total.add_(row, alpha=len(inputs))
             weight += len(inputs)
         z = total / weight
-    return steps / (time.perf_counter() - started)
+    return steps / (CLOCK() - started)
 
 
-def ours(work: Workload, data: Clients, algorithm: FederatedAlgorithm, engine: str = "sequential") -> float:
+class Stopwatch(Callback):
+    """Times a run from the end of its warm-up to its last table row."""
+
+    def __init__(self, warm_up: int) -> None:
+        self.warm_up, self.started, self.seconds = warm_up, 0.0, 0.0
+
+    def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
+        """Start after the warm-up."""
+        if trainer.current_round == self.warm_up + 1:
+            self.started = CLOCK()
+
+    def on_train_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+        """Stop."""
+        self.seconds = CLOCK() - self.started
+
+
+def ours(
+    work: Workload,
+    data: Clients,
+    algorithm: FederatedAlgorithm,
+    engine: str = "sequential",
+    callbacks: Sequence[Callback] = (),
+) -> float:
     """Client-steps per second of the framework, tables written."""
+    watch = Stopwatch(work.warm_up)
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
-            max_rounds=work.rounds, clients_per_round=work.num_sampled, local_epochs=work.epochs, accelerator="cpu",
-            logger=False, eval_every_n_rounds=0, enable_progress_bar=False, enable_checkpointing=False,
-            default_root_dir=folder, seed=0, engine=engine,  # type: ignore[arg-type]
+            max_rounds=work.warm_up + work.rounds, clients_per_round=work.num_sampled, local_epochs=work.epochs,
+            accelerator="cpu", logger=False, eval_every_n_rounds=0, enable_progress_bar=False,
+            enable_checkpointing=False, default_root_dir=folder, seed=0, callbacks=[watch, *callbacks],
+            engine=engine,  # type: ignore[arg-type]
         )  # fmt: skip
         trainer.fit(Plain(work.make_net()), data, algorithm)
         with open(f"{trainer.log_dir}/clients.csv") as file:
-            steps = sum(int(row["num_steps"]) for row in csv.DictReader(file))
-        with open(f"{trainer.log_dir}/metrics.csv") as file:
-            seconds = sum(float(row["time/round_seconds"] or 0) for row in csv.DictReader(file))
-    return steps / seconds
+            steps = sum(int(row["num_steps"]) for row in csv.DictReader(file) if int(row["round"]) > work.warm_up)
+    return steps / watch.seconds
+
+
+def interval(values: Sequence[float], probability: float = 0.9) -> tuple[float, float] | None:
+    """Two of the values between which the median of what they are drawn from lies, with at least this probability.
+
+    The k-th smallest and k-th largest miss it where at most k - 1 values fall on one side: a matter of fair coins.
+
+    Returns:
+        The narrowest such pair; None: even the smallest and the largest miss it too often (fewer than 5 values).
+
+    Example:
+        >>> interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]), interval([1.0, 2.0, 3.0])
+        ((2.0, 8.0), None)
+    """
+    ordered, missed, found = sorted(values), 0.0, None
+    for k in range(len(values) // 2):
+        missed += 2 * math.comb(len(values), k) / 2 ** len(values)
+        if missed <= 1 - probability:
+            found = ordered[k], ordered[-1 - k]
+    return found
+
+
+def describe(values: Sequence[float], others: Sequence[float]) -> str:
+    """The paired ratios: median, minimum to maximum, and the 90 % interval of the median."""
+    ratios = [value / other for value, other in zip(values, others, strict=True)]
+    found = interval(ratios)
+    likely = "" if found is None else f"; 90 %: {found[0]:.2f} to {found[1]:.2f}"
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}{likely})"
+
+
+def table(name: str, work: Workload, pairs: int) -> Iterator[str]:
+    """One line for each way to train."""
+    data = Clients(work.sizes, work.shape)
+    runs: dict[str, Callable[[], float]] = {
+        "floor": lambda: loop(work, data, flat=True),
+        "torch.optim": lambda: loop(work, data, flat=False),
+        "FedAvg": lambda: ours(work, data, FedAvg()),
+        "FedBC": lambda: ours(work, data, FedBC(dual_lr=1e-3)),
+        "FedAvg-vectorized": lambda: ours(work, data, FedAvg(), "vectorized"),
+        "FedBC-vectorized": lambda: ours(work, data, FedBC(dual_lr=1e-3), "vectorized"),
+        "FedAvg-auto": lambda: ours(work, data, FedAvg(), "auto"),
+    }
+    speeds: dict[str, list[float]] = {way: [] for way in runs}
+    for _ in range(pairs):
+        for way, run in runs.items():
+            speeds[way].append(run())
+    better = max("FedAvg", "FedAvg-vectorized", key=lambda way: statistics.median(speeds[way]))
+    beside = {"FedBC": "FedAvg", "FedBC-vectorized": "FedAvg-vectorized", "FedAvg-auto": better}
+    for way, values in speeds.items():
+        line = f"{name} {way:17} {statistics.median(values):8.0f} steps/s   / floor {describe(values, speeds['floor'])}"
+        yield line + (f"   / {beside[way]} {describe(values, speeds[beside[way]])}" if way in beside else "")
+
+
+class Profile(Callback):
+    """Profiles a run from the end of its warm-up on."""
+
+    def __init__(self, warm_up: int) -> None:
+        self.warm_up, self.found = warm_up, cProfile.Profile()
+
+    def on_round_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
+        """Start after the warm-up."""
+        if trainer.current_round > self.warm_up:
+            self.found.enable()
+
+    def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
+        """Stop between rounds."""
+        self.found.disable()
+
+
+def profile(name: str, work: Workload, num_shown: int = 8) -> Iterator[str]:
+    """For each engine, the files with the largest shares of the time of FedBC's rounds."""
+    data = Clients(work.sizes, work.shape)
+    for engine in ("sequential", "vectorized"):
+        watch = Profile(work.warm_up)
+        ours(work, data, FedBC(dual_lr=1e-3), engine, [watch])
+        seconds = seconds_of_files(watch.found)
+        total = sum(seconds.values())
+        yield f"{name} {engine}: {total:.2f} s under the profiler"
+        for file in sorted(seconds, key=lambda file: -seconds[file])[:num_shown]:
+            yield f"    {seconds[file] / total:6.1%}  {file}"
+
+
+def seconds_of_files(found: cProfile.Profile) -> dict[str, float]:
+    """A file's name with its folder's -> seconds in its functions and in the tensor operations that these call."""
+    seconds: dict[str, float] = defaultdict(float)
+    for entry in found.getstats():  # pstats would take operations of one name for one
+        if isinstance(entry.code, str):
+            continue
+        path = entry.code.co_filename
+        name = "recorded steps" if path == "<string>" else "/".join(path.split("/")[-2:])
+        operations = (call.inlinetime for call in entry.calls or () if isinstance(call.code, str))
+        seconds[name] += entry.inlinetime + sum(operations)
+    return seconds
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--pairs", type=int, default=3)
-    arguments = parser.parse_args()
-    for name in arguments.workloads:
-        work = WORKLOADS[name]
-        data = Clients(work.sizes, work.shape)
-        runs: dict[str, Callable[[], float]] = {
-            "floor": lambda work=work, data=data: loop(work, data, flat=True),  # type: ignore[misc]
-            "torch.optim": lambda work=work, data=data: loop(work, data, flat=False),  # type: ignore[misc]
-            "FedAvg": lambda work=work, data=data: ours(work, data, FedAvg()),  # type: ignore[misc]
-            "vectorized": lambda work=work, data=data: ours(work, data, FedAvg(), "vectorized"),  # type: ignore[misc]
-            "FedBC": lambda work=work, data=data: ours(work, data, FedBC(dual_lr=1e-3)),  # type: ignore[misc]
-        }
-        speeds: dict[str, list[float]] = {kind: [] for kind in runs}
-        for _ in range(arguments.pairs):
-            for kind, run in runs.items():
-                speeds[kind].append(run())
-        for kind, values in speeds.items():
-            ratios = [v / f for v, f in zip(values, speeds["floor"], strict=True)]
-            print(
-                f"{name} {kind:12} {statistics.median(values):8.0f} steps/s   / floor "
-                f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-                flush=True,
-            )
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}; default: all")
+    parser.add_argument("--pairs", type=int, default=9, help="turns, in each of which every way is timed once")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--cpu-time", action="store_true", help="by CPU seconds; for one thread")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, instead of how much it is")
+    given = parser.parse_args()
+    unknown = set(given.workloads) - set(WORKLOADS)
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
+    if given.cpu_time and given.threads > 1:
+        parser.error("--cpu-time counts the seconds of all threads; give --threads 1")
+    torch.set_num_threads(given.threads)
+    clock = "CPU seconds" if given.cpu_time else "seconds"
+    print(f"torch {torch.__version__}, {given.threads} thread(s), {given.pairs} turns, {clock}", flush=True)
+    global CLOCK
+    CLOCK = time.process_time if given.cpu_time else time.perf_counter
+    for name in given.workloads or WORKLOADS:
+        lines = profile(name, WORKLOADS[name]) if given.profile else table(name, WORKLOADS[name], given.pairs)
+        for line in lines:
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ EMPTY = torch.empty(0)
 
 
 class Cohort:
-    """K clients in one round: their iterates, their declared state, their messages. K = 1 in the sequential engine.
+    """K clients in one round: their iterates, their declared state, their messages.
 
     Declared client state is read as an attribute: ``cohort.dual`` is (K,), ``cohort.local_model`` (K, d + b). It holds
     what was committed in the round before; :meth:`stage` gives the value for the next one.
@@ -37,7 +37,7 @@ class Cohort:
         step_size: (K, d) or (K, 1) mean over the steps of the learning rate of every parameter's group.
         losses: The plain mean over each client's batches of the loss before each step; NaN without one.
         local: What these clients do in place of the trainer's local training: a straggler's part of it; None: all.
-        has_started: Whether their training has begun in this round.
+        started: Those whose training has begun in this round.
         messages: What else the clients send to the server's parts, by name, (K, ...).
         valid: (K,) bool, False where loss or w is not finite: such a client weighs nothing and keeps its state.
         records: One dict per client, to become its row in ``clients.csv``.
@@ -55,7 +55,7 @@ class Cohort:
         self.counters = self.start_counters = EMPTY
         self.start_buffers: Tensor | None = None
         self.local: LocalTraining | None = None
-        self.has_started = False
+        self.started: set[int] = set()
         self.messages: dict[str, Tensor] = {}
         self.records: list[dict[str, Any]] = [
             {"client": client, "num_samples": size} for client, size in zip(ids, num_samples, strict=True)
@@ -137,8 +137,13 @@ class Cohort:
     def check_finite(self) -> None:
         """A client whose staged state or message is not finite is not valid."""
         for values in (*self._staged.values(), *self.messages.values()):
-            if values.data_ptr() != self.w.data_ptr() and not is_finite(values):  # w is checked where it is made
-                self.valid &= torch.isfinite(values).reshape(len(self), -1).all(dim=1).cpu()
+            if values.data_ptr() != self.w.data_ptr():  # w is checked where it is made
+                self.require_finite(values)
+
+    def require_finite(self, values: Tensor) -> None:
+        """A client whose row of values (K, ...) is not finite is not valid."""
+        if not is_finite(values):
+            self.valid &= torch.isfinite(values).reshape(len(self), -1).all(dim=1).cpu()
 
     def record(self, name: str, values: Tensor) -> None:
         """Write (K,) numbers into the clients' rows of ``clients.csv``."""

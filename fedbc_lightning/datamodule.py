@@ -16,7 +16,7 @@ from fedbc_lightning import seeding
 from fedbc_lightning.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import overrides
-from fedbc_lightning.labels import count_labels, identify, labels_of
+from fedbc_lightning.labels import Known, count_labels, identify, labels_of
 from fedbc_lightning.loading import ClientLoader, EpochSampler
 from fedbc_lightning.splits import check_split, train_test_split
 
@@ -273,7 +273,7 @@ class FederatedDataModule(LightningDataModule):
 
         None, too, where that would take more than :data:`~fedbc_lightning.labels.MAX_CELLS` numbers.
         """
-        known: dict[int, np.ndarray | None] = {}
+        known: Known = {}
         found: list[np.ndarray] = []
         sizes = sum(self.num_samples(split) for split in SPLITS)
         for client in range(self.num_clients):

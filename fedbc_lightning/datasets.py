@@ -189,7 +189,7 @@ def num_items(dataset: Dataset) -> int:
 
 
 def num_bytes(dataset: Dataset | None) -> int:
-    """What one more client's data set takes: its own tensors or indices; 64 KiB are assumed of a user's own data set."""
+    """What one more client takes: its own tensors or indices; 64 KiB are assumed of a data set of another class."""
     if dataset is None:
         return 0
     if not isinstance(dataset, ArrayDataset):
@@ -253,7 +253,7 @@ def join(datasets: Sequence[Dataset], *, is_training: bool = False) -> Dataset:
         return BatchTransformDataset(ConcatDataset([d.raw for d in raw]), raw[0].transform, augment)
     found = (as_arrays(dataset) for dataset in datasets)
     arrays = [array for array in found if array is not None]
-    if len(arrays) < len(datasets) or any(_kind(array) != _kind(arrays[0]) for array in arrays):
+    if len(arrays) < len(datasets) or any(kind_of(array) != kind_of(arrays[0]) for array in arrays):
         return ConcatDataset(datasets)
     first = arrays[0]
     if all(array.pool is first.pool for array in arrays):
@@ -273,7 +273,8 @@ def _unwrapped(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def _kind(dataset: ArrayDataset) -> tuple:
+def kind_of(dataset: ArrayDataset) -> tuple:
+    """What data sets must share to be joined in memory: the form of their tensors, transform and augment."""
     tensors = [(tensor.dtype, tensor.shape[1:], tensor.device) for tensor in dataset.pool.tensors]
     return tensors, dataset.transform, dataset.augment
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,11 @@ MAX_CELLS = 50_000_000
 """Of a table of clients and classes; integers of so many values are no classes."""
 
 
-def labels_of(dataset: Dataset, known: dict[int, np.ndarray | None] | None = None) -> np.ndarray | None:
+Known = dict[int, tuple[weakref.ref, np.ndarray | None]]
+"""``id`` of a data set -> the data set, for ids come back, and its labels."""
+
+
+def labels_of(dataset: Dataset, known: Known | None = None) -> np.ndarray | None:
     """The classes of the samples, int64 ``(n,)``, where they are known without reading any sample; else None.
 
     From ``.targets`` or ``.labels`` of a data set, or the last of its ``.tensors``, through ``Subset`` and
@@ -22,15 +28,19 @@ def labels_of(dataset: Dataset, known: dict[int, np.ndarray | None] | None = Non
 
     Args:
         dataset: Any.
-        known: ``id`` of a data set -> its labels; filled here, so that many subsets cost one conversion.
+        known: Filled here, so that many subsets cost one conversion; data sets are not kept alive.
     """
     known = {} if known is None else known
-    if id(dataset) not in known:
-        known[id(dataset)] = _find_labels(dataset, known)
-    return known[id(dataset)]
+    found = known.get(id(dataset))
+    if found is not None and found[0]() is dataset:
+        return found[1]
+    labels = _find_labels(dataset, known)
+    with suppress(TypeError):  # some classes know no weak references
+        known[id(dataset)] = weakref.ref(dataset), labels
+    return labels
 
 
-def _find_labels(dataset: Any, known: dict[int, np.ndarray | None]) -> np.ndarray | None:
+def _find_labels(dataset: Any, known: Known) -> np.ndarray | None:
     if isinstance(dataset, ArrayDataset):
         labels = as_classes(dataset.pool.tensors[-1], len(dataset.pool)) if len(dataset.pool.tensors) > 1 else None
         return labels if labels is None or dataset.indices is None else labels[dataset.indices.numpy()]

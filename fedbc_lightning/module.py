@@ -73,6 +73,11 @@ class UserModule:
         self.training_takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
 
     @property
+    def scratch(self) -> list[tuple[Tensor, Tensor]]:
+        """The buffers that do not travel, and what each client finds in them."""
+        return self._scratch
+
+    @property
     def has_transfer_hooks(self) -> bool:
         """Whether batches go through hooks of the module or the data."""
         return self._transfer is not None

@@ -56,6 +56,8 @@ class FederatedTrainer(CallbackView):
         engine: ``"sequential"``: one client after another, for any module. ``"vectorized"``: many at once, by
             ``torch.func`` over ``training_step``, for small models; what it cannot do is refused by name. ``"auto"``:
             the faster of the two on a few steps of the first round's clients; kept on resume.
+        record_steps: Whether a ``training_step`` that is a function of weights and batch is recorded once it came
+            often, and replayed: the same numbers, sooner. False: it runs as written in every step.
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         strategy: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork``, ``ddp_notebook``: how processes are started. Each
             trains whole clients; gradients are never synchronised.
@@ -104,6 +106,7 @@ class FederatedTrainer(CallbackView):
         sampler: ClientSampler | None = None,
         stragglers: Stragglers | None = None,
         engine: Literal["sequential", "vectorized", "auto"] = "sequential",
+        record_steps: bool = True,
         accelerator: str = "auto",
         strategy: str = "auto",
         devices: list[int] | str | int = "auto",
@@ -150,6 +153,7 @@ class FederatedTrainer(CallbackView):
         self.keep_local_models = keep_local_models
         self.client_dtype = client_dtype
         self.engine: Literal["sequential", "vectorized", "auto"] = engine
+        self.record_steps = record_steps
         self.enable_checkpointing = enable_checkpointing
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.default_root_dir = Path(default_root_dir)
@@ -342,6 +346,8 @@ class FederatedTrainer(CallbackView):
             self.keep_local_models, None if self.client_dtype is None else getattr(torch, self.client_dtype),
             self.stragglers, engine, self.seed,
         )  # fmt: skip
+        if not self.record_steps:
+            self.federation.engine.recorder.reason = "trainer.record_steps is false"
         self.server, self.clients = self.federation.server, self.federation.clients
         self.layout = self.federation.layout
         self.evaluator = Evaluator(fabric, self.federation.engine, datamodule, self.eval_clients, self.seed)

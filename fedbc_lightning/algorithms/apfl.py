@@ -75,7 +75,7 @@ class APFL(FedAvg):
 
     def check(self, engine: SequentialEngine) -> None:
         """Plain steps."""
-        engine.check_solver("APFL")
+        engine.check_solver("APFL", Mixture)
 
     def declare_state(self, state: StateDeclaration) -> None:
         """v_i and α_i."""

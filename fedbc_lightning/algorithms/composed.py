@@ -71,7 +71,7 @@ class ComposedAlgorithm(FederatedAlgorithm):
     def check(self, engine: SequentialEngine) -> None:
         """Plain steps, if there is a solver."""
         if self.solver is not None:
-            engine.check_solver(type(self.solver).__name__, uses_lr=self.solver.uses_lr)
+            engine.check_solver(type(self.solver).__name__, self.solver)
 
     def declare_state(self, state: StateDeclaration) -> None:
         """x_i, where local training starts from it; what the terms read must be there."""

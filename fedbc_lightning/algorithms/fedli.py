@@ -88,7 +88,7 @@ class FedLiLS(FedAvg):
 
     def check(self, engine: SequentialEngine) -> None:
         """Plain steps."""
-        engine.check_solver("FedLi-LS", uses_lr=False)
+        engine.check_solver("FedLi-LS", self.solver)
 
     def declare_state(self, state: StateDeclaration) -> None:
         """The last accepted step size."""
@@ -97,9 +97,9 @@ class FedLiLS(FedAvg):
     def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
         """Line searches from z."""
         engine.solve(cohort, start=server.model, solver=self.solver)
-        if self.solver.accepted is not None:
-            cohort.stage("last_step", torch.full((len(cohort),), self.solver.accepted, dtype=torch.float64))
-        cohort.record("has_searched", torch.full((len(cohort),), float(self.solver.accepted is not None)))
+        has_searched = self.solver.has_searched[:, 0]
+        cohort.stage("last_step", torch.where(has_searched, self.solver.accepted[:, 0], cohort.last_step))
+        cohort.record("has_searched", has_searched.double())
 
     def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
         """The mean, then the server's step."""

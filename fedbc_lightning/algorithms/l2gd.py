@@ -112,7 +112,7 @@ class L2GD(FederatedAlgorithm):
             raise ConfigurationError(
                 f"algorithm.num_sampled: got {self.num_sampled} of {num_clients} clients; give at most {num_clients}."
             )
-        engine.check_solver(name, uses_lr=False)
+        engine.check_solver(name, LooplessSteps)
         rank_zero_info(
             f"{name} throws a coin for its local steps, {1 / self.coin.probability:.1f} per round on average: "
             "trainer.local_epochs and local_steps are not used."

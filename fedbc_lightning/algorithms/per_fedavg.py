@@ -84,7 +84,7 @@ class PerFedAvg(FedAvg):
 
     def check(self, engine: SequentialEngine) -> None:
         """Plain steps; differences of gradients need their digits."""
-        engine.check_solver("Per-FedAvg", uses_lr=False)
+        engine.check_solver("Per-FedAvg", self.solver)
         if self.solver.hessian_free and not engine.has_full_precision:
             raise ConfigurationError(
                 "algorithm.variant: hessian_free divides the difference of two gradients by 2e-3, which half precision "

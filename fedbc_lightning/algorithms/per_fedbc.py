@@ -80,7 +80,7 @@ class PerFedBC(FedBC):
 
     def check(self, engine: SequentialEngine) -> None:
         """Plain steps."""
-        engine.check_solver("Per-FedBC", uses_lr=False)
+        engine.check_solver("Per-FedBC", ModelAgnostic)
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Nothing beside the duals: a client's own model is made from z."""

@@ -78,7 +78,7 @@ class PFedMe(FedAvg):
 
     def check(self, engine: SequentialEngine) -> None:
         """Plain steps."""
-        engine.check_solver("pFedMe")
+        engine.check_solver("pFedMe", self.solver)
 
     def declare_state(self, state: StateDeclaration) -> None:
         """θ_i."""

@@ -73,8 +73,9 @@ class QFedAvg(FederatedAlgorithm):
         """The loss at z, then default local training."""
         loss = engine.train_loss(cohort, server.model)
         if self.q and bool((loss < 0).any()):
+            client = cohort.ids[int(loss.argmin())]
             raise ConfigurationError(
-                f"algorithm.q: client {cohort.ids[0]} has the loss {loss.min():.3g} at z, and q-FedAvg takes powers of "
+                f"algorithm.q: client {client} has the loss {loss.min():.3g} at z, and q-FedAvg takes powers of "
                 "losses; use one that is never negative."
             )
         cohort.messages["loss_at_z"] = loss

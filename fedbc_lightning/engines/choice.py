@@ -42,12 +42,13 @@ def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, ids: Sequence[int
 
     Args:
         args: Of the engines.
-        algorithm: The method; one that writes out its own steps cannot be vectorized.
+        algorithm: The method.
         ids: Clients that one process trains in a round.
         steps: Of each, in a round.
     """
     try:
         engine = make_engine("vectorized", *args)
+        engine.is_trial = True
         algorithm.check(engine)
         algorithm.server_callbacks(engine)
         if len(ids) < 2:
@@ -89,7 +90,8 @@ class Trial:
         ids, steps = [ids[k] for k in order], [steps[k] for k in order]
         engine, asked = self.engine, self.engine.local
         engine.recorder.record_after = {"single": 2, "mapped": 2}
-        (most, *_) = cohorts = engine.group(range(len(ids)), steps, ())
+        cohorts = engine.group(range(len(ids)), steps, ())
+        most = max(cohorts, key=len)
         try:
             alone, one = self._costs(ids[:1])
             of_two, two = self._costs(ids[:2])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort, is_finite
+from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.seeding import derive, seed_globals
 
 if TYPE_CHECKING:
@@ -22,26 +21,39 @@ class ClientRun:
 
     Args:
         engine: Its module, workbench and optimizer are used.
-        cohort: The client, K = 1; :meth:`finish` fills it in.
+        cohort: Where it belongs.
+        k: Which client of it.
         local: What this client does in this round.
+
+    Attributes:
+        w: (d,) after :meth:`finish`: what it ended with, in the master dtype; likewise the following.
+        buffers: (b,); ``counters`` the integer ones.
+        num_updates: K_i, the steps that moved w; steps without any gradient, or that the scaler skipped, do not.
+        mean_rates: Mean learning rate of each parameter group over those.
+        loss: Mean over its batches; NaN if none had one.
+        gradient_mean: (d,) mean of the raw gradients, where it was asked for.
+        is_finite: Whether all of these were.
+        record: For the client's row in ``clients.csv``: what it counted and logged.
     """
 
-    def __init__(self, engine: SequentialEngine, cohort: Cohort, local: LocalTraining) -> None:
+    def __init__(self, engine: SequentialEngine, cohort: Cohort, k: int, local: LocalTraining) -> None:
         self.engine, self.cohort, self.local = engine, cohort, local
         self.user, self.layout, self.optimizer = engine.user, engine.layout, engine.optimizer
         self.module, self.hooks = engine.user.module, engine.user.hooks
-        (self.client,) = cohort.ids
-        self.num_steps = self.num_updates = 0  # steps without any gradient, or that the scaler skipped, update nothing
+        self.client, self._k = cohort.ids[k], k
+        self.num_steps = self.num_updates = 0
         self.losses: list[Tensor] = []  # of the batches that had one, with their sizes
         self.sizes: list[int] = []
         self._updates_by_rate: Counter[tuple[float, ...]] = Counter()  # learning rate of each group -> updates
         self.epoch = 0
+        self.gradient_mean: Tensor | None = None
 
     def begin(self, start: Tensor, lr_scale: float, purpose: str) -> None:
         """Seed the generators, load the start model, and make loader and optimizer as new."""
         engine = self.engine
         seed_globals(derive(engine.seed, purpose, engine.round, self.client), self.user.device)
-        engine.load(start.reshape(-1), self.cohort.start_counters, self.cohort.start_buffers)
+        buffers = self.cohort.start_buffers
+        engine.load(start, self.cohort.start_counters, None if buffers is None else buffers[self._k])
         self.user.train_mode()
         self.loader = engine.datamodule.client_train_dataloader(
             self.client, engine.round, seed=engine.seed, device=self.user.device
@@ -50,8 +62,8 @@ class ClientRun:
         self._tell_module()
         self.optimizer.reset(lr_scale)
         self.collector = self.user.start_collecting()
-        if not self.cohort.has_started:
-            self.cohort.has_started = True
+        if self.client not in self.cohort.started:
+            self.cohort.started.add(self.client)
             self.hooks.call("on_client_start", self.client)
 
     def _tell_module(self) -> None:
@@ -100,33 +112,30 @@ class ClientRun:
     # the end
 
     def finish(self, is_last: bool) -> None:
-        """Fill in the cohort: what local training ended with, what it counted and logged."""
+        """Take down what local training ended with, what it counted and logged."""
         if is_last:
             self.hooks.call("on_client_end", self.client)
-        cohort, layout = self.cohort, self.layout
         # The workbench itself, unless it is about to be used again.
-        cohort.w = self.engine.row.to(layout.master_dtype, copy=not is_last)[None]
-        cohort.buffers = layout.read_buffers()[None]
-        cohort.counters = layout.read_counters()
-        cohort.steps[0] = self.num_updates
-        cohort.step_size = self.engine.step_sizes(self._mean_rates())
+        is_kept = is_last and len(self.cohort) == 1
+        self.w = self.engine.row.to(self.layout.master_dtype, copy=not is_kept)
+        self.buffers, self.counters = self.layout.read_buffers(), self.layout.read_counters()
+        self.mean_rates = self._rates_on_average()
         logged = self.collector.result()
         losses = self._read_losses()
+        self.loss, self.is_finite = math.nan, all(map(math.isfinite, losses))
         if losses:
-            cohort.losses[0] = sum(losses) / len(losses)
+            self.loss = sum(losses) / len(losses)
             total = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True))
             logged = {"loss": total / sum(self.sizes), **logged}
-        if not (is_finite(cohort.model) and all(map(math.isfinite, losses))):
-            cohort.valid[0] = False
-        cohort.records[0].update(num_steps=self.num_steps, **{f"train_{name}": value for name, value in logged.items()})
+        self.record = {"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}}
 
     def _read_losses(self) -> list[float]:
         if self.user.device.type == "cpu":
             return [loss.item() for loss in self.losses]
         return torch.stack(self.losses).tolist() if self.losses else []  # one wait for the device
 
-    def _mean_rates(self) -> Sequence[float]:
+    def _rates_on_average(self) -> tuple[float, ...]:
         if not self.num_updates:
-            return [0.0] * len(self.layout.group_slices)
+            return (0.0,) * len(self.layout.group_slices)
         weighted = [[rate * count for rate in rates] for rates, count in self._updates_by_rate.items()]
-        return [sum(group) / self.num_updates for group in zip(*weighted, strict=True)]
+        return tuple(sum(group) / self.num_updates for group in zip(*weighted, strict=True))

@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbc_lightning.datasets import ArrayDataset
+from fedbc_lightning.datasets import ArrayDataset, kind_of
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.loading import BYTES_AT_ONCE, ClientLoader
+
+JOINED_BYTES = 2**28
+"""Of clients' own tensors that are copied into one, anew in each round."""
 
 
 class Stack(NamedTuple):
@@ -55,11 +58,21 @@ def stacked_batches(
         num_epochs: Epochs that hold all the steps.
         num_steps: Of each client, descending.
     """
-    gathers = all(
-        loader.gathers and isinstance(loader.dataset, ArrayDataset) and loader.dataset.augment is None
-        for loader in loaders
-    )
-    return (_gathered if gathers else _collected)(loaders, num_epochs, np.asarray(num_steps))
+    return (_gathered if _can_gather(loaders) else _collected)(loaders, num_epochs, np.asarray(num_steps))
+
+
+def _can_gather(loaders: Sequence[ClientLoader]) -> bool:
+    """Whether all draw from tensors in memory: from the same ones, or from so few bytes that they may be joined."""
+    first, pools = loaders[0].dataset, {}
+    for loader in loaders:
+        dataset = loader.dataset
+        if not loader.gathers or not isinstance(dataset, ArrayDataset) or dataset.augment is not None:
+            return False
+        if id(dataset.pool) not in pools or dataset.transform is not first.transform:  # type: ignore[attr-defined]
+            if kind_of(dataset) != kind_of(first):  # type: ignore[arg-type]
+                return False
+            pools[id(dataset.pool)] = dataset.pool
+    return len(pools) == 1 or sum(t.nbytes for pool in pools.values() for t in pool.tensors) <= JOINED_BYTES
 
 
 def _gathered(

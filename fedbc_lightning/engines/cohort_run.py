@@ -1,10 +1,10 @@
-"""Local training of K clients in lockstep."""
+"""What every way of training K clients in lockstep shares: their start, their gradients, their message."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.collector import plain_name
-from fedbc_lightning.engines.cohort_batches import Stack, stacked_batches
+from fedbc_lightning.engines.cohort_batches import Stack
 from fedbc_lightning.engines.recording import NotRecordableError
-from fedbc_lightning.engines.step_recorder import StepOutput
+from fedbc_lightning.engines.step_function import StepOutput, WatchedIndex
+from fedbc_lightning.engines.step_recorder import is_same
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.local import AfterStep, Term
+from fedbc_lightning.local import Term
 from fedbc_lightning.seeding import derive, preserved_globals, seed_globals
 
 if TYPE_CHECKING:
@@ -29,99 +30,86 @@ FEW = 6
 
 
 class CohortRun:
-    """The steps of K clients: each is one mapped step, one elementwise optimizer step, and the terms' K gradients.
-
-    Clients stand in the order of their steps, the most first, so that those at work are the first rows; a finished one
-    leaves. Which clients are mapped together follows from their numbers of samples alone, never from what is recorded.
+    """K clients in lockstep: each gradient is one mapped step of the user's.
 
     Args:
         engine: Its module and optimizer are used.
         cohort: K clients, those with the most steps first; filled in.
         local: What each does.
-        terms: Added to every step's gradient.
-        after_step: Applied after every step, or None.
-        keep_mean: Whether to record the mean raw gradient.
+        terms: Added to every gradient.
+
+    Attributes:
+        w: (K, d) the iterates.
     """
 
-    def __init__(
-        self, engine: VectorizedEngine, cohort: Cohort, local: LocalTraining, terms: Sequence[Term],
-        after_step: AfterStep | None, keep_mean: bool,
-    ) -> None:  # fmt: skip
+    def __init__(self, engine: VectorizedEngine, cohort: Cohort, local: LocalTraining, terms: Sequence[Term]) -> None:
         self.engine, self.user, self.layout = engine, engine.user, engine.layout
-        self.cohort, self.local, self.after_step = cohort, local, after_step
+        self.cohort, self.local = cohort, local
         self.terms = [term for term in terms if not term.is_zero]
         self.w = torch.empty(len(cohort), self.layout.num_parameters, dtype=self.layout.dtype, device=engine.row.device)
-        self.grad = torch.zeros_like(self.w)
-        self.gradient_sum = torch.zeros_like(self.w) if keep_mean else None
-        self._parameters: dict[int, list[Tensor]] = {}
+        self.counted = Counts(len(cohort))
+        self._viewed = self.w
+        self._parameters: dict[int, list[Tensor]] = {}  # of the first rows of that
 
-    def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
-        """Train all from their start models (d,) or (K, d)."""
-        engine, cohort = self.engine, self.cohort
-        seed_globals(derive(engine.seed, purpose, engine.round, cohort.ids[0]), self.user.device)
+    def begin(self, start: Tensor, lr_scale: float, purpose: str, grad: Tensor) -> None:
+        """Seed the generators, load the start models (d,) or (K, d), and make loaders and optimizer as new.
+
+        Args:
+            start: The models.
+            lr_scale: Factor on the user's learning rates.
+            purpose: What the random draws are for.
+            grad: (K, d), where the optimizer will find gradients.
+        """
+        engine = self.engine
+        seed_globals(derive(engine.seed, purpose, engine.round, self.cohort.ids[0]), self.user.device)
         engine.recorder.start(engine.round)
         self.w.copy_(start)
-        loaders = [
+        self.loaders = [
             engine.datamodule.client_train_dataloader(client, engine.round, seed=engine.seed, device=self.user.device)
-            for client in cohort.ids
+            for client in self.cohort.ids
         ]
-        steps = [self.local.num_steps(len(loader)) for loader in loaders]
-        num_epochs = self.local.epochs or max(-(-s // len(loader)) for s, loader in zip(steps, loaders, strict=True))
-        optimizer = engine.stacked_optimizer
-        optimizer.start(self.w, self.grad, engine.optimizer.learning_rates, lr_scale)
-        counted = Counts(len(cohort))
-        for active, stacks in stacked_batches(loaders, num_epochs, steps):
-            for stack in stacks:
-                self._add_gradients(stack, counted)
-            with torch.no_grad():
-                if self.gradient_sum is not None:
-                    self.gradient_sum[:active] += self.grad[:active]
-                for term in self.terms:
-                    term.add_gradient(self.grad, self.w)
-                self._clip(self.grad[:active, : self.layout.num_optimized])
-                optimizer.step(active)
-                if self.after_step is not None:
-                    ended = self.w[active:].clone()
-                    self.after_step.apply(self.w, engine.step_sizes(optimizer.rates))
-                    self.w[active:] = ended
-        self._finish(steps, optimizer.rates, counted)
+        self.optimizer = engine.stacked_optimizer
+        self.optimizer.start(self.w, grad, engine.optimizer.learning_rates, lr_scale)
 
-    # a step
+    # a gradient
 
-    def _add_gradients(self, stack: Stack, counted: Counts) -> None:
-        """The gradients of one stack of batches into their rows, and what was counted."""
+    def gradients(self, w: Tensor, stack: Stack, grad: Tensor) -> Iterator[tuple[Stack, StepOutput]]:
+        """Write the gradients at ``w`` (K, d) of one stack of batches into their rows of ``grad`` (K, d).
+
+        Yields:
+            Parts of the stack, with what their steps gave.
+        """
         batch = self.user.to_device(stack.tensors)
         if not self.engine.is_checked:
             self._check_step([part[0] for part in batch])
-        num_entries = len(batch[0])
+        num_entries, num_optimized = len(batch[0]), self.layout.num_optimized
         is_single = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
         if not is_single:
-            rows = self.w[:num_entries] if stack.is_aligned else self.w[stack.rows]
-            parameters = self._views(rows) if not stack.is_aligned else self._aligned(num_entries)
+            parameters = self._aligned(w, num_entries) if stack.is_aligned else self._views(w[stack.rows])
             output = self._step("mapped", parameters, batch)
-            into = self.grad[:num_entries, : self.layout.num_optimized]
+            into = grad[:num_entries, :num_optimized]
             flat = [gradient.reshape(num_entries, -1) for gradient in output.gradients]
             if stack.is_aligned:
                 torch.cat(flat, dim=1, out=into)
             else:
-                self.grad[stack.rows, : self.layout.num_optimized] = torch.cat(flat, dim=1)
-            counted.add(stack, output)
+                grad[stack.rows, :num_optimized] = torch.cat(flat, dim=1)
+            yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
-            one = stack._replace(rows=np.array([row]), is_aligned=False)
-            parameters = [view[0] for view in self._views(self.w[row : row + 1])]
+            parameters = [view[0] for view in self._views(w[row : row + 1])]
             output = self._step("single", parameters, [part[k] for part in batch])
-            torch.cat([gradient.reshape(-1) for gradient in output.gradients],
-                      out=self.grad[row, : self.layout.num_optimized])  # fmt: skip
-            counted.add(one, output)
+            torch.cat([gradient.reshape(-1) for gradient in output.gradients], out=grad[row, :num_optimized])
+            yield stack._replace(rows=np.array([row]), is_aligned=False), output
 
     def _views(self, rows: Tensor) -> list[Tensor]:
         """Each parameter (k, ...) of rows (k, d)."""
         return [rows[:, entry.offset : entry.end].view(len(rows), *entry.shape) for entry in self.layout.entries]
 
-    def _aligned(self, num_rows: int) -> list[Tensor]:
+    def _aligned(self, w: Tensor, num_rows: int) -> list[Tensor]:
+        if w is not self._viewed:
+            self._viewed, self._parameters = w, {}
         if num_rows not in self._parameters:
-            self._parameters[num_rows] = self._views(self.w[:num_rows])
+            self._parameters[num_rows] = self._views(w[:num_rows])
         return self._parameters[num_rows]
 
     def _step(self, kind: str, parameters: Sequence[Tensor], batch: list[Tensor]) -> StepOutput:
@@ -130,7 +118,9 @@ class CohortRun:
         if output is not None:
             return output
         try:
-            return getattr(recorder.function, kind)(parameters, batch)
+            output = getattr(recorder.function, kind)(parameters, batch)
+            recorder.compare(output)
+            return output
         except ConfigurationError:
             raise
         except Exception as error:
@@ -141,14 +131,27 @@ class CohortRun:
             ) from error
 
     def _check_step(self, batch: list[Tensor]) -> None:
-        """Take one client's first step as written, to see what a mapped one would hide."""
+        """Take one client's first step in several ways, to see what a mapped one would hide."""
         self.engine.is_checked = True
-        recorder = self.engine.recorder
+        recorder, row = self.engine.recorder, self.engine.row
+        row.copy_(self.w[0])
         parameters = [view[0].clone() for view in self._views(self.w[:1])]
-        try:
+
+        def taken(way: Callable[..., StepOutput], *args: Any, batch_idx: int) -> StepOutput:
             with preserved_globals(self.user.device):
-                recorder.function.single(parameters, batch)  # the first forward may set up things in the module
-                output = recorder.take_watched("single", parameters, batch)
+                return way(*args, [part.clone() for part in batch], batch_idx)
+
+        try:
+            taken(recorder.function.written, batch_idx=0)  # the first forward may set up things in the module
+            for metric in self.user.metrics:
+                metric.reset()
+            with recorder.watched():
+                output = taken(recorder.function.written, batch_idx=WatchedIndex())
+                recorder.check_metrics()
+            if not is_same(output, taken(recorder.function.single, parameters, batch_idx=0), tolerance=1e-4):
+                raise NotRecordableError("given its weights as arguments, it has other gradients")
+            if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
+                raise NotRecordableError("it uses batch_idx")
         except NotRecordableError as error:
             raise ConfigurationError(
                 f"trainer.engine: vectorized needs a training_step that is a function of weights and batch: {error}; "
@@ -161,30 +164,23 @@ class CohortRun:
                     f"self.log('{call.name}') gives something else; {SEQUENTIAL}."
                 )
 
-    def _clip(self, gradients: Tensor) -> None:
-        value = self.local.gradient_clip_val
-        if not value:
-            return
-        if self.local.gradient_clip_algorithm == "value":
-            gradients.clamp_(-value, value)
-        else:
-            norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-            gradients.mul_((value / (norms + 1e-6)).clamp(max=1.0))
+    # the end
 
-    def _finish(self, steps: list[int], rates: list[float], counted: Counts) -> None:
+    def finish(self, steps: list[int], gradient_sum: Tensor | None = None) -> None:
+        """Fill in the cohort: what local training ended with, what it counted and logged."""
         cohort, engine = self.cohort, self.engine
         num_clients = len(cohort)
         cohort.w = self.w
         cohort.buffers = self.layout.read_buffers().expand(num_clients, -1)
         cohort.counters = self.layout.read_counters()
         cohort.steps = steps
-        cohort.step_size = engine.step_sizes(rates).expand(num_clients, -1)
+        cohort.step_size = engine.step_sizes(self.optimizer.rates).expand(num_clients, -1)
         counts = torch.tensor(steps, dtype=torch.float64)
-        plain, means = counted.means()
+        plain, means = self.counted.means()
         cohort.losses = plain.tolist()
         finite = torch.isfinite(self.w).all(dim=1).cpu() & torch.isfinite(plain)
-        if self.gradient_sum is not None:
-            cohort.gradient_mean = self.gradient_sum / counts.to(self.w)[:, None]
+        if gradient_sum is not None:
+            cohort.gradient_mean = gradient_sum / counts.to(self.w)[:, None]
             finite &= torch.isfinite(cohort.gradient_mean).all(dim=1).cpu()
         cohort.valid &= finite
         columns = {f"train_{name}": values.tolist() for name, values in means.items()}

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort, is_finite
+from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.collector import batch_size_of
 from fedbc_lightning.engines.client_run import ClientRun
+from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import AfterStep, Term
 
@@ -26,10 +27,11 @@ class OptimizerRun(ClientRun):
     """The loop over epochs, batches and optimizer steps, with the algorithm's terms in every step's gradient.
 
     Args:
-        engine: See the base class; likewise ``cohort`` and ``local``.
+        engine: See the base class; likewise ``cohort``, ``k`` and ``local``.
         cohort: See there.
+        k: See there.
         local: See there.
-        terms: Added to every step's gradient.
+        terms: Of this client; added to every step's gradient.
         after_step: Applied to w after every optimizer step, or None.
         keep_mean: Whether to record the mean raw gradient.
     """
@@ -38,20 +40,21 @@ class OptimizerRun(ClientRun):
         self,
         engine: SequentialEngine,
         cohort: Cohort,
+        k: int,
         local: LocalTraining,
         terms: Sequence[Term],
         after_step: AfterStep | None,
         keep_mean: bool,
     ) -> None:
-        super().__init__(engine, cohort, local)
+        super().__init__(engine, cohort, k, local)
         # A term that is zero everywhere must not give a gradient to a parameter that has none.
         self.terms = [term for term in terms if not term.is_zero]
         self.after_step = after_step
         self.num_gradients = 0  # more than steps where an optimizer calls its closure several times
         self.gradient_sum = torch.zeros_like(engine.grad, dtype=engine.layout.master_dtype) if keep_mean else None
 
-    def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> None:
-        """Train the client from a model and fill in its cohort."""
+    def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> OptimizerRun:
+        """Train the client from a model (d + b,); itself."""
         self._start_scaler()
         self.begin(start, lr_scale, purpose)
         epoch = 0
@@ -59,16 +62,15 @@ class OptimizerRun(ClientRun):
             self._run_epoch(epoch)
             epoch += 1
         self.finish(is_last)
+        return self
 
     def finish(self, is_last: bool) -> None:
         """Also the mean gradient and the scale."""
         super().finish(is_last)
         if self.gradient_sum is not None:
-            self.cohort.gradient_mean = self.gradient_sum[None] / max(self.num_gradients, 1)
-            if not is_finite(self.cohort.gradient_mean):
-                self.cohort.valid[0] = False
+            self.gradient_mean = self.gradient_sum / max(self.num_gradients, 1)
         if self.engine.scaler is not None:
-            self.cohort.records[0]["grad_scale"] = self.engine.scaler.get_scale()
+            self.record["grad_scale"] = self.engine.scaler.get_scale()
 
     def _is_done(self, epoch: int) -> bool:
         return epoch >= (self.local.epochs or 1) if self.local.steps is None else self.num_steps >= self.local.steps
@@ -119,7 +121,9 @@ class OptimizerRun(ClientRun):
                 for call in replayed.logged:
                     collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
             else:
+                recorder.listen()
                 loss = self._backward_plain(batch, batch_idx)
+                recorder.compare(None if loss is None else self._written(loss))
             if loss is not None:
                 self.losses.append(loss)
                 self.sizes.append(size)
@@ -138,6 +142,11 @@ class OptimizerRun(ClientRun):
             if self.num_steps == self.local.steps and batch_idx + 1 < self.num_batches:
                 return
         optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
+
+    def _written(self, loss: Tensor) -> StepOutput:
+        """The step that was just taken."""
+        grouped = self.layout.parameters[: self.layout.num_grouped]
+        return StepOutput([parameter.grad for parameter in grouped], loss, [])  # type: ignore[misc]
 
     def _backward_plain(self, batch: Any, batch_idx: int) -> Tensor | None:
         """The loss of a batch, with its gradient in the engine's row; None: the module gave none."""

@@ -33,7 +33,7 @@ class NotRecordableError(Exception):
     """What the function does cannot be written down as one list of operations; the message says why."""
 
 
-def record(function: Replay, inputs: Sequence[Tensor]) -> tuple[Replay, bool]:
+def record(function: Replay, inputs: Sequence[Tensor], forbidden: Sequence[Tensor] = ()) -> tuple[Replay, bool]:
     """Record what a function does to tensors of these shapes, dtypes, strides and devices.
 
     Nothing is computed while it is recorded: the tensors stand for themselves without their values, so that whatever
@@ -42,23 +42,31 @@ def record(function: Replay, inputs: Sequence[Tensor]) -> tuple[Replay, bool]:
     Args:
         function: Tensors -> a tuple of tensors; may use autograd and ``torch.func``.
         inputs: Examples.
+        forbidden: Tensors that must reach the function as inputs, and not on another way: they have gradients.
 
     Returns:
         The same function for such inputs, to be called under ``torch.no_grad``; and whether it draws random numbers.
 
     Raises:
-        NotRecordableError: An operation whose shapes or Python consequences depend on values, or that torch cannot
-            trace.
+        NotRecordableError: An operation whose shapes or Python consequences depend on values, that writes into what
+            it did not make, or that torch cannot trace.
     """
     try:
         traced = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     except NotRecordableError:
         raise
     except Exception as error:
-        raise NotRecordableError((str(error).splitlines() or [type(error).__name__])[0]) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise NotRecordableError(f"it looks at values, or torch cannot trace it ({reason})") from error
     calls = [node for node in traced.graph.nodes if node.op == "call_function"]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in forbidden}
+    for node in traced.graph.nodes:
+        constant = getattr(traced, node.target) if node.op == "get_attr" else None
+        if isinstance(constant, Tensor) and constant.untyped_storage().data_ptr() in storages:
+            raise NotRecordableError("it uses a parameter that it holds outside of its own modules")
     for node in calls:
         _check(node)
+        _settle_dtype(node)
     if not any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in calls):
         _simplify(traced, inputs[0].device)
     return _as_python(traced), any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in calls)
@@ -72,9 +80,30 @@ def _check(node: fx.Node) -> None:
         reads_values = any(position.dtype in (torch.bool, torch.uint8) for position in positions)
     if reads_values:
         raise NotRecordableError(f"the shape of {node.target}'s result depends on values")
-    writes = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-    if writes and any(item.op != "call_function" for item in node.all_input_nodes):
-        raise NotRecordableError(f"{node.target} writes into what it was given")
+    if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written = value if isinstance(value, (list, tuple)) else [value]
+                if any(isinstance(item, fx.Node) and _root(item).op != "call_function" for item in written):
+                    raise NotRecordableError(f"{node.target} writes into what it was given")
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """What a view is a view of."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
+        returns = node.target._schema.returns if isinstance(node.target, OpOverload) else ()
+        if not any(value.alias_info is not None for value in returns):
+            break
+        node = node.args[0]
+    return node
+
+
+def _settle_dtype(node: fx.Node) -> None:
+    """Write down the dtype that a new tensor got from torch's default, which is another in double precision."""
+    if not isinstance(node.target, OpOverload) or node.all_input_nodes or not isinstance(node.meta.get("val"), Tensor):
+        return
+    if any(argument.name == "dtype" for argument in node.target._schema.arguments):
+        node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
 
 
 def _simplify(traced: fx.GraphModule, device: torch.device) -> None:

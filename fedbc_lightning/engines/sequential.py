@@ -16,10 +16,11 @@ from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.optimizer_run import MissingGradientError, OptimizerRun
 from fedbc_lightning.engines.oracle import Oracle
 from fedbc_lightning.engines.solver_run import SolverRun
-from fedbc_lightning.engines.step_recorder import StepRecorder
+from fedbc_lightning.engines.step_recorder import CLIENT_HOOKS, StepRecorder
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import overrides
 from fedbc_lightning.layout import ParameterLayout
@@ -35,6 +36,12 @@ STEP_HOOKS = (
     "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
     "on_before_optimizer_step",
 )  # fmt: skip
+
+MAX_COHORT = 64
+BYTES_OF_ROWS = 2**22
+"""Of a cohort's matrices (K, d): what fits into a processor's cache with a step's own tensors."""
+NUM_MATRICES = 8
+"""w, start, terms, staged state and what the server's parts make of them."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class LocalTraining:
 
 
 class SequentialEngine:
-    """Trains a cohort of one client: K = 1.
+    """Trains the clients of a cohort one after another.
 
     Args:
         user: The user's module.
@@ -81,6 +88,10 @@ class SequentialEngine:
         local: What every client does.
         datamodule: Gives each client's loader.
         seed: The run's seed.
+
+    Attributes:
+        cohort_size: The most clients that the server's parts get at once: one, but for small models.
+        is_trial: Whether it is only tried out, and says nothing.
     """
 
     def __init__(
@@ -96,8 +107,9 @@ class SequentialEngine:
     ) -> None:
         self.user, self.layout, self.optimizer = user, layout, optimizer
         self.row, self.grad, self.optimized_grad = row, grad, grad[: layout.num_optimized]
+        self._rows = grad[None], row[None]
         self.local, self.datamodule, self.seed = local, datamodule, seed
-        self.round = 0
+        self.round, self.is_trial = 0, False
         self.grad_scale = 1.0
         self.recorder = StepRecorder(user, layout)
         self._components: dict[int, list[Any]] = {}
@@ -117,6 +129,10 @@ class SequentialEngine:
         self._is_watched = any(map(hooks.listens, STEP_HOOKS)) or any(self.overridden.values())
         self.shows_gradients = any(map(hooks.listens, ("on_before_optimizer_step", "on_train_batch_end")))
         self.shows_gradients |= self.overridden["configure_gradient_clipping"]
+        is_heard = self._is_watched or any(map(hooks.listens, CLIENT_HOOKS))  # of each client in its turn
+        has_buffers = bool(layout.float_buffers or layout.integer_buffers)
+        row_bytes = NUM_MATRICES * layout.num_parameters * layout.master_dtype.itemsize
+        self.cohort_size = 1 if is_heard or has_buffers else max(1, min(MAX_COHORT, BYTES_OF_ROWS // row_bytes))
 
     @property
     def is_plain_sgd(self) -> bool:
@@ -133,12 +149,15 @@ class SequentialEngine:
             and self.local.accumulate_grad_batches == 1
         )  # fmt: skip
 
-    def check_solver(self, name: str, *, uses_lr: bool = True) -> None:
+    def check_solver(self, name: str, solver: Solver | type[Solver]) -> None:
         """Refuse what a solver's own steps cannot honour; say once what they leave out of the user's optimizer.
+
+        A method with a solver calls it in its ``check``; from then on cohorts are of one client.
 
         Raises:
             ConfigurationError: Clipping, accumulation, 16-mixed, or an ``optimizer_step`` of the module's own.
         """
+        self.cohort_size = 1
         asked = {
             "trainer.gradient_clip_val": bool(self.local.gradient_clip_val),
             "trainer.accumulate_grad_batches": self.local.accumulate_grad_batches > 1,
@@ -154,11 +173,11 @@ class SequentialEngine:
         if any(group.get("maximize") for group in groups):
             raise ConfigurationError(f"model: its optimizer maximizes, and {name} takes descent steps of its own.")
         is_sgd = type(optimizer) is torch.optim.SGD
-        used = [] if not uses_lr else ["learning rate"]
+        used = ["learning rate"] if solver.uses_lr else []
         used += ["weight decay"] if is_sgd and any(group["weight_decay"] for group in groups) else []
         left = {key: max(group.get(key, 0.0) for group in groups) for key in ("momentum", "weight_decay")}
         left = {key: value for key, value in left.items() if value and not (is_sgd and key == "weight_decay")}
-        if not is_sgd or left or not uses_lr:
+        if not self.is_trial and (not is_sgd or left or not solver.uses_lr):
             said = type(optimizer).__name__ + (f" ({', '.join(f'{k} {v:g}' for k, v in left.items())})" if left else "")
             rank_zero_info(
                 f"{name} takes plain SGD steps: of the model's {said} it uses {' and '.join(used) or 'nothing'}."
@@ -172,7 +191,9 @@ class SequentialEngine:
             num_steps: Of each sampled client, by position.
             alone: Those that train by themselves.
         """
-        return [[position] for position in positions]
+        together = [position for position in positions if position not in alone]
+        cohorts = [together[k : k + self.cohort_size] for k in range(0, len(together), self.cohort_size)]
+        return cohorts + [[position] for position in positions if position in alone]
 
     def step_sizes(self, rates: Sequence[float]) -> Tensor:
         """Learning rates by parameter: (1, 1) where one group holds all, else (1, d) by slice, 0 outside the groups."""
@@ -184,7 +205,7 @@ class SequentialEngine:
             sizes[part] = rate
         return sizes[None]
 
-    # one client
+    # clients
 
     def solve(
         self,
@@ -203,13 +224,13 @@ class SequentialEngine:
         """Local training of the cohort, from ``start``: default local training, or a solver's own steps.
 
         Fills in the cohort's ``w``, ``buffers``, ``num_steps``, ``step_size``, ``batch_loss``, ``valid`` and records. A
-        second call for the same cohort is another training of the same client; its results replace the first's.
+        second call for the same cohort is another training of the same clients; its results replace the first's.
 
         Args:
-            cohort: The clients, K = 1.
-            start: A model, (d + b,) or (1, d + b).
+            cohort: The clients.
+            start: A model, (d + b,) or (K, d + b).
             terms: What the method adds to the loss; added to every step's gradient.
-            solver: Steps of the method's own, in place of the user's optimizer.
+            solver: Steps of the method's own, in place of the user's optimizer; K = 1.
             after_step: Applied to w after every step of the user's optimizer.
             epochs: E for this training in place of the trainer's; a straggler does its share of them.
             lr_scale: Factor on the user's learning rates.
@@ -217,23 +238,52 @@ class SequentialEngine:
             purpose: What the random draws inside ``training_step`` are for; another one for a second training.
             is_last: Whether no other training of the same clients follows in this round.
         """
-        local = self._planned(cohort, epochs)
+        local, num_clients = self._planned(cohort, epochs), len(cohort)
         if solver is not None:
-            SolverRun(self, cohort, local, solver, terms).run(start, lr_scale, purpose, is_last=is_last)
+            if num_clients > 1:
+                raise ConfigurationError(
+                    "algorithm: a method with a solver of its own must call engine.check_solver in check()."
+                )
+            solved = SolverRun(self, cohort, local, solver, terms)
+            self._fill_in(cohort, [solved.run(start.reshape(-1), lr_scale, purpose, is_last=is_last)])
             return
-        try:
-            OptimizerRun(self, cohort, local, terms, after_step, record_gradient_mean).run(
-                start, lr_scale, purpose, is_last=is_last
-            )
-        except MissingGradientError:
-            log.info(
-                "A step left a parameter without a gradient, which torch leaves alone: from here on the optimizer gets "
-                "the module's own parameters, not flat slices. Same numbers, a little slower."
-            )
-            self.optimizer.use_per_tensor()
-            OptimizerRun(self, cohort, local, terms, after_step, record_gradient_mean).run(
-                start, lr_scale, purpose, is_last=is_last
-            )
+        runs: list[ClientRun] = []
+        own_terms = [[term] if num_clients == 1 else term.rows(num_clients) for term in terms]
+        own_after = [after_step] * num_clients
+        if after_step is not None and num_clients > 1:
+            own_after = list(after_step.rows(num_clients))
+        for k in range(num_clients):
+            own_start = start if start.ndim == 1 else start[k]
+            of_client = [term[k] for term in own_terms], own_after[k]
+            args = (self, cohort, k, local, *of_client, record_gradient_mean)
+            try:
+                run = OptimizerRun(*args).run(own_start, lr_scale, purpose, is_last=is_last)
+            except MissingGradientError:
+                log.info(
+                    "A step left a parameter without a gradient, which torch leaves alone: from here on the optimizer "
+                    "gets the module's own parameters, not flat slices. Same numbers, a little slower."
+                )
+                self.optimizer.use_per_tensor()
+                run = OptimizerRun(*args).run(own_start, lr_scale, purpose, is_last=is_last)
+            runs.append(run)
+        self._fill_in(cohort, runs)
+
+    def _fill_in(self, cohort: Cohort, runs: Sequence[ClientRun]) -> None:
+        """Take what local training gave into the cohort."""
+        cohort.w = _stacked([run.w for run in runs])
+        cohort.buffers, cohort.counters = _stacked([run.buffers for run in runs]), runs[-1].counters
+        cohort.steps, cohort.losses = [run.num_updates for run in runs], [run.loss for run in runs]
+        sizes = {rates: self.step_sizes(rates) for rates in {run.mean_rates for run in runs}}
+        cohort.step_size = torch.cat([sizes[run.mean_rates] for run in runs])
+        cohort.require_finite(cohort.model)
+        gradient_means = [run.gradient_mean for run in runs if run.gradient_mean is not None]
+        if gradient_means:
+            cohort.gradient_mean = _stacked(gradient_means)
+            cohort.require_finite(cohort.gradient_mean)
+        for k, run in enumerate(runs):
+            cohort.records[k].update(run.record)
+            if not run.is_finite:
+                cohort.valid[k] = False
 
     def _planned(self, cohort: Cohort, epochs: int | None) -> LocalTraining:
         """What the cohort does: as the trainer says or for ``epochs``; a straggler its share of that."""
@@ -249,8 +299,12 @@ class SequentialEngine:
 
     def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:
         """f_i (K,) of a model (d + b,): the mean training loss over the client's samples, in evaluation mode."""
-        (client,) = cohort.ids
-        self.load(model.reshape(-1), cohort.start_counters, cohort.start_buffers)
+        return torch.cat([self._train_loss(cohort, k, model) for k in range(len(cohort))])
+
+    def _train_loss(self, cohort: Cohort, k: int, model: Tensor) -> Tensor:
+        """That of client k, (1,)."""
+        client, buffers = cohort.ids[k], cohort.start_buffers
+        self.load(model, cohort.start_counters, None if buffers is None else buffers[k])
         seed_globals(derive(self.seed, "train loss", self.round, client), self.user.device)
         self.user.shim.set(current_client=client)
         self.user.eval_mode()
@@ -296,7 +350,7 @@ class SequentialEngine:
     # the workbench
 
     def load(self, model: Tensor, counters: Tensor, buffers: Tensor | None = None) -> None:
-        """Write a model (d + b,) into the user's module, with ``buffers`` (1, b) in place of its own if given."""
+        """Write a model (d + b,) into the user's module, with ``buffers`` (b,) in place of its own if given."""
         if not self.layout.is_attached(self.row):
             raise ConfigurationError(
                 "model: its parameters were replaced during training (by .to(), .half() or "
@@ -304,14 +358,14 @@ class SequentialEngine:
             )
         self.row.copy_(model[: self.layout.num_parameters])
         if self.layout.float_buffers or self.layout.integer_buffers:
-            values = model[self.layout.num_parameters :] if buffers is None else buffers[0]
+            values = model[self.layout.num_parameters :] if buffers is None else buffers
             self.layout.write_buffers(values, counters)
 
     def add_terms(self, terms: Sequence[Term]) -> None:
         """Add the terms' gradients to the gradient row, in the master dtype."""
         if not self._is_half:
             for term in terms:
-                term.add_gradient(self.grad[None], self.row[None])
+                term.add_gradient(*self._rows)
             return
         grad, w = self.grad.to(self.layout.master_dtype)[None], self.row.to(self.layout.master_dtype)[None]
         for term in terms:
@@ -334,3 +388,8 @@ class SequentialEngine:
             grad.clamp_(-value, value)
         else:
             grad.mul_((value / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0))
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    """(K, n) of K rows; one is not copied."""
+    return torch.stack(list(rows)) if len(rows) > 1 else rows[0][None]

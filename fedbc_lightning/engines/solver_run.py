@@ -44,7 +44,7 @@ class SolverRun(ClientRun):
     """What a solver sees of a client, and the loop that calls it.
 
     Args:
-        engine: See the base class; likewise ``cohort`` and ``local``.
+        engine: See the base class; likewise ``cohort``, K = 1, and ``local``.
         cohort: See there.
         local: See there.
         solver: The steps.
@@ -59,16 +59,15 @@ class SolverRun(ClientRun):
     def __init__(
         self, engine: SequentialEngine, cohort: Cohort, local: LocalTraining, solver: Solver, terms: Sequence[Term]
     ) -> None:
-        super().__init__(engine, cohort, local)
+        super().__init__(engine, cohort, 0, local)
         self.solver, self.oracle = solver, Oracle(engine)
-        decay = self._weight_decay()
-        self.terms = [*(term for term in terms if not term.is_zero), *decay]
+        self.terms = [*(term for term in terms if not term.is_zero), *weight_decay_terms(engine)]
         self.w = engine.row[None]
         self._batch: Batch | None = None
         self._raw: Iterator[tuple[int, Any]] | None = None  # the rest of the current epoch
 
-    def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> None:
-        """Train the client from a model and fill in its cohort."""
+    def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> SolverRun:
+        """Train the client from a model (d + b,); itself."""
         self.begin(start, lr_scale, purpose)
         self.w = self.engine.row.to(self.layout.master_dtype, copy=True)[None]
         self._quiet_schedulers()
@@ -82,6 +81,7 @@ class SolverRun(ClientRun):
         self.solver.end(self)
         self.engine.row.copy_(self.w[0])
         self.finish(is_last)
+        return self
 
     # what a solver asks for
 
@@ -189,11 +189,12 @@ class SolverRun(ClientRun):
             self.optimizer.show_gradient(False)
             self.optimizer.optimizer.step()
 
-    def _weight_decay(self) -> list[Term]:
-        """The L2 penalty of the user's SGD, which is part of its gradient, as a term."""
-        optimizer, layout = self.optimizer.optimizer, self.layout
-        if type(optimizer) is not torch.optim.SGD or not any(g["weight_decay"] for g in optimizer.param_groups):
-            return []
-        rates = self.engine.step_sizes([float(group["weight_decay"]) for group in optimizer.param_groups])
-        zero = torch.zeros(layout.num_parameters, dtype=layout.master_dtype, device=self.engine.grad.device)
-        return [Proximal(rates, zero)]
+
+def weight_decay_terms(engine: SequentialEngine) -> list[Term]:
+    """The L2 penalty of the user's SGD, which is part of its gradient, as a term."""
+    optimizer, layout = engine.optimizer.optimizer, engine.layout
+    if type(optimizer) is not torch.optim.SGD or not any(g["weight_decay"] for g in optimizer.param_groups):
+        return []
+    rates = engine.step_sizes([float(group["weight_decay"]) for group in optimizer.param_groups])
+    zero = torch.zeros(layout.num_parameters, dtype=layout.master_dtype, device=engine.grad.device)
+    return [Proximal(rates, zero)]

@@ -6,21 +6,29 @@ import io
 import logging
 import random
 import sys
-import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from lightning.fabric.plugins.precision import DoublePrecision, Precision
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torchmetrics import Metric
 
 from fedbc_lightning.engines.recording import NotRecordableError, Replay, record
+from fedbc_lightning.engines.step_function import (
+    LoggedCall,
+    LoggedCalls,
+    StepFunction,
+    StepOutput,
+    WatchedIndex,
+    tensors_of,
+    with_tensors,
+)
+from fedbc_lightning.engines.step_state import Description
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.seeding import preserved_globals
 
@@ -30,8 +38,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("lightning.pytorch." + __name__)
 
 RECORD_AFTER = {"single": 500, "mapped": 60}
-"""Steps of one shape that pay for recording it: 50 to 150 ms against 0.1 ms, or 1 ms for a mapped one, in each."""
-MAX_RECORDINGS = 100
+"""Steps of one shape that pay for recording it: 100 to 200 ms against 0.1 ms, or 1 ms for a mapped one, in each."""
+NUM_TRIALS = 3
+"""So many steps are run as written and compared before the first is replayed ..."""
+COMPARE_EVERY = 64
+"""... and one in so many from then on."""
+MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
 CLIENT_HOOKS = ("on_client_start", "on_client_end", "on_train_epoch_start", "on_train_epoch_end")
 VARYING = frozenset({
     "current_epoch", "global_step", "current_client", "max_epochs", "max_steps", "estimated_stepping_batches",
@@ -41,188 +53,49 @@ VARYING = frozenset({
 
 
 @dataclass
-class LoggedCall:
-    """One call of ``self.log`` inside a step; its value is a tensor, or a number that is always the same."""
-
-    name: str
-    value: Any
-    reduce_fx: Any
-    batch_size: int | None
-
-
-@dataclass
-class StepOutput:
-    """What one step gives: the gradient of each grouped parameter, the loss, and what was logged.
-
-    Mapped over clients, all tensors have K in front.
-    """
-
-    gradients: Sequence[Tensor]
-    loss: Tensor
-    logged: list[LoggedCall]
-
-
-class Found(NamedTuple):
-    """A recording, what it logs, and whether it draws random numbers."""
+class Recording:
+    """A recorded step, what it logs, whether it draws random numbers, and how often it came."""
 
     replay: Replay
     calls: list[LoggedCall]
     draws: bool
-
-
-class TrainingStep(nn.Module):
-    """The user's ``training_step`` as a ``forward``, which ``functional_call`` wants."""
-
-    def __init__(self, module: nn.Module, takes_index: bool) -> None:
-        super().__init__()
-        self.module, self._takes_index = module, takes_index
-        self._training_step: Callable[..., Any] = module.training_step  # type: ignore[assignment]
-
-    def forward(self, batch: Sequence[Tensor], batch_idx: int) -> Any:
-        """What it returns."""
-        return self._training_step(*((batch, batch_idx) if self._takes_index else (batch,)))
-
-
-def tensors_of(calls: Sequence[LoggedCall]) -> list[Tensor]:
-    """The values that are tensors."""
-    return [call.value for call in calls if isinstance(call.value, Tensor)]
-
-
-def with_tensors(calls: Sequence[LoggedCall], values: Iterable[Tensor]) -> list[LoggedCall]:
-    """The calls with other tensors in the place of theirs."""
-    tensors = iter(values)
-    return [replace(call, value=next(tensors)) if isinstance(call.value, Tensor) else call for call in calls]
-
-
-class LoggedCalls:
-    """Takes ``self.log`` in place of the collector: the values are outputs of the step."""
-
-    def __init__(self) -> None:
-        self.calls: list[LoggedCall] = []
-
-    def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
-        """Keep one call."""
-        if isinstance(value, Metric):
-            raise NotRecordableError(f"self.log('{name}') logs a Metric")
-        if isinstance(value, Tensor):
-            value = value.detach().reshape(())
-        self.calls.append(LoggedCall(name, value, reduce_fx, batch_size))
-
-
-class WatchedIndex(int):
-    """A ``batch_idx`` that knows whether it was used for anything but being passed on."""
-
-    is_used = False
-
-
-def _used(name: str) -> Callable[..., Any]:
-    def use(self: WatchedIndex, *args: Any) -> Any:
-        WatchedIndex.is_used = True
-        return getattr(int, name)(self, *args)
-
-    return use
-
-
-for _name in vars(int):
-    if _name.startswith("__") and _name not in ("__new__", "__getattribute__", "__doc__"):
-        setattr(WatchedIndex, _name, _used(_name))
-
-
-class StepFunction:
-    """One step as a function of parameters and batch, that leaves the module alone.
-
-    Args:
-        user: The user's module.
-        layout: Of its parameters.
-    """
-
-    def __init__(self, user: UserModule, layout: ParameterLayout) -> None:
-        self.user, self.layout = user, layout
-        self._step = TrainingStep(user.module, user.training_takes_index)
-        self._names = [f"module.{entry.name}" for entry in layout.entries]
-        self._recurrent = [child for child in user.module.modules() if isinstance(child, nn.RNNBase)]
-
-    def single(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
-        """Of one client: parameters as in the module.
-
-        Raises:
-            NotRecordableError: No loss, or a grouped parameter without a gradient.
-        """
-        leaves = [parameter.detach().requires_grad_() for parameter in parameters[: self.layout.num_grouped]]
-        with torch.enable_grad():
-            loss, logged = self._call([*leaves, *parameters[self.layout.num_grouped :]], batch, batch_idx)
-            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-        for entry, gradient in zip(self.layout.entries, gradients, strict=False):
-            if gradient is None:
-                raise NotRecordableError(f"'{entry.name}' has no gradient")
-        return StepOutput(gradients, loss.detach(), logged)
-
-    def mapped(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
-        """Of K clients: every tensor with K in front.
-
-        Raises:
-            NotRecordableError: No loss.
-        """
-        num_grouped = self.layout.num_grouped
-        calls: list[LoggedCall] = []
-
-        def loss_of(leaves: Sequence[Tensor], others: Sequence[Tensor], batch: Sequence[Tensor]) -> tuple:
-            loss, logged = self._call([*leaves, *others], batch, batch_idx)
-            calls[:] = logged
-            return loss, (loss.detach(), tensors_of(logged))
-
-        step = vmap(grad(loss_of, has_aux=True), randomness="different")
-        gradients, (losses, values) = step(list(parameters[:num_grouped]), list(parameters[num_grouped:]), batch)
-        return StepOutput(gradients, losses, with_tensors(calls, values))
-
-    def _call(
-        self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
-    ) -> tuple[Tensor, list[LoggedCall]]:
-        collector, calls = self.user.collector, LoggedCalls()
-        self.user.collector = calls  # type: ignore[assignment]
-        try:
-            with self.user.autocast():
-                output = functional_call(
-                    self._step, dict(zip(self._names, parameters, strict=True)), (batch, batch_idx)
-                )
-        finally:
-            self.user.collector = collector
-            for layer in self._recurrent:  # these keep a list of their weights, which functional_call does not put back
-                layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if not isinstance(loss, Tensor):
-            raise NotRecordableError("training_step returns no loss")
-        return loss.reshape(()), calls.calls
+    num_uses: int = 0
+    num_trials: int = 0
 
 
 class StepRecorder:
-    """Replays steps whose shapes came often; the numbers are those of the module's own step, bit for bit on a CPU.
+    """Replays steps whose shapes came often: the operations of the module's own step, on the same numbers.
 
-    A recording holds what ``training_step`` did once, so what it does must be a function of parameters and batch. That
-    is watched: a step that uses ``batch_idx``, reads ``self.trainer`` where that varies, changes the module, updates a
-    Metric, draws from ``random`` or NumPy, prints, or looks at the value of a tensor is not recorded. Whatever else of
-    the module (or of what ``self.trainer`` answered) changed between rounds ends the recordings, and the first replayed
-    step of every round is also run as written and compared.
+    A recording holds what ``training_step`` did once, so what it does must be a function of parameters and batch. It is
+    not recorded if it uses ``batch_idx``, reads ``self.trainer`` where that varies, changes the module, updates a
+    Metric, draws from ``random``, NumPy or a generator of its own, prints, logs, or looks at the value of a tensor; nor
+    if the module has attributes whose changes cannot be seen. The first steps of a recording, one in each
+    round, and one in 64 are run as written and compared with what the replay gives, on a CPU bit for bit; and what the
+    module holds is compared from round to round.
 
     Args:
         user: The user's module.
         layout: Of its parameters.
 
     Attributes:
+        function: The step as a function.
+        record_after: Kind -> steps of one shape before it is recorded.
         reason: Why steps are not recorded; None: they are.
     """
 
     def __init__(self, user: UserModule, layout: ParameterLayout) -> None:
-        self._user, self._module = user, user.module
+        self._user, self._module, self._layout = user, user.module, layout
         self.function = StepFunction(user, layout)
         self.record_after = RECORD_AFTER
+        self._description = Description([buffer for buffer, _ in user.scratch], user.metrics)
         self._counts: dict[tuple, int] = {}
-        self._found: dict[tuple, Found] = {}
-        self._num_gradients = layout.num_grouped
+        self._found: dict[tuple, Recording] = {}
         self._reads: set[str] = set()
         self._state: Any = None
         self._observed: Any = None
-        self._round, self._is_checked = -1, False
+        self._waiting: tuple[Recording, StepOutput] | None = None
+        self._heard: LoggedCalls | None = None
+        self._round, self._is_compared = -1, False
         self.reason: str | None = None
         if layout.float_buffers or layout.integer_buffers:
             self.reason = "it moves buffers"
@@ -235,68 +108,113 @@ class StepRecorder:
         """A client or cohort starts in this round: once a round, drop the recordings if the module has changed."""
         if round == self._round:
             return
-        self._round, self._is_checked = round, False
-        if self._found and (self._describe_module(), self._describe_reads()) != self._state:
+        self._round, self._is_compared = round, False
+        if self._found and self._described() != self._state:
             self._found.clear()
             self._counts.clear()
 
     def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
-        """The replayed step, or None: there is no recording for such a batch (yet), so it is to be run as written.
+        """The replayed step, or None: it is to be run as written, and given to :meth:`compare`.
 
         Args:
             kind: ``"single"`` or ``"mapped"``, see :class:`StepFunction`.
             parameters: As the kind wants them.
             batch: One batch, or K.
         """
-        if self.reason is not None:
+        self._waiting = None
+        if self.reason is not None or type(batch) not in (list, tuple):
             return None
-        try:
-            key = (kind, type(batch), *[(t.shape, t.stride(), t.dtype) for t in batch])
-        except AttributeError:  # not all are tensors
-            return None
-        found = self._found.get(key)
+        for tensor in batch:
+            if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+                return None
+        key = (kind, type(batch), *[(t.shape, t.stride(), t.dtype) for t in batch])
+        found = self._found.get(key) or self._consider(kind, key, parameters, batch)
         if found is None:
-            count = self._counts[key] = self._counts.get(key, 0) + 1
-            if count == self.record_after[kind]:
-                self._observed = self._describe_module()  # the caller's next step is looked at, then recorded
-            if (
-                count <= self.record_after[kind]
-                or len(self._found) >= MAX_RECORDINGS
-                or type(batch) not in (list, tuple)
-            ):
-                return None
-            found = self._record(kind, parameters, batch)
-            if found is None:
-                return None
-            self._found[key] = found
-        return (
-            self._replay(found, parameters, batch)
-            if self._is_checked
-            else self._checked(kind, found, parameters, batch)
-        )
+            return None
+        found.num_uses += 1
+        if found.num_trials == NUM_TRIALS and found.num_uses % COMPARE_EVERY:
+            if self._is_compared:
+                return self._replay(found, parameters, batch)
+            if kind == "mapped" and not found.draws:
+                return self._compare_first(found, parameters, batch)
+        with torch.random.fork_rng(_cuda(self._user.device)) if found.draws else nullcontext():
+            try:
+                self._waiting = found, self._replay(found, parameters, batch)
+            except Exception as error:  # some kernels cannot be called as they were traced
+                self._stop(f"torch cannot replay it: {_first_line(error)}")
+        return None
 
-    def take_watched(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
-        """A step as written that must not do anything which is not a function of parameters and batch.
+    def listen(self) -> None:
+        """Before a step as written: keep what it logs, if it is going to be compared."""
+        if self._waiting is not None:
+            self._heard = LoggedCalls(self._user.collector)
+            self._user.collector = self._heard  # type: ignore[assignment]
 
-        Raises:
-            NotRecordableError: It does, with what it is.
-        """
-        for metric in self._user.metrics:
-            metric.reset()
-        with self._watched():
-            output = getattr(self.function, kind)(parameters, batch, WatchedIndex())
-            if any(metric.update_called for metric in self._user.metrics):
-                raise NotRecordableError("it updates a torchmetrics Metric")
-        return output
+    def compare(self, written: StepOutput | None) -> None:
+        """After a step as written: its numbers must be those of the replay; None: it gave none."""
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            self._user.collector = heard._collector
+        if self._waiting is None:
+            return
+        (found, replayed), self._waiting = self._waiting, None
+        if written is not None and heard is not None:
+            written.logged = heard.calls
+        if written is not None and is_same(written, replayed):
+            self._is_compared = True
+            found.num_trials = min(found.num_trials + 1, NUM_TRIALS)
+            return
+        self._stop_late(found)
 
-    def _replay(self, found: Found, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
-        calls = found.calls
+    # parts
+
+    def _replay(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
         with torch.no_grad():
             results = found.replay(*parameters, *batch)
-        first = self._num_gradients
+        first = self._layout.num_grouped
+        calls = found.calls
         return StepOutput(results[:first], results[first], calls and with_tensors(calls, results[first + 1 :]))
 
-    def _record(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Found | None:
+    def _compare_first(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
+        """The replayed step of K clients, if for the first of them it is the step as written."""
+        self._is_compared = True
+        replayed = self._replay(found, parameters, batch)
+        first = [parameter[0].clone() for parameter in parameters]
+        try:
+            with preserved_globals(self._user.device):
+                written = self.function.single(first, type(batch)(part[0].clone() for part in batch))
+        except NotRecordableError:
+            self._stop_late(found)
+            return None
+        of_first = StepOutput(
+            [gradient[0] for gradient in replayed.gradients], replayed.loss[0],
+            with_tensors(replayed.logged, [value[0] for value in tensors_of(replayed.logged)]),
+        )  # fmt: skip
+        if is_same(written, of_first, tolerance=1e-4):
+            return replayed
+        self._stop_late(found)
+        return None
+
+    def _consider(self, kind: str, key: tuple, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
+        """A recording, once a shape has come often enough."""
+        if len(self._counts) > MAX_SHAPES:
+            self._counts.clear()
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        is_double = len({id(tensor) for tensor in batch}) < len(batch)  # one tensor twice is one input of a recording
+        if count < self.record_after[kind] or len(self._found) >= MAX_RECORDINGS or is_double:
+            return None
+        try:
+            if count == self.record_after[kind]:
+                self._observed = self._description.of(self._module)  # the caller's next step is looked at
+                return None
+            self._found[key] = found = self._record(kind, parameters, batch)
+        except NotRecordableError as error:
+            self._stop(str(error))
+            return None
+        self._state = self._described()
+        return found
+
+    def _record(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Recording:
         calls: list[LoggedCall] = []
         take_step = getattr(self.function, kind)
 
@@ -305,98 +223,93 @@ class StepRecorder:
             calls[:] = with_tensors(output.logged, repeat(torch.empty(0)))  # theirs go with the recording
             return (*output.gradients, output.loss, *tensors_of(output.logged))
 
-        try:
-            if _has_hooks(self._module):
-                raise NotRecordableError("hooks are registered on its layers or parameters")
-            if self._observed != self._describe_module():
-                raise NotRecordableError("it changes the module")
-            if any(metric.update_called for metric in self._user.metrics):
-                raise NotRecordableError("it updates a torchmetrics Metric")
-            with preserved_globals(self._user.device), self._watched():
-                replay, draws = record(flat, [*parameters, *batch])
-        except NotRecordableError as error:
-            self._stop(str(error))
-            return None
-        self._state = self._describe_module(), self._describe_reads()
-        return Found(replay, calls, draws)
+        if _has_hooks(self._module):
+            raise NotRecordableError("hooks are registered on its layers or parameters")
+        if self._observed != self._description.of(self._module):
+            raise NotRecordableError("it changes the module")
+        self.check_metrics()
+        with preserved_globals(self._user.device), self.watched():
+            replay, draws = record(flat, [*parameters, *batch], forbidden=self._layout.parameters)
+            self.check_metrics()
+        return Recording(replay, calls, draws)
+
+    def check_metrics(self) -> None:
+        """Raise if a step of this client has updated a Metric.
+
+        Raises:
+            NotRecordableError: It has.
+        """
+        if any(metric.update_called for metric in self._user.metrics):
+            raise NotRecordableError("it updates a torchmetrics Metric")
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Raise if the step does anything that a recording would leave out; give the module back as it was.
+    def watched(self) -> Iterator[None]:
+        """Raise if a step inside does anything that is not a function of weights and batch; give the module back.
 
         Raises:
             NotRecordableError: It does, with what it is.
         """
-        shim, before = self._user.shim, self._describe_module()
-        attributes = [(vars(child), dict(vars(child))) for child in self._module.modules()]
+        shim, before = self._user.shim, self._description.of(self._module)
+        held = [(d, dict(d)) for child in self._module.modules() for d in (vars(child), child._buffers, child._modules)]
         random_before = _generators()
         shim.reads.clear()
         WatchedIndex.is_used = False
-        printed = io.StringIO()
-        out, err = sys.stdout, sys.stderr
+        printed, logged = io.StringIO(), []
+        out, err, make_record = sys.stdout, sys.stderr, logging.getLogRecordFactory()
         sys.stdout, sys.stderr = _Tee(out, printed), _Tee(err, printed)
+
+        def note(name: str, *args: Any, **options: Any) -> logging.LogRecord:
+            logged.append(name)
+            return make_record(name, *args, **options)
+
+        logging.setLogRecordFactory(note)
         try:
             yield
-            random_after = _generators()
             varying = ", ".join(sorted(shim.reads & VARYING))
             problems = {
                 "it uses batch_idx": WatchedIndex.is_used,
                 f"it reads self.trainer.{varying}": bool(varying),
                 "it reads self.logger": bool(shim.reads & {"logger", "loggers"}),
-                "it draws from random or numpy.random": random_before != random_after,
+                "it draws from random or numpy.random": random_before != _generators(),
                 "it prints": bool(printed.getvalue()),
-                "it changes the module": before != self._describe_module(),
+                "it logs messages": any(not name.startswith("torch") for name in logged),
+                "it changes the module": before != self._description.of(self._module),
             }
             problem = next((problem for problem, is_there in problems.items() if is_there), None)
             if problem is not None:
                 raise NotRecordableError(problem)
         finally:
             sys.stdout, sys.stderr = out, err
+            logging.setLogRecordFactory(make_record)
             self._reads |= shim.reads
-            for now, then in attributes:
+            for now, then in held:
                 now.clear()
                 now.update(then)
 
-    def _describe_module(self) -> Any:
-        """But for Metrics, which evaluation moves, and which a recorded step does not update."""
-        in_metrics = {id(m) for metric in self._user.metrics for m in metric.modules()}
-        modules = [m for m in self._module.modules() if id(m) not in in_metrics]
-        return tuple((id(m), _describe(_own_attributes(m), 4)) for m in modules)
-
-    def _describe_reads(self) -> Any:
-        values = self._user.shim.__dict__["_values"]
-        return tuple((name, _describe(values.get(name), 3)) for name in sorted(self._reads))
-
-    def _checked(self, kind: str, found: Found, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
-        """Also run the step as written, or of a mapped one without draws its first client, and compare."""
-        self._is_checked = True
-        of_first = kind == "mapped" and not found.draws
-        with preserved_globals(self._user.device):
-            if of_first:
-                first = [parameter[0] for parameter in parameters]
-                expected = self.function.single(first, type(batch)(part[0] for part in batch))
-            else:
-                expected = getattr(self.function, kind)(parameters, batch)
+    def _described(self) -> Any:
+        """The module, and what ``self.trainer`` answers to what was asked; None where that cannot be seen any more."""
+        answers = self._user.shim.__dict__["_values"]
         try:
-            replayed = self._replay(found, parameters, batch)
-        except Exception as error:  # some kernels cannot be called as they were traced
-            self._stop((str(error).splitlines() or [type(error).__name__])[0])
-            return None if of_first else expected
-        numbers = [call.value for call in expected.logged if not isinstance(call.value, Tensor)]
-        is_same = numbers == [call.value for call in replayed.logged if not isinstance(call.value, Tensor)]
-        tensors = [[*step.gradients, step.loss, *tensors_of(step.logged)] for step in (expected, replayed)]
-        if of_first:
-            tensors[1] = [tensor[0] for tensor in tensors[1]]
-        if is_same and len(tensors[0]) == len(tensors[1]) and all(map(_close, *tensors)):
-            return replayed
-        self._stop("what it does has changed since it was recorded")
-        return None if of_first else expected
+            read = tuple((name, self._description.value(answers.get(name), name)) for name in sorted(self._reads))
+            return read, self._description.of(self._module)
+        except NotRecordableError:
+            return None
 
     def _stop(self, reason: str) -> None:
         self.reason = reason
         self._found.clear()
         name = type(self._module).__name__
         log.info(f"{name}.training_step runs as written in every step and is not recorded: {reason}.")
+
+    def _stop_late(self, found: Recording) -> None:
+        was_used = found.num_trials == NUM_TRIALS
+        self._stop("replayed, it gives other numbers than as written")
+        if was_used:
+            rank_zero_warn(
+                f"{type(self._module).__name__}.training_step does something else than when it was recorded: up to "
+                f"{COMPARE_EVERY - 1} steps before this one may have missed the change. From here on it runs as "
+                "written; trainer.record_steps: false does so from the start."
+            )
 
 
 class _Tee(io.TextIOBase):
@@ -409,48 +322,48 @@ class _Tee(io.TextIOBase):
         return len(text)
 
 
+def is_same(written: StepOutput, replayed: StepOutput, tolerance: float = 0.0) -> bool:
+    """Whether two outputs agree: on a CPU bit for bit, or to a share of the largest element of each tensor."""
+    pairs = list(zip(written.logged, replayed.logged, strict=False))
+    if len(written.logged) != len(replayed.logged) or len(written.gradients) != len(replayed.gradients):
+        return False
+    if any((a.name, a.reduce_fx, a.batch_size) != (b.name, b.reduce_fx, b.batch_size) for a, b in pairs):
+        return False
+    values = [(written.loss, replayed.loss), *((a.value, b.value) for a, b in pairs)]
+    return all(
+        _is_equal(a, b, tolerance) for a, b in [*zip(written.gradients, replayed.gradients, strict=True), *values]
+    )
+
+
+def _is_equal(a: Any, b: Any, tolerance: float) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and (a == b or (a != a and b != b))
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.device.type != "cpu":
+        tolerance = 1e-3  # atomics add in any order
+    scale = float(a.nan_to_num(0.0, 0.0, 0.0).abs().max()) if tolerance and a.numel() else 0.0
+    return torch.equal(a, b) or torch.allclose(a, b, rtol=0.0, atol=tolerance * scale, equal_nan=True)
+
+
 def _generators() -> tuple:
     """Where Python's and NumPy's global generators stand."""
     _, keys, *position = np.random.get_state()
     return random.getstate(), np.asarray(keys).tobytes(), position
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether two results of the same operations agree, but for the order of sums and the atomics of a GPU."""
-    scale = float(a.nan_to_num(0.0, 0.0, 0.0).abs().max()) if a.numel() else 0.0
-    tolerance = 1e-5 if a.device.type == "cpu" else 1e-3
-    return torch.allclose(a, b.to(a.dtype), rtol=0.0, atol=tolerance * scale + 1e-7, equal_nan=True)
+def _cuda(device: torch.device) -> list[torch.device]:
+    return [device] if device.type == "cuda" else []
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
 
 def _has_hooks(module: nn.Module) -> bool:
     return any(getattr(child, name) for child in module.modules() for name in _HOOKS) or any(
         p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in module.parameters()
     )
-
-
-def _own_attributes(module: nn.Module) -> dict[str, Any]:
-    left = {"_parameters", "_trainer", "_fabric", "log", "_flat_weight_refs"}
-    return {name: value for name, value in vars(module).items() if name not in left}
-
-
-def _describe(value: Any, depth: int) -> Any:
-    """A value by its content as far as that is cheap, so that two descriptions differ where the value has changed."""
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return repr(value)
-    if isinstance(value, Tensor):
-        return id(value), value._version
-    if isinstance(value, np.ndarray):
-        return id(value), value.tobytes() if value.nbytes <= 4096 else None
-    if depth == 0 or isinstance(value, (nn.Module, type, *FUNCTIONS)):
-        return id(value)
-    if isinstance(value, dict):
-        return len(value), tuple((_describe(k, 1), _describe(v, depth - 1)) for k, v in list(value.items())[:1000])
-    if isinstance(value, (list, tuple)):
-        return len(value), tuple(_describe(item, depth - 1) for item in value[:1000])
-    if isinstance(value, (set, frozenset)):
-        return len(value), tuple(sorted(map(repr, value))[:1000])
-    return id(value), _describe(vars(value), depth - 1) if hasattr(value, "__dict__") else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import groupby
 from typing import Any
 
 from lightning.fabric.plugins.precision import MixedPrecision
@@ -10,7 +11,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.engines.cohort_run import SEQUENTIAL, CohortRun
+from fedbc_lightning.engines.cohort_optimizer_run import CohortOptimizerRun
+from fedbc_lightning.engines.cohort_run import SEQUENTIAL
+from fedbc_lightning.engines.cohort_solver_run import CohortSolverRun
 from fedbc_lightning.engines.sequential import STEP_HOOKS, SequentialEngine
 from fedbc_lightning.engines.stacked_optimizer import StackedOptimizer
 from fedbc_lightning.engines.step_recorder import CLIENT_HOOKS
@@ -41,7 +44,7 @@ class VectorizedEngine(SequentialEngine):
             if is_there:
                 raise ConfigurationError(f"trainer.engine: vectorized cannot train with {problem}; {SEQUENTIAL}.")
         self.stacked_optimizer = StackedOptimizer(configure(self.user), self.layout)
-        self.is_checked = False
+        self.is_checked = self._has_solver = False
         self.cohort_size = max(2, min(MAX_COHORT, BYTES_OF_ROWS // (6 * self.row.nbytes)))
         self._drops_out = any(
             isinstance(child, nn.modules.dropout._DropoutNd) and child.p for child in self.user.module.modules()
@@ -65,29 +68,26 @@ class VectorizedEngine(SequentialEngine):
         }
 
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
-        """Cohorts of clients of similar length, the longest first."""
+        """Cohorts of clients of similar length, the longest first; a solver's have one length each."""
         together = sorted((p for p in positions if p not in alone), key=lambda p: (-num_steps[p], p))
+        parts = [list(part) for _, part in groupby(together, num_steps.__getitem__)] if self._has_solver else [together]
         size = self.cohort_size
-        cohorts = [together[start : start + size] for start in range(0, len(together), size)]
+        cohorts = [part[start : start + size] for part in parts for start in range(0, len(part), size)]
         return cohorts + [[p] for p in positions if p in alone]
 
-    def check_solver(self, name: str, *, uses_lr: bool = True) -> None:
-        """Refuse methods that write out their own steps.
+    def check_solver(self, name: str, solver: Solver | type[Solver]) -> None:
+        """See the base class; from then on the clients of a cohort take as many steps each.
 
         Raises:
-            ConfigurationError: Always.
+            ConfigurationError: Also where the solver cannot train several clients at once.
         """
-        raise ConfigurationError(
-            f"trainer.engine: vectorized cannot run {name}, which takes its own steps; {SEQUENTIAL}."
-        )
-
-    def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:
-        """Refused for several clients."""
-        if len(cohort) > 1:
+        if solver.one_by_one:
             raise ConfigurationError(
-                f"trainer.engine: vectorized has no loss over all of a client's data; {SEQUENTIAL}."
+                f"trainer.engine: vectorized cannot train with {name}: {solver.one_by_one}; {SEQUENTIAL}."
             )
-        return super().train_loss(cohort, model)
+        size = self.cohort_size
+        super().check_solver(name, solver)
+        self.cohort_size, self._has_solver = size, True
 
     def solve(
         self, cohort: Cohort, start: Tensor, terms: Sequence[Term] = (), *, solver: Solver | None = None,
@@ -101,7 +101,7 @@ class VectorizedEngine(SequentialEngine):
                 record_gradient_mean=record_gradient_mean, purpose=purpose, is_last=is_last,
             )  # fmt: skip
             return
-        if self._drops_out and self.round:
+        if self._drops_out and not self.is_trial:
             self._drops_out = False  # said once
             rank_zero_info(
                 "trainer.engine: vectorized draws dropout for a whole cohort at once, so its masks depend on who is in "
@@ -109,6 +109,8 @@ class VectorizedEngine(SequentialEngine):
             )
         self.user.train_mode()
         self.user.shim.set(training=True, current_client=None)
-        CohortRun(self, cohort, self._planned(cohort, epochs), terms, after_step, record_gradient_mean).run(
-            start, lr_scale, purpose
-        )
+        local = self._planned(cohort, epochs)
+        if solver is not None:
+            CohortSolverRun(self, cohort, local, terms, solver).run(start, lr_scale, purpose)
+            return
+        CohortOptimizerRun(self, cohort, local, terms, after_step, record_gradient_mean).run(start, lr_scale, purpose)

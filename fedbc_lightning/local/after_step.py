@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
+
+from fedbc_lightning.local.terms import rows_of
 
 
 class AfterStep(Protocol):
@@ -12,6 +15,9 @@ class AfterStep(Protocol):
 
     def apply(self, w: Tensor, step_size: Tensor) -> None:
         """Change ``w`` (K, d) in place; ``step_size`` (K, 1) or (K, d): the learning rates of the step just taken."""
+
+    def rows(self, num_clients: int) -> Sequence[AfterStep]:
+        """The change of each client alone, for ``w`` (1, d); K = ``num_clients``."""
 
 
 class MixWith:
@@ -39,3 +45,7 @@ class MixWith:
         """See :class:`AfterStep`."""
         kappa = 1 / (1 + step_size * self.sigma)
         w.mul_(kappa).add_((1 - kappa) * self.target)
+
+    def rows(self, num_clients: int) -> list[MixWith]:
+        """See :class:`AfterStep`."""
+        return [MixWith(self.sigma, target) for target in rows_of(self.target, num_clients)]

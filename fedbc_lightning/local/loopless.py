@@ -35,6 +35,8 @@ class LooplessSteps(Solver):
         num_sampled: S of L2SGD++; None: all in every step.
     """
 
+    one_by_one = "each client cuts its data into a number of components of its own, which it draws by itself"
+
     def __init__(
         self,
         num_local_steps: int,

@@ -23,11 +23,17 @@ class Solver:
     Attributes:
         takes_terms: Whether it may be combined with gradient terms.
         uses_lr: Whether its steps are of the size of the user's learning rate.
+        batches_per_step: The most batches that one :meth:`step` draws.
+        one_by_one: Why it cannot train several clients at once; empty: it can.
     """
 
     uses_lr = False
 
     takes_terms = True
+
+    batches_per_step = 1
+
+    one_by_one = ""
 
     def num_steps(self, client: SolverRun) -> int:
         """How many times :meth:`step` is called: as often as default local training would step."""
@@ -78,6 +84,7 @@ class ModelAgnostic(Solver):
     ) -> None:
         self.inner_lr, self.outer_lr, self.num_inner_steps = inner_lr, outer_lr, num_inner_steps
         self.hessian_free, self.inner_terms = hessian_free, inner_terms
+        self.batches_per_step = num_inner_steps + 1 + hessian_free
 
     def step(self, client: SolverRun) -> None:
         """One outer step."""
@@ -190,6 +197,10 @@ class Armijo(Solver):
         growth: γ_r.
         max_step: η_max.
 
+    Attributes:
+        accepted: (K, 1) the last η, which is η_prev of the next step; 1 before the first.
+        has_searched: (K, 1) bool, whether a client searched at all in this round.
+
     References:
         Vaswani et al. 2019, "Painless Stochastic Gradient", Algorithm 1; "Towards Hyper-parameter-free Federated
         Learning".
@@ -204,34 +215,31 @@ class Armijo(Solver):
         self.sufficient_decrease, self.shrink, self.growth, self.max_step = (
             sufficient_decrease, shrink, growth, max_step,
         )  # fmt: skip
-        self._accepted, self._num_searches = 1.0, 0
-
-    @property
-    def accepted(self) -> float | None:
-        """The last η of the last client, which is η_prev of its next step; None if it never searched."""
-        return self._accepted if self._num_searches else None
 
     def begin(self, client: SolverRun) -> None:
         """η_prev = 1."""
-        self._accepted, self._num_searches = 1.0, 0
+        self.accepted = torch.ones(len(client.w), 1, dtype=torch.float64)
+        self.has_searched = torch.zeros(len(client.w), 1, dtype=torch.bool)
 
     def step(self, client: SolverRun) -> None:
         """One batch."""
         batch, w = client.next_batch(), client.w
         client.same_draws()
         loss, gradient = client.loss_and_gradient(w, batch)
-        square = gradient.square().sum()
-        if square.sqrt() < self.MIN_NORM:
+        square = gradient.square().sum(dim=1, keepdim=True)
+        searches = ~(square.sqrt() < self.MIN_NORM).cpu()
+        if not searches.any():
             return
-        self._num_searches += 1
-        step = min(self.max_step, self._accepted * self.growth ** (1 / client.num_batches))
-        taken = self.FALLBACK_STEP
+        self.has_searched |= searches
+        step = (self.accepted * self.growth ** (1 / client.num_batches)).clamp(max=self.max_step)
+        taken, left = self.FALLBACK_STEP * searches.double(), searches
         roundings = 4 * torch.finfo(loss.dtype).eps * loss.abs().clamp(min=1.0)
         for trial in range(self.MAX_TRIALS):
-            step = step * self.shrink if trial else step
-            bound = loss - self.sufficient_decrease * step * square + roundings
-            if client.trial_loss(w - step * gradient, batch) <= bound:
-                taken = step
+            step = torch.where(left, step * self.shrink, step) if trial else step
+            bound = loss - (self.sufficient_decrease * step).to(square) * square + roundings
+            found = left & (client.trial_loss(w - step.to(square) * gradient, batch) <= bound).cpu()
+            taken, left = torch.where(found, step, taken), left & ~found
+            if not left.any():
                 break
-        self._accepted = step
-        w -= taken * gradient
+        self.accepted = torch.where(searches, step, self.accepted)
+        w -= taken.to(square) * gradient

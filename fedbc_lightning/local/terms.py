@@ -6,6 +6,7 @@ before clipping, over the trainable parameters only. So it works with any optimi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -24,6 +25,14 @@ class Term(Protocol):
 
     def value(self, w: Tensor) -> Tensor:
         """The term at ``w`` (K, d), shape (K,); its autograd gradient equals :meth:`add_gradient`."""
+
+    def rows(self, num_clients: int) -> Sequence[Term]:
+        """The term of each client alone, for ``w`` (1, d); K = ``num_clients``."""
+
+
+def rows_of(values: Tensor, num_clients: int) -> Sequence[Tensor]:
+    """Values (K, n) as (1, n) for each client; values (n,) or (1, n) are the same for all."""
+    return values.split(1) if values.ndim > 1 and len(values) > 1 else [values] * num_clients
 
 
 class Proximal:
@@ -51,7 +60,7 @@ class Proximal:
     @property
     def is_zero(self) -> bool:
         """Whether c is 0 for all clients of the cohort."""
-        return not bool(self.coefficient.any())
+        return not (self.coefficient if self.coefficient.numel() == 1 else self.coefficient.any()).item()
 
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
         """``grad += c (w - z)``."""
@@ -63,6 +72,11 @@ class Proximal:
     def value(self, w: Tensor) -> Tensor:
         """``c/2 ||w - z||^2``, (K,)."""
         return (self.coefficient / 2 * (w - self.center).square()).sum(dim=1)
+
+    def rows(self, num_clients: int) -> list[Proximal]:
+        """See :class:`Term`."""
+        coefficients, centers = rows_of(self.coefficient, num_clients), rows_of(self.center, num_clients)
+        return [Proximal(coefficient, center) for coefficient, center in zip(coefficients, centers, strict=True)]
 
 
 class Linear:
@@ -91,3 +105,7 @@ class Linear:
     def value(self, w: Tensor) -> Tensor:
         """``<v, w>``, (K,)."""
         return (w * self.vector).sum(dim=1)
+
+    def rows(self, num_clients: int) -> list[Linear]:
+        """See :class:`Term`."""
+        return [Linear(vector) for vector in rows_of(self.vector, num_clients)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -100,17 +101,20 @@ class DualAscent(ServerCallback):
             state["dual"] = (state["dual"] + self.dual_lr * dual_gradient).clamp(self.dual_min, self.dual_max)
         state["tolerance"] = state["tolerance"] + self.tolerance_lr * tolerance_gradient
 
-    def coast(self, state: dict[str, Tensor], turns: int) -> None:
-        """What other clients' turns do to a client's state in the public style: ``turns`` steps with gradient 0."""
-        for _ in range(turns):
+    def coast(self, state: dict[str, Tensor], turns: int | Sequence[int]) -> None:
+        """What other clients' turns do to clients' state (n,) in the public style: so many steps each of gradient 0."""
+        number = torch.as_tensor(turns)
+        for turn in range(int(number.max())):
+            before, moves = dict(state), turn < number
             self.step(state, 0.0, 0.0)
+            for name, value in state.items():
+                state[name] = torch.where(moves, value, before[name])
 
     def state(self, cohort: Cohort) -> dict[str, Tensor]:
         """A cohort's multipliers as they stand at its turn, (K,) each."""
         state = {name: getattr(cohort, name) for name in self._names}
         if self.style == "public":
-            (position,) = cohort.positions
-            self.coast(state, position)
+            self.coast(state, cohort.positions)
         return state
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
@@ -120,7 +124,7 @@ class DualAscent(ServerCallback):
         state = self.state(cohort)
         self.step(state, distance - state["tolerance"], state["dual"])
         if self.style == "public":
-            self.coast(state, len(server.ids) - 1 - cohort.positions[0])
+            self.coast(state, [len(server.ids) - 1 - position for position in cohort.positions])
         for name, value in state.items():
             cohort.stage(name, value)
 

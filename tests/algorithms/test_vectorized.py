@@ -14,34 +14,21 @@ from algorithms.registry import REPRESENTATIVES
 from algorithms.running import QUIET
 from algorithms.setting import Setting
 from fedbc_lightning import ConfigurationError, FederatedTrainer
-from fedbc_lightning.algorithms import (
-    APFL,
-    L2GD,
-    L2SGD,
-    L2SGD2,
-    FedLiLS,
-    L2SGDPlus,
-    L2SGDPlusPlus,
-    PerFedAvg,
-    PerFedBC,
-    PFedMe,
-    QFedAvg,
-)  # fmt: skip
+from fedbc_lightning.algorithms import APFL, L2GD, FedLiLS, PerFedAvg, PerFedBC, PFedMe
 
-OWN_STEPS = frozenset({
-    APFL, FedLiLS, L2GD, L2SGD, L2SGD2, L2SGDPlus, L2SGDPlusPlus, PerFedAvg, PerFedBC, PFedMe, QFedAvg,
-})  # fmt: skip
-"""Their clients write out their own steps, or need the loss over all samples."""
-
-
-def is_refused(setting: Setting) -> bool:
-    algorithm = setting.build()
-    return type(algorithm) in OWN_STEPS or getattr(algorithm, "solver", None) is not None
+OWN_STEPS = (APFL, FedLiLS, PerFedAvg, PerFedBC, PFedMe)
+REFUSED = [setting for setting in REPRESENTATIVES if isinstance(setting.build(), L2GD)]
+EQUAL = [setting for setting in REPRESENTATIVES if setting not in REFUSED]
 
 
 def run(root: Path, setting: Setting, engine: str, rounds: int) -> FederatedTrainer:
     """Rounds of 4 clients in cohorts of 3, with batches of several shapes."""
     options = {"max_rounds": rounds, "clients_per_round": 4, "local_epochs": 2, "seed": 3, "name": engine}
+    if isinstance(setting.build(), OWN_STEPS):
+        options |= {
+            "local_epochs": None,
+            "local_steps": 5,
+        }  # as many for each client: full cohorts
     trainer = FederatedTrainer(**QUIET | options | setting.options | {"default_root_dir": str(root), "engine": engine})
     data = QuadraticData(sample_quadratics(), batch_size=2)
     trainer.fit(QuadraticModule(), datamodule=data, algorithm=setting.build())
@@ -65,15 +52,17 @@ def small_cohorts(monkeypatch):
     monkeypatch.setattr("fedbc_lightning.engines.vectorized.MAX_COHORT", 3)
 
 
-@pytest.mark.parametrize("setting", [s for s in REPRESENTATIVES if is_refused(s)], ids=lambda setting: setting.name)
-def test_own_steps_are_refused(tmp_path, setting):
-    with pytest.raises(ConfigurationError, match=r"trainer\.engine: vectorized .*use engine: sequential"):
+@pytest.mark.parametrize("setting", REFUSED, ids=lambda setting: setting.name)
+def test_components_are_refused(tmp_path, setting):
+    message = r"trainer\.engine: vectorized .* number of components of its own.*use engine: sequential"
+    with pytest.raises(ConfigurationError, match=message):
         run(tmp_path, setting, "vectorized", rounds=1)
 
 
-@pytest.mark.parametrize("setting", [s for s in REPRESENTATIVES if not is_refused(s)], ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", EQUAL, ids=lambda setting: setting.name)
 def test_the_sequential_engines_numbers(tmp_path, setting):
-    rounds = 20 if setting.name.startswith(("fedavg-", "fedbc-", "scaffold-")) else 6
+    is_long = setting.name.startswith(("fedavg-", "fedbc-", "scaffold-")) or isinstance(setting.build(), OWN_STEPS)
+    rounds = 20 if is_long else 6
     stacked = run(tmp_path, setting, "vectorized", rounds)
     single = run(tmp_path, setting, "sequential", rounds)
     states = [trainer.federation.state_dict() | trainer.federation.module_state() for trainer in (stacked, single)]

@@ -9,7 +9,7 @@ from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_tra
 from test_vectorized import Branching, Model
 
 from fedbc_lightning import FedAvg, FedBC
-from fedbc_lightning.algorithms import PerFedAvg
+from fedbc_lightning.algorithms import L2GD
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.vectorized import VectorizedEngine
 
@@ -70,7 +70,7 @@ def test_a_resumed_run_keeps_its_choice(tmp_path, monkeypatch, kind):
     [
         (BoringModel, {}, "cannot train with buffers that training moves, such as BatchNorm's"),
         (Branching, {}, "cannot map Branching.training_step"),
-        (Model, {"algorithm": lambda: PerFedAvg(inner_lr=0.1, outer_lr=0.1)}, "cannot run .*takes its own steps"),
+        (Model, {"algorithm": lambda: L2GD(0.1, 0.5, 0.1), "clients_per_round": 1.0}, "cannot train with L2GD"),
         (Model, {"clients_per_round": 1}, "one process trains one client in a round"),
     ],
 )

@@ -16,6 +16,10 @@ from torch.utils.data import Dataset, default_collate
 from torchmetrics.classification import MulticlassAccuracy
 
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
+from fedbc_lightning.algorithms import APFL, ComposedAlgorithm, PerFedAvg, PerFedBC, PFedMe, QFedAvg
+from fedbc_lightning.data import ArrayDataset
+from fedbc_lightning.local import Armijo, ModelAgnostic, ProximalTerm, Solver
+from fedbc_lightning.server import DualAscent, WeightedAverage
 from fedbc_lightning.stragglers import Stragglers
 
 
@@ -119,6 +123,57 @@ def test_cohorts_of_any_size(tmp_path, monkeypatch, size):
     compare(tmp_path, algorithm=lambda: FedBC(dual_lr=0.1))
 
 
+SEVEN = {"local_epochs": None, "local_steps": 7}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": PerFedAvg},
+        {"algorithm": lambda: PerFedAvg(0.1, 0.1, variant="hessian_free"), "model": lambda: Model("momentum")} | SEVEN,
+        {"algorithm": lambda: PerFedBC(0.1, 0.1, 0.1, num_inner_steps=2, dual_init=0.1)} | SEVEN,
+        {"algorithm": lambda: PFedMe(penalty=2.0, personal_lr=0.1), "model": lambda: Model("momentum")} | SEVEN,
+        {"algorithm": lambda: APFL(adaptive=True), "model": lambda: Model("groups"), "data": ItemData} | SEVEN,
+        {"algorithm": lambda: APFL(adaptive=True), "stragglers": Stragglers(0.5, 0.0)},
+        {"algorithm": lambda: composed(Armijo())} | SEVEN,
+        {"algorithm": lambda: composed(ModelAgnostic(0.1, 0.1), [ProximalTerm("dual", 2.0)])} | SEVEN,
+        {"algorithm": QFedAvg},
+    ],
+)
+def test_the_sequential_engines_numbers_in_steps_of_a_methods_own(tmp_path, options):
+    compare(tmp_path, **{"clients_per_round": 1.0} | options)
+
+
+def composed(solver, terms=()):
+    return ComposedAlgorithm([DualAscent(0.1, dual_init=0.1), WeightedAverage(by="dual")], list(terms), solver=solver)
+
+
+def test_a_solvers_clients_are_trained_with_those_of_as_many_steps(tmp_path):
+    engine = fit(tmp_path, "vectorized", PFedMe, max_rounds=1).federation.engine
+    assert engine.group([0, 1, 2, 3, 4], [4, 6, 4, 6, 2], {3}) == [[1], [0, 2], [4], [3]]
+
+
+def test_a_method_with_a_solver_must_ask_the_engine(tmp_path):
+    class Silent(ComposedAlgorithm):
+        def check(self, engine):
+            pass
+
+    with pytest.raises(ConfigurationError, match=r"Armijo takes 2 to 18 steps .*; call engine\.check_solver"):
+        fit(tmp_path, "vectorized", lambda: Silent([WeightedAverage()], solver=Armijo()), clients_per_round=1.0)
+
+
+def test_a_solver_must_say_how_many_batches_it_draws(tmp_path):
+    class Greedy(Solver):
+        def step(self, client):
+            for _ in range(2):
+                client.w = client.w - 0.1 * client.gradient(client.w, client.next_batch())
+
+    with pytest.raises(ConfigurationError, match="Greedy draws more batches in a step than its batches_per_step, 1"):
+        fit(tmp_path, "vectorized", lambda: composed(Greedy()), **SEVEN)
+    Greedy.batches_per_step = 2
+    compare(tmp_path, algorithm=lambda: composed(Greedy()), **SEVEN)
+
+
 def test_float32_and_images(tmp_path):
     """uint8 images of one pool, dealt out and transformed in batches; a network that is not smooth."""
     rng = np.random.default_rng(0)
@@ -142,23 +197,37 @@ def test_a_client_that_overflows_leaves_alone(tmp_path):
     assert {row["client"] for row in rows if row["status"] == "nonfinite"} == {"2"}
 
 
-def test_resume_is_bitwise(tmp_path):
-    def algorithm():
-        return FedBC(dual_lr=0.1, tolerance_lr=0.1)
-
-    whole = fit(tmp_path, "vectorized", algorithm, max_rounds=5, name="whole")
-    fit(tmp_path, "vectorized", algorithm, max_rounds=2, name="parts")
-    trainer = fit(tmp_path, "vectorized", algorithm, max_rounds=5, name="parts", ckpt_path="last")
+@pytest.mark.parametrize(
+    "algorithm",
+    [lambda: FedBC(dual_lr=0.1, tolerance_lr=0.1), lambda: APFL(adaptive=True), lambda: PerFedBC(0.1, dual_init=0.1)],
+)
+def test_resume_is_bitwise(tmp_path, algorithm):
+    whole = fit(tmp_path, "vectorized", algorithm, max_rounds=5, name="whole", **SEVEN)
+    fit(tmp_path, "vectorized", algorithm, max_rounds=2, name="parts", **SEVEN)
+    trainer = fit(tmp_path, "vectorized", algorithm, max_rounds=5, name="parts", ckpt_path="last", **SEVEN)
     assert_equal_trees(trainer.federation.state_dict(), whole.federation.state_dict())
     assert_equal_trees(trainer.federation.module_state(), whole.federation.module_state())
 
 
-def test_dropout_differs_between_clients_and_is_said(tmp_path, caplog):
-    class Dropped(Model):
-        def __init__(self):
-            super().__init__()
-            self.net.insert(1, nn.Dropout(0.5))
+class Dropped(Model):
+    def __init__(self):
+        super().__init__()
+        self.net.insert(1, nn.Dropout(0.5))
 
+
+def test_differences_of_gradients_see_one_dropout_mask(tmp_path):
+    """Two masks would make the Hessian-free step about 1 / 2ε = 500 times as long."""
+
+    def length(variant):
+        algorithm = PerFedAvg(0.1, 0.01, variant=variant)
+        z = fit(tmp_path, "vectorized", lambda: algorithm, Dropped, max_rounds=1, name=variant, **SEVEN).server.z
+        torch.manual_seed(0)
+        return (z - torch.cat([p.detach().reshape(-1) for p in Dropped().parameters()])).norm()
+
+    assert length("hessian_free") < 3 * length("first_order")
+
+
+def test_dropout_differs_between_clients_and_is_said(tmp_path, caplog):
     with caplog.at_level("INFO"):
         first, second = (fit(tmp_path, "vectorized", model=Dropped, name=name) for name in "ab")
     assert "vectorized draws dropout for a whole cohort at once" in caplog.text
@@ -277,3 +346,17 @@ def test_a_recurrent_model_is_evaluated_with_its_own_weights(tmp_path):
     )
     for rows in zip(*(read_csv(Path(t.log_dir, "metrics.csv")) for t in (stacked, single)), strict=True):
         assert float(rows[0]["global/test_loss"]) == pytest.approx(float(rows[1]["global/test_loss"]), rel=1e-9)
+
+
+class MixedData(BoringData):
+    """Odd clients' data are transformed, and of another type in memory."""
+
+    def client_train_dataset(self, client):
+        inputs, targets = super().client_train_dataset(client).tensors
+        if client % 2:
+            return ArrayDataset((inputs.float(), targets), transform=lambda batch: batch.double() / 2)
+        return ArrayDataset((inputs.double(), targets))
+
+
+def test_clients_whose_tensors_differ_are_not_joined(tmp_path):
+    compare(tmp_path, data=MixedData)

@@ -260,3 +260,19 @@ def test_data_of_few_clients_are_kept(monkeypatch):
     assert [len(part) for part in again] == [8, 2]
     assert again[0] is not first
     assert torch.equal(again[0].indices, first.indices)
+
+
+def test_labels_of_data_that_are_not_kept(monkeypatch):
+    """Made anew for every question, where their ids come back."""
+    monkeypatch.setattr("fedbc_lightning.datamodule.KEPT_BYTES", 0)
+
+    class Generated(FederatedDataModule):
+        num_clients = 40
+
+        def client_train_dataset(self, client):
+            return TensorDataset(torch.zeros(client + 1, 3), torch.full((client + 1,), client))
+
+        def client_test_dataset(self, client):
+            return None
+
+    assert Generated().label_histogram().tolist() == np.diag(np.arange(1, 41)).tolist()

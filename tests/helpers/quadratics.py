@@ -144,10 +144,9 @@ class Recorder(Callback):
         self.sampled: dict[int, list[int]] = {}
         self.trajectory: dict[str, list[np.ndarray]] = {}
 
-    def on_client_start(self, trainer: Any, pl_module: Any, client: int) -> None:
-        self.sampled.setdefault(int(trainer.current_round), []).append(int(client))
-
     def on_round_end(self, trainer: Any, pl_module: Any) -> None:
+        trained = [r["client"] for r in trainer.server.records if r["status"] in ("ok", "nonfinite")]
+        self.sampled[int(trainer.current_round)] = trained
         keep = self._keep
         keep("z", pl_module.vector())
         keep("flat_z", trainer.server.z)

@@ -1,0 +1,76 @@
+"""Local training of K clients in lockstep by the user's optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.engines.cohort_batches import stacked_batches
+from fedbc_lightning.engines.cohort_run import CohortRun
+from fedbc_lightning.local import AfterStep, Term
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import LocalTraining
+    from fedbc_lightning.engines.vectorized import VectorizedEngine
+
+
+class CohortOptimizerRun(CohortRun):
+    """The steps of K clients: each is one mapped step, one elementwise optimizer step, and the terms' K gradients.
+
+    Clients stand in the order of their steps, the most first, so that those at work are the first rows; a finished one
+    leaves. Which clients are mapped together follows from their numbers of samples alone, never from what is recorded.
+
+    Args:
+        engine: See the base class; likewise ``cohort``, ``local`` and ``terms``.
+        cohort: See there.
+        local: See there.
+        terms: See there.
+        after_step: Applied after every step, or None.
+        keep_mean: Whether to record the mean raw gradient.
+    """
+
+    def __init__(
+        self, engine: VectorizedEngine, cohort: Cohort, local: LocalTraining, terms: Sequence[Term],
+        after_step: AfterStep | None, keep_mean: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(engine, cohort, local, terms)
+        self.after_step = after_step
+        self.grad = torch.zeros_like(self.w)
+        self.gradient_sum = torch.zeros_like(self.w) if keep_mean else None
+
+    def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
+        """Train all from their start models (d,) or (K, d) and fill in the cohort."""
+        self.begin(start, lr_scale, purpose, self.grad)
+        loaders, optimizer = self.loaders, self.optimizer
+        steps = [self.local.num_steps(len(loader)) for loader in loaders]
+        num_epochs = self.local.epochs or max(-(-s // len(loader)) for s, loader in zip(steps, loaders, strict=True))
+        for active, stacks in stacked_batches(loaders, num_epochs, steps):
+            for stack in stacks:
+                for part, output in self.gradients(self.w, stack, self.grad):
+                    self.counted.add(part, output)
+            with torch.no_grad():
+                if self.gradient_sum is not None:
+                    self.gradient_sum[:active] += self.grad[:active]
+                for term in self.terms:
+                    term.add_gradient(self.grad, self.w)
+                self._clip(self.grad[:active, : self.layout.num_optimized])
+                optimizer.step(active)
+                if self.after_step is not None:
+                    ended = self.w[active:].clone()
+                    self.after_step.apply(self.w, self.engine.step_sizes(optimizer.rates))
+                    self.w[active:] = ended
+        self.finish(steps, self.gradient_sum)
+
+    def _clip(self, gradients: Tensor) -> None:
+        value = self.local.gradient_clip_val
+        if not value:
+            return
+        if self.local.gradient_clip_algorithm == "value":
+            gradients.clamp_(-value, value)
+        else:
+            norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+            gradients.mul_((value / (norms + 1e-6)).clamp(max=1.0))

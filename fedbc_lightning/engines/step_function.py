@@ -1,0 +1,204 @@
+"""The user's ``training_step`` as a function of weights and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torchmetrics import Metric
+
+from fedbc_lightning.engines.recording import NotRecordableError
+from fedbc_lightning.layout import ParameterLayout
+
+if TYPE_CHECKING:
+    from fedbc_lightning.module import UserModule
+
+
+@dataclass
+class LoggedCall:
+    """One call of ``self.log`` inside a step; its value is a tensor, or a number that is always the same."""
+
+    name: str
+    value: Any
+    reduce_fx: Any
+    batch_size: int | None
+
+
+@dataclass
+class StepOutput:
+    """What one step gives: the gradient of each grouped parameter, the loss, and what was logged.
+
+    Mapped over clients, all tensors have K in front.
+    """
+
+    gradients: Sequence[Tensor]
+    loss: Tensor
+    logged: list[LoggedCall]
+
+
+def tensors_of(calls: Sequence[LoggedCall]) -> list[Tensor]:
+    """The values that are tensors."""
+    return [call.value for call in calls if isinstance(call.value, Tensor)]
+
+
+def with_tensors(calls: Sequence[LoggedCall], values: Iterable[Tensor]) -> list[LoggedCall]:
+    """The calls with other tensors in the place of theirs."""
+    tensors = iter(values)
+    return [replace(call, value=next(tensors)) if isinstance(call.value, Tensor) else call for call in calls]
+
+
+class LoggedCalls:
+    """Takes ``self.log`` in place of the collector.
+
+    Args:
+        collector: Gets the calls as well.
+    """
+
+    def __init__(self, collector: Any = None) -> None:
+        self.calls: list[LoggedCall] = []
+        self._collector = collector
+
+    def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
+        """Keep one call."""
+        if self._collector is not None:
+            self._collector.log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)
+        elif isinstance(value, Metric):
+            raise NotRecordableError(f"self.log('{name}') logs a Metric")
+        elif isinstance(value, WatchedIndex):
+            raise NotRecordableError("it uses batch_idx")
+        if isinstance(value, Tensor):
+            value = value.detach().reshape(())
+        self.calls.append(LoggedCall(name, value, reduce_fx, batch_size))
+
+
+class WatchedIndex(int):
+    """A ``batch_idx`` that knows whether Python code used it for anything but passing it on."""
+
+    is_used = False
+
+
+def _used(name: str) -> Callable[..., Any]:
+    def use(self: WatchedIndex, *args: Any) -> Any:
+        WatchedIndex.is_used = True
+        return getattr(int, name)(self, *args)
+
+    return use
+
+
+for _name in vars(int):
+    if _name.startswith("__") and _name not in ("__new__", "__getattribute__", "__doc__"):
+        setattr(WatchedIndex, _name, _used(_name))
+
+
+class TrainingStep(nn.Module):
+    """``training_step`` as a ``forward``, which ``functional_call`` wants."""
+
+    def __init__(self, module: nn.Module, takes_index: bool) -> None:
+        super().__init__()
+        self.module, self._takes_index = module, takes_index
+        self._training_step: Callable[..., Any] = module.training_step  # type: ignore[assignment]
+
+    def forward(self, batch: Sequence[Tensor], batch_idx: int) -> Any:
+        """What it returns."""
+        return self._training_step(*((batch, batch_idx) if self._takes_index else (batch,)))
+
+
+class StepFunction:
+    """One step as a function of parameters and batch, that leaves the module alone.
+
+    Args:
+        user: The user's module.
+        layout: Of its parameters.
+    """
+
+    def __init__(self, user: UserModule, layout: ParameterLayout) -> None:
+        self.user, self.layout = user, layout
+        self._step = TrainingStep(user.module, user.training_takes_index)
+        self._names = [f"module.{entry.name}" for entry in layout.entries]
+
+    def single(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
+        """Of one client: parameters as in the module.
+
+        Raises:
+            NotRecordableError: No loss, or a grouped parameter without a gradient.
+        """
+        leaves = [parameter.detach().requires_grad_() for parameter in parameters[: self.layout.num_grouped]]
+        with torch.enable_grad():
+            loss, logged = self._call([*leaves, *parameters[self.layout.num_grouped :]], batch, batch_idx)
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        for entry, gradient in zip(self.layout.entries, gradients, strict=False):
+            if gradient is None:
+                raise NotRecordableError(f"'{entry.name}' has no gradient")
+        return StepOutput(gradients, loss.detach(), logged)
+
+    def mapped(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
+        """Of K clients: every tensor with K in front.
+
+        Raises:
+            NotRecordableError: No loss.
+        """
+        num_grouped = self.layout.num_grouped
+        calls: list[LoggedCall] = []
+
+        def loss_of(leaves: Sequence[Tensor], others: Sequence[Tensor], batch: Sequence[Tensor]) -> tuple:
+            loss, logged = self._call([*leaves, *others], batch, batch_idx)
+            calls[:] = logged
+            return loss, (loss.detach(), tensors_of(logged))
+
+        step = vmap(grad(loss_of, has_aux=True), randomness="different")
+        gradients, (losses, values) = step(list(parameters[:num_grouped]), list(parameters[num_grouped:]), batch)
+        return StepOutput(gradients, losses, with_tensors(calls, values))
+
+    def written(self, batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
+        """The module's own step on its own parameters, which are left without gradients.
+
+        Raises:
+            NotRecordableError: No loss, or a grouped parameter without a gradient.
+        """
+        parameters = self.layout.parameters
+        collector, calls = self.user.collector, LoggedCalls()
+        self.user.collector = calls  # type: ignore[assignment]
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            with torch.enable_grad():
+                loss, _ = self.user.training_step(batch, batch_idx)
+                if loss is None:
+                    raise NotRecordableError("training_step returns no loss")
+                loss.backward()
+            gradients = [parameter.grad for parameter in parameters[: self.layout.num_grouped]]
+        finally:
+            self.user.collector = collector
+            for parameter in parameters:
+                parameter.grad = None
+        for entry, gradient in zip(self.layout.entries, gradients, strict=False):
+            if gradient is None:
+                raise NotRecordableError(f"'{entry.name}' has no gradient")
+        return StepOutput(gradients, loss.detach().reshape(()), calls.calls)  # type: ignore[arg-type]
+
+    def _call(
+        self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
+    ) -> tuple[Tensor, list[LoggedCall]]:
+        collector, calls = self.user.collector, LoggedCalls()
+        self.user.collector = calls  # type: ignore[assignment]
+        children = list(self.user.module.modules())
+        before = [dict(child._parameters) for child in children]
+        try:
+            with self.user.autocast():
+                output = functional_call(
+                    self._step, dict(zip(self._names, parameters, strict=True)), (batch, batch_idx)
+                )
+        finally:
+            self.user.collector = collector
+            for child, parameters_before in zip(children, before, strict=True):
+                child._parameters.update(parameters_before)  # a child with two names is not put back by torch
+                if isinstance(child, nn.RNNBase):  # and these keep a list of their weights
+                    child._flat_weights = [getattr(child, name) for name in child._flat_weights_names]
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor):
+            raise NotRecordableError("training_step returns no loss")
+        return loss.reshape(()), calls.calls
