@@ -18,6 +18,10 @@ WIDE_BYTES = 2**20
 """Of clients' rows that are made float64 together for a sum."""
 
 
+FEW_ROWS = 64
+"""So many are added one after another."""
+
+
 class Sums:
     """Running sums over the round's clients, in float64, one cohort after another; one all_reduce joins the ranks.
 
@@ -46,7 +50,7 @@ class Sums:
     def add_rows(self, name: str, rows: Tensor, weights: Tensor) -> None:
         """Add the sum of the rows (n, d) times their weights (n,); the weights are on the CPU."""
         num_together = max(1, WIDE_BYTES // (rows.size(1) * self.dtype.itemsize + 1))
-        if len(rows) == 1 or num_together == 1:
+        if len(rows) <= FEW_ROWS or num_together == 1:  # bit for bit what cohorts of one give
             for k, weight in enumerate(weights.tolist()):
                 if weight:
                     self.add(name, rows[k], weight)
