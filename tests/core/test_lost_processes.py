@@ -36,7 +36,9 @@ class Module(LightningModule):
         self.failing_rank, self.returns_loss = failing_rank, returns_loss
 
     def training_step(self, batch, batch_idx):
-        Path(f"rank{self.trainer.global_rank}.pid").write_text(str(os.getpid()))
+        path = Path(f"rank{self.trainer.global_rank}.pid")
+        path.with_suffix(".new").write_text(str(os.getpid()))
+        path.with_suffix(".new").replace(path)  # whole at once: somebody may be reading it
         time.sleep(self.seconds)
         if self.trainer.global_rank == self.failing_rank and self.trainer.current_round == 3:
             raise ValueError("a mistake of the user's")
