@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.datasets import Transform
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.labels import natural_clients
 from fedbc_lightning.partition import IID, Natural, Partitioner
 
@@ -242,8 +242,7 @@ def _read_file(path: Path, name: str) -> Any:
             raise ConfigurationError(
                 f"data.{name}='{path}': it holds Python objects; save it as numbers or as strings"
             ) from None
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigurationError(f"data.{name}='{path}': cannot be read ({reason}); {FORMATS}") from None
+        raise ConfigurationError(f"data.{name}='{path}': cannot be read ({first_line(error)}); {FORMATS}") from None
     values = list(found.values())
     if len(values) != 1 or not isinstance(values[0], (np.ndarray, Tensor)):
         kinds = ", ".join(f"{key} {type(value).__name__}".strip() for key, value in found.items())

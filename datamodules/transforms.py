@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedbc_lightning import seeding
 from fedbc_lightning.checks import check_at_least, check_share
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.errors import ConfigurationError, first_line
 
 CPU = torch.device("cpu")
 
@@ -253,8 +253,7 @@ def _try(name: str, function: Callable[[Tensor], Tensor], images: Tensor) -> Ten
     try:
         outputs = function(images)
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigurationError(f"data.{name}: it fails on {_describe(images)}: {reason}") from error
+        raise ConfigurationError(f"data.{name}: it fails on {_describe(images)}: {first_line(error)}") from error
     if not isinstance(outputs, Tensor):
         raise ConfigurationError(f"data.{name}: made a {type(outputs).__name__} of {_describe(images)}; return images")
     return outputs

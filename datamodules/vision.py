@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
 from .idx import damaged, find_idx, read_labelled_images
@@ -110,7 +110,7 @@ class VisionDataModule(IndexedDataModule):
                 with _no_empty_folders_left(missing.parent):
                     self.fetch()
             except Exception as error:  # whatever can go wrong on the way
-                raise self._not_there(f"could not be downloaded ({_first_line(error)})") from error
+                raise self._not_there(f"could not be downloaded ({first_line(error)})") from error
             missing = self.missing_file()
         if missing is not None:
             why = "is not complete after its download" if self.download else "is not there, and download is false"
@@ -335,7 +335,3 @@ def _no_empty_folders_left(folder: Path) -> Iterator[None]:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
         raise
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

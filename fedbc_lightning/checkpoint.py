@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.errors import ConfigurationError, first_line
 
 KEY = "fedbc_lightning"
 """Where a checkpoint, otherwise an ordinary Lightning one, holds the federated state."""
@@ -59,8 +59,7 @@ def load(path: str | Path) -> dict[str, Any]:
             ) from error
         raise ConfigurationError(f"ckpt_path: '{path}' cannot be read ({error}); is it cut off?") from error
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigurationError(f"ckpt_path: '{path}' cannot be read ({reason}); is it cut off?") from error
+        raise ConfigurationError(f"ckpt_path: '{path}' cannot be read ({first_line(error)}); is it cut off?") from error
     if not isinstance(checkpoint, dict) or KEY not in checkpoint:
         raise ConfigurationError(f"ckpt_path: '{path}' was not written by fedbc_lightning.")
     found = checkpoint[KEY].get("format") if isinstance(checkpoint[KEY], dict) else None

@@ -152,13 +152,9 @@ class Cohort:
 
     def write_back(self, store: ClientStore) -> None:
         """Stage the rows of the valid clients in the store."""
-        valid = self.valid.tolist()
-        is_all_valid = all(valid)
-        clients = self.ids
-        if not is_all_valid:
-            clients = [client for client, is_valid in zip(clients, valid, strict=True) if is_valid]
+        clients = [client for client, is_valid in zip(self.ids, self.valid.tolist(), strict=True) if is_valid]
         for name, values in self._staged.items():
-            store.stage(name, clients, values if is_all_valid else self.of_valid(values))
+            store.stage(name, clients, self.of_valid(values))
 
 
 def is_finite(values: Tensor) -> bool:

@@ -30,6 +30,17 @@ def plain_name(name: str) -> str:
     return name
 
 
+def reduction(reduce_fx: Any) -> str:
+    """The name of what ``self.log`` was given as ``reduce_fx``, a name or a function.
+
+    Example:
+        >>> reduction("avg"), reduction(torch.mean), reduction(max)
+        ('mean', 'mean', 'max')
+    """
+    name = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
+    return "mean" if name == "avg" else name
+
+
 def batch_size_of(batch: Any, expected: int) -> int:
     """The number of samples of a batch: the length of its first tensor; ``expected`` if it holds none."""
     first = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
@@ -99,8 +110,7 @@ class MetricCollector:
         """
         logged = self._epoch.get(name)
         if logged is None:
-            reduce = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
-            reduce = {"avg": "mean"}.get(reduce, reduce)
+            reduce = reduction(reduce_fx)
             if reduce not in ("mean", "sum", "min", "max"):
                 raise ConfigurationError(f"self.log('{name}'): reduce_fx={reduce_fx!r}; use mean, sum, min or max.")
             logged = self._epoch[name] = _Logged(reduce)

@@ -12,3 +12,13 @@ class ConfigurationError(ValueError):
     """
 
     is_said_elsewhere = False
+
+
+def first_line(error: BaseException) -> str:
+    r"""What another library's exception says, for a message of ours; its class, if it says nothing.
+
+    Example:
+        >>> first_line(ValueError("no such file\nsee the manual")), first_line(KeyError())
+        ('no such file', 'KeyError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0]

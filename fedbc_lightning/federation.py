@@ -142,7 +142,7 @@ class Federation:
         kind: choice.Kind = "sequential"
         if self.fabric.is_global_zero and not self.algorithm.trains_pooled:
             ids = self._sample(1)
-            steps = [self._local.num_steps(int(self._num_batches[client])) for client in ids]
+            steps = self._num_steps(ids)
             share = self._share(steps)
             kind = choice.choose(args, self.algorithm, [ids[p] for p in share], [steps[p] for p in share])
         return self.fabric.broadcast(kind)
@@ -203,7 +203,7 @@ class Federation:
             callback.on_round_start(server, sums)
         counters = server["counters"]
         records: list[tuple[int, dict[str, Any]]] = []
-        steps = [self._local.num_steps(int(self._num_batches[i])) if i != POOLED else 1 for i in server.ids]
+        steps = self._num_steps(server.ids)
         alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
         for positions in self.engine.group(self._share(steps), steps, alone):
             cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
@@ -338,6 +338,10 @@ class Federation:
                 f"{type(self.algorithm).__name__} takes all {self.datamodule.num_clients}."
             )
         return ids
+
+    def _num_steps(self, ids: list[int]) -> list[int]:
+        """What each client is to do in a round."""
+        return [self._local.num_steps(int(self._num_batches[i])) if i != POOLED else 1 for i in ids]
 
     def _share(self, steps: list[int]) -> list[int]:
         """The positions of this rank's clients: longest first, each to the rank with the least to do."""

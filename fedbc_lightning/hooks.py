@@ -14,6 +14,12 @@ from lightning.pytorch import Callback, LightningModule
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
 
+STEP_HOOKS = (
+    "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step",
+)  # fmt: skip
+CLIENT_HOOKS = ("on_client_start", "on_client_end", "on_train_epoch_start", "on_train_epoch_end")
+
 
 class Hooks:
     """The overridden hooks of a run.

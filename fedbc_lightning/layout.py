@@ -91,6 +91,11 @@ class ParameterLayout:
         self._no_counters = torch.empty(0, dtype=torch.int64, device=device)
         self.num_buffers = sum(_buffer(m, n).numel() for m, n in self.float_buffers)
 
+    @property
+    def has_buffers(self) -> bool:
+        """Whether there are persistent buffers, which training may move."""
+        return bool(self.float_buffers or self.integer_buffers)
+
     # parameters
 
     def check_trainable(self) -> None:

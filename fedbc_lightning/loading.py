@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from fedbc_lightning import seeding
 from fedbc_lightning.datasets import ArrayDataset, BatchTransformDataset, num_items
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.errors import ConfigurationError, first_line
 
 BYTES_AT_ONCE = 2**20
 """Of in-memory samples that are gathered together."""
@@ -162,10 +162,9 @@ def _stack(samples: list[Any]) -> Any:
     try:
         return default_collate(samples)
     except (RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigurationError(
-            f"data: samples cannot be stacked into a batch ({reason}); give data.collate_fn, which makes a batch of a "
-            "list of samples"
+            f"data: samples cannot be stacked into a batch ({first_line(error)}); give data.collate_fn, which makes a "
+            "batch of a list of samples"
         ) from error
 
 

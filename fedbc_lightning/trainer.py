@@ -138,6 +138,7 @@ class FederatedTrainer(CallbackView):
             accumulate_grad_batches=accumulate_grad_batches,
             gradient_clip_val=gradient_clip_val,
             gradient_clip_algorithm=gradient_clip_algorithm or "norm",
+            record_steps=record_steps,
         )
         self.sampler = sampler or UniformSampler()
         self.stragglers = stragglers
@@ -153,7 +154,6 @@ class FederatedTrainer(CallbackView):
         self.keep_local_models = keep_local_models
         self.client_dtype = client_dtype
         self.engine: Literal["sequential", "vectorized", "auto"] = engine
-        self.record_steps = record_steps
         self.enable_checkpointing = enable_checkpointing
         self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.default_root_dir = Path(default_root_dir)
@@ -346,8 +346,6 @@ class FederatedTrainer(CallbackView):
             self.keep_local_models, None if self.client_dtype is None else getattr(torch, self.client_dtype),
             self.stragglers, engine, self.seed,
         )  # fmt: skip
-        if not self.record_steps:
-            self.federation.engine.recorder.reason = "trainer.record_steps is false"
         self.server, self.clients = self.federation.server, self.federation.clients
         self.layout = self.federation.layout
         self.evaluator = Evaluator(fabric, self.federation.engine, datamodule, self.eval_clients, self.seed)

@@ -57,20 +57,10 @@ class CohortOptimizerRun(CohortRun):
                     self.gradient_sum[:active] += self.grad[:active]
                 for term in self.terms:
                     term.add_gradient(self.grad, self.w)
-                self._clip(self.grad[:active, : self.layout.num_optimized])
+                self.local.clip(self.grad[:active, : self.layout.num_optimized])
                 optimizer.step(active)
                 if self.after_step is not None:
                     ended = self.w[active:].clone()
                     self.after_step.apply(self.w, self.engine.step_sizes(optimizer.rates))
                     self.w[active:] = ended
         self.finish(steps, self.gradient_sum)
-
-    def _clip(self, gradients: Tensor) -> None:
-        value = self.local.gradient_clip_val
-        if not value:
-            return
-        if self.local.gradient_clip_algorithm == "value":
-            gradients.clamp_(-value, value)
-        else:
-            norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-            gradients.mul_((value / (norms + 1e-6)).clamp(max=1.0))

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.collector import plain_name
+from fedbc_lightning.collector import plain_name, reduction
 from fedbc_lightning.engines.cohort_batches import Stack
 from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.engines.step_function import StepOutput, WatchedIndex
 from fedbc_lightning.engines.step_recorder import is_same
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.local import Term
 from fedbc_lightning.seeding import derive, preserved_globals, seed_globals
 
@@ -124,10 +124,9 @@ class CohortRun:
         except ConfigurationError:
             raise
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigurationError(
                 f"trainer.engine: vectorized cannot map {type(self.user.module).__name__}.training_step over clients "
-                f"({reason}); {SEQUENTIAL}."
+                f"({first_line(error)}); {SEQUENTIAL}."
             ) from error
 
     def _check_step(self, batch: list[Tensor]) -> None:
@@ -158,7 +157,7 @@ class CohortRun:
                 f"{SEQUENTIAL}."
             ) from error
         for call in output.logged:
-            if call.reduce_fx not in ("mean", "avg") and getattr(call.reduce_fx, "__name__", "") != "mean":
+            if reduction(call.reduce_fx) != "mean":
                 raise ConfigurationError(
                     f"trainer.engine: vectorized takes numbers averaged over their batch from training_step, and "
                     f"self.log('{call.name}') gives something else; {SEQUENTIAL}."

@@ -121,9 +121,10 @@ class OptimizerRun(ClientRun):
                 for call in replayed.logged:
                     collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
             else:
-                recorder.listen()
+                is_compared = recorder.listen()
                 loss = self._backward_plain(batch, batch_idx)
-                recorder.compare(None if loss is None else self._written(loss))
+                if is_compared:
+                    recorder.compare(None if loss is None else self._written(loss))
             if loss is not None:
                 self.losses.append(loss)
                 self.sizes.append(size)

@@ -14,6 +14,8 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedbc_lightning.errors import first_line
+
 aten = torch.ops.aten
 VIEWS = frozenset({
     aten.alias.default, aten.detach.default, aten.view.default, aten._unsafe_view.default, aten.expand.default,
@@ -56,8 +58,7 @@ def record(function: Replay, inputs: Sequence[Tensor], forbidden: Sequence[Tenso
     except NotRecordableError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise NotRecordableError(f"it looks at values, or torch cannot trace it ({reason})") from error
+        raise NotRecordableError(f"it looks at values, or torch cannot trace it ({first_line(error)})") from error
     calls = [node for node in traced.graph.nodes if node.op == "call_function"]
     storages = {tensor.untyped_storage().data_ptr() for tensor in forbidden}
     for node in traced.graph.nodes:

@@ -20,24 +20,20 @@ from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.optimizer_run import MissingGradientError, OptimizerRun
 from fedbc_lightning.engines.oracle import Oracle
 from fedbc_lightning.engines.solver_run import SolverRun
-from fedbc_lightning.engines.step_recorder import CLIENT_HOOKS, StepRecorder
+from fedbc_lightning.engines.step_recorder import StepRecorder
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.hooks import overrides
+from fedbc_lightning.hooks import CLIENT_HOOKS, STEP_HOOKS, overrides
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.local import AfterStep, FineTuning, Solver, Term
 from fedbc_lightning.module import UserModule
 from fedbc_lightning.optimizers import LocalOptimizer
 from fedbc_lightning.seeding import derive, seed_globals
+from fedbc_lightning.server.base import FEW_ROWS
 
 log = logging.getLogger("lightning.pytorch." + __name__)  # below Lightning's logger, whose lines people see
 
 
-STEP_HOOKS = (
-    "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
-    "on_before_optimizer_step",
-)  # fmt: skip
-
-MAX_COHORT = 64
+MAX_COHORT = FEW_ROWS
 BYTES_OF_ROWS = 2**22
 """Of a cohort's matrices (K, d): what fits into a processor's cache with a step's own tensors."""
 NUM_MATRICES = 8
@@ -54,6 +50,7 @@ class LocalTraining:
         accumulate_grad_batches: Batches per optimizer step.
         gradient_clip_val: Clip after the algorithm's terms were added; None: not at all.
         gradient_clip_algorithm: By ``"norm"`` over all parameters at once, or by ``"value"``.
+        record_steps: Whether steps may be recorded.
     """
 
     epochs: int | None = 1
@@ -61,12 +58,24 @@ class LocalTraining:
     accumulate_grad_batches: int = 1
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: Literal["norm", "value"] = "norm"
+    record_steps: bool = True
 
     def num_steps(self, num_batches: int) -> int:
         """K_i, the optimizer steps of a client with so many batches, if no step is skipped."""
         if self.steps is not None:
             return self.steps
         return -(-num_batches // self.accumulate_grad_batches) * (self.epochs or 0)
+
+    def clip(self, gradients: Tensor) -> None:
+        """Clip one client's gradient (d,), or those of K clients (K, d), in place."""
+        value = self.gradient_clip_val
+        if not value:
+            return
+        if self.gradient_clip_algorithm == "value":
+            gradients.clamp_(-value, value)
+        else:
+            norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
+            gradients.mul_((value / (norms + 1e-6)).clamp(max=1.0))
 
     def shortened(self, num_batches: int, rng: np.random.Generator) -> LocalTraining:
         """What a straggler does: fewer epochs, drawn from 1..E-1; with E = 1, or counted in steps, fewer steps."""
@@ -92,6 +101,7 @@ class SequentialEngine:
     Attributes:
         cohort_size: The most clients that the server's parts get at once: one, but for small models.
         is_trial: Whether it is only tried out, and says nothing.
+        has_solver: Whether the method writes out its own steps, see :meth:`check_solver`.
     """
 
     def __init__(
@@ -109,9 +119,10 @@ class SequentialEngine:
         self.row, self.grad, self.optimized_grad = row, grad, grad[: layout.num_optimized]
         self._rows = grad[None], row[None]
         self.local, self.datamodule, self.seed = local, datamodule, seed
-        self.round, self.is_trial = 0, False
+        self.round = 0
+        self.is_trial = self.has_solver = False
         self.grad_scale = 1.0
-        self.recorder = StepRecorder(user, layout)
+        self.recorder = StepRecorder(user, layout, may_record=local.record_steps)
         self._components: dict[int, list[Any]] = {}
         self._shares: dict[int, list[float]] = {}
         module, hooks = user.module, user.hooks
@@ -130,9 +141,8 @@ class SequentialEngine:
         self.shows_gradients = any(map(hooks.listens, ("on_before_optimizer_step", "on_train_batch_end")))
         self.shows_gradients |= self.overridden["configure_gradient_clipping"]
         is_heard = self._is_watched or any(map(hooks.listens, CLIENT_HOOKS))  # of each client in its turn
-        has_buffers = bool(layout.float_buffers or layout.integer_buffers)
         row_bytes = NUM_MATRICES * layout.num_parameters * layout.master_dtype.itemsize
-        self.cohort_size = 1 if is_heard or has_buffers else max(1, min(MAX_COHORT, BYTES_OF_ROWS // row_bytes))
+        self.cohort_size = 1 if is_heard or layout.has_buffers else max(1, min(MAX_COHORT, BYTES_OF_ROWS // row_bytes))
 
     @property
     def is_plain_sgd(self) -> bool:
@@ -152,12 +162,12 @@ class SequentialEngine:
     def check_solver(self, name: str, solver: Solver | type[Solver]) -> None:
         """Refuse what a solver's own steps cannot honour; say once what they leave out of the user's optimizer.
 
-        A method with a solver calls it in its ``check``; from then on cohorts are of one client.
+        A method with a solver calls it in its ``check``; from then on the cohorts here are of one client.
 
         Raises:
             ConfigurationError: Clipping, accumulation, 16-mixed, or an ``optimizer_step`` of the module's own.
         """
-        self.cohort_size = 1
+        self.has_solver = True
         asked = {
             "trainer.gradient_clip_val": bool(self.local.gradient_clip_val),
             "trainer.accumulate_grad_batches": self.local.accumulate_grad_batches > 1,
@@ -191,8 +201,8 @@ class SequentialEngine:
             num_steps: Of each sampled client, by position.
             alone: Those that train by themselves.
         """
-        together = [position for position in positions if position not in alone]
-        cohorts = [together[k : k + self.cohort_size] for k in range(0, len(together), self.cohort_size)]
+        together, size = [p for p in positions if p not in alone], 1 if self.has_solver else self.cohort_size
+        cohorts = [together[k : k + size] for k in range(0, len(together), size)]
         return cohorts + [[position] for position in positions if position in alone]
 
     def step_sizes(self, rates: Sequence[float]) -> Tensor:
@@ -357,7 +367,7 @@ class SequentialEngine:
                 "load_state_dict(assign=True) inside a hook or step?); change them in place."
             )
         self.row.copy_(model[: self.layout.num_parameters])
-        if self.layout.float_buffers or self.layout.integer_buffers:
+        if self.layout.has_buffers:
             values = model[self.layout.num_parameters :] if buffers is None else buffers
             self.layout.write_buffers(values, counters)
 
@@ -381,13 +391,7 @@ class SequentialEngine:
 
     def clip(self) -> None:
         """Clip the gradient of the optimized parameters."""
-        value, grad = self.local.gradient_clip_val, self.optimized_grad
-        if not value:
-            return
-        if self.local.gradient_clip_algorithm == "value":
-            grad.clamp_(-value, value)
-        else:
-            grad.mul_((value / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0))
+        self.local.clip(self.optimized_grad)
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:

@@ -29,6 +29,8 @@ from fedbc_lightning.engines.step_function import (
     with_tensors,
 )
 from fedbc_lightning.engines.step_state import Description
+from fedbc_lightning.errors import first_line
+from fedbc_lightning.hooks import CLIENT_HOOKS
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.seeding import preserved_globals
 
@@ -44,7 +46,6 @@ NUM_TRIALS = 3
 COMPARE_EVERY = 64
 """... and one in so many from then on."""
 MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
-CLIENT_HOOKS = ("on_client_start", "on_client_end", "on_train_epoch_start", "on_train_epoch_end")
 VARYING = frozenset({
     "current_epoch", "global_step", "current_client", "max_epochs", "max_steps", "estimated_stepping_batches",
     "num_training_batches", "callback_metrics", "optimizers", "lr_scheduler_configs", "strategy",
@@ -76,6 +77,7 @@ class StepRecorder:
     Args:
         user: The user's module.
         layout: Of its parameters.
+        may_record: ``trainer.record_steps``.
 
     Attributes:
         function: The step as a function.
@@ -83,7 +85,7 @@ class StepRecorder:
         reason: Why steps are not recorded; None: they are.
     """
 
-    def __init__(self, user: UserModule, layout: ParameterLayout) -> None:
+    def __init__(self, user: UserModule, layout: ParameterLayout, *, may_record: bool = True) -> None:
         self._user, self._module, self._layout = user, user.module, layout
         self.function = StepFunction(user, layout)
         self.record_after = RECORD_AFTER
@@ -97,7 +99,9 @@ class StepRecorder:
         self._heard: LoggedCalls | None = None
         self._round, self._is_compared = -1, False
         self.reason: str | None = None
-        if layout.float_buffers or layout.integer_buffers:
+        if not may_record:
+            self.reason = "trainer.record_steps is false"
+        elif layout.has_buffers:
             self.reason = "it moves buffers"
         elif type(user.precision) not in (Precision, DoublePrecision):
             self.reason = f"precision {user.precision.precision}"
@@ -141,14 +145,16 @@ class StepRecorder:
             try:
                 self._waiting = found, self._replay(found, parameters, batch)
             except Exception as error:  # some kernels cannot be called as they were traced
-                self._stop(f"torch cannot replay it: {_first_line(error)}")
+                self._stop(f"torch cannot replay it: {first_line(error)}")
         return None
 
-    def listen(self) -> None:
-        """Before a step as written: keep what it logs, if it is going to be compared."""
-        if self._waiting is not None:
-            self._heard = LoggedCalls(self._user.collector)
-            self._user.collector = self._heard  # type: ignore[assignment]
+    def listen(self) -> bool:
+        """Before a step as written: whether it is going to be compared; then what it logs is kept for that."""
+        if self._waiting is None:
+            return False
+        self._heard = LoggedCalls(self._user.collector)
+        self._user.collector = self._heard  # type: ignore[assignment]
+        return True
 
     def compare(self, written: StepOutput | None) -> None:
         """After a step as written: its numbers must be those of the replay; None: it gave none."""
@@ -354,10 +360,6 @@ def _generators() -> tuple:
 
 def _cuda(device: torch.device) -> list[torch.device]:
     return [device] if device.type == "cuda" else []
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

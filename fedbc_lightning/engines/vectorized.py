@@ -14,10 +14,10 @@ from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.engines.cohort_optimizer_run import CohortOptimizerRun
 from fedbc_lightning.engines.cohort_run import SEQUENTIAL
 from fedbc_lightning.engines.cohort_solver_run import CohortSolverRun
-from fedbc_lightning.engines.sequential import STEP_HOOKS, SequentialEngine
+from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.engines.stacked_optimizer import StackedOptimizer
-from fedbc_lightning.engines.step_recorder import CLIENT_HOOKS
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.hooks import CLIENT_HOOKS, STEP_HOOKS
 from fedbc_lightning.local import AfterStep, Solver, Term
 from fedbc_lightning.optimizers import configure
 
@@ -44,7 +44,7 @@ class VectorizedEngine(SequentialEngine):
             if is_there:
                 raise ConfigurationError(f"trainer.engine: vectorized cannot train with {problem}; {SEQUENTIAL}.")
         self.stacked_optimizer = StackedOptimizer(configure(self.user), self.layout)
-        self.is_checked = self._has_solver = False
+        self.is_checked = False
         self.cohort_size = max(2, min(MAX_COHORT, BYTES_OF_ROWS // (6 * self.row.nbytes)))
         self._drops_out = any(
             isinstance(child, nn.modules.dropout._DropoutNd) and child.p for child in self.user.module.modules()
@@ -54,14 +54,14 @@ class VectorizedEngine(SequentialEngine):
         user, layout, local = self.user, self.layout, self.local
         listened = [name for name in (*STEP_HOOKS, *CLIENT_HOOKS) if user.hooks.listens(name)]
         overridden = [name for name, own in self.overridden.items() if own]
-        buffers, optimizer = layout.float_buffers + layout.integer_buffers, type(self.optimizer.optimizer).__name__
+        optimizer = type(self.optimizer.optimizer).__name__
         return {
             f"the hook {', '.join(listened)}, which is called for each client or step": bool(listened),
             f"the module's own {', '.join(overridden)}": bool(overridden),
             f"the optimizer {optimizer}, which is not elementwise": not self.optimizer.is_flat,
             "learning-rate schedulers inside clients": bool(self.optimizer.schedulers),
             "a configure_optimizers that reads self.trainer": self.optimizer.is_made_anew,
-            "buffers that training moves, such as BatchNorm's": bool(buffers),
+            "buffers that training moves, such as BatchNorm's": layout.has_buffers,
             "precision other than 32-true and 64-true": self._is_half or isinstance(user.precision, MixedPrecision),
             "accumulate_grad_batches above 1": local.accumulate_grad_batches > 1,
             "hooks that transfer batches": user.has_transfer_hooks,
@@ -70,7 +70,7 @@ class VectorizedEngine(SequentialEngine):
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
         """Cohorts of clients of similar length, the longest first; a solver's have one length each."""
         together = sorted((p for p in positions if p not in alone), key=lambda p: (-num_steps[p], p))
-        parts = [list(part) for _, part in groupby(together, num_steps.__getitem__)] if self._has_solver else [together]
+        parts = [list(part) for _, part in groupby(together, num_steps.__getitem__)] if self.has_solver else [together]
         size = self.cohort_size
         cohorts = [part[start : start + size] for part in parts for start in range(0, len(part), size)]
         return cohorts + [[p] for p in positions if p in alone]
@@ -85,9 +85,7 @@ class VectorizedEngine(SequentialEngine):
             raise ConfigurationError(
                 f"trainer.engine: vectorized cannot train with {name}: {solver.one_by_one}; {SEQUENTIAL}."
             )
-        size = self.cohort_size
         super().check_solver(name, solver)
-        self.cohort_size, self._has_solver = size, True
 
     def solve(
         self, cohort: Cohort, start: Tensor, terms: Sequence[Term] = (), *, solver: Solver | None = None,

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 WIDE_BYTES = 2**20
 """Of clients' rows that are made float64 together for a sum."""
 
-
 FEW_ROWS = 64
 """So many are added one after another."""
 

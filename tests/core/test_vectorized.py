@@ -7,12 +7,12 @@ import pytest
 import torch
 from fedbc_lightning.datamodules import ArraysDataModule
 from fedbc_lightning.models import CIFARCNN, MLP
-from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_trainer, read_csv
+from helpers.boring import BoringData, BoringModel, Hidden, assert_equal_trees, make_trainer, read_csv
 from lightning.pytorch import Callback
 from test_plain_steps import OPTIMIZERS
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 from torchmetrics.classification import MulticlassAccuracy
 
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
@@ -51,22 +51,9 @@ class Recurrent(Model):
         return self.net(inputs)[0]
 
 
-class Wrapped(Dataset):
-    """Hides the tensors, so that a DataLoader reads them."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, index):
-        return self.dataset[index]
-
-
 class ItemData(BoringData):
     def client_train_dataset(self, client):
-        return Wrapped(super().client_train_dataset(client))
+        return Hidden(super().client_train_dataset(client))
 
 
 def fit(root, engine, algorithm=FedAvg, model=Model, data=BoringData, ckpt_path=None, **options):

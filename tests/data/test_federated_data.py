@@ -4,8 +4,9 @@ import lightning
 import numpy as np
 import pytest
 import torch
+from helpers.boring import Hidden
 from lightning.pytorch import LightningModule
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from fedbc_lightning import seeding
 from fedbc_lightning.data import ArrayDataset, FederatedDataModule
@@ -38,17 +39,6 @@ class Toy(FederatedDataModule):
         inputs = torch.arange(start, start + size, dtype=torch.float32)
         dataset = TensorDataset(inputs, torch.arange(size) % 3)
         return Hidden(dataset) if self.hide else dataset
-
-
-class Hidden(Dataset):
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, index):
-        return self.dataset[index]
 
 
 def inputs_of(loader):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from fedbc_lightning.datamodules import ArraysDataModule
+from helpers.boring import Hidden
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
 from fedbc_lightning import seeding
@@ -14,19 +15,6 @@ from fedbc_lightning.labels import count_labels, labels_of
 from fedbc_lightning.partition import IID
 
 CPU = torch.device("cpu")
-
-
-class Wrapped(Dataset):
-    """Hides what kind of data set it holds, so that a DataLoader must read it."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, index):
-        return self.dataset[index]
 
 
 def sample_tensors(size=23):
@@ -65,7 +53,7 @@ def test_both_paths_give_the_same_batches(kind, seed, drop_last, at_once, monkey
         "array rows": ArrayDataset(tensors, rows, halve),
     }[kind]
     fast = ClientLoader(as_arrays(dataset), 3, EpochSampler(len(dataset), seed, 2, 5), drop_last=drop_last, device=CPU)
-    slow = ClientLoader(Wrapped(dataset), 3, EpochSampler(len(dataset), seed, 2, 5), drop_last=drop_last)
+    slow = ClientLoader(Hidden(dataset), 3, EpochSampler(len(dataset), seed, 2, 5), drop_last=drop_last)
     collated = ClientLoader(
         as_arrays(dataset), 3, EpochSampler(len(dataset), seed, 2, 5), drop_last=drop_last,
         options={"collate_fn": default_collate},
@@ -102,7 +90,7 @@ def test_augmentation_is_drawn_by_round_client_epoch_and_step():
     ]
     assert_same(loader, expected)
     assert_same(loader, expected)
-    lazy = BatchTransformDataset(Wrapped(TensorDataset(*tensors)), halve, shift)
+    lazy = BatchTransformDataset(Hidden(TensorDataset(*tensors)), halve, shift)
     loader = ClientLoader(lazy, 5, EpochSampler(23, seed=3, round=4, client=2), device=CPU)
     loader.set_epoch(1)
     assert_same(loader, expected)
@@ -116,14 +104,14 @@ def test_evaluation_augments_nothing():
 
 
 def test_workers_give_the_same_batches():
-    dataset = Wrapped(TensorDataset(*sample_tensors()))
+    dataset = Hidden(TensorDataset(*sample_tensors()))
     sampler = EpochSampler(23, seed=1, round=1, client=0)
     assert_same(ClientLoader(dataset, 6, sampler), ClientLoader(dataset, 6, sampler, options={"num_workers": 1}))
 
 
 def test_iterating_draws_nothing_from_the_global_generator():
     before = torch.get_rng_state()
-    for dataset in (Wrapped(TensorDataset(*sample_tensors())), ArrayDataset(sample_tensors(), None, halve, shift)):
+    for dataset in (Hidden(TensorDataset(*sample_tensors())), ArrayDataset(sample_tensors(), None, halve, shift)):
         list(ClientLoader(dataset, 6, EpochSampler(23, seed=1)))
     assert torch.equal(before, torch.get_rng_state())
 

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from fedbc_lightning import FederatedDataModule, FederatedTrainer
 
@@ -40,6 +40,19 @@ class BoringData(FederatedDataModule):
         inputs, targets = self.arrays[client]
         cut = int(0.8 * len(inputs))
         return TensorDataset(inputs[cut:], targets[cut:])
+
+
+class Hidden(Dataset):
+    """Hides what kind of data set it holds, so that a DataLoader must read it."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
 
 
 class BoringModel(LightningModule):
