@@ -28,6 +28,8 @@ class TensorPool:
     Attributes:
         keep_on_device: Whether they are copied to the device that asks; None: where that fills at most a quarter of
             its free memory.
+        kind: dtype, shape of a sample and device of each tensor.
+        sample_bytes: Of one sample.
     """
 
     keep_on_device: bool | None = None
@@ -37,14 +39,11 @@ class TensorPool:
         if not self.tensors or any(tensor.size(0) != self.tensors[0].size(0) for tensor in self.tensors):
             raise ValueError(f"tensors: lengths {[len(t) for t in self.tensors]}; give one or more, all of one length")
         self._copies: dict[torch.device, tuple[Tensor, ...]] = {}
+        self.kind = tuple((tensor.dtype, tensor.shape[1:], tensor.device) for tensor in self.tensors)
+        self.sample_bytes = max(1, sum(tensor[:1].nbytes for tensor in self.tensors))
 
     def __len__(self) -> int:
         return self.tensors[0].size(0)
-
-    @property
-    def sample_bytes(self) -> int:
-        """Of one sample."""
-        return sum(tensor.nbytes for tensor in self.tensors) // max(1, len(self))
 
     def on(self, device: torch.device | None) -> tuple[Tensor, ...]:
         """On a device, copied there once, or left where they are, as ``keep_on_device`` says."""
@@ -275,8 +274,7 @@ def _unwrapped(dataset: Dataset) -> Dataset:
 
 def kind_of(dataset: ArrayDataset) -> tuple:
     """What data sets must share to be joined in memory: the form of their tensors, transform and augment."""
-    tensors = [(tensor.dtype, tensor.shape[1:], tensor.device) for tensor in dataset.pool.tensors]
-    return tensors, dataset.transform, dataset.augment
+    return dataset.pool.kind, dataset.transform, dataset.augment
 
 
 def _reads_items_as(dataset: Dataset, kind: type) -> bool:

@@ -104,6 +104,12 @@ class ClientLoader:
         """Whether batches are gathered from tensors in memory."""
         return isinstance(self.dataset, ArrayDataset) and "collate_fn" not in self._options
 
+    @property
+    def gathers_plainly(self) -> bool:
+        """Whether batches are the samples of tensors in memory, as they are."""
+        dataset = self.dataset
+        return self.gathers and dataset.transform is None and dataset.augment is None  # type: ignore[attr-defined]
+
     def __len__(self) -> int:
         """Batches per epoch."""
         return num_batches(self.sampler.num_samples, self.batch_size, self.drop_last)
@@ -125,13 +131,16 @@ class ClientLoader:
         rows = dataset.rows(self.sampler.order()).to(tensors[0].device)
         if self.drop_last:
             rows = rows[: len(self) * self.batch_size]
-        bytes_per_batch = dataset.pool.sample_bytes * self.batch_size
+        is_plain = device is None and self.gathers_plainly
         step = 0
         # A few batches are gathered at once, and cut: one operation for many of them while they fit into the cache.
-        for chunk in _cut(rows, max(1, BYTES_AT_ONCE // max(bytes_per_batch, 1)) * self.batch_size):
+        for chunk in _cut(rows, max(1, BYTES_AT_ONCE // (dataset.pool.sample_bytes * self.batch_size)) * self.batch_size):
             columns = [_cut(tensor.index_select(0, chunk), self.batch_size) for tensor in tensors]
             for batch in zip(*columns, strict=True):
-                yield dataset.finish(list(batch), self._augment_generator(dataset, step), device)
+                if is_plain:
+                    yield list(batch)
+                else:
+                    yield dataset.finish(list(batch), self._augment_generator(dataset, step), device)
                 step += 1
 
     def _finished(self, dataset: BatchTransformDataset) -> Iterator[list[Tensor]]:

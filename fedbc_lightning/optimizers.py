@@ -167,7 +167,6 @@ class LocalOptimizer:
         if lr_scale != 1:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["lr"] * lr_scale
-        self._user.shim.set_optimizer(self.optimizer, self.schedulers)
 
     def _take(self, configured: Configured) -> None:
         self.optimizer, self.schedulers = configured.optimizer, configured.schedulers
@@ -189,6 +188,7 @@ class LocalOptimizer:
         ]
         self._has_tensors = any(isinstance(v, Tensor) for group in self._fresh_groups for v in group.values())
         self._fresh_schedulers = [copy.deepcopy(c.scheduler.state_dict()) for c in self.schedulers]
+        self._user.shim.set_optimizer(self.optimizer, self.schedulers)
 
     # schedulers
 

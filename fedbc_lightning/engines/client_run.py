@@ -46,27 +46,42 @@ class ClientRun:
         self.sizes: list[int] = []
         self._updates_by_rate: Counter[tuple[float, ...]] = Counter()  # learning rate of each group -> updates
         self.epoch = 0
+        self.is_told = False
         self.gradient_mean: Tensor | None = None
 
-    def begin(self, start: Tensor, lr_scale: float, purpose: str) -> None:
-        """Seed the generators, load the start model, and make loader and optimizer as new."""
+    def begin(self, start: Tensor, lr_scale: float, purpose: str, *, tells: bool = True) -> None:
+        """Seed the generators, load the start model, and make loader and optimizer as new.
+
+        Args:
+            start: The model (d + b,).
+            lr_scale: Factor on the user's learning rates.
+            purpose: What the random draws are for.
+            tells: Whether the module is told at once, see :meth:`tell_module`; if not, only where user code has a
+                part in the batches.
+        """
         engine = self.engine
         seed_globals(derive(engine.seed, purpose, engine.round, self.client), self.user.device)
         buffers = self.cohort.start_buffers
         engine.load(start, self.cohort.start_counters, None if buffers is None else buffers[self._k])
-        self.user.train_mode()
         self.loader = engine.datamodule.client_train_dataloader(
             self.client, engine.round, seed=engine.seed, device=self.user.device
         )
         self.num_batches = len(self.loader)
-        self._tell_module()
-        self.optimizer.reset(lr_scale)
         self.collector = self.user.start_collecting()
+        if tells or not self.loader.gathers_plainly:
+            self.tell_module()
+        self.optimizer.reset(lr_scale)
         if self.client not in self.cohort.started:
             self.cohort.started.add(self.client)
             self.hooks.call("on_client_start", self.client)
 
-    def _tell_module(self) -> None:
+    def tell_module(self) -> None:
+        """Put the module into training mode and tell it, through ``self.trainer``, where it is.
+
+        Before any code of the user's module runs; a client whose steps are all replayed needs none of it.
+        """
+        self.is_told = True
+        self.user.train_mode()
         planned = self.local.num_steps(self.num_batches)
         steps_per_epoch = -(-self.num_batches // self.local.accumulate_grad_batches)
         self.user.shim.set(
@@ -74,10 +89,10 @@ class ClientRun:
             max_steps=self.local.steps if self.local.steps is not None else -1,
             estimated_stepping_batches=planned,
             num_training_batches=self.num_batches,
-            current_epoch=0,
-            global_step=0,
+            current_epoch=self.epoch,
+            global_step=self.num_steps,
             current_client=self.client,
-            callback_metrics={},
+            callback_metrics=self.collector.ended(),
             training=True,
         )
 
@@ -86,17 +101,19 @@ class ClientRun:
     def start_epoch(self, epoch: int) -> None:
         """The batches of an epoch are about to come."""
         self.epoch = epoch
-        self.user.shim.set(current_epoch=epoch)
         self.loader.set_epoch(epoch)
+        if self.is_told:
+            self.user.shim.set(current_epoch=epoch)
         self.hooks.call("on_train_epoch_start")
 
     def end_epoch(self) -> None:
         """The epoch's last batch is done."""
-        self.hooks.call("on_train_epoch_end")
-        self.user.shim.set(callback_metrics=self.collector.current())
-        self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=True)
+        if self.is_told:
+            self.hooks.call("on_train_epoch_end")
+            self.user.shim.set(callback_metrics=self.collector.current())
+            self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=True)
+            self.layout.check_trainable()
         self.collector.end_epoch()
-        self.layout.check_trainable()
 
     def count_step(self, batch_idx: int, *, is_update: bool = True) -> None:
         """An optimizer step was made: count it, with its learning rates, and move the schedulers of steps."""
@@ -104,7 +121,8 @@ class ClientRun:
             self.num_updates += 1
             self._updates_by_rate[self.optimizer.rates] += 1
         self.num_steps += 1
-        self.user.shim.set(global_step=self.num_steps)
+        if self.is_told:
+            self.user.shim.set(global_step=self.num_steps)
         if self.optimizer.schedulers:
             self.optimizer.step_schedulers("step", batch_idx + 1, plateau=False)
             self.optimizer.step_schedulers("step", batch_idx + 1, plateau=True)
@@ -137,5 +155,7 @@ class ClientRun:
     def _rates_on_average(self) -> tuple[float, ...]:
         if not self.num_updates:
             return (0.0,) * len(self.layout.group_slices)
+        if len(self._updates_by_rate) == 1:
+            return next(iter(self._updates_by_rate))
         weighted = [[rate * count for rate in rates] for rates, count in self._updates_by_rate.items()]
         return tuple(sum(group) / self.num_updates for group in zip(*weighted, strict=True))

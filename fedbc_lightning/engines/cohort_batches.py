@@ -63,16 +63,16 @@ def stacked_batches(
 
 def _can_gather(loaders: Sequence[ClientLoader]) -> bool:
     """Whether all draw from tensors in memory: from the same ones, or from so few bytes that they may be joined."""
-    first, pools = loaders[0].dataset, {}
+    first = loaders[0].dataset
+    if not isinstance(first, ArrayDataset) or first.augment is not None:
+        return False
+    kind, pools = kind_of(first), {}
     for loader in loaders:
         dataset = loader.dataset
-        if not loader.gathers or not isinstance(dataset, ArrayDataset) or dataset.augment is not None:
+        if not loader.gathers or kind_of(dataset) != kind:  # type: ignore[arg-type]
             return False
-        if id(dataset.pool) not in pools or dataset.transform is not first.transform:  # type: ignore[attr-defined]
-            if kind_of(dataset) != kind_of(first):  # type: ignore[arg-type]
-                return False
-            pools[id(dataset.pool)] = dataset.pool
-    return len(pools) == 1 or sum(t.nbytes for pool in pools.values() for t in pool.tensors) <= JOINED_BYTES
+        pools[id(dataset.pool)] = dataset.pool  # type: ignore[attr-defined]
+    return len(pools) == 1 or sum(map(len, pools.values())) * first.pool.sample_bytes <= JOINED_BYTES
 
 
 def _gathered(

@@ -56,7 +56,7 @@ class OptimizerRun(ClientRun):
     def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> OptimizerRun:
         """Train the client from a model (d + b,); itself."""
         self._start_scaler()
-        self.begin(start, lr_scale, purpose)
+        self.begin(start, lr_scale, purpose, tells=not self.engine.is_quiet)
         epoch = 0
         while not self._is_done(epoch):
             self._run_epoch(epoch)
@@ -121,6 +121,8 @@ class OptimizerRun(ClientRun):
                 for call in replayed.logged:
                     collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
             else:
+                if not self.is_told:
+                    self.tell_module()
                 is_compared = recorder.listen()
                 loss = self._backward_plain(batch, batch_idx)
                 if is_compared:

@@ -141,6 +141,7 @@ class SequentialEngine:
         self.shows_gradients = any(map(hooks.listens, ("on_before_optimizer_step", "on_train_batch_end")))
         self.shows_gradients |= self.overridden["configure_gradient_clipping"]
         is_heard = self._is_watched or any(map(hooks.listens, CLIENT_HOOKS))  # of each client in its turn
+        self._is_heard = is_heard or user.has_transfer_hooks
         row_bytes = NUM_MATRICES * layout.num_parameters * layout.master_dtype.itemsize
         self.cohort_size = 1 if is_heard or layout.has_buffers else max(1, min(MAX_COHORT, BYTES_OF_ROWS // row_bytes))
 
@@ -158,6 +159,12 @@ class SequentialEngine:
             self.optimizer.is_flat and not self._is_watched and self.scaler is None
             and self.local.accumulate_grad_batches == 1
         )  # fmt: skip
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only ``training_step`` is the user's, so that a client may pass of which the module hears nothing."""
+        optimizer = self.optimizer
+        return self.is_plain and not (self._is_heard or optimizer.schedulers or optimizer.is_made_anew)
 
     def check_solver(self, name: str, solver: Solver | type[Solver]) -> None:
         """Refuse what a solver's own steps cannot honour; say once what they leave out of the user's optimizer.

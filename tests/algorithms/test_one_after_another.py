@@ -107,7 +107,8 @@ def assert_alike(
 def test_the_numbers_of_one_at_a_time(tmp_path, setting, monkeypatch, sizes):
     """After a round rows, scalars and tables are those of cohorts of one, bit for bit; after five nearly so."""
     together = run(tmp_path, setting.build(), COHORT, monkeypatch, **setting.options)
-    takes_one = together.federation.engine.cohort_size == 1 or together.federation.algorithm.trains_pooled
+    engine, algorithm = together.federation.engine, together.federation.algorithm
+    takes_one = engine.cohort_size == 1 or engine.has_solver or algorithm.trains_pooled
     assert set(sizes) == ({1} if takes_one else {1, COHORT} if max(sizes) > 1 and 1 in sizes else {COHORT, 2})
     assert_alike(together, run(tmp_path, setting.build(), 1, monkeypatch, **setting.options))
     options = {"max_rounds": 5, "name": "more"} | setting.options

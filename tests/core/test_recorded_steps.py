@@ -125,8 +125,8 @@ def recordings(monkeypatch):
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 2, "mapped": 2})
     make, replay = StepRecorder.__init__, StepRecorder._replay
 
-    def make_seen(self, *args):
-        make(self, *args)
+    def make_seen(self, *args, **options):
+        make(self, *args, **options)
         seen.recorders.append(self)
 
     def count(self, *args):
