@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEEP_LOCAL_MODELS_BELOW = 64 * 2**20
+NUM_ROUNDS_LOOKED_AT = 10
+"""Whose sampled clients decide which engine ``auto`` takes."""
 LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS = "local_model", "local_buffers", "local_counters"
 
 
@@ -138,13 +140,16 @@ class Federation:
             raise ConfigurationError(f"trainer.stragglers: {name} has neither partial work nor absent clients.")
 
     def _choose_engine(self, args: tuple) -> choice.Kind:
-        """By rank 0's clients of the first round, the same on all ranks."""
+        """By rank 0's clients of the first rounds, the same on all ranks."""
         kind: choice.Kind = "sequential"
         if self.fabric.is_global_zero and not self.algorithm.trains_pooled:
-            ids = self._sample(1)
-            steps = self._num_steps(ids)
-            share = self._share(steps)
-            kind = choice.choose(args, self.algorithm, [ids[p] for p in share], [steps[p] for p in share])
+            shares = []
+            for round in range(1, NUM_ROUNDS_LOOKED_AT + 1):
+                ids = self._sample(round)
+                steps = self._num_steps(ids)
+                share = self._share(steps)
+                shares.append(choice.Share([ids[p] for p in share], [steps[p] for p in share]))
+            kind = choice.choose(args, self.algorithm, shares)
         return self.fabric.broadcast(kind)
 
     def _declare(self, keep_local_models: bool | None, element_size: int) -> StateDeclaration:

@@ -134,7 +134,9 @@ class ClientLoader:
         is_plain = device is None and self.gathers_plainly
         step = 0
         # A few batches are gathered at once, and cut: one operation for many of them while they fit into the cache.
-        for chunk in _cut(rows, max(1, BYTES_AT_ONCE // (dataset.pool.sample_bytes * self.batch_size)) * self.batch_size):
+        for chunk in _cut(
+            rows, max(1, BYTES_AT_ONCE // (dataset.pool.sample_bytes * self.batch_size)) * self.batch_size
+        ):
             columns = [_cut(tensor.index_select(0, chunk), self.batch_size) for tensor in tensors]
             for batch in zip(*columns, strict=True):
                 if is_plain:

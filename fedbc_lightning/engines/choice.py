@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["sequential", "vectorized"]
 
-TIMED_STEPS = 6
+SECONDS_TIMED = 0.05
+"""So long a sequence of steps is timed, within an epoch, of 6 steps at least ..."""
+TURNS = 5
+"""... so often, and the median taken."""
 SLOW_STEP = 1.0
 """Seconds: a step that takes longer is timed once."""
 
@@ -34,7 +38,14 @@ def make_engine(kind: Kind, *args: Any) -> SequentialEngine:
     return SequentialEngine(*args)
 
 
-def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, ids: Sequence[int], steps: Sequence[int]) -> Kind:
+class Share(NamedTuple):
+    """What one process trains in a round: clients, and the steps of each."""
+
+    ids: list[int]
+    steps: list[int]
+
+
+def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, shares: Sequence[Share]) -> Kind:
     """The engine that trains these clients sooner; says which and why.
 
     Both take a few steps of the run's own clients, of which nothing remains: no number of the run depends on it but
@@ -43,30 +54,37 @@ def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, ids: Sequence[int
     Args:
         args: Of the engines.
         algorithm: The method.
-        ids: Clients that one process trains in a round.
-        steps: Of each, in a round.
+        shares: Of a few rounds; steps are timed with the first one's clients.
     """
+    num_clients = len(shares[0].ids)
     try:
         engine = make_engine("vectorized", *args)
         engine.is_trial = True
         algorithm.check(engine)
         algorithm.server_callbacks(engine)
-        if len(ids) < 2:
+        if num_clients < 2:
             raise ConfigurationError(
                 "has nothing to map: one process trains one client in a round; use engine: sequential."
             )
         with preserved_globals(engine.user.device):
-            seconds = Trial(engine).run(ids, steps)
+            seconds = Trial(engine).run(shares)
     except ConfigurationError as error:
         reason = str(error).removeprefix("trainer.engine: vectorized ").removesuffix("; use engine: sequential.")
         rank_zero_info(f"trainer.engine: auto takes sequential; vectorized {reason}.")
         return "sequential"
     kind: Kind = min(seconds, key=seconds.__getitem__)
     rank_zero_info(
-        f"trainer.engine: auto takes {kind}: the {len(ids)} clients of a round would train for about "
+        f"trainer.engine: auto takes {kind}: the {num_clients} clients of a round would train for about "
         f"{seconds['sequential']:.2g} s one after another, {seconds['vectorized']:.2g} s together."
     )
     return kind
+
+
+class Cost(NamedTuple):
+    """Seconds of a cohort beside its steps, and of one step."""
+
+    beside: float
+    step: float
 
 
 class Trial:
@@ -80,46 +98,54 @@ class Trial:
         self.engine = engine
         self._start = torch.cat([engine.layout.read(), engine.layout.read_buffers()])
 
-    def run(self, ids: Sequence[int], steps: Sequence[int]) -> dict[Kind, float]:
-        """Seconds of a round's local training by each engine, as far as a few steps tell.
+    def run(self, shares: Sequence[Share]) -> dict[Kind, float]:
+        """Seconds of a round's local training by each engine, on average over the shares, as far as a few steps tell.
 
         Raises:
             ConfigurationError: The clients' steps cannot be mapped.
         """
-        order = sorted(range(len(ids)), key=lambda k: (-steps[k], ids[k]))
-        ids, steps = [ids[k] for k in order], [steps[k] for k in order]
+        shares = [_longest_first(share) for share in shares]
+        ids, steps = shares[0]
         engine, asked = self.engine, self.engine.local
         engine.recorder.record_after = {"single": 2, "mapped": 2}
-        cohorts = engine.group(range(len(ids)), steps, ())
-        most = max(cohorts, key=len)
+        most = max(engine.group(range(len(ids)), steps, ()), key=len)
         try:
-            alone, one = self._costs(ids[:1])
-            of_two, two = self._costs(ids[:2])
-            of_all, all_of_them = self._costs([ids[k] for k in most]) if len(most) > 2 else (of_two, two)
+            one = self._cost(ids[:1])
+            two = self._cost(ids[:2])
+            many = self._cost([ids[k] for k in most]) if len(most) > 2 else two
         finally:
             engine.local = asked
-        together = 0.0
-        for cohort in cohorts:
-            lengths = [steps[k] for k in cohort]
-            together += of_all * len(cohort) / len(most)
-            for rank, (length, longer) in enumerate(zip(lengths[::-1], [0, *lengths[::-1]], strict=False)):
-                width = len(cohort) - rank  # so many clients take the steps from `longer` to `length` together
-                step = two + (all_of_them - two) * max(width - 2, 0) / max(len(most) - 2, 1) if width > 1 else one
-                together += (length - longer) * step
-        return {"sequential": alone * len(ids) + one * sum(steps), "vectorized": together}
+        alone = sum(len(ids) * one.beside + sum(steps) * one.step for ids, steps in shares)
+        together = sum(self._together(steps, one, two, many, len(most)) for _, steps in shares)
+        return {"sequential": alone / len(shares), "vectorized": together / len(shares)}
 
-    def _costs(self, ids: list[int]) -> tuple[float, float]:
-        """Seconds of a cohort beside its steps, and of one step."""
+    def _together(self, steps: list[int], one: Cost, two: Cost, many: Cost, num_many: int) -> float:
+        """Seconds of the cohorts of a round; a step of any other width costs what lies between."""
+        seconds = 0.0
+        for cohort in self.engine.group(range(len(steps)), steps, ()):
+            lengths = [steps[k] for k in cohort][::-1]
+            seconds += many.beside * len(cohort) / num_many
+            for rank, (length, longer) in enumerate(zip(lengths, [0, *lengths], strict=False)):
+                width = len(cohort) - rank  # so many clients take the steps from `longer` to `length` together
+                mapped = two.step + (many.step - two.step) * max(width - 2, 0) / max(num_many - 2, 1)
+                seconds += (length - longer) * (mapped if width > 1 else one.step)
+        return seconds
+
+    def _cost(self, ids: list[int]) -> Cost:
+        """What training these together costs."""
         first = self._seconds(ids, 1)
         if first > SLOW_STEP:
-            return 0.0, first
+            return Cost(0.0, first)
         self._seconds(ids, 3)  # recorded by now
-        short = min(self._seconds(ids, 1) for _ in range(2))
+        short = self._seconds(ids, 1)
         if short > SLOW_STEP:
-            return 0.0, short
-        long = min(self._seconds(ids, 1 + TIMED_STEPS) for _ in range(2))
-        step = max(long - short, 0.0) / TIMED_STEPS
-        return max(short - step, 0.0), step
+            return Cost(0.0, short)
+        full = int(self.engine.datamodule.num_batches()[ids].min()) - 2  # an epoch's last batch is a step of its own
+        more = max(min(int(SECONDS_TIMED / short), full), 6)
+        turns = [(self._seconds(ids, 1), self._seconds(ids, 1 + more)) for _ in range(TURNS)]
+        short, long = map(statistics.median, zip(*turns, strict=True))
+        step = max(long - short, 0.0) / more
+        return Cost(max(short - step, 0.0), step)
 
     def _seconds(self, ids: list[int], num_steps: int) -> float:
         engine = self.engine
@@ -131,3 +157,8 @@ class Trial:
         if engine.user.device.type == "cuda":
             torch.cuda.synchronize(engine.user.device)
         return time.perf_counter() - started
+
+
+def _longest_first(share: Share) -> Share:
+    order = sorted(range(len(share.ids)), key=lambda k: (-share.steps[k], share.ids[k]))
+    return Share([share.ids[k] for k in order], [share.steps[k] for k in order])

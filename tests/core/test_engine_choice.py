@@ -25,11 +25,11 @@ def prefer(monkeypatch, kind):
     """Let the trial find this engine faster; it still takes its steps."""
     real, trials = choice.Trial.run, []
 
-    def run(self, ids, steps):
-        seconds = real(self, ids, steps)
+    def run(self, shares):
+        seconds = real(self, shares)
         assert set(seconds) == {"sequential", "vectorized"}
         assert all(value > 0 for value in seconds.values())
-        trials.append(ids)
+        trials.append(shares)
         return {name: 1.0 if name == kind else 2.0 for name in seconds}
 
     monkeypatch.setattr(choice.Trial, "run", run)
