@@ -18,6 +18,9 @@ KEY = "fedbc_lightning"
 FORMAT = 1
 """Of that state; raised when it changes."""
 
+SOURCE = "fedbc_lightning_source"
+"""Where an exported model says which run, round and client it is of."""
+
 
 def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
     """Write a file that is either the old one or the new one, whenever the process or the machine dies.
@@ -50,16 +53,18 @@ def load(path: str | Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        if "Unsupported" in str(error) or "GLOBAL" in str(error):
+        if "GLOBAL" in str(error) or ("Unsupported" in str(error) and "operand" not in str(error)):
             found = re.search(r"GLOBAL (\S+)", str(error))
             raise ConfigurationError(
                 f"checkpoint: '{path}' holds an object of {found.group(1) if found else 'an unknown class'}, which is "
                 "not read back, for safety; let the state_dict of callbacks and on_save_checkpoint hold numbers, "
                 "strings and tensors only."
             ) from error
-        raise ConfigurationError(f"ckpt_path: '{path}' cannot be read ({error}); is it cut off?") from error
+        raise ConfigurationError(f"ckpt_path: '{path}' cannot be read; is it cut off, or no checkpoint?") from error
     except Exception as error:
         raise ConfigurationError(f"ckpt_path: '{path}' cannot be read ({first_line(error)}); is it cut off?") from error
+    if isinstance(checkpoint, dict) and SOURCE in checkpoint:
+        raise ConfigurationError(f"ckpt_path: '{path}' is an exported model; give the run that it comes from.")
     if not isinstance(checkpoint, dict) or KEY not in checkpoint:
         raise ConfigurationError(f"ckpt_path: '{path}' was not written by fedbc_lightning.")
     found = checkpoint[KEY].get("format") if isinstance(checkpoint[KEY], dict) else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -54,13 +55,13 @@ class Models:
     Attributes:
         z: The global model (d + b,).
         counters: The integer buffers.
-        local: Client -> its own model (d + b,); None: there are none.
+        local: Client -> its own model (d + b,) and integer buffers; None: there are none.
         fine_tuning: What is done to a client's own model before it is evaluated, or None.
     """
 
     z: Tensor
     counters: Tensor
-    local: Callable[[int], Tensor] | None = None
+    local: Callable[[int], tuple[Tensor, Tensor]] | None = None
     fine_tuning: FineTuning | None = None
 
 
@@ -102,6 +103,43 @@ class Evaluator:
                 self._summarise(evaluation, split, results)
         return evaluation
 
+    def local_model(self, models: Models, client: int, round: int) -> tuple[Tensor, Tensor]:
+        """The model (d + b,) and the integer buffers that are evaluated as a client's own; there are such.
+
+        Args:
+            models: What is evaluated.
+            client: 0..N-1.
+            round: For the seed of the fine-tuning, if there is one; the module then holds the model.
+        """
+        assert models.local is not None
+        if models.fine_tuning is None:
+            return models.local(client)
+        with self._evaluating("test", round):
+            seed_globals(derive(self._seed, "eval", round, client), self._engine.user.device)
+            self._load_local(models, client)
+        layout = self._engine.layout
+        return torch.cat([layout.read(), layout.read_buffers()]), layout.read_counters()
+
+    def _load_local(self, models: Models, client: int) -> None:
+        """Write a client's own model into the module, and fine-tune it there if the method does."""
+        assert models.local is not None
+        model, counters = models.local(client)
+        self._engine.load(model.to(models.z.device), counters.to(models.z.device))
+        if models.fine_tuning is not None:
+            self._engine.fine_tune(client, models.fine_tuning)
+
+    @contextmanager
+    def _evaluating(self, stage: str, round: int) -> Iterator[None]:
+        """What the module sees while it is evaluated."""
+        user = self._engine.user
+        user.eval_mode()
+        user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None,
+                      current_epoch=round)  # fmt: skip
+        with torch.no_grad():
+            yield
+        user.train_mode()
+        user.shim.set(validating=False, testing=False)
+
     def _measure(self, split: str, stage: str, models: Models, round: int) -> dict[tuple[str, int], dict[str, float]]:
         """(which model, client or -1 for the pooled data) -> name -> value, from all ranks."""
         counts = self._datamodule.num_samples(split)
@@ -111,27 +149,19 @@ class Evaluator:
             tasks += [("local", i) for i in clients]
         mine = tasks[self._fabric.global_rank :: self._fabric.world_size]
         user, engine, results = self._engine.user, self._engine, {}
-        user.eval_mode()
-        user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None,
-                      current_epoch=round)  # fmt: skip
         loaded = None
-        with torch.no_grad():
+        with self._evaluating(stage, round):
             for which, client in mine:
                 loader = self._loader(split, client)
                 if loader is None:
                     continue
                 seed_globals(derive(self._seed, "eval", round, client), user.device)
-                if which == "local" and models.local is not None:
-                    model = models.local(client).to(models.z.device)
-                    engine.load(model, models.counters)
-                    if models.fine_tuning is not None:
-                        engine.fine_tune(client, models.fine_tuning)
+                if which == "local":
+                    self._load_local(models, client)
                 elif loaded != "global":
                     engine.load(models.z, models.counters)
                 loaded = which
                 results[which, client] = user.evaluate(loader, stage)
-        user.train_mode()
-        user.shim.set(validating=False, testing=False)
         merged: dict[tuple[str, int], dict[str, float]] = {}
         for part in gather_objects(self._fabric, results):
             merged |= part

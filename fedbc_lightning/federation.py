@@ -309,22 +309,24 @@ class Federation:
         z = self.algorithm.global_model(self.server)
         return Models(z, self.server.staged("counters"), self.local_model(), self.algorithm.fine_tuning)
 
-    def local_model(self) -> Callable[[int], Tensor] | None:
-        """Client -> its own model (d + b,), as staged; None if there are none."""
+    def local_model(self) -> Callable[[int], tuple[Tensor, Tensor]] | None:
+        """Client -> its own model (d + b,) and integer buffers, as staged; None if there are none."""
         if not self.has_local_models:
             return None
         if self.clients.file_rows is not None:
             self.clients.file_rows.require()
         clients, algorithm = self.clients, self.algorithm
-        if self._keeps_last_models:
-            return lambda client: clients.staged_vector(LOCAL_MODEL, client)
-        model = self.algorithm.global_model(self.server).cpu()
+        model, counters = algorithm.global_model(self.server).cpu(), self.server.staged("counters")
 
-        def local_model(client: int) -> Tensor:
-            own = algorithm.local_model(StagedClient(clients, client), model)
+        def local_model(client: int) -> tuple[Tensor, Tensor]:
+            if self._keeps_last_models:
+                own = clients.staged_vector(LOCAL_MODEL, client)
+            else:
+                own = algorithm.local_model(StagedClient(clients, client), model)
             if self._buffer_policy != "local":
-                return own
-            return torch.cat([own[: self.layout.num_parameters], clients.staged_vector(LOCAL_BUFFERS, client)])
+                return own, counters
+            own = torch.cat([own[: self.layout.num_parameters], clients.staged_vector(LOCAL_BUFFERS, client)])
+            return own, clients.staged_vector(LOCAL_COUNTERS, client)
 
         return local_model
 
@@ -466,11 +468,18 @@ class Federation:
             "per_tensor_optimizer": not self.engine.optimizer.is_flat,
         }
 
-    def module_state(self) -> dict[str, Tensor]:
-        """The user's module's ``state_dict`` with the committed global model in it, in the master dtype."""
+    def module_state(self, model: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
+        """The user's module's ``state_dict`` with a model in it, in the master dtype.
+
+        Args:
+            model: (d + b,); None: the committed global one.
+            counters: Its integer buffers; None: the committed ones.
+        """
+        model = self.server.model if model is None else model
+        z, buffers = model.split([self.layout.num_parameters, self.layout.num_buffers])
         state = {name: tensor.detach().cpu().clone() for name, tensor in self.user.module.state_dict().items()}
-        state |= self.layout.named_buffers(self.server["buffers"], self.server["counters"])
-        return state | self.layout.named_slices(self.server.z.cpu())
+        state |= self.layout.named_buffers(buffers, self.server["counters"] if counters is None else counters)
+        return state | self.layout.named_slices(z.cpu())
 
     def load_state_dict(
         self, state: dict[str, Any], module_state: dict[str, Tensor], path: Any, rows_path: Path | None

@@ -116,12 +116,7 @@ class Recorder:
                 ``clients.bin``, whose next rounds write over them: they evaluate z, and resume nothing.
         """
         trainer = self._trainer
-        module = trainer.user.module
-        content: dict[str, Any] = {
-            "pytorch-lightning_version": lightning.__version__,
-            "epoch": trainer.finished_round,
-            "global_step": trainer.finished_round,
-            "state_dict": trainer.federation.module_state(),
+        ours: dict[str, Any] = {
             "callbacks": self._states_of_callbacks() if callback_states is None else callback_states,
             checkpoint.KEY: {
                 "format": checkpoint.FORMAT,
@@ -135,11 +130,7 @@ class Recorder:
                 "federation": trainer.federation.state_dict(is_last=is_last),
             },
         }
-        if module.hparams:
-            content[module.CHECKPOINT_HYPER_PARAMS_NAME] = module._hparams_name
-            content[module.CHECKPOINT_HYPER_PARAMS_KEY] = plain_values(dict(module.hparams))
-        module.on_save_checkpoint(content)
-        return content
+        return lightning_checkpoint(trainer, trainer.federation.module_state(), ours)
 
     def _is_due(self, round: int) -> bool:
         every = self._trainer.checkpoint_every_n_rounds
@@ -170,6 +161,29 @@ class Recorder:
         for name, tensor in values.items():
             with suppress(ValueError):  # what NumPy cannot bin is no reason to stop
                 logger.experiment.add_histogram(name, tensor, round)
+
+
+def lightning_checkpoint(trainer: FederatedTrainer, state: dict[str, Tensor], ours: dict[str, Any]) -> dict[str, Any]:
+    """What ``MyModule.load_from_checkpoint`` reads.
+
+    Args:
+        trainer: Its round and module.
+        state: The module's ``state_dict``.
+        ours: Entries that Lightning ignores.
+    """
+    module = trainer.user.module
+    content: dict[str, Any] = {
+        "pytorch-lightning_version": lightning.__version__,
+        "epoch": trainer.finished_round,
+        "global_step": trainer.finished_round,
+        "state_dict": state,
+        **ours,
+    }
+    if module.hparams:
+        content[module.CHECKPOINT_HYPER_PARAMS_NAME] = module._hparams_name
+        content[module.CHECKPOINT_HYPER_PARAMS_KEY] = plain_values(dict(module.hparams))
+    module.on_save_checkpoint(content)
+    return content
 
 
 def settings(trainer: FederatedTrainer) -> dict[str, Any]:

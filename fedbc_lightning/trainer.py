@@ -27,6 +27,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.engines.sequential import LocalTraining
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Evaluation, Evaluator
+from fedbc_lightning.export import Export
 from fedbc_lightning.fabric import make_fabric
 from fedbc_lightning.federation import Federation
 from fedbc_lightning.hooks import Hooks
@@ -164,6 +165,7 @@ class FederatedTrainer(CallbackView):
         self.current_round = self.finished_round = 0
         self.should_stop = False
         self.callback_metrics: dict[str, Tensor] = {}
+        self.result: Any = None
         self.recorder: Recorder
         self.evaluation = Evaluation()
         self.state = SimpleNamespace(fn=None, stage=None)
@@ -223,11 +225,47 @@ class FederatedTrainer(CallbackView):
         """
         return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path)
 
+    def export(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        algorithm: FederatedAlgorithm | None = None,
+        ckpt_path: str | os.PathLike | None = None,
+        client: str | int | None = None,
+        out: str | os.PathLike | None = None,
+        force: bool = False,
+    ) -> Path:
+        """Write one model of a run as an ordinary checkpoint: ``MyModule.load_from_checkpoint`` reads it.
+
+        It is the model that evaluation calls local or global, so a method that fine-tunes before evaluation gives the
+        fine-tuned one. A client that never took part has the initial model.
+
+        Args:
+            model: As for :meth:`fit`.
+            datamodule: As for :meth:`fit`.
+            algorithm: As for :meth:`fit`.
+            ckpt_path: A checkpoint (on the command line also a run folder); None or ``last``: that of the newest run of
+                this name.
+            client: Whose own model: a number from 0 to N - 1, or a name in ``partition.json``; None: the global model.
+            out: The file to write; None: beside the checkpoint, e.g. ``round_50_client_17.ckpt``.
+            force: Write over a file that is there.
+
+        Returns:
+            The file.
+
+        Raises:
+            ConfigurationError: No such client or model, or the file cannot be written.
+        """
+        export = Export(client, None if out is None else Path(out), force)
+        ckpt_path = "last" if ckpt_path is None else ckpt_path
+        return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, export)
+
     # the run
 
     def _launch(
-        self, fn: TrainerFn, model: Any, datamodule: Any, algorithm: Any, ckpt_path: str | os.PathLike | None
-    ) -> Any:
+        self, fn: TrainerFn, model: Any, datamodule: Any, algorithm: Any, ckpt_path: str | os.PathLike | None,
+        export: Export | None = None,
+    ) -> Any:  # fmt: skip
         check_module(model)
         check_datamodule(datamodule)
         if not isinstance(algorithm, FederatedAlgorithm):
@@ -239,7 +277,7 @@ class FederatedTrainer(CallbackView):
         self.should_stop = False
         self.callback_metrics = {}
         try:
-            outcome = self._fabric.launch(_run_in_process, self, model, datamodule, algorithm, ckpt_path)
+            outcome = self._fabric.launch(_run_in_process, self, model, datamodule, algorithm, ckpt_path, export)
         except (ProcessRaisedException, ProcessExitedException) as error:
             raise self._error_of(error) from None
         if outcome is not None:
@@ -280,8 +318,8 @@ class FederatedTrainer(CallbackView):
         return found
 
     def _run(self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
-             ckpt_path: str | os.PathLike | None) -> None:  # fmt: skip
-        """One process: set up, restore, then train or evaluate."""
+             ckpt_path: str | os.PathLike | None, export: Export | None) -> None:  # fmt: skip
+        """One process: set up, restore, then train, export or evaluate."""
         path = self._fabric.broadcast(self._resolve(ckpt_path, self.state.fn))
         self.seed = global_seed() if self._seed is None else self._seed
         own = model.configure_callbacks()
@@ -308,6 +346,9 @@ class FederatedTrainer(CallbackView):
                 if fitting:
                     RoundLoop(self, path).run()
                     self.result = None
+                elif export is not None:
+                    assert path is not None
+                    self.result = export.write(self, path)
                 else:
                     self.result = self._evaluate_only(stage)
             finally:

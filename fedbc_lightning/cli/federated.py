@@ -32,6 +32,13 @@ for _package in ("models", "datamodules", "callbacks"):  # so that their classes
     importlib.import_module(f"fedbc_lightning.{_package}")
 
 
+ALONE = {
+    "accelerator": "cpu", "strategy": "auto", "devices": 1, "num_nodes": 1,
+    "callbacks": None, "logger": False, "enable_progress_bar": False,
+}  # fmt: skip
+"""The trainer of ``export``: the model is on the CPU, and nothing is run."""
+
+
 class FederatedCLI(LightningCLI):
     """A command line with the sections seed_everything, trainer, algorithm, model, data, optimizer and lr_scheduler.
 
@@ -50,7 +57,7 @@ class FederatedCLI(LightningCLI):
         algorithm: The method (None for ``partition``).
         model: The module, its initial values drawn from ``derive(seed_everything, "init")`` (None for ``partition``).
         datamodule: The data.
-        result: What the command returned: the metrics of ``validate`` and ``test``.
+        result: What the command returned: the metrics of ``validate`` and ``test``, the file of ``export``.
 
     Raises:
         ConfigurationError: If something given cannot be honoured.
@@ -94,7 +101,7 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """The commands and those arguments of their methods that are built from sections."""
         built = {"model", "datamodule", "algorithm"}
-        return {"fit": built, "validate": built, "test": built, "partition": set()}
+        return {"fit": built, "validate": built, "test": built, "partition": set(), "export": {*built, "force"}}
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """``--seed_everything``: a number always, so that what is written down re-runs exactly."""
@@ -127,6 +134,8 @@ class FederatedCLI(LightningCLI):
             group.add_subcommand(name, self._subcommand_parsers[name], help=SUBCOMMANDS[name])
             if name == "partition":  # a run's config.yaml has this key
                 self._subcommand_parsers[name].add_argument("--ckpt_path", type=str | None, default=None, help=SUPPRESS)
+            if name == "export":
+                add_export_options(self._subcommand_parsers[name])
             title_sections(self._subcommand_parsers[name])
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -179,11 +188,14 @@ class FederatedCLI(LightningCLI):
             self.trainer = self.instantiate_trainer()
 
     def _needed_config(self) -> Namespace:
-        """All of the config, or for ``partition`` what concerns the data: nothing else is built there."""
-        if self.subcommand != "partition":
+        """All of the config; for ``partition`` what concerns the data, for ``export`` no processes and no loggers."""
+        if self.subcommand not in ("partition", "export"):
             return self.config
         config = self.config.clone()
         section = config[self.subcommand]
+        if self.subcommand == "export":
+            section["trainer"].update(Namespace(**ALONE))
+            return config
         for key in ("model", "algorithm", "optimizer", "lr_scheduler"):
             section.pop(key, None)
         section["trainer"]["callbacks"] = section["trainer"]["logger"] = None
@@ -197,14 +209,17 @@ class FederatedCLI(LightningCLI):
     # what is run
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        return {**super()._prepare_subcommand_kwargs(subcommand), "algorithm": self.algorithm}
+        arguments = {**super()._prepare_subcommand_kwargs(subcommand), "algorithm": self.algorithm}
+        return arguments | ({"force": self._get(self.config_init, "force")} if subcommand == "export" else {})
 
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand == "partition":
             self.partition(self._get(self.config_init, "out"))
             return
         self.result = getattr(self.trainer, subcommand)(**self._prepare_subcommand_kwargs(subcommand))
-        if subcommand != "fit" and self.trainer.is_global_zero:
+        if subcommand == "export":
+            print(self.result)
+        elif subcommand != "fit" and self.trainer.is_global_zero:
             print_metrics(self.result, title=subcommand)
 
     def partition(self, out: str | None = None) -> None:
@@ -244,12 +259,28 @@ class OutermostInstantiator(_InstantiatorFn):
         return class_type(*args, **kwargs)
 
 
+def add_export_options(parser: LightningArgumentParser) -> None:
+    """Add ``--force``, and put the options of the command itself before the sections, which it takes from a run."""
+    groups: Any = parser._action_groups
+    group = groups.pop()
+    group.title = "export: which model, and where to"
+    group.add_argument("--force", action="store_true", help="Write over a file that is there.")
+    groups.insert(2, group)
+
+
 def _describe(command: str) -> str:
     what = SUBCOMMANDS[command]
+    if command == "export":
+        return (
+            f"{what[0].upper()}{what[1:]}. Data, method and model are those of the run's own config.yaml, unless "
+            "--config or options below say otherwise; it runs on the CPU."
+        )
     return f"{what[0].upper()}{what[1:]}. A key of a config file is an option here: --trainer.max_rounds 10."
 
 
 def _usage(command: str) -> str:
+    if command == "export":
+        return f"{PROG} export --ckpt_path RUN [--client CLIENT] [--out FILE] [--force]"
     return f"{PROG} {command} [--config FILE]... [--SECTION.KEY VALUE]..."
 
 
