@@ -15,10 +15,13 @@ from helpers.text_formats import write_leaf, write_sent140
 
 from fedbc_lightning.cli.arguments import shipped_configs
 from fedbc_lightning.cli.messages import class_arguments
+from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.study import Study, Tuning
 from fedbc_lightning.trainer import FederatedTrainer
 
 CONFIGS = shipped_configs()
-EXPERIMENTS = [name for name in CONFIGS if not name.startswith("algorithms/")]
+STUDIES = [name for name in CONFIGS if name.startswith("studies/")]
+EXPERIMENTS = [name for name in CONFIGS if not name.startswith(("algorithms/", "studies/"))]
 OVERLAYS = [name for name in CONFIGS if name.startswith("algorithms/")]
 SECTIONS = ["seed_everything", "trainer", "algorithm", "model", "data", "optimizer", "lr_scheduler", "ckpt_path"]
 
@@ -52,6 +55,17 @@ def test_the_promised_configs_are_shipped():
         "mnist_robust.yaml", "regression.yaml", "sent140.yaml", "shakespeare.yaml", "synthetic.yaml",
     ]  # fmt: skip
     assert {f"algorithms/{name}.yaml" for name in ("fedavg", "fedbc", "fedprox", "scaffold")} <= set(OVERLAYS)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_is_complete_and_all_its_runs_can_be_parsed(name, place):
+    content = read(name)
+    assert list(content) == list(Study.__dataclass_fields__)
+    first = CONFIGS[name].read_text(encoding="utf-8").splitlines()
+    assert first[0].startswith("# ")
+    assert f"fedbc-cli compare --config {name}" in first[1]
+    study = Study(**{**content, "tuning": Tuning(**content["tuning"])})
+    Comparison(study).check()
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedbc_lightning.cli.arguments import PROG, UsageError, prepare_arguments
+from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, UsageError, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
 from fedbc_lightning.errors import ConfigurationError
 
@@ -56,7 +56,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print(overview())
         return 0 if words else 2
     try:
-        words = prepare_arguments(words)
+        words = words if words[0] in STUDY_COMMANDS else prepare_arguments(words)
     except UsageError as error:
         return _fail(error, status=2)
     if os.getcwd() not in sys.path:
@@ -92,7 +92,11 @@ def _run(words: list[str]) -> int:
 
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
+        if words[0] in STUDY_COMMANDS:
+            return _run_studies(words)
         FederatedCLI(args=words, parser_kwargs={"prog": PROG})
+    except UsageError as error:
+        return _fail(error, status=2)
     except ConfigurationError as error:
         return 1 if error.is_said_elsewhere else _fail(error, status=1)
     except LostProcessError as error:
@@ -107,6 +111,16 @@ def _run(words: list[str]) -> int:
             print(f"\n{PROG}: {hint}", file=sys.stderr)
         return 130
     return 0
+
+
+def _run_studies(words: list[str]) -> int:
+    from fedbc_lightning.cli import studies
+
+    try:
+        return getattr(studies, words[0])(words[1:])
+    except KeyboardInterrupt:
+        print(f"\n{PROG}: stopped; the same command goes on", file=sys.stderr)
+        return 130
 
 
 def _fail(error: Exception, status: int) -> int:

@@ -14,13 +14,24 @@ SUBCOMMANDS = {
     "validate": "evaluate a checkpoint on the clients' validation data",
     "test": "evaluate a checkpoint on the clients' test data",
     "partition": "show how the data is split over the clients",
+    "export": "write a checkpoint's global model, or a client's own, for load_from_checkpoint",
 }
-"""The commands and what each does, in a line."""
+"""The commands on one run, and what each does, in a line."""
+
+STUDY_COMMANDS = {
+    "compare": "run and compare many: algorithms × variants × seeds, tables and curves",
+}
+"""The commands on many runs."""
+
+COMMANDS = SUBCOMMANDS | STUDY_COMMANDS
 
 CONFIG_OPTIONS = ("--config", "-c")
 
 OVERLAYS = "algorithms/"
 """The shipped configs that hold an algorithm and nothing else lie in this folder."""
+
+STUDIES = "studies/"
+"""The shipped studies, for ``compare``, lie in this one."""
 
 
 class UsageError(Exception):
@@ -45,27 +56,31 @@ def prepare_arguments(words: list[str]) -> list[str]:
     for position, value in option_values(words, CONFIG_OPTIONS):
         words[position] = words[position].removesuffix(value) + str(find_config(value))
         given = True
-    for position, value in option_values(words, ("--ckpt_path",)):
+    checkpoints = list(option_values(words, ("--ckpt_path",)))
+    if checkpoints:
+        position, value = checkpoints[-1]
         checkpoint = find_checkpoint(value)
-        words[position] = words[position].removesuffix(value) + checkpoint
+        del words[position - (words[position] == value) : position + 1]
+        words += ["--ckpt_path", checkpoint]  # last: a config has the key, too, and is empty there
         if not given:
             words[1:1] = ["--config", str(find_run_config(checkpoint, words[0]))]
-        break
+    elif words[0] == "export" and not given and not any(word == "-h" or "help" in word for word in words):
+        raise UsageError(f"which model? {PROG} export --ckpt_path RUN_FOLDER_OR_FILE [--client CLIENT]")
     return words
 
 
 def check_subcommand(words: list[str]) -> None:
     """Raise :class:`UsageError` unless the first word is a command; say what was probably meant."""
     first = words[0]
-    if first in SUBCOMMANDS:
+    if first in COMMANDS:
         return
-    later = next((word for word in words if word in SUBCOMMANDS), None)
+    later = next((word for word in words if word in COMMANDS), None)
     if first.startswith("-") and later is not None:
         raise UsageError(f"the command goes first: {PROG} {later} {first} ...")
     if first.startswith("-"):
-        raise UsageError(f"no command given: {PROG} fit {first} ... (one of {', '.join(SUBCOMMANDS)})")
-    near = difflib.get_close_matches(first, SUBCOMMANDS, n=1)
-    meant = f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(SUBCOMMANDS)}"
+        raise UsageError(f"no command given: {PROG} fit {first} ... (one of {', '.join(COMMANDS)})")
+    near = difflib.get_close_matches(first, COMMANDS, n=1)
+    meant = f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(COMMANDS)}"
     raise UsageError(f"unknown command '{first}': {meant}")
 
 
@@ -97,10 +112,10 @@ def find_config(name: str) -> Path | str:
     for candidate in (name, f"{name}.yaml"):
         if candidate in shipped:
             return shipped[candidate]
-    names = {key: key for key in shipped} | {key.removeprefix(OVERLAYS): key for key in shipped}
+    names = {key.removeprefix(OVERLAYS): key for key in shipped} | {key: key for key in shipped}
     near = difflib.get_close_matches(name if name.endswith(".yaml") else f"{name}.yaml", names, n=1)
     meant = f"did you mean '{names[near[0]]}'? " if near else ""
-    experiments = ", ".join(key for key in shipped if not key.startswith(OVERLAYS))
+    experiments = ", ".join(key for key in shipped if not key.startswith((OVERLAYS, STUDIES)))
     raise UsageError(
         f"no config file '{name}' here or among the shipped ones. {meant}"
         f"Shipped: {experiments} and {OVERLAYS}*.yaml, which {PROG} --help lists"

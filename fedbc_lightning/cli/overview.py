@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
-from fedbc_lightning.cli.arguments import OVERLAYS, PROG, SUBCOMMANDS, shipped_configs
+from fedbc_lightning.cli.arguments import COMMANDS, OVERLAYS, PROG, STUDIES, shipped_configs
 
 _OVERVIEW = """\
 {version}: federated learning beyond consensus, on PyTorch Lightning
@@ -20,6 +20,9 @@ commands:
 shipped configs (a file of the same name here wins; several --config are layered):
 {configs}
 
+shipped studies, for {prog} compare:
+{studies}
+
 shipped algorithms, each to be layered over a config as --config algorithms/NAME.yaml:
 {overlays}
 
@@ -28,6 +31,8 @@ examples:
   {prog} fit --config synthetic.yaml --config algorithms/fedprox.yaml --trainer.max_rounds 50
   {prog} fit --config digits.yaml --ckpt_path last          go on where a run stopped
   {prog} test --ckpt_path runs/digits/version_0             evaluate a finished run
+  {prog} export --ckpt_path runs/digits/version_0 --client 3   the model of client 3, for Lightning
+  {prog} compare --config studies/digits.yaml               four methods, two settings, three seeds
   {prog} fit --model my_module.MyModel --data DigitsDataModule --algorithm FedBC --algorithm.dual_lr 0.01
 
 more:
@@ -49,11 +54,19 @@ def version() -> str:
 def overview() -> str:
     """The text of ``fedbc-cli --help``: commands, shipped configs, examples."""
     shipped = shipped_configs()
-    configs = {name: _title(path) for name, path in shipped.items() if not name.startswith(OVERLAYS)}
+    titles = {name: _title(path) for name, path in shipped.items() if not name.startswith(OVERLAYS)}
+    configs, studies = (
+        {k: v for k, v in titles.items() if k.startswith(STUDIES) == is_study} for is_study in (False, True)
+    )
     overlays = [Path(name).stem for name in shipped if name.startswith(OVERLAYS)]
     paragraph = textwrap.fill(", ".join(overlays), 100, initial_indent="  ", subsequent_indent="  ")
     return _OVERVIEW.format(
-        version=version(), prog=PROG, commands=_table(SUBCOMMANDS), configs=_table(configs), overlays=paragraph
+        version=version(),
+        prog=PROG,
+        commands=_table(COMMANDS),
+        configs=_table(configs),
+        studies=_table(studies),
+        overlays=paragraph,
     )
 
 

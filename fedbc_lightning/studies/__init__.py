@@ -1,0 +1,1 @@
+"""Studies: many runs that differ in method, data and seed, compared pair by pair."""

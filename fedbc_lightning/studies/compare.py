@@ -1,0 +1,210 @@
+"""``fedbc-cli compare``: a study from its config to its tables."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import filelock
+import pandas as pd
+import torch
+from jsonargparse import Namespace
+from rich.console import Console
+from rich.table import Table
+
+from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.federated import FederatedCLI
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.studies.figures import draw_curves, read_curves
+from fedbc_lightning.studies.progress import StudyProgress
+from fedbc_lightning.studies.results import check_pairs, read_results
+from fedbc_lightning.studies.schedule import Schedule, State, Workers
+from fedbc_lightning.studies.statistics import paired_differences, summarise
+from fedbc_lightning.studies.study import Run, Study
+from fedbc_lightning.studies.tables import Rows, latex, markdown, tables
+from fedbc_lightning.studies.tuning import tune, validation_metric
+
+
+class Comparison:
+    """A study that is done, or gone on with, in its folder.
+
+    Args:
+        study: What is compared.
+        console: Where progress and tables are shown.
+
+    Attributes:
+        results: One row per run, see :func:`~fedbc_lightning.studies.results.read_results`.
+        differences: See :func:`~fedbc_lightning.studies.statistics.paired_differences`.
+        problems: Why some of it is not to be trusted; empty: nothing is wrong.
+    """
+
+    def __init__(self, study: Study, console: Console | None = None) -> None:
+        self.study, self.console = study, console or Console()
+        self.results = self.summary = self.differences = pd.DataFrame()
+        self.states: list[State] = []
+        self.problems: list[str] = []
+
+    def run(self) -> bool:
+        """Everything: checks, tuning, runs, tables, figures; whether no run failed.
+
+        Raises:
+            ConfigurationError: The study cannot be done as it is given; nothing has been started by then.
+        """
+        study = self.study
+        self.check()
+        study.folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(study.folder / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise ConfigurationError(f"'{study.folder}' is being worked on by another process.") from None
+        devices = list(range(torch.cuda.device_count()))
+        count = study.workers or len(devices) or os.cpu_count() or 1
+        with lock:
+            with Workers(count, study.threads, devices) as self._workers:
+                chosen = tune(study, lambda runs: self._do("tuning", runs))
+                self.states = self._do(str(study.name), self._runs(chosen))
+            self._write()
+        self._show()
+        return all(state.status == "finished" for state in self.states) and not self.problems
+
+    def _runs(self, chosen: dict[tuple[str, str], dict[str, Any]]) -> list[Run]:
+        """The runs that are reported: seed by seed, so that early tables compare something."""
+        study = self.study
+        return [
+            study.run(variant, method, seed, chosen.get((variant, method.name)))
+            for seed in study.seed_list
+            for variant in study.variants
+            for method in study.methods
+        ]
+
+    def _do(self, title: str, runs: Sequence[Run]) -> list[State]:
+        with StudyProgress(title, self.console) as progress:
+            return Schedule(runs, self._workers, progress.show).run()
+
+    # before anything starts
+
+    def check(self) -> None:
+        """Parse the command line of one run of each kind, in this process, and look at what a study cannot do.
+
+        Raises:
+            ConfigurationError: Something is wrong, with the run that shows it.
+        """
+        study = self.study
+        if any(method.tuned for method in study.methods):
+            validation_metric(study)
+        for variant in study.variants:
+            for method in study.methods:
+                tried = {key: values.grid[0] if values.grid else values.low for key, values in method.tuned.items()}
+                run = study.run(variant, method, study.seed_list[0], tried)
+                if method.tuned:
+                    parse(study.trial(variant, method, study.tuning.seeds[0], tried))
+                trainer = parse(run)["fit"]["trainer"]
+                asked = {
+                    "trainer.engine: auto": trainer["engine"] == "auto",
+                    "trainer.num_nodes": trainer["num_nodes"] > 1,
+                    "trainer.devices": trainer["devices"] not in ("auto", 1, "1", [0]),
+                    "trainer.eval_every_n_rounds: 0": trainer["eval_every_n_rounds"] == 0,
+                }
+                reasons = {
+                    "trainer.engine: auto": "might choose differently for runs that are compared; say sequential or "
+                    "vectorized",
+                    "trainer.num_nodes": "a study spreads its runs over the processes of one machine",
+                    "trainer.devices": "a study gives each run one device, and does several at a time; leave it out",
+                    "trainer.eval_every_n_rounds: 0": "leaves nothing to compare; give 1 or more",
+                }
+                for what, is_asked in asked.items():
+                    if is_asked:
+                        raise ConfigurationError(f"{run.title}: {what}: {reasons[what]}.")
+
+    # afterwards
+
+    def _write(self) -> None:
+        """``results.csv``, ``differences.csv``, ``table.md``, ``table.tex``, figures and TensorBoard's hparams."""
+        study = self.study
+        self.results = read_results(study, self.states)
+        self.results.to_csv(study.folder / "results.csv", index=False)
+        self.problems = check_pairs(study, self.results)
+        self.summary = summarise(self.results, study.metrics)
+        self.differences = paired_differences(self.results, study.metrics, study.reference_name, study.confidence)
+        self.differences.to_csv(study.folder / "differences.csv", index=False)
+        parts = self._parts()
+        (study.folder / "table.md").write_text(markdown(str(study.name), parts, self._notes()))
+        (study.folder / "table.tex").write_text(latex(parts))
+        curves = read_curves(study, self.states)
+        if not curves.empty:
+            draw_curves(study, curves, study.folder / "figures")
+            self._write_hparams()
+
+    def _parts(self) -> list[tuple[str, Rows]]:
+        return list(tables(self.study, self.summary, self.differences))
+
+    def _notes(self) -> list[str]:
+        failed = [f"failed: {state.run.title}: {state.error}" for state in self.states if state.status == "failed"]
+        return [*(f"NOT COMPARABLE: {problem}" for problem in self.problems), *failed]
+
+    def _write_hparams(self) -> None:
+        """What TensorBoard's tab HPARAMS shows: a line per run, settings beside reported values."""
+        from torch.utils.tensorboard.summary import hparams
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        settings = {id(state.run): state.run for state in self.states}
+        for row, run in zip(self.results.to_dict("records"), settings.values(), strict=True):
+            folder = self.study.folder / "hparams" / f"{run.folder.relative_to(self.study.folder / 'runs')}"
+            if row["status"] != "finished" or any(folder.glob("events.*")):
+                continue
+            values = {name: float(row[name]) for name in self.study.metrics}
+            given: dict[str, Any] = {"variant": run.variant, "method": run.method, "seed": run.seed}
+            for key, value in run.settings.items():
+                given[key] = value if isinstance(value, (bool, int, float)) else str(value)
+            with contextlib.closing(SummaryWriter(str(folder))) as writer:
+                for summary in hparams(given, {f"reported/{name}": value for name, value in values.items()}):
+                    writer._get_file_writer().add_summary(summary)
+                for name, value in values.items():
+                    writer.add_scalar(f"reported/{name}", value)
+
+    def _show(self) -> None:
+        console, study = self.console, self.study
+        for text, rows in self._parts():
+            console.print(text, style="italic", markup=False, highlight=False, soft_wrap=True)
+            table = Table(box=None, header_style="dim", pad_edge=False)
+            for k, name in enumerate(rows[0]):
+                table.add_column(name, justify="right" if k else "left", no_wrap=True)
+            for row in rows[1:]:
+                table.add_row(*(f"[bold]{cell[2:-2]}[/bold]" if cell.startswith("**") else cell for cell in row))
+            console.print(table, highlight=False)
+            console.print()
+        for note in self._notes():
+            console.print(note, style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"Tables and curves:  {study.folder}/", highlight=False, soft_wrap=True)
+        console.print(f"TensorBoard:        tensorboard --logdir {study.folder}", highlight=False, soft_wrap=True)
+
+
+class _Parsed(FederatedCLI):
+    """A command line of ``fit`` that is parsed, and neither built nor run."""
+
+    def _set_seed(self) -> None: ...
+
+    def before_instantiate_classes(self) -> None: ...
+
+    def instantiate_classes(self) -> None: ...
+
+    def _run_subcommand(self, subcommand: str) -> None: ...
+
+
+def parse(run: Run) -> Namespace:
+    """The whole config of a run.
+
+    Raises:
+        ConfigurationError: Its command line is wrong, with the parser's own words.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return _Parsed(args=run.words(), parser_kwargs={"prog": PROG}).config
+    except SystemExit:
+        message = said.getvalue().strip().removeprefix(f"{PROG}: error: ")
+        raise ConfigurationError(f"{run.variant} / {run.method}: {message}") from None

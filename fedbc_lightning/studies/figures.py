@@ -1,0 +1,89 @@
+"""Curves of a study: means over seeds with their spread, against rounds, bytes and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedbc_lightning.studies.results import read_metrics
+from fedbc_lightning.studies.schedule import State
+from fedbc_lightning.studies.study import Study
+
+AXES = {"rounds": "round", "bytes": "sent and received, MB", "seconds": "seconds of training"}
+COLUMNS = 3
+
+
+def read_curves(study: Study, states: Iterable[State]) -> pd.DataFrame:
+    """All rows of all finished runs' ``metrics.csv``, with what each round has cost so far.
+
+    Columns: variant, algorithm, seed, rounds, bytes (in MB), seconds, and the study's metrics.
+    """
+    parts = []
+    for state in states:
+        metrics = read_metrics(state.run) if state.status == "finished" else None
+        if metrics is None:
+            continue
+        run, zeros = state.run, pd.Series(0.0, index=metrics.index)
+        sent = sum((metrics.get(f"comm/{name}", zeros).fillna(0) for name in ("bytes_up", "bytes_down")), zeros)
+        part = metrics.reindex(columns=study.metrics)
+        part.insert(0, "seconds", metrics.get("time/round_seconds", zeros).fillna(0).cumsum())
+        part.insert(0, "bytes", sent.cumsum() / 1e6)
+        part.insert(0, "rounds", metrics["round"])
+        for name, value in (("seed", run.seed), ("algorithm", run.method), ("variant", run.variant)):
+            part.insert(0, name, value)
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
+    """``<metric>_<axis>.png`` and ``.svg`` for every metric and axis; the files.
+
+    A line is the mean over seeds at equal rounds, drawn at their mean cost; the band is one standard deviation.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    variants = list(study.variants)
+    columns = min(len(variants), COLUMNS)
+    rows = -(-len(variants) // columns)
+    files = []
+    for metric in study.metrics:
+        for axis, label in AXES.items():
+            figure = Figure(figsize=(4.6 * columns + 0.4, 3.4 * rows + 0.5), layout="constrained")
+            FigureCanvasAgg(figure)
+            panels = figure.subplots(rows, columns, squeeze=False, sharey=True)
+            for panel, variant in zip(panels.flat, variants, strict=False):
+                for place, method in enumerate(study.methods):
+                    mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == method.name)]
+                    _draw(panel, mine.dropna(subset=[metric]), axis, metric, method.name, f"C{place % 10}")
+                panel.set_title(variant if len(variants) > 1 or variant != "all" else study.name)
+                panel.set_xlabel(label)
+                panel.grid(alpha=0.3)
+            for panel in panels.flat[len(variants) :]:
+                panel.set_visible(False)
+            for row in panels:
+                row[0].set_ylabel(metric)
+            handles, labels = panels.flat[0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False)
+            for suffix in ("png", "svg"):
+                path = folder / f"{metric.replace('/', '_')}_{axis}.{suffix}"
+                with mpl.rc_context({"svg.hashsalt": "fedbc"}):
+                    figure.savefig(path, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+                files.append(path)
+    return files
+
+
+def _draw(panel: Axes, rows: pd.DataFrame, axis: str, metric: str, name: str, color: str) -> None:
+    if rows.empty:
+        return
+    grouped = rows.groupby("rounds")
+    x = grouped[axis].mean() if axis != "rounds" else grouped["rounds"].first()
+    mean, spread = grouped[metric].mean(), grouped[metric].std(ddof=1).fillna(0.0)
+    panel.plot(x, mean, color=color, label=name, linewidth=1.4)
+    if np.any(spread > 0):
+        panel.fill_between(x, mean - spread, mean + spread, color=color, alpha=0.18, linewidth=0)

@@ -1,0 +1,124 @@
+"""What a person sees of a study while it runs: all of it in one bar, the running ones in one line each, time left."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from fedbc_lightning.studies.schedule import Schedule, State
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class StudyProgress:
+    """A live view on a terminal; elsewhere a line for each run that ends and now and then one on the rest.
+
+    Args:
+        title: What is done, e.g. ``tuning``.
+        console: Where it is shown.
+    """
+
+    def __init__(self, title: str, console: Console) -> None:
+        self._title, self._console = title, console
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._told: set[int] = set()
+        self._last_line = time.perf_counter()
+        self._is_new = True
+
+    def __enter__(self) -> StudyProgress:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, schedule: Schedule) -> None:
+        """Take note of where the runs are."""
+        self._tell_ends(schedule)
+        if self._live is not None:
+            self._live.update(self._view(schedule))
+        elif time.perf_counter() - self._last_line > SECONDS_BETWEEN_LINES:
+            self._last_line = time.perf_counter()
+            running = [f"{state.run.title} {_rounds(state)}" for state in schedule.states if state.status == "running"]
+            self._console.print(f"{self._summary(schedule)}; {'; '.join(running)}", highlight=False, soft_wrap=True)
+
+    def _tell_ends(self, schedule: Schedule) -> None:
+        if self._is_new:
+            self._is_new = False
+            done = [k for k, state in enumerate(schedule.states) if state.status == "finished"]
+            self._told |= set(done)
+            more = f", {len(done)} of them done before" if done else ""
+            self._console.print(f"{self._title}: {len(schedule.states)} runs{more}", highlight=False)
+        for k, state in enumerate(schedule.states):
+            if state.status in ("finished", "failed") and k not in self._told:
+                self._told.add(k)
+                if state.status == "failed":
+                    text = f"failed: {state.run.title}: {state.error}"
+                    self._console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+                elif self._live is None:
+                    text = f"{len(self._told)}/{len(schedule.states)}  {state.run.title}  {state.seconds:.0f} s"
+                    self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _view(self, schedule: Schedule) -> Any:
+        done = sum(map(_share, schedule.states))
+        table = Table.grid(padding=(0, 2))
+        for state in schedule.states:
+            if state.status == "running":
+                bar = ProgressBar(total=1.0, completed=_share(state), width=20)
+                table.add_row(f"  {state.run.title}", bar, _rounds(state))
+        whole = Table.grid(padding=(0, 2))
+        whole.add_row(self._summary(schedule), ProgressBar(total=len(schedule.states), completed=done, width=30))
+        return Group(whole, table)
+
+    def _summary(self, schedule: Schedule) -> str:
+        counts = [state.status for state in schedule.states]
+        failed = f", {counts.count('failed')} failed" if "failed" in counts else ""
+        left = seconds_left(schedule)
+        rest = f", about {duration(left)} left" if left is not None else ""
+        done = f"{self._title}: {counts.count('finished')} of {len(counts)} runs{failed}"
+        return f"{done}, {duration(schedule.seconds)}{rest}"
+
+
+def seconds_left(schedule: Schedule) -> float | None:
+    """What the rest will take if it goes on as so far in this session; None: nothing is known yet.
+
+    A run counts by its share of rounds; runs that were done before count for nothing.
+    """
+    here = [state for state in schedule.states if state.status != "finished" or state.seconds]
+    done = sum(map(_share, here))
+    return schedule.seconds * (len(here) - done) / done if done > 0 else None
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    Example:
+        >>> duration(42), duration(400), duration(9000)
+        ('42 s', '6 min 40 s', '2 h 30 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _share(state: State) -> float:
+    if state.status in ("finished", "failed"):
+        return 1.0
+    return state.round / state.max_rounds if state.max_rounds else 0.0
+
+
+def _rounds(state: State) -> str:
+    return f"round {state.round}/{state.max_rounds}" if state.max_rounds else "starting"

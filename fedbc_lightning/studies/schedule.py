@@ -1,0 +1,245 @@
+"""Runs of a study, spread over processes: finished ones are skipped, broken ones gone on with, failures told."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from fedbc_lightning import run_folder
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.studies.study import Run
+from fedbc_lightning.studies.worker import Ended, Progress, Task, work
+
+NOTE = "run.json"
+"""In a run's folder: what it is, and whether it has ended well."""
+
+MAX_LOSSES = 2
+"""How often a run may take its process down before it counts as failed."""
+SECONDS_TO_STOP = 20.0
+
+
+@dataclass
+class State:
+    """How far a run is.
+
+    Attributes:
+        run: The run.
+        status: ``waiting``, ``running``, ``finished`` or ``failed``.
+        round: Of ``max_rounds``, as far as is known.
+        max_rounds: See there.
+        seconds: That it took in this session, without start-up.
+        error: Why it failed.
+    """
+
+    run: Run
+    status: str = "waiting"
+    round: int = 0
+    max_rounds: int | None = None
+    seconds: float = 0.0
+    error: str | None = None
+    losses: int = 0
+
+
+class Workers:
+    """Processes that do runs, kept from one schedule to the next: each takes its time to import torch.
+
+    Args:
+        count: At most so many.
+        threads: Of each.
+        devices: GPUs that they share in turn; empty: none is chosen for them.
+    """
+
+    def __init__(self, count: int, threads: int, devices: Sequence[int]) -> None:
+        self._count, self._threads, self._devices = count, threads, devices
+        self._context = multiprocessing.get_context("spawn")  # CUDA and torch's threads do not survive a fork
+        self.by_connection: dict[Any, Worker] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End them: idle ones at once, others with their last finished round in the checkpoint."""
+        for worker in self.by_connection.values():
+            worker.connection.close()
+            if worker.state is not None:
+                worker.process.terminate()
+        for worker in self.by_connection.values():
+            worker.process.join(SECONDS_TO_STOP)
+            if worker.process.is_alive():
+                worker.process.kill()
+
+    def free(self) -> Worker | None:
+        """One without a run, a new one if there may be more; None if all are busy."""
+        idle = next((worker for worker in self.by_connection.values() if worker.state is None), None)
+        if idle is None and len(self.by_connection) < self._count:
+            taken = {worker.place for worker in self.by_connection.values()}
+            place = next(k for k in range(self._count) if k not in taken)
+            device = self._devices[place % len(self._devices)] if self._devices else None
+            idle = Worker(self._context, place, self._threads, device)
+            self.by_connection[idle.connection] = idle
+        return idle
+
+    def forget(self, worker: Worker) -> int | None:
+        """Let go of one that died; its exit status."""
+        worker.process.join()
+        del self.by_connection[worker.connection]
+        return worker.process.exitcode
+
+
+class Worker:
+    """A process that runs :func:`~fedbc_lightning.studies.worker.work`.
+
+    Args:
+        context: Of multiprocessing.
+        place: Which of the workers it is.
+        threads: Of torch.
+        device: Its GPU, or None.
+
+    Attributes:
+        state: Of the run it does; None: none.
+    """
+
+    def __init__(self, context: Any, place: int, threads: int, device: int | None) -> None:
+        self.place = place
+        self.state: State | None = None
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, threads, device), daemon=True)
+        with _environment(OMP_NUM_THREADS=str(threads)):  # read when torch is imported
+            self.process.start()
+        theirs.close()
+
+
+class Schedule:
+    """Does runs by workers.
+
+    Args:
+        runs: In the order in which they are started.
+        workers: Who does them.
+        on_change: Called after every report, for the progress view.
+
+    Raises:
+        ConfigurationError: A run's folder holds another run.
+    """
+
+    def __init__(self, runs: Sequence[Run], workers: Workers, on_change: Callable[[Schedule], None]) -> None:
+        self.states = [State(run, "finished" if is_finished(run) else "waiting") for run in runs]
+        self._workers, self._on_change = workers, on_change
+        self._started = time.perf_counter()
+
+    def run(self) -> list[State]:
+        """Do what is not done yet; the states of all runs."""
+        waiting = [state for state in self.states if state.status == "waiting"][::-1]
+        num_running = 0
+        while waiting or num_running:
+            while waiting and (worker := self._workers.free()) is not None:
+                self._start(worker, waiting.pop())
+                num_running += 1
+            self._on_change(self)
+            for connection in wait(list(self._workers.by_connection), timeout=1.0):
+                state = self._listen(self._workers.by_connection[connection])
+                if state is not None:
+                    num_running -= 1
+                    waiting += [state] * (state.status == "waiting")
+        self._on_change(self)
+        return self.states
+
+    def _start(self, worker: Worker, state: State) -> None:
+        state.status, worker.state = "running", state
+        folder, words = state.run.folder, state.run.words()
+        write_note(state.run, is_finished=False)
+        if run_folder.last_checkpoint(folder) is not None:
+            words += ["--ckpt_path", "last"]
+        else:  # what was stopped before its first checkpoint begins anew
+            for broken in run_folder.versions(folder):
+                shutil.rmtree(broken)
+        worker.connection.send(Task(words, folder / "log.txt"))
+
+    def _listen(self, worker: Worker) -> State | None:
+        """Take one report; the state of a run that has come to an end, or is to be tried again."""
+        state = worker.state
+        try:
+            report = worker.connection.recv()
+        except (EOFError, OSError):
+            status = self._workers.forget(worker)
+            if state is not None:
+                state.losses += 1
+                state.status = "waiting" if state.losses < MAX_LOSSES else "failed"
+                state.error = f"its process ended with status {status} (killed, or out of memory?), {MAX_LOSSES} times"
+            return state
+        assert state is not None
+        if isinstance(report, Progress):
+            state.round, state.max_rounds = report.round, report.max_rounds
+            return None
+        assert isinstance(report, Ended)
+        worker.state = None
+        state.seconds, state.error = report.seconds, report.error
+        state.status = "failed" if report.error else "finished"
+        if not report.error:
+            write_note(state.run, is_finished=True)
+        return state
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self._started
+
+
+class _environment:  # noqa: N801
+    """Environment variables for processes started inside."""
+
+    def __init__(self, **values: str) -> None:
+        self._values = values
+
+    def __enter__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in self._values}
+        os.environ.update(self._values)
+
+    def __exit__(self, *error: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+
+
+def write_note(run: Run, *, is_finished: bool) -> None:
+    """Note in a run's folder what it is, and whether it has ended well."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    path = run.folder / NOTE
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps({"is_finished": is_finished, "run": run.identity()}, indent=1))
+    os.replace(partial, path)
+
+
+def is_finished(run: Run) -> bool:
+    """Whether a run has ended well, as its note says.
+
+    Raises:
+        ConfigurationError: What lies in its folder is another run, so its numbers are not those of this study.
+    """
+    path = run.folder / NOTE
+    if not path.is_file():
+        return False
+    found, here = json.loads(path.read_text()), run.identity()
+    there = found["run"]
+    for key in dict.fromkeys([*here, *there]):
+        if here.get(key) != there.get(key):
+            raise ConfigurationError(
+                f"{run.title}: '{run.folder}' was begun with {key} {there.get(key, 'not given')}, and now it is "
+                f"{here.get(key, 'not given')}. Give the study another name, or remove that folder."
+            )
+    return found["is_finished"]
+
+
+def version_folder(run: Run) -> Path | None:
+    """The folder of a run's tables; None: there is none yet."""
+    found = [folder for folder in run_folder.versions(run.folder) if (folder / "metrics.csv").is_file()]
+    return found[-1] if found else None

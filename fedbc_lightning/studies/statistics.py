@@ -1,0 +1,73 @@
+"""Means over seeds, and differences that are taken seed by seed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedbc_lightning.studies.results import KEYS
+
+
+def summarise(results: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
+    """Per variant, algorithm and metric: number of seeds, mean, standard deviation over seeds (n - 1).
+
+    Args:
+        results: The tidy table; only finished runs count.
+        metrics: Columns.
+    """
+    finished = results[results["status"] == "finished"]
+    long = finished.melt(id_vars=KEYS, value_vars=metrics, var_name="metric", value_name="value").dropna()
+    grouped = long.groupby(["variant", "algorithm", "metric"], sort=False)["value"]
+    return grouped.agg(num_seeds="count", mean="mean", std="std").reset_index()
+
+
+def paired_differences(
+    results: pd.DataFrame, metrics: list[str], reference: str, confidence: float = 0.95
+) -> pd.DataFrame:
+    """Per variant, algorithm and metric: the mean of the differences to the reference of the same seed.
+
+    Runs of one seed share partition, initial model and sampled clients, so what these do to the numbers cancels. The
+    interval is Student's for the mean of n differences, t with n - 1 degrees of freedom; none with one seed.
+
+    Args:
+        results: The tidy table.
+        metrics: Columns.
+        reference: Algorithm.
+        confidence: Of the interval.
+    """
+    finished = results[results["status"] == "finished"]
+    rows = []
+    for variant, runs in finished.groupby("variant", sort=False):
+        for metric in metrics:
+            values = runs.pivot(index="seed", columns="algorithm", values=metric)
+            if reference not in values:
+                continue
+            for name in dict.fromkeys(runs["algorithm"]):
+                if name == reference:
+                    continue
+                differences = (values[name] - values[reference]).dropna().to_numpy()
+                low, high = interval(differences, confidence)
+                mean = float(differences.mean()) if len(differences) else math.nan
+                rows.append((variant, name, metric, len(differences), mean, low, high))
+    columns = ["variant", "algorithm", "metric", "num_pairs", "difference", "low", "high"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def interval(differences: np.ndarray, confidence: float) -> tuple[float, float]:
+    """Student's interval of their mean; NaN where there are fewer than two.
+
+    Example:
+        >>> [round(end, 3) for end in interval(np.array([1.0, 2.0, 3.0]), 0.95)]
+        [-0.484, 4.484]
+        >>> interval(np.zeros(3), 0.95)
+        (0.0, 0.0)
+    """
+    count = len(differences)
+    if count < 2:
+        return math.nan, math.nan
+    mean, error = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(count)
+    reach = float(stats.t.ppf((1 + confidence) / 2, count - 1)) * error
+    return mean - reach, mean + reach

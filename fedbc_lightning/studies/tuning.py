@@ -1,0 +1,197 @@
+"""Settings chosen on validation data that is cut from the training data: by grid, or by Optuna in an interval."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.studies.results import is_lower_better, read_metrics
+from fedbc_lightning.studies.schedule import State
+from fedbc_lightning.studies.study import Method, Run, Study
+
+AT_ONCE = 4
+"""Combinations that Optuna is asked for together, whatever the number of workers: its choices depend on it."""
+
+Values = dict[str, Any]
+
+
+def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple[str, str], Values]:
+    """The values that each tuned algorithm gets in each variant; writes ``tuning.csv`` and ``tuned.yaml``.
+
+    Args:
+        study: What is tuned where.
+        do: Does runs; finished ones at no cost.
+
+    Raises:
+        ConfigurationError: No combination of some algorithm gave a number.
+    """
+    searches = [
+        _search(study, variant, method) for variant in study.variants for method in study.methods if method.tuned
+    ]
+    if not searches:
+        return {}
+    metric = validation_metric(study)
+    while open_ones := [search for search in searches if not search.is_done]:
+        batches = [(search, search.ask()) for search in open_ones]
+        runs = {
+            (id(search), k, seed): study.trial(search.variant, search.method, seed, values)
+            for search, batch in batches
+            for k, values in enumerate(batch)
+            for seed in study.tuning.seeds
+        }
+        states = {id(state.run): state for state in do(list(runs.values()))}
+        for search, batch in batches:
+            for k, values in enumerate(batch):
+                done = [states[id(runs[id(search), k, seed])] for seed in study.tuning.seeds]
+                search.tell(values, _score(done, metric))
+    chosen = {(search.variant, search.method.name): search.best(metric) for search in searches}
+    rows = [
+        {"variant": search.variant, "algorithm": search.method.name, **values, metric: score,
+         "chosen": values == chosen[search.variant, search.method.name]}
+        for search in searches for values, score in search.tried
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(study.folder / "tuning.csv", index=False)
+    nested: dict[str, dict[str, Values]] = {}
+    for (variant, name), values in chosen.items():
+        nested.setdefault(variant, {})[name] = values
+    (study.folder / "tuned.yaml").write_text(yaml.safe_dump(nested, sort_keys=False))
+    return chosen
+
+
+def validation_metric(study: Study) -> str:
+    """What tuning looks at.
+
+    Raises:
+        ConfigurationError: It is of test data.
+    """
+    metric = study.tuning.metric or study.metrics[0].replace("/test_", "/val_")
+    if "test" in metric:
+        raise ConfigurationError(f"tuning.metric: '{metric}' is of test data; give one of validation data, .../val_*.")
+    return metric
+
+
+def _score(states: Iterable[State], metric: str) -> float:
+    """Mean over the seeds of the last value; NaN where a run failed."""
+    values = []
+    for state in states:
+        metrics = read_metrics(state.run) if state.status == "finished" else None
+        if metrics is None:
+            return math.nan
+        if metric not in metrics:
+            raise ConfigurationError(f"tuning.metric: {state.run.title} logs no '{metric}'.")
+        values.append(float(metrics[metric].dropna().iloc[-1]))
+    return sum(values) / len(values)
+
+
+@dataclass
+class Search:
+    """The combinations of one algorithm in one variant.
+
+    Attributes:
+        variant: Its name.
+        method: The algorithm.
+        tried: Combinations with their scores, NaN where a run failed.
+    """
+
+    variant: str
+    method: Method
+    tried: list[tuple[Values, float]] = field(default_factory=list)
+
+    is_done = False
+
+    def ask(self) -> list[Values]:
+        """What to try next, all of it."""
+        raise NotImplementedError
+
+    def tell(self, values: Values, score: float) -> None:
+        """Take a score, in the order of asking."""
+        self.tried.append((values, score))
+
+    def best(self, metric: str) -> Values:
+        """The combination with the best score; of equal ones the first.
+
+        Raises:
+            ConfigurationError: None gave a number.
+        """
+        scored = [(values, score) for values, score in self.tried if not math.isnan(score)]
+        if not scored:
+            raise ConfigurationError(
+                f"algorithms.{self.method.name}: none of {len(self.tried)} combinations gave a {metric} in "
+                f"{self.variant}; see the log.txt of its runs in tuning/."
+            )
+        sign = 1 if is_lower_better(metric) else -1
+        return min(scored, key=lambda pair: sign * pair[1])[0]
+
+
+class GridSearch(Search):
+    """All combinations, at once."""
+
+    def ask(self) -> list[Values]:
+        """See the base class."""
+        self.is_done = True
+        return list(self.method.grid())
+
+
+class OptunaSearch(Search):
+    """Optuna's tree-structured Parzen estimator, seeded, so that a study that goes on asks for the same again.
+
+    Args:
+        variant: See the base class; likewise ``method``.
+        method: See there.
+        trials: How many combinations.
+        metric: What is scored.
+    """
+
+    def __init__(self, variant: str, method: Method, trials: int, metric: str) -> None:
+        super().__init__(variant, method)
+        try:
+            import optuna
+        except ModuleNotFoundError:
+            raise ConfigurationError(
+                f"algorithms.{method.name}: an interval is searched by Optuna: pip install 'fedbc-lightning[optuna]', "
+                "or give a grid."
+            ) from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)  # for several that are asked at once
+        direction = "minimize" if is_lower_better(metric) else "maximize"
+        self._optuna, self._study = optuna, optuna.create_study(sampler=sampler, direction=direction)
+        self._asked: list[Any] = []
+        self._trials = trials
+
+    def ask(self) -> list[Values]:
+        """See the base class."""
+        count = min(AT_ONCE, self._trials - len(self.tried))
+        self._asked = [self._study.ask() for _ in range(count)]
+        self.is_done = len(self.tried) + count >= self._trials
+        return [self._suggest(trial) for trial in self._asked]
+
+    def tell(self, values: Values, score: float) -> None:
+        """See the base class."""
+        super().tell(values, score)
+        failed = self._optuna.trial.TrialState.FAIL
+        trial = self._asked.pop(0)
+        self._study.tell(trial, state=failed) if math.isnan(score) else self._study.tell(trial, score)
+
+    def _suggest(self, trial: Any) -> Values:
+        values = {}
+        for key, wanted in self.method.tuned.items():
+            if wanted.grid is not None:
+                values[key] = trial.suggest_categorical(key, wanted.grid)
+            else:
+                values[key] = trial.suggest_float(key, wanted.low, wanted.high, log=wanted.log)
+        return values
+
+
+def _search(study: Study, variant: str, method: Method) -> Search:
+    if all(values.grid is not None for values in method.tuned.values()):
+        return GridSearch(variant, method)
+    return OptunaSearch(variant, method, study.tuning.trials, validation_metric(study))

@@ -1,0 +1,258 @@
+"""``fedbc-cli compare`` as a person runs it: real runs in real processes."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import filelock
+import pandas as pd
+import pytest
+import yaml
+from helpers.command_line import run_cli, start_cli
+
+from fedbc_lightning import ConfigurationError
+from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.study import Study
+
+ACCURACY = "global/test_accuracy"
+TINY = {
+    "base": "tiny.yaml",
+    "algorithms": {"FedAvg": {}, "again": {"algorithm": "FedAvg"}, "FedBC": {"dual_lr": 0.01}},
+    "variants": {"E=1": {"trainer.local_epochs": 1}, "E=3": {"trainer.local_epochs": 3}},
+    "seeds": 2,
+    "workers": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def data_with_validation(project):
+    """The project's data, of which a part can be validation data."""
+    path = project / "tiny_data.py"
+    text = path.read_text().replace("batch_size: int = 5)", "batch_size: int = 5, val_fraction: float = 0.0)")
+    path.write_text(
+        text.replace("super().__init__(batch_size)", "super().__init__(batch_size, val_fraction=val_fraction)")
+    )
+
+
+def importable(project, monkeypatch):
+    """For a study in this process: its own working directory first."""
+    monkeypatch.syspath_prepend(str(project))
+
+
+def write(folder, name="study.yaml", **given):
+    (folder / name).write_text(yaml.safe_dump({**TINY, **given}))
+
+
+def compare(*words, cwd, status=0):
+    """What it prints; its exit status must be as given."""
+    process = start_cli("compare", *words, cwd=cwd)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == status, out + err
+    return out + err
+
+
+def results(folder):
+    return pd.read_csv(folder / "results.csv")
+
+
+def test_a_study(project):
+    write(project)
+    said = compare("--config", "study.yaml", cwd=project)
+    folder = project / "studies/study"
+    table = results(folder)
+    assert len(table) == 12
+    assert set(table["status"]) == {"finished"}
+    for row in table.to_dict("records"):  # what the runs' own tables say
+        metrics = pd.read_csv(project / row["folder"] / "metrics.csv")
+        assert row["round"] == 2
+        assert row[ACCURACY] == metrics[ACCURACY].iloc[-1]
+        assert row["bytes_up"] == metrics["comm/bytes_up"].sum()
+    differences = pd.read_csv(folder / "differences.csv").set_index(["variant", "algorithm", "metric"])
+    of_twin = differences.xs("again", level="algorithm")
+    assert (of_twin[["difference", "low", "high"]] == 0).all().all()
+    pair = table[(table["variant"] == "E=3") & (table["seed"] == 1)].set_index("algorithm")[ACCURACY]
+    other = table[(table["variant"] == "E=3") & (table["seed"] == 0)].set_index("algorithm")[ACCURACY]
+    expected = ((pair["FedBC"] - pair["FedAvg"]) + (other["FedBC"] - other["FedAvg"])) / 2
+    assert differences.loc[("E=3", "FedBC", ACCURACY), "difference"] == pytest.approx(expected, abs=1e-15)
+    assert "| FedBC |" in (folder / "table.md").read_text()
+    assert "\\toprule" in (folder / "table.tex").read_text()
+    for axis in ("rounds", "bytes", "seconds"):
+        assert (folder / f"figures/global_test_accuracy_{axis}.png").stat().st_size > 10_000
+        assert "<svg" in (folder / f"figures/global_test_accuracy_{axis}.svg").read_text()[:1000]
+    assert len(list((folder / "hparams").rglob("events.out.tfevents.*"))) == 12
+    assert "difference to FedAvg of the same seed" in said
+
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.csv")}
+    said = compare("--config", "study.yaml", cwd=project)
+    assert "12 runs, 12 of them done before" in said
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.csv")} == before
+    pd.testing.assert_frame_equal(results(folder), table)
+
+    said = compare("--config", "study.yaml", "--overrides", "{trainer.max_rounds: 3}", cwd=project, status=1)
+    assert "was begun with trainer.max_rounds not given, and now it is 3. Give the study another name" in said
+
+
+def test_failures_are_told_and_stop_nothing(project):
+    write(
+        project,
+        algorithms={"FedAvg": {}, "bad": {"algorithm": "FedAvg", "model.lr": 3e38}},
+        variants={"all": {}},
+        overrides={"trainer.local_epochs": 5},
+    )
+    said = compare("--config", "study.yaml", cwd=project, status=1)
+    assert said.count("failed: all / bad / seed 0: round 1: loss or weights of all 2 sampled clients became NaN") == 2
+    table = results(project / "studies/study").set_index(["algorithm", "seed"])
+    assert list(table.loc["FedAvg", "status"]) == ["finished"] * 2
+    assert list(table.loc["bad", "status"]) == ["failed"] * 2
+    assert "became NaN" in table.loc[("bad", 0), "error"]
+    log = project / "studies/study/runs/all/bad/seed_0/log.txt"
+    assert log.read_text().startswith("$ fedbc-cli fit --config tiny.yaml")
+
+
+def processes_of(folder):
+    """Ids of all processes that run in this working directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if os.readlink(entry / "cwd") == str(folder.resolve()):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc, which is not here")
+def test_a_study_killed_twice_ends_as_one_that_was_not(project, tmp_path):
+    long = {"overrides": {"trainer.max_rounds": 60}, "variants": {"all": {}}}
+    write(project, **long)
+    write(project, "whole.yaml", **long)
+    compare("--config", "whole.yaml", cwd=project)
+    folder = project / "studies/study"
+    for num_begun in (1, 4):
+        process = start_cli("compare", "--config", "study.yaml", cwd=project)
+        deadline = time.monotonic() + 120
+        while len(list(folder.rglob("last.ckpt"))) < num_begun and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert len(list(folder.rglob("last.ckpt"))) >= num_begun
+        assert not (folder / "results.csv").exists()
+        deadline = time.monotonic() + 10
+        while processes_of(project) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not processes_of(project), "workers outlived the study"
+    said = compare("--config", "study.yaml", cwd=project)
+    assert "runs" in said
+    killed, whole = (results(project / f"studies/{name}") for name in ("study", "whole"))
+    killed["folder"] = killed["folder"].str.replace("studies/study/", "studies/whole/")
+    pd.testing.assert_frame_equal(killed.drop(columns="seconds"), whole.drop(columns="seconds"))
+    for name in ("table.md", "differences.csv"):
+        texts = [(project / f"studies/{study}" / name).read_text() for study in ("study", "whole")]
+        assert texts[0].replace("# study", "# whole") == texts[1]
+
+
+def test_tuning_looks_at_validation_data_alone(project):
+    tuned = {"algorithm": "FedAvg", "model.lr": {"grid": [1e-6, 0.1]}}
+    tuning = {"val_fraction": 0.25, "max_rounds": 1, "seeds": [0, 1]}
+    write(project, algorithms={"FedAvg": {}, "tuned": tuned}, variants={"all": {}}, seeds=1, tuning=tuning)
+    compare("--config", "study.yaml", cwd=project)
+    folder = project / "studies/study"
+    tried = pd.read_csv(folder / "tuning.csv")
+    assert list(tried["model.lr"]) == [1e-6, 0.1]
+    for place, lr in enumerate(("1e-06", "0.1")):
+        scores = []
+        for seed in (0, 1):
+            run = folder / f"tuning/all/tuned/lr={lr}/seed_{seed}/version_0"
+            metrics = pd.read_csv(run / "metrics.csv")
+            scores.append(metrics["global/val_accuracy"].iloc[-1])
+            assert metrics["round"].max() == 1
+        assert tried["global/val_accuracy"][place] == pytest.approx(sum(scores) / 2)
+    best = tried.loc[tried["global/val_accuracy"].idxmax(), "model.lr"]
+    assert yaml.safe_load((folder / "tuned.yaml").read_text()) == {"all": {"tuned": {"model.lr": best}}}
+    config = yaml.safe_load((folder / "runs/all/tuned/seed_0/version_0/config.yaml").read_text())
+    assert config["model"]["init_args"]["lr"] == best
+    assert config["trainer"]["max_rounds"] == 2
+
+
+def test_an_interval_is_searched_by_optuna_the_same_way_again(project):
+    pytest.importorskip("optuna", reason="the extra 'optuna' is not installed")
+    tuned = {"algorithm": "FedProx", "mu": {"low": 0.001, "high": 1.0, "log": True}}
+    write(project, algorithms={"tuned": tuned}, variants={"all": {}}, seeds=1, tuning={"trials": 5, "max_rounds": 1})
+    compare("--config", "study.yaml", cwd=project)
+    compare("--config", "study.yaml", "--name", "again", cwd=project)
+    first, second = (pd.read_csv(project / f"studies/{name}/tuning.csv") for name in ("study", "again"))
+    pd.testing.assert_frame_equal(first, second)
+    assert len(first) == 5
+    assert first["algorithm.mu"].between(0.001, 1.0).all()
+    assert first["algorithm.mu"].nunique() == 5
+
+
+@pytest.mark.parametrize("report", ["best_on_test", "best_on_validation"])
+def test_the_reported_round(project, report, monkeypatch):
+    importable(project, monkeypatch)
+    overrides = {"trainer.max_rounds": 5, "data.val_fraction": 0.25, "model.lr": 2.0}
+    study = Study(**{**TINY, "algorithms": {"FedAvg": {}}, "overrides": overrides, "report": report, "workers": 1})
+    comparison = Comparison(study)
+    assert comparison.run()
+    for row in comparison.results.to_dict("records"):
+        metrics = pd.read_csv(Path(row["folder"]) / "metrics.csv")[1:]
+        column = ACCURACY if report == "best_on_test" else "global/val_accuracy"
+        assert row["round"] == metrics["round"][metrics[column].idxmax()]
+        assert row[ACCURACY] == metrics.set_index("round")[ACCURACY][row["round"]]
+    said = (study.folder / "table.md").read_text()
+    assert ("test data itself" in said) == (report == "best_on_test")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"algorithms": {"FedAvg": {"mux": 1}}}, "mux"),
+        ({"algorithms": {"FedAvgg": {}}}, "FedAvgg"),
+        ({"base": "nothing.yaml"}, "no config file 'nothing.yaml'"),
+        ({"overrides": {"trainer.max_round": 3}}, "did you mean"),
+        ({"overrides": {"trainer.engine": "auto"}}, "might choose differently"),
+        ({"overrides": {"trainer.devices": 2}}, "one device"),
+        ({"overrides": {"trainer.eval_every_n_rounds": 0}}, "leaves nothing to compare"),
+        ({"tuning": {"metric": ACCURACY}, "algorithms": {"FedProx": {"mu": {"grid": [1.0]}}}}, "is of test data"),
+        ({"algoritms": {"FedAvg": {}}}, "did you mean 'algorithms'"),
+        ({"report": "best"}, "best_on_test"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(project, capfd, given, message):
+    write(project, **given)
+    assert run_cli("compare", "--config", "study.yaml") in (1, 2)
+    said = capfd.readouterr().err
+    assert message in said, said
+    assert said.count("\n") == 1
+    assert not (project / "studies").exists()
+
+
+def test_a_metric_that_nobody_logs(project, monkeypatch):
+    importable(project, monkeypatch)
+    study = Study(**{**TINY, "metrics": ["global/test_f1"], "algorithms": {"FedAvg": {}}, "seeds": 1})
+    with pytest.raises(ConfigurationError, match=r"metrics: .* logs no 'global/test_f1'; there is: global/test_"):
+        Comparison(study).run()
+
+
+def test_one_process_at_a_time(project, monkeypatch):
+    importable(project, monkeypatch)
+    study = Study(**{**TINY, "seeds": 1})
+    study.folder.mkdir(parents=True)
+    lock = filelock.FileLock(study.folder / ".lock")
+    with lock, pytest.raises(ConfigurationError, match="is being worked on by another process"):
+        Comparison(study).run()
+
+
+def test_ctrl_c_leaves_a_study_that_goes_on(project):
+    write(project, overrides={"trainer.max_rounds": 5000}, seeds=1, variants={"all": {}})
+    process = start_cli("compare", "--config", "study.yaml", cwd=project)
+    deadline = time.monotonic() + 120
+    while not list((project / "studies").rglob("last.ckpt")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "stopped; the same command goes on" in err
+    assert "Traceback" not in err

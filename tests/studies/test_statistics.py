@@ -1,0 +1,82 @@
+"""Means over seeds and paired differences, against independent computations."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from fedbc_lightning.studies.statistics import paired_differences, summarise
+from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.tables import latex, markdown, summary_rows, tables
+
+METRIC = "global/test_accuracy"
+
+
+def results(values, status="finished"):
+    """A tidy table of one variant: algorithm -> values by seed."""
+    rows = [
+        {"variant": "all", "algorithm": name, "seed": seed, "status": status, METRIC: value}
+        for name, column in values.items() for seed, value in enumerate(column)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_intervals_are_those_of_a_paired_t_test():
+    rng = np.random.default_rng(0)
+    first, second = rng.random(5), rng.random(5)
+    found = paired_differences(results({"a": first, "b": second}), [METRIC], "a", confidence=0.9)
+    (row,) = found.to_dict("records")
+    expected = stats.ttest_rel(second, first).confidence_interval(0.9)
+    assert row["difference"] == pytest.approx(np.mean(second - first), abs=1e-15)
+    assert (row["low"], row["high"]) == pytest.approx((expected.low, expected.high), rel=1e-12)
+    assert (row["algorithm"], row["num_pairs"]) == ("b", 5)
+
+
+def test_the_same_numbers_differ_by_exactly_nothing():
+    values = [0.1, 0.7, 0.3]
+    (row,) = paired_differences(results({"a": values, "b": values}), [METRIC], "a").to_dict("records")
+    assert (row["difference"], row["low"], row["high"]) == (0.0, 0.0, 0.0)
+
+
+def test_a_failed_run_leaves_its_pair_out():
+    table = results({"a": [1.0, 2.0, 3.0], "b": [2.0, 4.0, 9.0]})
+    table.loc[(table["algorithm"] == "b") & (table["seed"] == 2), "status"] = "failed"
+    (row,) = paired_differences(table, [METRIC], "a").to_dict("records")
+    assert (row["num_pairs"], row["difference"]) == (2, 1.5)
+    summary = summarise(table, [METRIC]).set_index("algorithm")
+    assert summary.loc["b", "num_seeds"] == 2
+    assert summary.loc["a", "mean"] == 2.0
+    assert summary.loc["a", "std"] == pytest.approx(np.std([1.0, 2.0, 3.0], ddof=1))
+
+
+def test_one_seed_has_no_interval():
+    (row,) = paired_differences(results({"a": [1.0], "b": [2.0]}), [METRIC], "a").to_dict("records")
+    assert row["difference"] == 1.0
+    assert math.isnan(row["low"])
+    assert math.isnan(row["high"])
+
+
+def test_tables_show_what_was_computed():
+    study = Study("x.yaml", {"a": {"algorithm": "FedAvg"}, "b|c": {"algorithm": "FedBC"}}, seeds=2, metrics=[METRIC])
+    table = results({"a": [0.5, 0.6], "b|c": [0.8, 0.7]})
+    summary = summarise(table, [METRIC])
+    assert summary_rows(study, summary, METRIC) == [["", "all"], ["a", "55.00 ± 7.07"], ["b|c", "**75.00 ± 7.07**"]]
+    parts = list(tables(study, summary, paired_differences(table, [METRIC], "a")))
+    text = markdown("study", parts, ["a note"])
+    assert "| b\\|c | **75.00 ± 7.07** |" in text
+    assert "| b\\|c | +20.00 [−107.06, +147.06] |" in text
+    assert text.endswith("- a note\n")
+    tex = latex(parts)
+    assert r"b|c & \textbf{75.00 $\pm$ 7.07} \\" in tex
+    assert tex.count("\\begin{tabular}") == tex.count("\\end{tabular}") == 2
+    assert "%" not in tex.replace("\\%", "").partition("\n")[2]
+
+
+def test_a_table_of_losses_has_the_smallest_in_bold():
+    study = Study("x.yaml", {"a": {}, "b": {}}, metrics=["global/test_loss"], report="best_on_test")
+    table = results({"a": [0.5], "b": [0.4]}).rename(columns={METRIC: "global/test_loss"})
+    parts = list(tables(study, summarise(table, study.metrics), paired_differences(table, study.metrics, "a")))
+    assert parts[0][1][1:] == [["a", "0.5000"], ["b", "**0.4000**"]]
+    assert "best round on the test data itself" in parts[0][0]

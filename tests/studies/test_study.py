@@ -1,0 +1,114 @@
+"""What a study's config may say, and the runs that it stands for."""
+
+import pytest
+import yaml
+
+from fedbc_lightning import ConfigurationError
+from fedbc_lightning.studies.study import Method, Study, as_word, slug
+
+ALGORITHMS = {"FedAvg": {}, "FedProx": {"mu": 0.1}}
+
+
+def make(**given):
+    return Study(**{"base": "digits.yaml", "algorithms": ALGORITHMS, **given})
+
+
+def test_the_words_of_a_run():
+    study = make(
+        algorithms={"mine": {"algorithm": "FedBC", "dual_lr": 1e-5, "model.lr": 0.5}},
+        overrides={"trainer.max_rounds": 7, "data.val_fraction": 0.1},
+        variants={"E = 5": {"trainer.local_epochs": 5, "trainer.max_rounds": 9}},
+        out="there",
+        name="s",
+    )
+    run = study.run("E = 5", study.methods[0], seed=3)
+    words = run.words()
+    assert words[0] == "fit"
+    assert words[words.index("--algorithm") + 1] == "FedBC"
+    assert words[words.index("--seed_everything") + 1] == "3"
+    values = dict(word[2:].split("=", 1) for word in words if "=" in word)
+    assert {key: yaml.safe_load(value) for key, value in values.items()} == {
+        "trainer.max_rounds": 9,  # the variant is stronger than the overrides of all
+        "data.val_fraction": 0.1,
+        "trainer.local_epochs": 5,
+        "algorithm.dual_lr": 1e-5,
+        "model.lr": 0.5,
+        "trainer.default_root_dir": "there/s/runs/E_=_5/mine",
+        "trainer.name": "seed_3",
+        "trainer.enable_progress_bar": False,
+    }
+
+
+def test_a_trial_has_validation_data_and_rounds_of_its_own():
+    study = make(algorithms={"FedProx": {"mu": {"grid": [0.1, 1.0]}}}, overrides={"data.val_fraction": 0.5})
+    study.tuning.max_rounds = 4
+    method = study.methods[0]
+    tried = list(method.grid())
+    assert tried == [{"algorithm.mu": 0.1}, {"algorithm.mu": 1.0}]
+    trial = study.trial("all", method, 0, tried[1])
+    assert trial.settings == {"data.val_fraction": 0.2, "algorithm.mu": 1.0, "trainer.max_rounds": 4}
+    final = study.run("all", method, 0, tried[1])
+    assert final.settings == {"data.val_fraction": 0.5, "algorithm.mu": 1.0}
+    assert trial.folder != final.folder
+    assert "mu=1" in trial.title
+
+
+def test_a_grid_of_two_settings_is_their_product():
+    method = Method.read("x", {"a": {"grid": [1, 2]}, "trainer.local_epochs": {"grid": [3, 4]}, "b": 5})
+    assert len(list(method.grid())) == 4
+    assert method.settings == {"algorithm.b": 5}
+    assert list(method.tuned) == ["algorithm.a", "trainer.local_epochs"]
+
+
+def test_a_part_with_a_class_path_is_a_setting():
+    part = {"class_path": "GeometricMedian"}
+    assert Method.read("x", {"robust_rule": part}).settings == {"algorithm.robust_rule": part}
+
+
+@pytest.mark.parametrize(
+    "value", [1e-5, 5e-324, 0.1, 3, None, True, "a: b", [1, 2.5], {"a": None}, float("inf"), "1e-5"]
+)
+def test_a_value_survives_the_command_line(value):
+    assert yaml.safe_load(as_word(value)) == value
+
+
+def test_the_same_run_wherever_its_folder_lies(tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text("trainer: {max_rounds: 2}\n")
+    first, second = (make(base=str(config), out=str(out)) for out in ("a", "b"))
+    identities = [study.run("all", study.methods[0], 0).identity() for study in (first, second)]
+    assert identities[0] == identities[1]
+    config.write_text("trainer: {max_rounds: 3}\n")
+    assert second.run("all", second.methods[0], 0).identity() != identities[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"algorithms": {}}, "algorithms: none given"),
+        ({"metrics": []}, "metrics: none given"),
+        ({"seeds": 0}, "seeds: got 0"),
+        ({"seeds": [1, 1]}, r"seeds: got \[1, 1\]"),
+        ({"seeds": [-1]}, r"seeds: got \[-1\]"),
+        ({"reference": "FedBC"}, "reference: 'FedBC' is not among the algorithms FedAvg, FedProx"),
+        ({"confidence": 95}, "confidence: got 95"),
+        ({"overrides": {"seed_everything": 3}}, "overrides: the study itself gives seed_everything"),
+        ({"variants": {"a": {"trainer.name": "x"}}}, "variants.a: the study itself gives trainer.name"),
+        ({"variants": {"a b": {}, "a?b": {}}}, "variants: 'a b' and 'a.b' would share a folder"),
+        ({"algorithms": {"FedProx": 0.1}}, "algorithms.FedProx: got 0.1"),
+        ({"algorithms": {"FedProx": {"mu": {"grid": []}}}}, "algorithms.FedProx.mu: got"),
+        ({"algorithms": {"FedProx": {"mu": {"low": 1, "high": 0}}}}, "algorithms.FedProx.mu: got"),
+        (
+            {"algorithms": {"FedProx": {"mu": {"low": 0, "high": 1, "log": True}}}},
+            "FedProx.mu: low: 0 has no logarithm",
+        ),
+    ],
+)
+def test_mistakes(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make(**given)
+
+
+def test_names_that_no_file_system_takes():
+    assert slug("a/b: c") == "a_b_c"
+    assert slug("///") == "_"
