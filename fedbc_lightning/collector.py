@@ -144,12 +144,9 @@ class MetricCollector:
 
     def current(self) -> dict[str, Tensor]:
         """The values so far, for schedulers and hooks that look at ``callback_metrics``."""
+        ended = {name: torch.as_tensor(total / weight) for name, (total, weight) in self._totals.items()}
         running = {n: torch.as_tensor(v.value()) for n, v in self._epoch.items() if v.metric is None and v.weight}
-        return self.ended() | running
-
-    def ended(self) -> dict[str, Tensor]:
-        """The values of the epochs that have ended."""
-        return {name: torch.as_tensor(total / weight) for name, (total, weight) in self._totals.items()}
+        return ended | running
 
     def logged(self) -> dict[str, float]:
         """Name as logged -> value."""

@@ -134,7 +134,7 @@ class Evaluator:
         user = self._engine.user
         user.eval_mode()
         user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None,
-                      current_epoch=round)  # fmt: skip
+                      current_epoch=round, global_step=round)  # fmt: skip
         with torch.no_grad():
             yield
         user.train_mode()

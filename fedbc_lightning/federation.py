@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning import checkpoint
@@ -58,6 +58,7 @@ class Federation:
         client_dtype: In which clients' vectors are kept; None: that of z.
         stragglers: Who does less than asked, or vanishes; None: nobody.
         engine: How local training is done; ``"auto"``: by the faster one.
+        max_rounds: T; no sampler is asked beyond.
         seed: The run's seed.
 
     Attributes:
@@ -83,6 +84,7 @@ class Federation:
         client_dtype: torch.dtype | None,
         stragglers: Stragglers | None,
         engine: choice.Kind | Literal["auto"],
+        max_rounds: int,
         seed: int,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
@@ -101,7 +103,7 @@ class Federation:
         self.layout.attach(row)
         optimizer = LocalOptimizer(user, self.layout, row, grad, configured)
         args = (user, self.layout, optimizer, row, grad, local, datamodule, seed)
-        self.engine_kind: choice.Kind = self._choose_engine(args) if engine == "auto" else engine
+        self.engine_kind: choice.Kind = self._choose_engine(args, max_rounds) if engine == "auto" else engine
         self.engine = choice.make_engine(self.engine_kind, *args)
 
         self._stragglers, self._said_nobody = stragglers, False
@@ -139,12 +141,14 @@ class Federation:
         if self._stragglers is not None and (algorithm.partial_work == "refused" or algorithm.trains_pooled):
             raise ConfigurationError(f"trainer.stragglers: {name} has neither partial work nor absent clients.")
 
-    def _choose_engine(self, args: tuple) -> choice.Kind:
+    def _choose_engine(self, args: tuple, max_rounds: int) -> choice.Kind:
         """By rank 0's clients of the first rounds, the same on all ranks."""
         kind: choice.Kind = "sequential"
-        if self.fabric.is_global_zero and not self.algorithm.trains_pooled:
+        if self.algorithm.trains_pooled:
+            rank_zero_info("trainer.engine: auto takes sequential; there is one model, trained on all data.")
+        elif self.fabric.is_global_zero:
             shares = []
-            for round in range(1, NUM_ROUNDS_LOOKED_AT + 1):
+            for round in range(1, min(NUM_ROUNDS_LOOKED_AT, max_rounds) + 1):
                 ids = self._sample(round)
                 steps = self._num_steps(ids)
                 share = self._share(steps)
@@ -195,6 +199,7 @@ class Federation:
         """
         server = self.server
         server.round, server.metrics = round, {}
+        self.user.shim.set(training=True)
         sampled = self._sample(round)
         late, absent = self._stragglers.draw(sampled, self._seed, round) if self._stragglers else (set(), set())
         missing = dict.fromkeys(absent, "absent")
@@ -302,7 +307,7 @@ class Federation:
     def load_global(self) -> None:
         """Write the staged global model into the user's module."""
         self.engine.load(self.server.staged_model, self.server.staged("counters"))
-        self.user.shim.set(current_client=None, training=False)
+        self._tell_module_about_largest_client()
 
     def models(self) -> Models:
         """What is evaluated after this round, as staged."""
@@ -428,12 +433,12 @@ class Federation:
         return metrics | self.server.metrics
 
     def _tell_module_about_largest_client(self) -> None:
-        """What ``configure_optimizers`` sees when it is called to learn its form, before any client."""
+        """What the module sees outside of clients, and ``configure_optimizers`` when called to learn its form."""
         num_batches = int(self._num_batches.max())
         steps = self._local.num_steps(num_batches)
         self.user.shim.set(
             max_epochs=self._local.epochs or 1, max_steps=self._local.steps or -1, num_training_batches=num_batches,
-            estimated_stepping_batches=steps,
+            estimated_stepping_batches=steps, current_client=None, training=False,
         )  # fmt: skip
 
     # checkpoints

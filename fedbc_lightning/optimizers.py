@@ -141,10 +141,16 @@ class LocalOptimizer:
         for leaf, grad in self._leaves:
             if leaf.grad is not grad:
                 leaf.grad = grad
-        optimizer = self.optimizer
-        is_seen = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or self.schedulers
-        is_seen = is_seen or torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
-        return optimizer.step if is_seen else self._bare_step
+        return self.optimizer.step if self.schedulers or self.has_step_hooks else self._bare_step
+
+    @property
+    def has_step_hooks(self) -> bool:
+        """Whether anything listens to the optimizer's steps, to its own or to those of all."""
+        own, module = self.optimizer, torch_optimizer
+        return bool(
+            own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks
+            or module._global_optimizer_pre_hooks or module._global_optimizer_post_hooks
+        )  # fmt: skip
 
     def show_gradient(self, is_there: bool = True) -> None:
         """Let the flat leaves have the gradient row as their gradient, or none if the step has none."""

@@ -77,11 +77,12 @@ class RoundLoop:
         trainer = self.trainer
         started = time.perf_counter()
         trainer.current_round = round = trainer.finished_round + 1
-        trainer.shim.set(current_round=round, current_epoch=round)
+        trainer.shim.set(current_round=round, current_epoch=round, global_step=round)
         seed_globals(derive(trainer.seed, "round", round), trainer.user.device)
         self.hooks.call("on_round_start")
         metrics = self.federation.run_round(round)
         self.federation.load_global()
+        trainer.shim.set(callback_metrics=trainer.callback_metrics)  # not the last client's
         metrics["time/round_seconds"] = time.perf_counter() - started
         self._finish(metrics, self._evaluate(round) if self._is_evaluated(round) else Evaluation())
 
@@ -109,7 +110,7 @@ class RoundLoop:
                 self.federation.commit(round, metrics)
             trainer.finished_round = round
             collector = trainer.user.start_collecting()
-            trainer.shim.set(current_epoch=round)
+            trainer.shim.set(current_epoch=round, global_step=round)
             seed_globals(derive(trainer.seed, "round end", round), trainer.user.device)
             try:
                 if round:

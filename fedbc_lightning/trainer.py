@@ -385,7 +385,7 @@ class FederatedTrainer(CallbackView):
         self.federation = Federation(
             fabric, self.user, datamodule, algorithm, self.local, self.sampler, self.clients_per_round, self.buffers,
             self.keep_local_models, None if self.client_dtype is None else getattr(torch, self.client_dtype),
-            self.stragglers, engine, self.seed,
+            self.stragglers, engine, self.max_rounds, self.seed,
         )  # fmt: skip
         self.server, self.clients = self.federation.server, self.federation.clients
         self.layout = self.federation.layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from fedbc_lightning.algorithms import FederatedAlgorithm
 
 Kind = Literal["sequential", "vectorized"]
+
+VECTORIZED = "trainer.engine: vectorized "
+"""So begins what that engine cannot do."""
+MAX_SHAPES = 32
 
 SECONDS_TIMED = 0.05
 """So long a sequence of steps is timed, within an epoch, of 6 steps at least ..."""
@@ -64,12 +69,19 @@ def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, shares: Sequence[
         algorithm.server_callbacks(engine)
         if num_clients < 2:
             raise ConfigurationError(
-                "has nothing to map: one process trains one client in a round; use engine: sequential."
+                f"{VECTORIZED}has nothing to map: one process trains one client in a round; use engine: sequential."
             )
         with preserved_globals(engine.user.device):
             seconds = Trial(engine).run(shares)
+        if engine.draws:  # type: ignore[attr-defined]
+            raise ConfigurationError(
+                f"{VECTORIZED}would draw what training_step draws, such as dropout, for a whole cohort at once, so "
+                "that its masks depended on who is in it; use engine: sequential."
+            )
     except ConfigurationError as error:
-        reason = str(error).removeprefix("trainer.engine: vectorized ").removesuffix("; use engine: sequential.")
+        if not str(error).startswith(VECTORIZED):  # a mistake, in either engine
+            raise
+        reason = str(error).removeprefix(VECTORIZED).removesuffix("; use engine: sequential.")
         rank_zero_info(f"trainer.engine: auto takes sequential; vectorized {reason}.")
         return "sequential"
     kind: Kind = min(seconds, key=seconds.__getitem__)
@@ -110,14 +122,31 @@ class Trial:
         engine.recorder.record_after = {"single": 2, "mapped": 2}
         most = max(engine.group(range(len(ids)), steps, ()), key=len)
         try:
+            if engine.has_solver:  # one client's own steps are never replayed
+                engine.recorder.record_after = {"single": math.inf, "mapped": 2}
             one = self._cost(ids[:1])
             two = self._cost(ids[:2])
             many = self._cost([ids[k] for k in most]) if len(most) > 2 else two
+            self._check_shapes([client for share in shares for client in share.ids])
         finally:
             engine.local = asked
         alone = sum(len(ids) * one.beside + sum(steps) * one.step for ids, steps in shares)
         together = sum(self._together(steps, one, two, many, len(most)) for _, steps in shares)
         return {"sequential": alone / len(shares), "vectorized": together / len(shares)}
+
+    def _check_shapes(self, ids: list[int]) -> None:
+        """Take a step on each size of a last batch: only some clients have it, and none so far took one."""
+        datamodule, engine = self.engine.datamodule, self.engine
+        sizes = datamodule.num_samples("train")
+        ids = sorted(ids, key=lambda client: -sizes[client])
+        by_size = {int(sizes[client]) % datamodule.batch_size: client for client in ids}  # the smallest that has it
+        w = self._start[None, : engine.layout.num_parameters]
+        for client in list(by_size.values())[:MAX_SHAPES]:
+            loader = datamodule.client_train_dataloader(client, seed=engine.seed, device=engine.user.device)
+            *_, last = loader
+            batch = engine.user.to_device(last)
+            if isinstance(batch, (list, tuple)) and all(isinstance(part, torch.Tensor) for part in batch):
+                engine.check_step(w, [part[None] for part in batch])  # type: ignore[attr-defined]
 
     def _together(self, steps: list[int], one: Cost, two: Cost, many: Cost, num_many: int) -> float:
         """Seconds of the cohorts of a round; a step of any other width costs what lies between."""
@@ -133,9 +162,8 @@ class Trial:
 
     def _cost(self, ids: list[int]) -> Cost:
         """What training these together costs."""
-        first = self._seconds(ids, 1)
-        if first > SLOW_STEP:
-            return Cost(0.0, first)
+        if self._seconds(ids, 1) > SLOW_STEP:  # with their data, which may be made when first asked for
+            return Cost(0.0, self._seconds(ids, 1))
         self._seconds(ids, 3)  # recorded by now
         short = self._seconds(ids, 1)
         if short > SLOW_STEP:

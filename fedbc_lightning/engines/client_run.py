@@ -47,6 +47,7 @@ class ClientRun:
         self._updates_by_rate: Counter[tuple[float, ...]] = Counter()  # learning rate of each group -> updates
         self.epoch = 0
         self.is_told = False
+        self._metrics: dict[str, Tensor] = {}  # of the last epoch
         self.gradient_mean: Tensor | None = None
 
     def begin(self, start: Tensor, lr_scale: float, purpose: str, *, tells: bool = True) -> None:
@@ -92,7 +93,7 @@ class ClientRun:
             current_epoch=self.epoch,
             global_step=self.num_steps,
             current_client=self.client,
-            callback_metrics=self.collector.ended(),
+            callback_metrics=self._metrics,
             training=True,
         )
 
@@ -104,13 +105,15 @@ class ClientRun:
         self.loader.set_epoch(epoch)
         if self.is_told:
             self.user.shim.set(current_epoch=epoch)
-        self.hooks.call("on_train_epoch_start")
+            self.hooks.call("on_train_epoch_start")
 
     def end_epoch(self) -> None:
         """The epoch's last batch is done."""
         if self.is_told:
             self.hooks.call("on_train_epoch_end")
-            self.user.shim.set(callback_metrics=self.collector.current())
+        self._metrics = self.collector.current()
+        if self.is_told:
+            self.user.shim.set(callback_metrics=self._metrics)
             self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=True)
             self.layout.check_trainable()
         self.collector.end_epoch()

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.collector import plain_name, reduction
+from fedbc_lightning.collector import plain_name
 from fedbc_lightning.engines.cohort_batches import Stack
-from fedbc_lightning.engines.recording import NotRecordableError
-from fedbc_lightning.engines.step_function import StepOutput, WatchedIndex
-from fedbc_lightning.engines.step_recorder import is_same
+from fedbc_lightning.engines.mappable import SEQUENTIAL
+from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.local import Term
-from fedbc_lightning.seeding import derive, preserved_globals, seed_globals
+from fedbc_lightning.seeding import derive, seed_globals
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import LocalTraining
     from fedbc_lightning.engines.vectorized import VectorizedEngine
 
-SEQUENTIAL = "use engine: sequential"
 FEW = 6
 """Below so many clients of an unusual batch size, one step for each costs less than a mapped one."""
 
@@ -80,8 +78,7 @@ class CohortRun:
             Parts of the stack, with what their steps gave.
         """
         batch = self.user.to_device(stack.tensors)
-        if not self.engine.is_checked:
-            self._check_step([part[0] for part in batch])
+        self.engine.check_step(self.w, batch)
         num_entries, num_optimized = len(batch[0]), self.layout.num_optimized
         is_single = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
         if not is_single:
@@ -129,40 +126,6 @@ class CohortRun:
                 f"({first_line(error)}); {SEQUENTIAL}."
             ) from error
 
-    def _check_step(self, batch: list[Tensor]) -> None:
-        """Take one client's first step in several ways, to see what a mapped one would hide."""
-        self.engine.is_checked = True
-        recorder, row = self.engine.recorder, self.engine.row
-        row.copy_(self.w[0])
-        parameters = [view[0].clone() for view in self._views(self.w[:1])]
-
-        def taken(way: Callable[..., StepOutput], *args: Any, batch_idx: int) -> StepOutput:
-            with preserved_globals(self.user.device):
-                return way(*args, [part.clone() for part in batch], batch_idx)
-
-        try:
-            taken(recorder.function.written, batch_idx=0)  # the first forward may set up things in the module
-            for metric in self.user.metrics:
-                metric.reset()
-            with recorder.watched():
-                output = taken(recorder.function.written, batch_idx=WatchedIndex())
-                recorder.check_metrics()
-            if not is_same(output, taken(recorder.function.single, parameters, batch_idx=0), tolerance=1e-4):
-                raise NotRecordableError("given its weights as arguments, it has other gradients")
-            if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
-                raise NotRecordableError("it uses batch_idx")
-        except NotRecordableError as error:
-            raise ConfigurationError(
-                f"trainer.engine: vectorized needs a training_step that is a function of weights and batch: {error}; "
-                f"{SEQUENTIAL}."
-            ) from error
-        for call in output.logged:
-            if reduction(call.reduce_fx) != "mean":
-                raise ConfigurationError(
-                    f"trainer.engine: vectorized takes numbers averaged over their batch from training_step, and "
-                    f"self.log('{call.name}') gives something else; {SEQUENTIAL}."
-                )
-
     # the end
 
     def finish(self, steps: list[int], gradient_sum: Tensor | None = None) -> None:
@@ -175,7 +138,7 @@ class CohortRun:
         cohort.steps = steps
         cohort.step_size = engine.step_sizes(self.optimizer.rates).expand(num_clients, -1)
         counts = torch.tensor(steps, dtype=torch.float64)
-        plain, means = self.counted.means()
+        plain, means, weights = self.counted.means()
         cohort.losses = plain.tolist()
         finite = torch.isfinite(self.w).all(dim=1).cpu() & torch.isfinite(plain)
         if gradient_sum is not None:
@@ -183,8 +146,9 @@ class CohortRun:
             finite &= torch.isfinite(cohort.gradient_mean).all(dim=1).cpu()
         cohort.valid &= finite
         columns = {f"train_{name}": values.tolist() for name, values in means.items()}
+        has_logged = {f"train_{name}": (weight > 0).tolist() for name, weight in weights.items()}
         for k, record in enumerate(cohort.records):
-            record.update(num_steps=steps[k], **{name: values[k] for name, values in columns.items()})
+            record.update(num_steps=steps[k], **{n: values[k] for n, values in columns.items() if has_logged[n][k]})
 
 
 class Counts:
@@ -213,10 +177,13 @@ class Counts:
             weight = stack.size if call.batch_size is None else call.batch_size
             self._parts[f"logged {call.name}"].append(Counts.Part(stack.rows, call.value, weight, stack.is_aligned))
 
-    def means(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The plain mean of each client's losses (K,), and by plain name the means weighted by batch size."""
+    def means(self) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """The plain mean of each client's losses (K,); by plain name the means weighted by batch size; their weights.
+
+        A client without weight in a name has not logged it: its mean is none.
+        """
         plain = torch.zeros(0)
-        means = {}
+        means, totals = {}, {}
         for name, parts in self._parts.items():
             rows = torch.from_numpy(np.concatenate([part.rows for part in parts]))
             values = _joined(parts)
@@ -224,10 +191,9 @@ class Counts:
             weighted, total = self._sums(rows, values * torch.from_numpy(weights)), self._sums(rows, weights)
             if name == "loss":
                 plain = self._sums(rows, values) / self._sums(rows, np.ones(len(rows)))
-                means["loss"] = weighted / total
-            else:
-                means[plain_name(name.removeprefix("logged "))] = weighted / total
-        return plain, means
+            shown = "loss" if name == "loss" else plain_name(name.removeprefix("logged "))
+            means[shown], totals[shown] = weighted / total, total
+        return plain, means, totals
 
     def _sums(self, rows: Tensor, values: Tensor | np.ndarray) -> Tensor:
         sums = torch.zeros(self._num_clients, dtype=torch.float64)

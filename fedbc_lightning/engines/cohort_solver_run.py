@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.engines.cohort_batches import Stack, stacked_batches
-from fedbc_lightning.engines.cohort_run import SEQUENTIAL, CohortRun
+from fedbc_lightning.engines.cohort_run import CohortRun
+from fedbc_lightning.engines.mappable import SEQUENTIAL
 from fedbc_lightning.engines.solver_run import weight_decay_terms
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import Solver, Term

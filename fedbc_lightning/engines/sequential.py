@@ -25,6 +25,7 @@ from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import CLIENT_HOOKS, STEP_HOOKS, overrides
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.local import AfterStep, FineTuning, Solver, Term
+from fedbc_lightning.local.rows import of_each
 from fedbc_lightning.module import UserModule
 from fedbc_lightning.optimizers import LocalOptimizer
 from fedbc_lightning.seeding import derive, seed_globals
@@ -164,7 +165,9 @@ class SequentialEngine:
     def is_quiet(self) -> bool:
         """Whether only ``training_step`` is the user's, so that a client may pass of which the module hears nothing."""
         optimizer = self.optimizer
-        return self.is_plain and not (self._is_heard or optimizer.schedulers or optimizer.is_made_anew)
+        return self.is_plain and not (
+            self._is_heard or optimizer.schedulers or optimizer.is_made_anew or optimizer.has_step_hooks
+        )
 
     def check_solver(self, name: str, solver: Solver | type[Solver]) -> None:
         """Refuse what a solver's own steps cannot honour; say once what they leave out of the user's optimizer.
@@ -265,10 +268,10 @@ class SequentialEngine:
             self._fill_in(cohort, [solved.run(start.reshape(-1), lr_scale, purpose, is_last=is_last)])
             return
         runs: list[ClientRun] = []
-        own_terms = [[term] if num_clients == 1 else term.rows(num_clients) for term in terms]
+        own_terms = [[term] if num_clients == 1 else of_each(term, num_clients) for term in terms]
         own_after = [after_step] * num_clients
         if after_step is not None and num_clients > 1:
-            own_after = list(after_step.rows(num_clients))
+            own_after = list(of_each(after_step, num_clients))
         for k in range(num_clients):
             own_start = start if start.ndim == 1 else start[k]
             of_client = [term[k] for term in own_terms], own_after[k]

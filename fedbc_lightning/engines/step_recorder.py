@@ -6,7 +6,7 @@ import io
 import logging
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import repeat
@@ -88,7 +88,7 @@ class StepRecorder:
     def __init__(self, user: UserModule, layout: ParameterLayout, *, may_record: bool = True) -> None:
         self._user, self._module, self._layout = user, user.module, layout
         self.function = StepFunction(user, layout)
-        self.record_after = RECORD_AFTER
+        self.record_after: Mapping[str, float] = RECORD_AFTER
         self._description = Description([buffer for buffer, _ in user.scratch], user.metrics)
         self._counts: dict[tuple, int] = {}
         self._found: dict[tuple, Recording] = {}

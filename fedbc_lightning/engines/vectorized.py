@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
-from itertools import groupby
 from typing import Any
 
 from lightning.fabric.plugins.precision import MixedPrecision
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.engines.cohort_optimizer_run import CohortOptimizerRun
-from fedbc_lightning.engines.cohort_run import SEQUENTIAL
 from fedbc_lightning.engines.cohort_solver_run import CohortSolverRun
-from fedbc_lightning.engines.sequential import SequentialEngine
+from fedbc_lightning.engines.mappable import SEQUENTIAL, check_step
+from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
 from fedbc_lightning.engines.stacked_optimizer import StackedOptimizer
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import CLIENT_HOOKS, STEP_HOOKS
@@ -44,11 +44,9 @@ class VectorizedEngine(SequentialEngine):
             if is_there:
                 raise ConfigurationError(f"trainer.engine: vectorized cannot train with {problem}; {SEQUENTIAL}.")
         self.stacked_optimizer = StackedOptimizer(configure(self.user), self.layout)
-        self.is_checked = False
+        self.draws = False
+        self._checked: set[tuple] = set()
         self.cohort_size = max(2, min(MAX_COHORT, BYTES_OF_ROWS // (6 * self.row.nbytes)))
-        self._drops_out = any(
-            isinstance(child, nn.modules.dropout._DropoutNd) and child.p for child in self.user.module.modules()
-        )
 
     def _problems(self) -> dict[str, bool]:
         user, layout, local = self.user, self.layout, self.local
@@ -65,12 +63,16 @@ class VectorizedEngine(SequentialEngine):
             "precision other than 32-true and 64-true": self._is_half or isinstance(user.precision, MixedPrecision),
             "accumulate_grad_batches above 1": local.accumulate_grad_batches > 1,
             "hooks that transfer batches": user.has_transfer_hooks,
+            "hooks on its parameters": any(map(_has_hooks, user.module.parameters())),
+            "hooks on the steps of its optimizer": self.optimizer.has_step_hooks,
         }
 
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
         """Cohorts of clients of similar length, the longest first; a solver's have one length each."""
         together = sorted((p for p in positions if p not in alone), key=lambda p: (-num_steps[p], p))
-        parts = [list(part) for _, part in groupby(together, num_steps.__getitem__)] if self.has_solver else [together]
+        parts = [together]
+        if self.has_solver:
+            parts = [list(part) for _, part in itertools.groupby(together, num_steps.__getitem__)]
         size = self.cohort_size
         cohorts = [part[start : start + size] for part in parts for start in range(0, len(part), size)]
         return cohorts + [[p] for p in positions if p in alone]
@@ -87,28 +89,52 @@ class VectorizedEngine(SequentialEngine):
             )
         super().check_solver(name, solver)
 
+    def check_step(self, w: Tensor, batch: list[Tensor]) -> None:
+        """See :func:`~fedbc_lightning.engines.mappable.check_step`; once for each shape of a batch.
+
+        Args:
+            w: (K, d), of which the first client's is taken.
+            batch: Each (K, B, ...).
+
+        Raises:
+            ConfigurationError: The step may not be mapped.
+        """
+        shape = tuple([part.shape[1:] for part in batch])
+        if shape in self._checked:
+            return
+        self._checked.add(shape)
+        draws, self.draws = self.draws, check_step(self, w[0], [part[0] for part in batch]) or self.draws
+        if self.draws and not draws and not self.is_trial:
+            rank_zero_info(
+                "trainer.engine: vectorized draws what training_step draws, such as dropout, for a whole cohort at "
+                "once, so its masks depend on who is in it; the sequential engine's depend on the client alone."
+            )
+
+    def _is_sorted(self, cohort: Cohort, local: LocalTraining) -> bool:
+        """Whether those with the most steps stand first; cohorts are sorted by the steps of the trainer's training."""
+        steps = list(map(local.num_steps, self.datamodule.num_batches()[cohort.ids].tolist()))
+        return steps == sorted(steps, reverse=True)
+
     def solve(
         self, cohort: Cohort, start: Tensor, terms: Sequence[Term] = (), *, solver: Solver | None = None,
         after_step: AfterStep | None = None, epochs: int | None = None, lr_scale: float = 1.0,
         record_gradient_mean: bool = False, purpose: str = "client", is_last: bool = True,
     ) -> None:  # fmt: skip
         """See the base class; K clients at once."""
-        if len(cohort) == 1:
+        local = self._planned(cohort, epochs)
+        if len(cohort) == 1 or (solver is None and epochs is not None and not self._is_sorted(cohort, local)):
             super().solve(
                 cohort, start, terms, solver=solver, after_step=after_step, epochs=epochs, lr_scale=lr_scale,
                 record_gradient_mean=record_gradient_mean, purpose=purpose, is_last=is_last,
             )  # fmt: skip
             return
-        if self._drops_out and not self.is_trial:
-            self._drops_out = False  # said once
-            rank_zero_info(
-                "trainer.engine: vectorized draws dropout for a whole cohort at once, so its masks depend on who is in "
-                "it; the sequential engine's depend on the client alone."
-            )
         self.user.train_mode()
         self.user.shim.set(training=True, current_client=None)
-        local = self._planned(cohort, epochs)
         if solver is not None:
             CohortSolverRun(self, cohort, local, terms, solver).run(start, lr_scale, purpose)
             return
         CohortOptimizerRun(self, cohort, local, terms, after_step, record_gradient_mean).run(start, lr_scale, purpose)
+
+
+def _has_hooks(parameter: nn.Parameter) -> bool:
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

@@ -217,7 +217,7 @@ def test_differences_of_gradients_see_one_dropout_mask(tmp_path):
 def test_dropout_differs_between_clients_and_is_said(tmp_path, caplog):
     with caplog.at_level("INFO"):
         first, second = (fit(tmp_path, "vectorized", model=Dropped, name=name) for name in "ab")
-    assert "vectorized draws dropout for a whole cohort at once" in caplog.text
+    assert "vectorized draws what training_step draws, such as dropout, for a whole cohort at once" in caplog.text
     assert torch.equal(first.server.z, second.server.z)
     rows = read_csv(Path(first.log_dir, "clients.csv"))
     assert len({row["train_loss"] for row in rows}) == len(rows)

@@ -1,0 +1,82 @@
+"""Whether a step of the user's may be mapped over clients: it is taken in several ways, which must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.collector import reduction
+from fedbc_lightning.engines.recording import NotRecordableError
+from fedbc_lightning.engines.step_function import StepOutput, WatchedIndex
+from fedbc_lightning.engines.step_recorder import is_same
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.seeding import preserved_globals
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.vectorized import VectorizedEngine
+
+SEQUENTIAL = "use engine: sequential"
+
+
+def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool:
+    """Take a step of one client in several ways, to see what a mapped one would hide.
+
+    Args:
+        engine: Its module and workbench are used.
+        w: (d,) the weights.
+        batch: Of one client.
+
+    Returns:
+        Whether the step draws random numbers.
+
+    Raises:
+        ConfigurationError: It may not be mapped, with the reason.
+    """
+    user, layout, recorder = engine.user, engine.layout, engine.recorder
+    engine.row.copy_(w)
+    parameters = [w[entry.offset : entry.end].view(entry.shape).clone() for entry in layout.entries]
+    draws = False
+
+    def taken(way: Callable[..., StepOutput], *args: Any, batch_idx: int) -> StepOutput:
+        nonlocal draws
+        with preserved_globals(user.device):
+            before = _drawn(user.device)
+            output = way(*args, [part.clone() for part in batch], batch_idx)
+            draws = draws or before != _drawn(user.device)
+            return output
+
+    try:
+        taken(recorder.function.written, batch_idx=0)  # the first forward may set up things in the module
+        draws = False
+        for metric in user.metrics:
+            metric.reset()
+        with recorder.watched():
+            output = taken(recorder.function.written, batch_idx=WatchedIndex())
+            recorder.check_metrics()
+        if not is_same(output, taken(recorder.function.single, parameters, batch_idx=0), tolerance=1e-4):
+            raise NotRecordableError("given its weights as arguments, it has other gradients")
+        if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
+            raise NotRecordableError("it uses batch_idx")
+    except NotRecordableError as error:
+        raise ConfigurationError(
+            f"trainer.engine: vectorized needs a training_step that is a function of weights and batch: {error}; "
+            f"{SEQUENTIAL}."
+        ) from error
+    for call in output.logged:
+        if reduction(call.reduce_fx) != "mean":
+            raise ConfigurationError(
+                f"trainer.engine: vectorized takes numbers averaged over their batch from training_step, and "
+                f"self.log('{call.name}') gives something else; {SEQUENTIAL}."
+            )
+    return draws
+
+
+def _drawn(device: torch.device) -> tuple[bytes, ...]:
+    """Where torch's generators stand."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return tuple(state.numpy().tobytes() for state in states)
