@@ -31,6 +31,9 @@ class ClientStore:
         initial_counters: The integer buffers of round 0.
         num_parameters: d.
         dtype: In which floating-point vectors are kept; None: that of z.
+
+    Attributes:
+        row_bytes: Of one client's vectors as they are kept, without tables.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class ClientStore:
         self._tables = TableRows({name: starts[kind] for name, kind in kinds.items() if kind == "table"})
         vectors = {name: starts[kind] for name, kind in kinds.items() if kind != "table"}
         dtypes = {name: dtype if dtype and row.is_floating_point() else row.dtype for name, row in vectors.items()}
-        row_bytes = sum(len(row) * dtypes[name].itemsize for name, row in vectors.items())
+        self.row_bytes = row_bytes = sum(len(row) * dtypes[name].itemsize for name, row in vectors.items())
         self._vectors: MemoryRows | FileRows = (
             MemoryRows(vectors, dtypes, num_clients)
             if num_clients * row_bytes <= client_rows.IN_MEMORY_BELOW

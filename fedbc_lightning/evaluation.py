@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 MAX_CLIENTS_BY_DEFAULT = 1000
+Task = tuple[str, int]
+"""Which model, "global" or "local", on whose data: a client's, or -1: the pooled ones."""
 WORSE_IF_HIGHER = ("loss", "error", "rmse", "perplexity")
 
 
@@ -140,18 +142,32 @@ class Evaluator:
         user.train_mode()
         user.shim.set(validating=False, testing=False)
 
-    def _measure(self, split: str, stage: str, models: Models, round: int) -> dict[tuple[str, int], dict[str, float]]:
-        """(which model, client or -1 for the pooled data) -> name -> value, from all ranks."""
+    def tasks(self, split: str, models: Models) -> list[Task]:
+        """What is evaluated on a split, in order."""
         counts = self._datamodule.num_samples(split)
         clients = [i for i in self.client_ids if counts[i]]
         tasks = [("global", -1)] + [("global", i) for i in clients]
         if models.local is not None:
             tasks += [("local", i) for i in clients]
-        mine = tasks[self._fabric.global_rank :: self._fabric.world_size]
+        return tasks
+
+    def _measure(self, split: str, stage: str, models: Models, round: int) -> dict[Task, dict[str, float]]:
+        """Task -> name -> value, from all ranks."""
+        tasks = self.tasks(split, models)
+        results = self.do(tasks[self._fabric.global_rank :: self._fabric.world_size], split, stage, models, round)
+        merged: dict[Task, dict[str, float]] = {}
+        for part in gather_objects(self._fabric, results):
+            merged |= part
+        return {task: merged[task] for task in tasks if task in merged}
+
+    def do(
+        self, tasks: Sequence[Task], split: str, stage: str, models: Models, round: int
+    ) -> dict[Task, dict[str, float]]:
+        """Task -> name -> value, where there are data."""
         user, engine, results = self._engine.user, self._engine, {}
         loaded = None
         with self._evaluating(stage, round):
-            for which, client in mine:
+            for which, client in tasks:
                 loader = self._loader(split, client)
                 if loader is None:
                     continue
@@ -162,10 +178,7 @@ class Evaluator:
                     engine.load(models.z, models.counters)
                 loaded = which
                 results[which, client] = user.evaluate(loader, stage)
-        merged: dict[tuple[str, int], dict[str, float]] = {}
-        for part in gather_objects(self._fabric, results):
-            merged |= part
-        return {task: merged[task] for task in tasks if task in merged}
+        return results
 
     def _loader(self, split: str, client: int) -> object | None:
         device = self._engine.user.device

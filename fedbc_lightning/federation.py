@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
@@ -17,7 +17,7 @@ from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.datamodule import POOLED
 from fedbc_lightning.engines import choice
-from fedbc_lightning.engines.sequential import LocalTraining
+from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Models
 from fedbc_lightning.fabric import gather_objects, sum_over_ranks
@@ -39,6 +39,24 @@ KEEP_LOCAL_MODELS_BELOW = 64 * 2**20
 NUM_ROUNDS_LOOKED_AT = 10
 """Whose sampled clients decide which engine ``auto`` takes."""
 LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS = "local_model", "local_buffers", "local_counters"
+
+
+class PlannedRound(NamedTuple):
+    """What a round does if every loss is finite.
+
+    Attributes:
+        sampled: The clients that receive z.
+        ids: Those that train, and how many ``steps`` each.
+        steps: See there.
+        bytes_down: That all of them receive; ``bytes_up`` that they send.
+        bytes_up: See there.
+    """
+
+    sampled: list[int]
+    ids: list[int]
+    steps: list[int]
+    bytes_down: int
+    bytes_up: int
 
 
 class Federation:
@@ -103,6 +121,7 @@ class Federation:
         self.layout.attach(row)
         optimizer = LocalOptimizer(user, self.layout, row, grad, configured)
         args = (user, self.layout, optimizer, row, grad, local, datamodule, seed)
+        self.engine_args = args
         self.engine_kind: choice.Kind = self._choose_engine(args, max_rounds) if engine == "auto" else engine
         self.engine = choice.make_engine(self.engine_kind, *args)
 
@@ -200,17 +219,9 @@ class Federation:
         server = self.server
         server.round, server.metrics = round, {}
         self.user.shim.set(training=True)
-        sampled = self._sample(round)
-        late, absent = self._stragglers.draw(sampled, self._seed, round) if self._stragglers else (set(), set())
-        missing = dict.fromkeys(absent, "absent")
-        if late and self._partial_work() == "dropped":
-            missing |= dict.fromkeys(late, "straggler")
+        sampled, late, missing = self._draw(round)
         server.ids = [client for client in sampled if client not in missing]
-        self.engine.round, self.engine.grad_scale = round, self.grad_scale
-        self.engine.optimizer.learning_rates = self.schedule.learning_rates
-        sums = Sums(self.user.device)
-        for callback in self._server_callbacks:
-            callback.on_round_start(server, sums)
+        sums = self.start_round(self.engine)
         counters = server["counters"]
         records: list[tuple[int, dict[str, Any]]] = []
         steps = self._num_steps(server.ids)
@@ -233,6 +244,45 @@ class Federation:
         self._count_bytes()
         return self._round_metrics()
 
+    def start_round(self, engine: SequentialEngine) -> Sums:
+        """Let the engine and the server's parts begin the server's round."""
+        server = self.server
+        engine.round, engine.grad_scale = server.round, self.grad_scale
+        engine.optimizer.learning_rates = self.schedule.learning_rates
+        sums = Sums(self.user.device)
+        for callback in self._server_callbacks:
+            callback.on_round_start(server, sums)
+        return sums
+
+    def plan_round(self, round: int) -> PlannedRound:
+        """What a round will do; all of it is a function of (seed, round). The server is in that round afterwards."""
+        self.server.round = round
+        sampled, late, missing = self._draw(round)
+        ids = [client for client in sampled if client not in missing]
+        steps = [
+            self._late_training(client).num_steps(int(self._num_batches[client])) if client in late else asked
+            for client, asked in zip(ids, self._num_steps(ids), strict=True)
+        ]
+        if self.algorithm.trains_pooled:
+            steps = [self._local.num_steps(len(self.datamodule.client_train_dataloader(POOLED, seed=self._seed)))]
+        steps = [self.algorithm.num_steps(self.server, asked) for asked in steps]
+        down, up = self._bytes_of_client()
+        return PlannedRound(sampled, ids, steps, down * len(sampled), up * len(ids))
+
+    def _draw(self, round: int) -> tuple[list[int], set[int], dict[int, str]]:
+        """The clients sampled, the stragglers among them, and those that send nothing, with the reason."""
+        sampled = self._sample(round)
+        late, absent = self._stragglers.draw(sampled, self._seed, round) if self._stragglers else (set(), set())
+        missing = dict.fromkeys(absent, "absent")
+        if late and self._partial_work() == "dropped":
+            missing |= dict.fromkeys(late, "straggler")
+        return sampled, late, missing
+
+    def _late_training(self, client: int) -> LocalTraining:
+        """What a straggler does in the server's round."""
+        rng = numpy_generator(self._seed, "partial work", self.server.round, client)
+        return self._local.shortened(int(self._num_batches[client]), rng)
+
     def _say_nobody_is_left(self) -> None:
         if not self._said_nobody:
             self._said_nobody = True
@@ -251,8 +301,8 @@ class Federation:
         num_samples = int(self._num_samples[client])
         return {"client": client, "num_samples": num_samples, "num_steps": 0, "status": status, "weight": 0.0}
 
-    def _count_bytes(self) -> None:
-        """What each client received and sent, into its row of ``clients.csv``."""
+    def _bytes_of_client(self) -> tuple[int, int]:
+        """What each client receives in the server's round, and what it sends if it does."""
         algorithm, size = self.algorithm, self.server.z.element_size()
         buffers = self.layout.num_buffers if self._buffer_policy == "average" else 0
         exchanges = 0 if algorithm.trains_pooled else algorithm.num_exchanges(self.server)
@@ -260,6 +310,11 @@ class Federation:
         vectors_up = algorithm.vectors_up + sum(part.vectors_up for part in self._server_callbacks)
         down = exchanges * (vectors_down * self.layout.num_parameters + buffers) * size
         up = exchanges * ((vectors_up * self.layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up)
+        return down, up
+
+    def _count_bytes(self) -> None:
+        """What each client received and sent, into its row of ``clients.csv``."""
+        down, up = self._bytes_of_client()
         for record in self.server.records:
             sends = record["status"] in ("ok", "nonfinite")
             record.update(bytes_down=down, bytes_up=up if sends else 0)
@@ -356,27 +411,23 @@ class Federation:
         return [self._local.num_steps(int(self._num_batches[i])) if i != POOLED else 1 for i in ids]
 
     def _share(self, steps: list[int]) -> list[int]:
-        """The positions of this rank's clients: longest first, each to the rank with the least to do."""
-        if self.fabric.world_size == 1:
-            return list(range(len(steps)))
-        loads, shares = [0] * self.fabric.world_size, [[] for _ in range(self.fabric.world_size)]  # type: ignore[var-annotated]
-        for position in sorted(range(len(steps)), key=lambda k: (-steps[k], k)):
-            rank = loads.index(min(loads))
-            loads[rank] += steps[position]
-            shares[rank].append(position)
-        return shares[self.fabric.global_rank]
+        """The positions of this rank's clients."""
+        return deal(steps, self.fabric.world_size)[self.fabric.global_rank]
 
-    def _train(self, positions: list[int], sums: Sums, *, is_late: bool) -> Cohort:
-        """Run a cohort's half, then the server's parts on its message."""
-        clients = [self.server.ids[position] for position in positions]
+    def make_cohort(self, clients: list[int], positions: list[int]) -> Cohort:
+        """Clients of this round, by their positions in it, that are trained together."""
         sizes = [int(self._num_samples.sum() if i == POOLED else self._num_samples[i]) for i in clients]
         cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
-        if is_late:
-            rng = numpy_generator(self._seed, "partial work", self.server.round, clients[0])
-            cohort.local = self._local.shortened(int(self._num_batches[clients[0]]), rng)
         cohort.start_counters = self.server["counters"]
         if self._buffer_policy == "local":
             cohort.start_buffers, cohort.start_counters = cohort.local_buffers, cohort.local_counters[0]
+        return cohort
+
+    def _train(self, positions: list[int], sums: Sums, *, is_late: bool) -> Cohort:
+        """Run a cohort's half, then the server's parts on its message."""
+        cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
+        if is_late:
+            cohort.local = self._late_training(cohort.ids[0])
         self.algorithm.client_update(self.engine, cohort, self.server)
         cohort.check_finite()
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
@@ -511,3 +562,20 @@ class Federation:
         self.grad_scale = state["grad_scale"]
         if state["per_tensor_optimizer"] and self.engine.optimizer.is_flat:
             self.engine.optimizer.use_per_tensor()
+
+
+def deal(steps: list[int], num_ranks: int) -> list[list[int]]:
+    """The positions of each rank's clients: longest first, each to the rank with the least to do.
+
+    Example:
+        >>> deal([5, 1, 3], 2), deal([5, 1, 3], 1)
+        ([[0], [2, 1]], [[0, 1, 2]])
+    """
+    if num_ranks == 1:
+        return [list(range(len(steps)))]
+    loads, shares = [0] * num_ranks, [list[int]() for _ in range(num_ranks)]
+    for position in sorted(range(len(steps)), key=lambda k: (-steps[k], k)):
+        rank = loads.index(min(loads))
+        loads[rank] += steps[position]
+        shares[rank].append(position)
+    return shares

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,17 +66,18 @@ def draw(
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, drawn once: ``figure.savefig`` lays it out by drawing it, and then draws it again.
+def png(figure: Figure) -> bytes:
+    """A figure as PNG, drawn once: ``figure.savefig`` lays it out by drawing it, and then draws it again.
 
     Args:
         figure: Of :func:`draw`.
-        path: Of the file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure.set_dpi(150)
-    FigureCanvasAgg(figure).print_png(path)
+    file = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(file)
+    return file.getvalue()
 
 
 def _draw_counts(figure: Figure, axes: Axes, histogram: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 MAX_LISTED_CLIENTS = 10_000
 CLIENTS_PER_BLOCK = 10_000
+MAX_KEPT_PICTURES = 16
+
+_drawn: dict[str, bytes] = {}
 
 
 def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
@@ -127,8 +131,26 @@ def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -
             seed=datamodule.split_seed,
             label_histogram=histogram,
         )
-    partition_picture.save(draw_partition(datamodule), folder / "partition.png")
+    (folder / "partition.png").write_bytes(partition_png(datamodule))
     return report
+
+
+def partition_png(datamodule: FederatedDataModule) -> bytes:
+    """:func:`draw_partition` as a file's bytes; kept while the partition is the same, as in the runs of a study.
+
+    Args:
+        datamodule: Set up.
+    """
+    histogram = datamodule.label_histogram()
+    sizes = [datamodule.num_samples(split).tobytes() for split in SPLITS]
+    counts = None if histogram is None else histogram.tobytes()
+    shown = describe_partition(datamodule), datamodule.client_names, sizes, counts
+    key = sha256(repr(shown).encode()).hexdigest()
+    if key not in _drawn:
+        if len(_drawn) >= MAX_KEPT_PICTURES:
+            del _drawn[next(iter(_drawn))]
+        _drawn[key] = partition_picture.png(draw_partition(datamodule))
+    return _drawn[key]
 
 
 def draw_partition(datamodule: FederatedDataModule) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 import warnings
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning
+import numpy as np
 import torch
 from lightning.fabric.loggers import Logger, TensorBoardLogger
 from torch import Tensor
@@ -54,7 +56,7 @@ class Recorder:
         self.loggers = _make_loggers(logger, self.folder, purge_step)
         self._written_round = trainer.current_round if resumed is not None else -1
         self._write_seconds, self._last_written = 0.0, time.perf_counter()
-        self._callback_states = self._states_of_callbacks()
+        self._callback_states = states_of_callbacks(self._trainer)
         if resumed is None and self._is_writer:
             self._describe_run()
 
@@ -62,7 +64,7 @@ class Recorder:
         self, round: int, metrics: dict[str, float], records: list[dict[str, Any]], evaluation: Evaluation
     ) -> None:
         """Write one committed round, and the checkpoint if it is due."""
-        self._callback_states = self._states_of_callbacks()
+        self._callback_states = states_of_callbacks(self._trainer)
         if self._is_writer:
             self._tables.write(round, metrics, records, evaluation.rows())
             for logger in self.loggers:
@@ -115,22 +117,8 @@ class Recorder:
             is_last: Whether it becomes ``last.ckpt``. Others are without the clients' rows where these lie in
                 ``clients.bin``, whose next rounds write over them: they evaluate z, and resume nothing.
         """
-        trainer = self._trainer
-        ours: dict[str, Any] = {
-            "callbacks": self._states_of_callbacks() if callback_states is None else callback_states,
-            checkpoint.KEY: {
-                "format": checkpoint.FORMAT,
-                "round": trainer.finished_round,
-                "max_rounds": trainer.max_rounds,
-                "should_stop": trainer.should_stop,
-                "callback_metrics": {
-                    name: float(v) for name, v in trainer.callback_metrics.items() if not name.startswith("time/")
-                },
-                "settings": self._settings,
-                "federation": trainer.federation.state_dict(is_last=is_last),
-            },
-        }
-        return lightning_checkpoint(trainer, trainer.federation.module_state(), ours)
+        states = states_of_callbacks(self._trainer) if callback_states is None else callback_states
+        return run_checkpoint(self._trainer, self._settings, states, is_last=is_last)
 
     def _is_due(self, round: int) -> bool:
         every = self._trainer.checkpoint_every_n_rounds
@@ -140,17 +128,16 @@ class Recorder:
             return round % every == 0
         return self._write_seconds <= MAX_SHARE_OF_TIME * (time.perf_counter() - self._last_written)
 
-    def _states_of_callbacks(self) -> dict[str, Any]:
-        states = {callback.state_key: callback.state_dict() for callback in self._trainer.hooks.callbacks}
-        return {key: state for key, state in states.items() if state}
-
     def _describe_run(self) -> None:
-        from fedbc_lightning.partition_report import draw_partition, save_partition_report
+        from PIL import Image
+
+        from fedbc_lightning.partition_report import partition_png, save_partition_report
 
         save_partition_report(self._trainer.datamodule, self.folder)
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure("partition", draw_partition(self._trainer.datamodule), 0)
+                with Image.open(io.BytesIO(partition_png(self._trainer.datamodule))) as picture:
+                    logger.experiment.add_image("partition", np.asarray(picture.convert("RGB")), 0, dataformats="HWC")
             else:
                 with suppress(NotImplementedError):
                     logger.log_hyperparams(self._settings)
@@ -161,6 +148,33 @@ class Recorder:
         for name, tensor in values.items():
             with suppress(ValueError):  # what NumPy cannot bin is no reason to stop
                 logger.experiment.add_histogram(name, tensor, round)
+
+
+def run_checkpoint(
+    trainer: FederatedTrainer, settings: dict[str, Any], callback_states: dict[str, Any], *, is_last: bool
+) -> dict[str, Any]:
+    """What resumes a run; see :meth:`Recorder.checkpoint`."""
+    ours: dict[str, Any] = {
+        "callbacks": callback_states,
+        checkpoint.KEY: {
+            "format": checkpoint.FORMAT,
+            "round": trainer.finished_round,
+            "max_rounds": trainer.max_rounds,
+            "should_stop": trainer.should_stop,
+            "callback_metrics": {
+                name: float(v) for name, v in trainer.callback_metrics.items() if not name.startswith("time/")
+            },
+            "settings": settings,
+            "federation": trainer.federation.state_dict(is_last=is_last),
+        },
+    }
+    return lightning_checkpoint(trainer, trainer.federation.module_state(), ours)
+
+
+def states_of_callbacks(trainer: FederatedTrainer) -> dict[str, Any]:
+    """By ``state_key``, of those that have any."""
+    states = {callback.state_key: callback.state_dict() for callback in trainer.hooks.callbacks}
+    return {key: state for key, state in states.items() if state}
 
 
 def lightning_checkpoint(trainer: FederatedTrainer, state: dict[str, Tensor], ours: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -33,6 +34,7 @@ from fedbc_lightning.federation import Federation
 from fedbc_lightning.hooks import Hooks
 from fedbc_lightning.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.module import UserModule, check_module
+from fedbc_lightning.plan import Plan, make_plan
 from fedbc_lightning.recorder import Recorder, settings, warn_of_other_settings
 from fedbc_lightning.round_loop import RoundLoop
 from fedbc_lightning.sampling import ClientSampler, UniformSampler
@@ -40,6 +42,9 @@ from fedbc_lightning.seeding import global_seed, preserved_globals
 from fedbc_lightning.shim import ModuleTrainer
 from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState
 from fedbc_lightning.stragglers import Stragglers
+
+Task = Callable[["FederatedTrainer", Any], Any]
+"""What is done with a trainer that is set up, and restored from the path of a checkpoint or from None."""
 
 
 class FederatedTrainer(CallbackView):
@@ -258,13 +263,45 @@ class FederatedTrainer(CallbackView):
         """
         export = Export(client, None if out is None else Path(out), force)
         ckpt_path = "last" if ckpt_path is None else ckpt_path
-        return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, export)
+        return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, export.write)
+
+    def plan(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        algorithm: FederatedAlgorithm | None = None,
+    ) -> Plan:
+        """Tell what :meth:`fit` would take: time, memory, disk and bytes, from a few steps; nothing is written.
+
+        One process measures, whatever ``devices`` says; nothing of it remains but in the module's own attributes.
+
+        Args:
+            model: As for :meth:`fit`.
+            datamodule: As for :meth:`fit`.
+            algorithm: As for :meth:`fit`.
+
+        Returns:
+            See :class:`~fedbc_lightning.plan.Plan`.
+
+        Raises:
+            ConfigurationError: As :meth:`fit` would.
+        """
+        fabric = self._fabric
+        accelerator, _, devices, _, precision = self._fabric_settings
+        self._fabric = make_fabric(accelerator, "auto", devices[:1] if isinstance(devices, list) else 1, 1, precision)
+        self.num_nodes, self.log_dir = 1, None
+        try:
+            task = partial(make_plan, num_processes=fabric.world_size)
+            self._launch(TrainerFn.FITTING, model, datamodule, algorithm, None, task)
+        finally:
+            self._fabric, self.num_nodes = fabric, self._fabric_settings[3]
+        return self.result
 
     # the run
 
     def _launch(
         self, fn: TrainerFn, model: Any, datamodule: Any, algorithm: Any, ckpt_path: str | os.PathLike | None,
-        export: Export | None = None,
+        task: Task | None = None,
     ) -> Any:  # fmt: skip
         check_module(model)
         check_datamodule(datamodule)
@@ -277,7 +314,7 @@ class FederatedTrainer(CallbackView):
         self.should_stop = False
         self.callback_metrics = {}
         try:
-            outcome = self._fabric.launch(_run_in_process, self, model, datamodule, algorithm, ckpt_path, export)
+            outcome = self._fabric.launch(_run_in_process, self, model, datamodule, algorithm, ckpt_path, task)
         except (ProcessRaisedException, ProcessExitedException) as error:
             raise self._error_of(error) from None
         if outcome is not None:
@@ -318,8 +355,8 @@ class FederatedTrainer(CallbackView):
         return found
 
     def _run(self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
-             ckpt_path: str | os.PathLike | None, export: Export | None) -> None:  # fmt: skip
-        """One process: set up, restore, then train, export or evaluate."""
+             ckpt_path: str | os.PathLike | None, task: Task | None) -> None:  # fmt: skip
+        """One process: set up, restore, then do the task, else train or evaluate."""
         path = self._fabric.broadcast(self._resolve(ckpt_path, self.state.fn))
         self.seed = global_seed() if self._seed is None else self._seed
         own = model.configure_callbacks()
@@ -343,12 +380,11 @@ class FederatedTrainer(CallbackView):
                     self.federation.adopt(previous)
                 elif not fitting:
                     rank_zero_info("No ckpt_path: the model is evaluated as it is, and stands for every client's too.")
-                if fitting:
+                if task is not None:
+                    self.result = task(self, path)
+                elif fitting:
                     RoundLoop(self, path).run()
                     self.result = None
-                elif export is not None:
-                    assert path is not None
-                    self.result = export.write(self, path)
                 else:
                     self.result = self._evaluate_only(stage)
             finally:

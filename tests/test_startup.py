@@ -81,6 +81,7 @@ def test_what_describes_the_options_imports_no_more_than_lightning(tmp_path):
         ["fit", "--help"],
         ["partition", "--help"],
         ["export", "--help"],
+        ["plan", "--help"],
         ["fit", "--algorithm.help"],
         ["fit", "--model.help"],
         ["fit", "--data.help"],

@@ -62,6 +62,10 @@ class FederatedAlgorithm:
         """How often a client and the server exchange messages in this round."""
         return 1
 
+    def num_steps(self, server: ServerState, asked: int) -> int:
+        """How many steps a client takes in this round for which the trainer asks for so many."""
+        return asked
+
     def local_model(self, client: StagedClient, model: Tensor) -> Tensor:
         """A client's own model (d + b,) for evaluation, from its state and the global model (d + b,)."""
         return client["local_model"]

@@ -118,6 +118,10 @@ class L2GD(FederatedAlgorithm):
             "trainer.local_epochs and local_steps are not used."
         )
 
+    def num_steps(self, server: ServerState, asked: int) -> int:
+        """As the coin says."""
+        return self.coin.num_zeros(server)
+
     def declare_state(self, state: StateDeclaration) -> None:
         """x_i, Ψ_i, J_i."""
         state.client_model("local_model")

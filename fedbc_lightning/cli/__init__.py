@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, UsageError, prepare_arguments
+from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, UsageError, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
 from fedbc_lightning.errors import ConfigurationError
 
@@ -56,14 +56,15 @@ def main(args: Sequence[str] | None = None) -> int:
         print(overview())
         return 0 if words else 2
     try:
-        words = words if words[0] in STUDY_COMMANDS else prepare_arguments(words)
+        is_of_studies = words[0] in STUDY_COMMANDS or (words[0] == "plan" and is_study(words))
+        words = words if is_of_studies else prepare_arguments(words)
     except UsageError as error:
         return _fail(error, status=2)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a console script does not see the user's own modules
     if args is None:
         _import_uncollected()
-    return _run(words)
+    return _run(words, is_of_studies=is_of_studies)
 
 
 def _import_uncollected() -> None:
@@ -86,13 +87,13 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: objec
         print(f"{PROG}: warning: {message}", file=sys.stderr)
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], *, is_of_studies: bool) -> int:
     from fedbc_lightning.cli.federated import FederatedCLI, resume_hint
     from fedbc_lightning.lifeline import LostProcessError
 
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
-        if words[0] in STUDY_COMMANDS:
+        if is_of_studies:
             return _run_studies(words)
         FederatedCLI(args=words, parser_kwargs={"prog": PROG})
     except UsageError as error:

@@ -14,12 +14,14 @@ SUBCOMMANDS = {
     "validate": "evaluate a checkpoint on the clients' validation data",
     "test": "evaluate a checkpoint on the clients' test data",
     "partition": "show how the data is split over the clients",
+    "plan": "tell time, memory, disk and bytes of a run, or of a study, before it starts",
     "export": "write a checkpoint's global model, or a client's own, for load_from_checkpoint",
 }
 """The commands on one run, and what each does, in a line."""
 
 STUDY_COMMANDS = {
     "compare": "run and compare many: algorithms × variants × seeds, tables and curves",
+    "reproduce": "run a paper's table again, its numbers and claims beside ours",
 }
 """The commands on many runs."""
 
@@ -67,6 +69,22 @@ def prepare_arguments(words: list[str]) -> list[str]:
     elif words[0] == "export" and not given and not any(word == "-h" or "help" in word for word in words):
         raise UsageError(f"which model? {PROG} export --ckpt_path RUN_FOLDER_OR_FILE [--client CLIENT]")
     return words
+
+
+def is_study(words: list[str]) -> bool:
+    """Whether a config that is given is that of a study.
+
+    Raises:
+        UsageError: If a config file does not exist.
+    """
+    import yaml
+
+    for _, value in option_values(words, CONFIG_OPTIONS):
+        config = find_config(value)
+        is_text = not isinstance(config, Path) and not Path(config).is_file()
+        if not is_text and "algorithms" in yaml.safe_load(Path(config).read_text(encoding="utf-8")):
+            return True
+    return False
 
 
 def check_subcommand(words: list[str]) -> None:

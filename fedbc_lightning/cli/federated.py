@@ -23,6 +23,7 @@ from fedbc_lightning.cli.names import chosen_algorithm, foreign_configs, name_cl
 from fedbc_lightning.cli.optimizers import override_configure_optimizers
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.cli.parser import CLASS_KEYS, FederatedArgumentParser, title_sections
+from fedbc_lightning.cli.plan_report import print_plan
 from fedbc_lightning.cli.reports import print_class, print_classes, print_metrics, show_partition
 from fedbc_lightning.cli.run_config import SaveRunConfig
 from fedbc_lightning.errors import ConfigurationError
@@ -57,7 +58,8 @@ class FederatedCLI(LightningCLI):
         algorithm: The method (None for ``partition``).
         model: The module, its initial values drawn from ``derive(seed_everything, "init")`` (None for ``partition``).
         datamodule: The data.
-        result: What the command returned: the metrics of ``validate`` and ``test``, the file of ``export``.
+        result: What the command returned: the metrics of ``validate`` and ``test``, the file of ``export``, the numbers
+            of ``plan``.
 
     Raises:
         ConfigurationError: If something given cannot be honoured.
@@ -101,7 +103,10 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """The commands and those arguments of their methods that are built from sections."""
         built = {"model", "datamodule", "algorithm"}
-        return {"fit": built, "validate": built, "test": built, "partition": set(), "export": {*built, "force"}}
+        return {
+            "fit": built, "validate": built, "test": built, "partition": set(), "export": {*built, "force"},
+            "plan": built,
+        }  # fmt: skip
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """``--seed_everything``: a number always, so that what is written down re-runs exactly."""
@@ -132,7 +137,7 @@ class FederatedCLI(LightningCLI):
             owner: Any = type(self) if name == "partition" else self.trainer_class
             self._subcommand_parsers[name] = self._prepare_subcommand_parser(owner, name, **options)
             group.add_subcommand(name, self._subcommand_parsers[name], help=SUBCOMMANDS[name])
-            if name == "partition":  # a run's config.yaml has this key
+            if name in ("partition", "plan"):  # a run's config.yaml has this key
                 self._subcommand_parsers[name].add_argument("--ckpt_path", type=str | None, default=None, help=SUPPRESS)
             if name == "export":
                 add_export_options(self._subcommand_parsers[name])
@@ -189,10 +194,15 @@ class FederatedCLI(LightningCLI):
 
     def _needed_config(self) -> Namespace:
         """All of the config; for ``partition`` what concerns the data, for ``export`` no processes and no loggers."""
-        if self.subcommand not in ("partition", "export"):
+        if self.subcommand not in ("partition", "export", "plan"):
             return self.config
         config = self.config.clone()
         section = config[self.subcommand]
+        if self.subcommand == "plan":
+            section["trainer"]["enable_progress_bar"] = False
+            if not isinstance(section["trainer"]["logger"], (bool, type(None))):
+                section["trainer"]["logger"] = False  # some begin something when they are made
+            return config
         if self.subcommand == "export":
             section["trainer"].update(Namespace(**ALONE))
             return config
@@ -219,6 +229,8 @@ class FederatedCLI(LightningCLI):
         self.result = getattr(self.trainer, subcommand)(**self._prepare_subcommand_kwargs(subcommand))
         if subcommand == "export":
             print(self.result)
+        elif subcommand == "plan":
+            print_plan(self.result)
         elif subcommand != "fit" and self.trainer.is_global_zero:
             print_metrics(self.result, title=subcommand)
 
@@ -274,6 +286,11 @@ def _describe(command: str) -> str:
         return (
             f"{what[0].upper()}{what[1:]}. Data, method and model are those of the run's own config.yaml, unless "
             "--config or options below say otherwise; it runs on the CPU."
+        )
+    if command == "plan":
+        return (
+            f"{what[0].upper()}{what[1:]}. It takes a few steps of the run's own clients, and writes nothing; times "
+            "are rough. The config is one of fit, or a study, as for compare. A key of a config file is an option here."
         )
     return f"{what[0].upper()}{what[1:]}. A key of a config file is an option here: --trainer.max_rounds 10."
 

@@ -20,7 +20,7 @@ commands:
 shipped configs (a file of the same name here wins; several --config are layered):
 {configs}
 
-shipped studies, for {prog} compare:
+shipped studies, for {prog} compare and plan:
 {studies}
 
 shipped algorithms, each to be layered over a config as --config algorithms/NAME.yaml:
@@ -32,6 +32,7 @@ examples:
   {prog} fit --config digits.yaml --ckpt_path last          go on where a run stopped
   {prog} test --ckpt_path runs/digits/version_0             evaluate a finished run
   {prog} export --ckpt_path runs/digits/version_0 --client 3   the model of client 3, for Lightning
+  {prog} plan --config digits.yaml                          what a run would take; likewise of a study
   {prog} compare --config studies/digits.yaml               four methods, two settings, three seeds
   {prog} fit --model my_module.MyModel --data DigitsDataModule --algorithm FedBC --algorithm.dual_lr 0.01
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser
+from rich.console import Console
 
 from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, PROG, UsageError, find_config, option_values
 from fedbc_lightning.cli.messages import condense
+from fedbc_lightning.cli.plan_report import print_study_plan
 from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.paper import Rows
+from fedbc_lightning.studies.partition_tables import table_4, table_5
+from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.tables import show
 
 
 class StudyParser(ArgumentParser):
@@ -26,9 +34,9 @@ class StudyParser(ArgumentParser):
         self.exit(2)
 
 
-def study_parser() -> StudyParser:
-    """Of ``compare``."""
-    parser = StudyParser(prog=f"{PROG} compare", description=(Study.__doc__ or "").partition("\n\n")[0])
+def study_parser(command: str = "compare") -> StudyParser:
+    """Of ``compare`` and of ``plan``."""
+    parser = StudyParser(prog=f"{PROG} {command}", description=(Study.__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--config", "-c", action="config", help="Study in YAML; several are layered.")
     parser.add_class_arguments(Study, None, as_group=False)
     return parser
@@ -46,6 +54,32 @@ def compare(words: list[str]) -> int:
     Raises:
         ConfigurationError: The study cannot be done as it is given.
     """
+    return 0 if Comparison(read_study("compare", words)).run() else 1
+
+
+def plan(words: list[str]) -> int:
+    """``fedbc-cli plan`` of a study.
+
+    Args:
+        words: What follows it.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ConfigurationError: The study cannot be done as it is given.
+    """
+    print_study_plan(plan_study(read_study("plan", words)))
+    return 0
+
+
+def read_study(command: str, words: list[str]) -> Study:
+    """The study that the words after a command describe.
+
+    Raises:
+        ConfigurationError: It cannot be done as it is given.
+        UsageError: A config is not there, or has a key that no study has.
+    """
     words = list(words)
     names = []
     for position, value in option_values(words, CONFIG_OPTIONS):
@@ -54,14 +88,56 @@ def compare(words: list[str]) -> int:
         if Path(path).is_file():
             _check_keys(Path(path))
             names.append(Path(path).stem)
-    parser = study_parser()
+    parser = study_parser(command)
     given = parser.parse_args(words)
     if given.name is None:
         given.name = names[-1] if names else "study"
     given.pop("config", None)
     built = parser.instantiate_classes(given)
-    study = Study(**{key: built[key] for key in Study.__dataclass_fields__})
-    return 0 if Comparison(study).run() else 1
+    return Study(**{key: built[key] for key in Study.__dataclass_fields__})
+
+
+REPRODUCTIONS: dict[str, str | Callable[[], tuple[str, Rows]]] = {
+    "table1": "studies/fedbc_table1.yaml",
+    "table4": table_4,
+    "table5": table_5,
+}
+"""What ``reproduce`` takes: the study behind a table of a paper, or what computes it without training."""
+
+
+def reproduce(words: list[str]) -> int:
+    """``fedbc-cli reproduce``: tables of the papers.
+
+    Args:
+        words: Names, then options of the study, e.g. ``--scale 0.1``.
+
+    Returns:
+        The exit status: 0, or 1 where a run failed.
+
+    Raises:
+        UsageError: An unknown name, or none.
+    """
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    options = words[len(names) :]
+    known = ", ".join(REPRODUCTIONS)
+    if not names and {"-h", "--help"} & set(options):
+        print(f"usage: {PROG} reproduce NAME... [--scale SHARE] [options of {PROG} compare]\n\nnames: {known}")
+        return 0
+    for name in names:
+        if name not in REPRODUCTIONS:
+            near = difflib.get_close_matches(name, REPRODUCTIONS, n=1)
+            meant = f"did you mean '{near[0]}'?" if near else f"there is: {known}"
+            raise UsageError(f"nothing to reproduce is called '{name}'; {meant}")
+    if not names:
+        raise UsageError(f"what? {PROG} reproduce {next(iter(REPRODUCTIONS))} [--scale 0.1]; there is: {known}")
+    status = 0
+    for name in names:
+        what = REPRODUCTIONS[name]
+        if isinstance(what, str):
+            status = max(status, compare(["--config", what, *options]))
+        else:
+            show(Console(), *what())
+    return status
 
 
 def _check_keys(path: Path) -> None:

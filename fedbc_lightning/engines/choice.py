@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -63,14 +63,7 @@ def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, shares: Sequence[
     """
     num_clients = len(shares[0].ids)
     try:
-        engine = make_engine("vectorized", *args)
-        engine.is_trial = True
-        algorithm.check(engine)
-        algorithm.server_callbacks(engine)
-        if num_clients < 2:
-            raise ConfigurationError(
-                f"{VECTORIZED}has nothing to map: one process trains one client in a round; use engine: sequential."
-            )
+        engine = make_trial_engine(args, algorithm, num_clients)
         with preserved_globals(engine.user.device):
             seconds = Trial(engine).run(shares)
         if engine.draws:  # type: ignore[attr-defined]
@@ -79,10 +72,7 @@ def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, shares: Sequence[
                 "that its masks depended on who is in it; use engine: sequential."
             )
     except ConfigurationError as error:
-        if not str(error).startswith(VECTORIZED):  # a mistake, in either engine
-            raise
-        reason = str(error).removeprefix(VECTORIZED).removesuffix("; use engine: sequential.")
-        rank_zero_info(f"trainer.engine: auto takes sequential; vectorized {reason}.")
+        rank_zero_info(f"trainer.engine: auto takes sequential; vectorized {reason_of(error)}.")
         return "sequential"
     kind: Kind = min(seconds, key=seconds.__getitem__)
     rank_zero_info(
@@ -90,6 +80,38 @@ def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, shares: Sequence[
         f"{seconds['sequential']:.2g} s one after another, {seconds['vectorized']:.2g} s together."
     )
     return kind
+
+
+def make_trial_engine(args: Sequence[Any], algorithm: FederatedAlgorithm, num_clients: int) -> SequentialEngine:
+    """A vectorized engine that is only tried out.
+
+    Raises:
+        ConfigurationError: It cannot train them; see :func:`reason_of`.
+    """
+    engine = make_engine("vectorized", *args)
+    engine.is_trial = True
+    algorithm.check(engine)
+    algorithm.server_callbacks(engine)
+    if num_clients < 2:
+        raise ConfigurationError(
+            f"{VECTORIZED}has nothing to map: one process trains one client in a round; use engine: sequential."
+        )
+    return engine
+
+
+def reason_of(error: ConfigurationError) -> str:
+    """Why the vectorized engine cannot be used, to be put behind its name.
+
+    Raises:
+        ConfigurationError: It is of something else, a mistake in either engine.
+    """
+    if not str(error).startswith(VECTORIZED):
+        raise error
+    return str(error).removeprefix(VECTORIZED).removesuffix("; use engine: sequential.")
+
+
+Train = Callable[[SequentialEngine, list[int], int], Sequence[int]]
+"""Trains clients for so many steps; how many each took."""
 
 
 class Cost(NamedTuple):
@@ -104,10 +126,17 @@ class Trial:
 
     Args:
         engine: The vectorized one; with one client it is the sequential one.
+        train: What is timed; by default plain local training from the initial model.
+        is_mapped: Whether the engine is the vectorized one; else several clients together are not timed.
+        slow_step: Seconds: a recorded step that takes longer is timed once.
     """
 
-    def __init__(self, engine: SequentialEngine) -> None:
-        self.engine = engine
+    def __init__(
+        self, engine: SequentialEngine, train: Train | None = None, *, is_mapped: bool = True,
+        slow_step: float = SLOW_STEP,
+    ) -> None:  # fmt: skip
+        self.engine, self._train = engine, train or self._train_plainly
+        self._is_mapped, self._slow_step = is_mapped, slow_step
         self._start = torch.cat([engine.layout.read(), engine.layout.read_buffers()])
 
     def run(self, shares: Sequence[Share]) -> dict[Kind, float]:
@@ -116,23 +145,39 @@ class Trial:
         Raises:
             ConfigurationError: The clients' steps cannot be mapped.
         """
-        shares = [_longest_first(share) for share in shares]
-        ids, steps = shares[0]
+        self.measure(shares)
+        predicted = [self.predict(share) for share in shares]
+        return {kind: sum(seconds[kind] for seconds in predicted) / len(shares) for kind in predicted[0]}
+
+    def measure(self, shares: Sequence[Share]) -> None:
+        """Time clients of the first share; see whether those of all can be mapped.
+
+        Raises:
+            ConfigurationError: The clients' steps cannot be mapped.
+        """
+        ids, steps = _longest_first(shares[0])
         engine, asked = self.engine, self.engine.local
         engine.recorder.record_after = {"single": 2, "mapped": 2}
-        most = max(engine.group(range(len(ids)), steps, ()), key=len)
         try:
             if engine.has_solver:  # one client's own steps are never replayed
                 engine.recorder.record_after = {"single": math.inf, "mapped": 2}
-            one = self._cost(ids[:1])
-            two = self._cost(ids[:2])
-            many = self._cost([ids[k] for k in most]) if len(most) > 2 else two
-            self._check_shapes([client for share in shares for client in share.ids])
+            self._one = self._cost(ids[:1])
+            if self._is_mapped:
+                most = max(engine.group(range(len(ids)), steps, ()), key=len)
+                self._num_many = len(most)
+                self._two = self._cost(ids[:2])
+                self._many = self._cost([ids[k] for k in most]) if len(most) > 2 else self._two
+                self._check_shapes([client for share in shares for client in share.ids])
         finally:
             engine.local = asked
-        alone = sum(len(ids) * one.beside + sum(steps) * one.step for ids, steps in shares)
-        together = sum(self._together(steps, one, two, many, len(most)) for _, steps in shares)
-        return {"sequential": alone / len(shares), "vectorized": together / len(shares)}
+
+    def predict(self, share: Share) -> dict[Kind, float]:
+        """Seconds of a share's local training by each engine that was timed."""
+        ids, steps = _longest_first(share)
+        seconds: dict[Kind, float] = {"sequential": len(ids) * self._one.beside + sum(steps) * self._one.step}
+        if self._is_mapped:
+            seconds["vectorized"] = self._together(steps)
+        return seconds
 
     def _check_shapes(self, ids: list[int]) -> None:
         """Take a step on each size of a last batch: only some clients have it, and none so far took one."""
@@ -148,8 +193,9 @@ class Trial:
             if isinstance(batch, (list, tuple)) and all(isinstance(part, torch.Tensor) for part in batch):
                 engine.check_step(w, [part[None] for part in batch])  # type: ignore[attr-defined]
 
-    def _together(self, steps: list[int], one: Cost, two: Cost, many: Cost, num_many: int) -> float:
+    def _together(self, steps: list[int]) -> float:
         """Seconds of the cohorts of a round; a step of any other width costs what lies between."""
+        one, two, many, num_many = self._one, self._two, self._many, self._num_many
         seconds = 0.0
         for cohort in self.engine.group(range(len(steps)), steps, ()):
             lengths = [steps[k] for k in cohort][::-1]
@@ -162,29 +208,36 @@ class Trial:
 
     def _cost(self, ids: list[int]) -> Cost:
         """What training these together costs."""
-        if self._seconds(ids, 1) > SLOW_STEP:  # with their data, which may be made when first asked for
-            return Cost(0.0, self._seconds(ids, 1))
-        self._seconds(ids, 3)  # recorded by now
-        short = self._seconds(ids, 1)
-        if short > SLOW_STEP:
-            return Cost(0.0, short)
+        if self._timed(ids, 1)[0] > SLOW_STEP:  # with their data, which may be made when first asked for
+            self.engine.recorder.record_after = dict.fromkeys(("single", "mapped"), math.inf)  # which takes a step more
+            seconds, num_steps = self._timed(ids, 1)
+            return Cost(0.0, seconds / num_steps)
+        self._timed(ids, 3)  # recorded by now
+        short, num_steps = self._timed(ids, 1)
+        if short > self._slow_step or num_steps > 1:  # some methods take as many steps as they like
+            return Cost(0.0, short / num_steps)
         full = int(self.engine.datamodule.num_batches()[ids].min()) - 2  # an epoch's last batch is a step of its own
         more = max(min(int(SECONDS_TIMED / short), full), 6)
-        turns = [(self._seconds(ids, 1), self._seconds(ids, 1 + more)) for _ in range(TURNS)]
+        turns = [(self._timed(ids, 1)[0], self._timed(ids, 1 + more)[0]) for _ in range(TURNS)]
         short, long = map(statistics.median, zip(*turns, strict=True))
         step = max(long - short, 0.0) / more
         return Cost(max(short - step, 0.0), step)
 
-    def _seconds(self, ids: list[int], num_steps: int) -> float:
+    def _timed(self, ids: list[int], num_steps: int) -> tuple[float, int]:
+        """Seconds of training these together, and the steps of the one that took most."""
         engine = self.engine
         engine.local = replace(engine.local, epochs=None, steps=num_steps)
-        cohort = Cohort(ids, list(range(len(ids))), [1] * len(ids), None, engine.user.device)  # type: ignore[arg-type]
-        cohort.start_counters = engine.layout.read_counters()
         started = time.perf_counter()
-        engine.solve(cohort, self._start)
+        steps = self._train(engine, ids, num_steps)
         if engine.user.device.type == "cuda":
             torch.cuda.synchronize(engine.user.device)
-        return time.perf_counter() - started
+        return time.perf_counter() - started, max(1, *steps)
+
+    def _train_plainly(self, engine: SequentialEngine, ids: list[int], num_steps: int) -> Sequence[int]:
+        cohort = Cohort(ids, list(range(len(ids))), [1] * len(ids), None, engine.user.device)  # type: ignore[arg-type]
+        cohort.start_counters = engine.layout.read_counters()
+        engine.solve(cohort, self._start)
+        return cohort.steps
 
 
 def _longest_first(share: Share) -> Share:

@@ -13,18 +13,18 @@ import pandas as pd
 import torch
 from jsonargparse import Namespace
 from rich.console import Console
-from rich.table import Table
 
 from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.studies.figures import draw_curves, read_curves
+from fedbc_lightning.studies.paper import Rows
 from fedbc_lightning.studies.progress import StudyProgress
 from fedbc_lightning.studies.results import check_pairs, read_results
 from fedbc_lightning.studies.schedule import Schedule, State, Workers
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Run, Study
-from fedbc_lightning.studies.tables import Rows, latex, markdown, tables
+from fedbc_lightning.studies.tables import latex, markdown, show, tables
 from fedbc_lightning.studies.tuning import tune, validation_metric
 
 
@@ -140,7 +140,7 @@ class Comparison:
             self._write_hparams()
 
     def _parts(self) -> list[tuple[str, Rows]]:
-        return list(tables(self.study, self.summary, self.differences))
+        return list(tables(self.study, self.results, self.summary, self.differences))
 
     def _notes(self) -> list[str]:
         failed = [f"failed: {state.run.title}: {state.error}" for state in self.states if state.status == "failed"]
@@ -169,14 +169,7 @@ class Comparison:
     def _show(self) -> None:
         console, study = self.console, self.study
         for text, rows in self._parts():
-            console.print(text, style="italic", markup=False, highlight=False, soft_wrap=True)
-            table = Table(box=None, header_style="dim", pad_edge=False)
-            for k, name in enumerate(rows[0]):
-                table.add_column(name, justify="right" if k else "left", no_wrap=True)
-            for row in rows[1:]:
-                table.add_row(*(f"[bold]{cell[2:-2]}[/bold]" if cell.startswith("**") else cell for cell in row))
-            console.print(table, highlight=False)
-            console.print()
+            show(console, text, rows)
         for note in self._notes():
             console.print(note, style="red", markup=False, highlight=False, soft_wrap=True)
         console.print(f"Tables and curves:  {study.folder}/", highlight=False, soft_wrap=True)

@@ -9,21 +9,10 @@ from pathlib import Path
 import pandas as pd
 
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.studies.numbers import is_lower_better
 from fedbc_lightning.studies.schedule import State, version_folder
+from fedbc_lightning.studies.statistics import KEYS
 from fedbc_lightning.studies.study import Report, Run, Study
-
-KEYS = ["variant", "algorithm", "seed"]
-LOWER_IS_BETTER = ("loss", "error", "rmse", "mae", "mse", "perplexity", "_std", "bytes", "seconds")
-
-
-def is_lower_better(metric: str) -> bool:
-    """Whether small values of a metric are good, by its name.
-
-    Example:
-        >>> is_lower_better("global/test_loss"), is_lower_better("local/test_accuracy")
-        (True, False)
-    """
-    return any(word in metric for word in LOWER_IS_BETTER)
 
 
 def read_metrics(run: Run) -> pd.DataFrame | None:

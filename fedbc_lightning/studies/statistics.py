@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedbc_lightning.studies.results import KEYS
+KEYS = ["variant", "algorithm", "seed"]
 
 
 def summarise(results: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:

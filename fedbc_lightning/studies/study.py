@@ -15,6 +15,7 @@ import yaml
 
 from fedbc_lightning.cli.arguments import find_config
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.studies.paper import Paper
 
 SECTIONS = ("trainer", "algorithm", "model", "data", "optimizer", "lr_scheduler")
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
@@ -145,6 +146,9 @@ class Study:
             looks at the answers, as much published code does, and is marked in every table.
         tuning: See :class:`Tuning`.
         confidence: Of the intervals.
+        paper: What a paper says of the same; shown beside.
+        scale: Below 1: so many of the rounds (also while tuning) and of the seeds, rounded up. The study then has a
+            name of its own, and every table says so.
         workers: Runs at a time; None: one per GPU, or one per core where there is none.
         threads: Of each run on a CPU; numbers may depend on it in the last digit, so it is not derived from the cores.
         out: The study lies in ``<out>/<name>``.
@@ -161,6 +165,8 @@ class Study:
     report: Report = "last"
     tuning: Tuning = field(default_factory=Tuning)
     confidence: float = 0.95
+    paper: Paper | None = None
+    scale: float = 1.0
     workers: int | None = None
     threads: int = 1
     out: str = "studies"
@@ -171,6 +177,8 @@ class Study:
             raise ConfigurationError("algorithms: none given; give e.g. {FedAvg: {}, FedBC: {dual_lr: 0.001}}.")
         if not self.metrics:
             raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [global/test_accuracy].")
+        if not 0 < self.scale <= 1:
+            raise ConfigurationError(f"scale: got {self.scale}; give a share of the rounds and seeds, above 0 up to 1.")
         seeds = self.seed_list
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise ConfigurationError(f"seeds: got {self.seeds}; give a number from 1 on, or different seeds from 0 on.")
@@ -192,13 +200,16 @@ class Study:
                 other = names.setdefault(slug(name), name)
                 if other != name:
                     raise ConfigurationError(f"{kind}: '{other}' and '{name}' would share a folder; rename one.")
-        self.name = self.name or "study"
+        self.name = (self.name or "study") + ("" if self.scale == 1 else f"_scale_{self.scale:g}")
         self.methods = [Method.read(name, given) for name, given in self.algorithms.items()]
+        if self.paper is not None:
+            self.paper.check(list(self.algorithms), list(self.variants), self.metrics)
 
     @property
     def seed_list(self) -> list[int]:
-        """The seeds."""
-        return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
+        """The seeds, as many as the scale leaves."""
+        seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
+        return seeds[: math.ceil(len(seeds) * self.scale)]
 
     @property
     def folder(self) -> Path:
@@ -218,6 +229,7 @@ class Study:
     def run(self, variant: str, method: Method, seed: int, chosen: Mapping[str, Any] | None = None) -> Run:
         """One run that is reported, with the values that tuning chose."""
         settings = {**self.overrides, **(self.variants[variant] or {}), **method.settings, **(chosen or {})}
+        self._shrink(settings)
         folder = self.folder / "runs" / slug(variant) / slug(method.name) / f"seed_{seed}"
         return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder)
 
@@ -227,9 +239,19 @@ class Study:
         settings["data.val_fraction"] = self.tuning.val_fraction
         if self.tuning.max_rounds is not None:
             settings["trainer.max_rounds"] = self.tuning.max_rounds
+        self._shrink(settings)
         values = ",".join(f"{key.rpartition('.')[2]}={short(value)}" for key, value in tried.items())
         folder = self.folder / "tuning" / slug(variant) / slug(method.name) / slug(values) / f"seed_{seed}"
         return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder, values)
+
+    def _shrink(self, settings: dict[str, Any]) -> None:
+        """Give a run as many of its rounds as the scale leaves."""
+        if self.scale == 1:
+            return
+        rounds = settings.get("trainer.max_rounds")
+        if not isinstance(rounds, int):
+            raise ConfigurationError("scale: the study must say trainer.max_rounds in its overrides.")
+        settings["trainer.max_rounds"] = math.ceil(rounds * self.scale)
 
 
 @dataclass(frozen=True)

@@ -6,52 +6,24 @@ import math
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
 
-from fedbc_lightning.studies.results import is_lower_better
+from fedbc_lightning.studies.numbers import is_lower_better, is_share, number, signed
+from fedbc_lightning.studies.paper import Paper, Rows
 from fedbc_lightning.studies.study import Study
 
-Rows = list[list[str]]
-
+TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
+    "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "−": "$-$",
+    ">": "$>$",
+}  # fmt: skip
 REPORTED = {
     "last": "last evaluated round",
     "best_on_validation": "round with the best validation value",
     "best_on_test": "best round on the test data itself, which flatters every method",
 }
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is shown in percent.
-
-    Example:
-        >>> is_share("global/test_accuracy"), is_share("global/test_loss")
-        (True, False)
-    """
-    return "acc" in metric
-
-
-def number(value: float, metric: str) -> str:
-    """A value as it is shown.
-
-    Example:
-        >>> number(0.8312, "global/test_accuracy"), number(1.5, "global/test_loss"), number(math.nan, "x")
-        ('83.12', '1.5000', '-')
-    """
-    if value is None or math.isnan(value):
-        return "-"
-    return f"{100 * value:.2f}" if is_share(metric) else f"{value:.4f}"
-
-
-def signed(value: float, metric: str) -> str:
-    """A difference as it is shown.
-
-    Example:
-        >>> signed(0.0123, "global/test_accuracy"), signed(0.0, "global/test_loss")
-        ('+1.23', '0.0000')
-    """
-    text = number(abs(value), metric)
-    if not text.strip("0.-"):
-        return text
-    return ("+" if value > 0 else "−") + text
 
 
 def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
@@ -101,9 +73,10 @@ def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Row
 def caption(study: Study, metric: str) -> str:
     """What the numbers of a table are."""
     seeds = study.seed_list
+    scaled = "" if study.scale == 1 else f" (SCALED: {study.scale:g} of the study's rounds and seeds)"
     unit = " in %" if is_share(metric) else ""
     over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"{metric}{unit}, {REPORTED[study.report]}; {over}"
+    return f"{metric}{unit}, {REPORTED[study.report]}; {over}{scaled}"
 
 
 def difference_caption(study: Study, metric: str) -> str:
@@ -115,12 +88,48 @@ def difference_caption(study: Study, metric: str) -> str:
     return text
 
 
-def tables(study: Study, summary: pd.DataFrame, differences: pd.DataFrame) -> Iterable[tuple[str, Rows]]:
+def tables(
+    study: Study, results: pd.DataFrame, summary: pd.DataFrame, differences: pd.DataFrame
+) -> Iterable[tuple[str, Rows]]:
     """Caption and rows of all tables, the most important first."""
+    if study.paper is not None:
+        yield from paper_tables(study, study.paper, results, summary)
     for metric in study.metrics:
         yield caption(study, metric), summary_rows(study, summary, metric)
         if len(study.methods) > 1:
             yield difference_caption(study, metric), difference_rows(study, differences, metric)
+
+
+def paper_tables(
+    study: Study, paper: Paper, results: pd.DataFrame, summary: pd.DataFrame
+) -> Iterable[tuple[str, Rows]]:
+    """The paper's numbers beside ours, then whether its claims hold."""
+    names, variants = [method.name for method in study.methods], list(study.variants)
+    text = f"{caption(study, paper.metric)}; in parentheses {paper.title}"
+    yield text, paper.number_rows(names, variants, summary)
+    if paper.claims:
+        text = (
+            f"What the paper concludes, here: it holds where the {100 * study.confidence:g} % interval of the paired "
+            "difference lies on the claimed side of 0, fails where it lies on the other, and is open else"
+        )
+        yield text, paper.claim_rows(variants, results, study.confidence)
+
+
+def show(console: Console, text: str, rows: Rows) -> None:
+    """A table on the terminal, under its caption; its numbers are never cut."""
+    console.print(text, style="italic", markup=False, highlight=False, soft_wrap=True)
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for k, name in enumerate(rows[0]):
+        table.add_column(escape(name), justify="right" if k else "left", no_wrap=True)
+    for row in rows[1:]:
+        cells = [escape(cell) for cell in row]
+        table.add_row(*(f"[bold]{cell[2:-2]}[/bold]" if cell.startswith("**") else cell for cell in cells))
+    width = console.width
+    needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    console.width = max(width, needed)
+    console.print(table, highlight=False)
+    console.width = width
+    console.print()
 
 
 def markdown(title: str, parts: Iterable[tuple[str, Rows]], notes: Sequence[str] = ()) -> str:
@@ -161,13 +170,4 @@ def _tex(text: str) -> str:
     """
     if text.startswith("**") and text.endswith("**") and len(text) > 4:
         return f"\\textbf{{{_tex(text[2:-2])}}}"
-    for mark in "\\&%$#_{}":
-        text = text.replace(mark, "\\textbackslash{}" if mark == "\\" else f"\\{mark}")
-    for mark, tex in (
-        ("±", "$\\pm$"),
-        ("−", "$-$"),
-        ("~", "\\textasciitilde{}"),
-        ("^", "\\textasciicircum{}"),
-    ):
-        text = text.replace(mark, tex)
-    return text
+    return "".join(TEX.get(mark, mark) for mark in text)

@@ -12,7 +12,8 @@ import pandas as pd
 import yaml
 
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.studies.results import is_lower_better, read_metrics
+from fedbc_lightning.studies.numbers import is_lower_better
+from fedbc_lightning.studies.results import read_metrics
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Method, Run, Study
 

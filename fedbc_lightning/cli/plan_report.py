@@ -1,0 +1,113 @@
+"""What ``fedbc-cli plan`` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedbc_lightning.plan import Plan
+    from fedbc_lightning.studies.plan import StudyPlan
+
+ROUGH = "Times are rough: from a few steps, on this machine as busy as it is now; without start-up and checkpoints."
+
+
+def print_plan(plan: Plan) -> None:
+    """Print what a run would take, in units for people."""
+    about = "" if plan.is_counted else "about "
+    table = Table(title="plan", title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    table.add_row("method", escape(f"{plan.algorithm}, {plan.model} with d = {plan.num_parameters:,}"))
+    table.add_row(
+        "clients", f"{plan.clients_per_round:,.6g} of {plan.num_clients:,} per round, {plan.max_rounds:,} rounds"
+    )
+    table.add_row(
+        "steps",
+        f"{plan.steps_per_client:,.4g} per client, {plan.steps_per_round:,.6g} per round, "
+        f"{about}{plan.num_steps:,} in all",
+    )
+    table.add_row("engine", escape(_engines(plan)))
+    table.add_row("round", f"about {duration(plan.round_seconds[plan.engine])}")
+    if plan.num_evaluations:
+        table.add_row("evaluation", f"about {duration(plan.evaluation_seconds)}, {plan.num_evaluations:,} times")
+    processes = f", {plan.num_processes} processes, measured in one" if plan.num_processes > 1 else ""
+    table.add_row("time", f"[bold]about {duration(plan.seconds)}[/bold] on {plan.device}{processes}")
+    for title, parts in (("memory", plan.memory), ("disk", plan.disk)):
+        for k, (what, size) in enumerate(parts.items()):
+            table.add_row("" if k else title, f"{bytes_said(size)}  {what}")
+    for title, total in (("sent up", plan.bytes_up), ("sent down", plan.bytes_down)):
+        table.add_row(title, f"{bytes_said(total / plan.max_rounds)} per round, {about}{bytes_said(total)} in all")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(ROUGH, style="dim", soft_wrap=True)
+
+
+def print_study_plan(plan: StudyPlan) -> None:
+    """Print what a study would take: a row per variant and algorithm, and the total."""
+    table = Table(title=plan.name, title_justify="left", title_style="bold", box=None, header_style="dim",
+                  pad_edge=False)  # fmt: skip
+    for name in ("variant", "algorithm"):
+        table.add_column(name)
+    for name in ("runs", "tuning", "done", "one run", "all", "disk", "up", "down"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in plan.rows:
+        counts = (f"{count:,}" for count in (row.num_runs, row.num_trials, row.num_finished))
+        sizes = map(bytes_said, (row.disk, row.bytes_up, row.bytes_down))
+        times = duration(row.plan.seconds), duration(row.seconds)
+        table.add_row(escape(row.variant), escape(row.method), *counts, *times, *sizes)
+    console = Console(highlight=False)
+    Console(width=max(console.width, 110), highlight=False).print(table)
+    console.print(
+        f"[bold]about {duration(plan.seconds)} on {plan.num_workers} worker{'s' * (plan.num_workers > 1)}[/bold], "
+        f"{bytes_said(plan.disk)} on disk, {bytes_said(plan.bytes_up)} up, {bytes_said(plan.bytes_down)} down",
+        soft_wrap=True,
+    )
+    if any(row.num_finished for row in plan.rows):
+        console.print("Finished runs (done) count for nothing.", style="dim", soft_wrap=True)
+    console.print(ROUGH, style="dim", soft_wrap=True)
+
+
+def _engines(plan: Plan) -> str:
+    others = [kind for kind in plan.round_seconds if kind != plan.engine]
+    if others:
+        return f"{plan.engine}; {others[0]} would take about {duration(plan.round_seconds[others[0]])} per round"
+    other = "sequential" if plan.engine == "vectorized" else "vectorized"
+    return f"{plan.engine}; {other} {plan.not_timed}" if plan.not_timed.startswith("cannot") else (
+        f"{plan.engine}; {other} was not timed: {plan.not_timed}"
+    )  # fmt: skip
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    Example:
+        >>> duration(0.0123), duration(4.21), duration(400), duration(12000), duration(400000)
+        ('12 ms', '4.2 s', '6 min 40 s', '3 h 20 min', '4 d 15 h')
+    """
+    if seconds < 1:
+        return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    for large, small, size in (("min", "s", 60), ("h", "min", 3600)):
+        if whole < (3600 if large == "min" else 86400):
+            return f"{whole // size} {large} {whole % size * 60 // size} {small}"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def bytes_said(size: float) -> str:
+    """Bytes in units for people.
+
+    Example:
+        >>> bytes_said(0), bytes_said(1500), bytes_said(3 * 2**30)
+        ('0 B', '1.46 KiB', '3 GiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.3g} TiB"

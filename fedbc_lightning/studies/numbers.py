@@ -1,0 +1,52 @@
+"""What a metric is by its name, and how its values are shown."""
+
+from __future__ import annotations
+
+import math
+
+LOWER_IS_BETTER = ("loss", "error", "rmse", "mae", "mse", "perplexity", "_std", "bytes", "seconds")
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether small values of a metric are good, by its name.
+
+    Example:
+        >>> is_lower_better("global/test_loss"), is_lower_better("local/test_accuracy")
+        (True, False)
+    """
+    return any(word in metric for word in LOWER_IS_BETTER)
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is shown in percent.
+
+    Example:
+        >>> is_share("global/test_accuracy"), is_share("global/test_loss")
+        (True, False)
+    """
+    return "acc" in metric
+
+
+def number(value: float, metric: str) -> str:
+    """A value as it is shown.
+
+    Example:
+        >>> number(0.8312, "global/test_accuracy"), number(1.5, "global/test_loss"), number(math.nan, "x")
+        ('83.12', '1.5000', '-')
+    """
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{100 * value:.2f}" if is_share(metric) else f"{value:.4f}"
+
+
+def signed(value: float, metric: str) -> str:
+    """A difference as it is shown.
+
+    Example:
+        >>> signed(0.0123, "global/test_accuracy"), signed(0.0, "global/test_loss")
+        ('+1.23', '0.0000')
+    """
+    text = number(abs(value), metric)
+    if not text.strip("0.-"):
+        return text
+    return ("+" if value > 0 else "−") + text

@@ -1,0 +1,81 @@
+"""FedBC's Tables 4 and 5: how MNIST and CIFAR-10 are split over 20 clients; no data is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from fedbc_lightning.partition import PowerLaw, power_law_sizes
+from fedbc_lightning.studies.paper import Rows
+
+NUM_CLIENTS = 20
+EXPONENTS = (1.1, 1.2, 1.3, 1.4, 1.5)
+CLASS_SIZES = {
+    "MNIST": (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958),
+    "CIFAR-10": (6000,) * 10,
+}
+"""Of train and test data together."""
+
+TABLE_5 = {
+    "MNIST": ((1222, 7486), (374, 12057), (110, 16444), (32, 21197), (10, 23410)),
+    "CIFAR-10": ((1047, 6433), (320, 10398), (94, 14032), (28, 17814), (9, 20067)),
+}
+"""The paper's: smallest and largest client, by exponent."""
+
+_MNIST_2, _MNIST_3 = "1×6, 1×4, 1×3, 17×2", "1×8, 2×4, 17×3"
+TABLE_4 = {
+    ("MNIST", 1): ("2×3, 5×2, 13×1", "1×4, 1×3, 4×2, 14×1", "1×4, 1×3, 4×2, 14×1", "1×6, 1×3, 2×2, 16×1",
+                   "1×6, 1×3, 2×2, 16×1"),
+    ("CIFAR-10", 1): ("2×3, 5×2, 13×1", "1×6, 1×3, 4×2, 14×1", "1×5, 1×3, 2×2, 16×1", "1×6, 1×3, 2×2, 16×1",
+                      "1×6, 1×3, 2×2, 16×1"),
+    ("MNIST", 2): ("1×5, 1×4, 3×3, 15×2", _MNIST_2, _MNIST_2, _MNIST_2, _MNIST_2),
+    ("CIFAR-10", 2): ("1×5, 1×4, 3×3, 15×2", "1×5, 2×4, 17×2", _MNIST_2, _MNIST_2, _MNIST_2),
+    ("MNIST", 3): ("1×7, 2×4, 17×3", "1×7, 2×4, 17×3", _MNIST_3, _MNIST_3, _MNIST_3),
+    ("CIFAR-10", 3): ("2×5, 1×4, 17×3", "1×7, 2×4, 17×3", _MNIST_3, _MNIST_3, "1×9, 1×4, 18×3"),
+}  # fmt: skip
+"""The paper's, as printed: clients × their number of classes, by exponent. One random draw: another seed gives other
+numbers. Those of CIFAR-10 with C = 1 and e = 1.2 or 1.3 have 31 and 28 parts, where C = 1 always gives N + 9 = 29."""
+
+
+def table_5() -> tuple[str, Rows]:
+    """Caption and rows: smallest and largest client, and whether they are the paper's."""
+    rows = [["", *(f"e = {exponent}" for exponent in EXPONENTS)]]
+    for name, class_sizes in CLASS_SIZES.items():
+        row = [name]
+        for exponent, theirs in zip(EXPONENTS, TABLE_5[name], strict=True):
+            sizes = power_law_sizes(sum(class_sizes), NUM_CLIENTS, exponent)
+            ours = (int(sizes.min()), int(sizes.max()))
+            row.append(f"{ours[0]}-{ours[1]} " + ("= paper" if ours == theirs else f"(paper {theirs[0]}-{theirs[1]})"))
+        rows.append(row)
+    return f"FedBC, Table 5: samples of the smallest and the largest of {NUM_CLIENTS} clients", rows
+
+
+def table_4(seed: int = 0) -> tuple[str, Rows]:
+    """Caption and rows: so many clients × so many classes, ours above the paper's.
+
+    Args:
+        seed: Of the draw.
+    """
+    rows = [["", *(f"e = {exponent}" for exponent in EXPONENTS)]]
+    for (name, per_client), theirs in TABLE_4.items():
+        labels = np.repeat(np.arange(len(CLASS_SIZES[name])), CLASS_SIZES[name])
+        ours = [classes_held(labels, per_client, exponent, seed) for exponent in EXPONENTS]
+        rows += [[f"C = {per_client}, {name}", *ours], ["    paper", *theirs]]
+    text = (
+        f"FedBC, Table 4: clients × their number of classes, one random draw (seed {seed}); the paper's is another. "
+        "With C = 1 every draw has N + 9 = 29 parts; the paper's for CIFAR-10 and e = 1.2 and 1.3 have 31 and 28"
+    )
+    return text, rows
+
+
+def classes_held(labels: np.ndarray, per_client: int, exponent: float, seed: int) -> str:
+    """How many clients hold how many classes, in the paper's way.
+
+    Example:
+        >>> classes_held(np.arange(6000) % 10, 1, 1.1, seed=0)
+        '1×5, 1×3, 3×2, 15×1'
+    """
+    parts = PowerLaw(NUM_CLIENTS, per_client, exponent)(labels, seed)
+    counts = Counter(len(np.unique(labels[part])) for part in parts)
+    return ", ".join(f"{clients}×{classes}" for classes, clients in sorted(counts.items(), reverse=True))

@@ -1,0 +1,175 @@
+"""What a study would take: each algorithm in each variant is planned once, with its first seed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import yaml
+
+from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.federated import FederatedCLI
+from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.plan import Plan
+from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.schedule import NOTE, is_finished
+from fedbc_lightning.studies.study import Method, Run, Study, slug
+
+
+@dataclass
+class PlannedMethod:
+    """One algorithm in one variant.
+
+    Attributes:
+        variant: Its name.
+        method: The algorithm's name in the tables.
+        plan: Of one run that is reported.
+        num_runs: That are reported.
+        num_trials: That tune.
+        num_finished: Of both, that are finished; they count for nothing.
+        num_rounds: Of all runs that are to be done, tuning included.
+    """
+
+    variant: str
+    method: str
+    plan: Plan
+    num_runs: int
+    num_trials: int
+    num_finished: int
+    num_rounds: int
+
+    @property
+    def share(self) -> float:
+        """What is to be done, in runs of all rounds."""
+        return self.num_rounds / self.plan.max_rounds
+
+    @property
+    def seconds(self) -> float:
+        """Of these runs, one after another."""
+        return self.share * self.plan.seconds
+
+    @property
+    def disk(self) -> int:
+        """Bytes that these runs leave."""
+        kept = sum(size for what, size in self.plan.disk.items() if "while it is written" not in what)
+        return (self.num_runs + self.num_trials - self.num_finished) * kept
+
+    @property
+    def bytes_up(self) -> int:
+        """That the clients of these runs send."""
+        return round(self.share * self.plan.bytes_up)
+
+    @property
+    def bytes_down(self) -> int:
+        """That they receive."""
+        return round(self.share * self.plan.bytes_down)
+
+
+@dataclass
+class StudyPlan:
+    """What a study would take; see :class:`~fedbc_lightning.plan.Plan` for how rough its times are.
+
+    Attributes:
+        name: Of the study.
+        rows: One for each variant and algorithm.
+        num_workers: Runs at a time.
+    """
+
+    name: str
+    rows: list[PlannedMethod]
+    num_workers: int
+
+    @property
+    def seconds(self) -> float:
+        """On all workers: an even share of the work, but no less than the longest run."""
+        longest = max((row.plan.seconds for row in self.rows if row.num_rounds), default=0.0)
+        return max(sum(row.seconds for row in self.rows) / self.num_workers, longest)
+
+    @property
+    def disk(self) -> int:
+        """Bytes that all runs leave."""
+        return sum(row.disk for row in self.rows)
+
+    @property
+    def bytes_up(self) -> int:
+        """That all clients send."""
+        return sum(row.bytes_up for row in self.rows)
+
+    @property
+    def bytes_down(self) -> int:
+        """That they receive."""
+        return sum(row.bytes_down for row in self.rows)
+
+
+class _Planned(FederatedCLI):
+    """A command line of ``plan`` whose numbers are kept and not printed."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        self.result = self.trainer.plan(**self._prepare_subcommand_kwargs(subcommand))
+
+
+def plan_study(study: Study) -> StudyPlan:
+    """Measure, one after another, in this process.
+
+    Args:
+        study: What is planned.
+
+    Raises:
+        ConfigurationError: The study cannot be done as it is given, with the run that shows it.
+    """
+    Comparison(study).check()
+    found = study.folder / "tuned.yaml"
+    tuned = yaml.safe_load(found.read_text()) if found.is_file() else {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(study.threads)
+    try:
+        rows = [
+            _plan_method(study, variant, method, (tuned.get(variant) or {}).get(method.name))
+            for variant in study.variants
+            for method in study.methods
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    return StudyPlan(str(study.name), rows, study.workers or torch.cuda.device_count() or os.cpu_count() or 1)
+
+
+def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, Any] | None) -> PlannedMethod:
+    tried = chosen or {key: values.grid[0] if values.grid else values.low for key, values in method.tuned.items()}
+    runs = [study.run(variant, method, seed, tried) for seed in study.seed_list]
+    is_chosen = not method.tuned or chosen is not None
+    num_done = sum(is_finished(run) for run in runs) if is_chosen else 0
+    plan = plan_run(runs[0])
+    num_trials, num_tried = _count_trials(study, variant, method)
+    settings = study.trial(variant, method, study.tuning.seeds[0], tried).settings
+    trial_rounds = settings.get("trainer.max_rounds", plan.max_rounds)
+    num_rounds = (len(runs) - num_done) * plan.max_rounds + (num_trials - num_tried) * trial_rounds
+    return PlannedMethod(variant, method.name, plan, len(runs), num_trials, num_done + num_tried, num_rounds)
+
+
+def _count_trials(study: Study, variant: str, method: Method) -> tuple[int, int]:
+    """Runs that tune an algorithm in a variant, and how many of them are finished."""
+    if not method.tuned:
+        return 0, 0
+    is_grid = all(values.grid is not None for values in method.tuned.values())
+    count = (len(list(method.grid())) if is_grid else study.tuning.trials) * len(study.tuning.seeds)
+    notes = (study.folder / "tuning" / slug(variant) / slug(method.name)).glob(f"*/seed_*/{NOTE}")
+    return count, min(count, sum(json.loads(note.read_text())["is_finished"] for note in notes))
+
+
+def plan_run(run: Run) -> Plan:
+    """What one run would take.
+
+    Raises:
+        ConfigurationError: It cannot be done, with its title.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            return _Planned(args=["plan", *run.words()[1:]], parser_kwargs={"prog": PROG}).result
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{run.variant} / {run.method}: {error}") from None

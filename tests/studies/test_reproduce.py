@@ -1,0 +1,66 @@
+"""``fedbc-cli reproduce``: the tables that need no training, and what it is told."""
+
+import re
+
+import pytest
+from helpers.command_line import run_cli
+
+from fedbc_lightning.studies.partition_tables import EXPONENTS, TABLE_4, table_4, table_5
+
+
+def parts(cell):
+    return [tuple(map(int, entry.split("×"))) for entry in cell.split(", ")]
+
+
+def test_table_5_is_the_papers():
+    _, (header, *rows) = table_5()
+    assert header[1:] == [f"e = {exponent}" for exponent in EXPONENTS]
+    cells = [cell for row in rows for cell in row[1:]]
+    assert len(cells) == 10
+    assert all(cell.endswith(" = paper") for cell in cells)
+    assert rows[1][3] == "94-14032 = paper"
+
+
+def test_table_4_is_a_draw_by_the_papers_rules():
+    for seed in (0, 1):
+        _, (_, *rows) = table_4(seed)
+        for ours, theirs, (_, per_client) in zip(rows[::2], rows[1::2], TABLE_4, strict=True):
+            for cell in ours[1:]:
+                assert sum(clients for clients, _ in parts(cell)) == 20
+                assert min(classes for _, classes in parts(cell)) == per_client
+                if per_client == 1:
+                    assert sum(clients * classes for clients, classes in parts(cell)) == 20 + 9
+            assert all(sum(clients for clients, _ in parts(cell)) == 20 for cell in theirs[1:])
+    odd = [
+        (name, exponent)
+        for (name, per_client), row in TABLE_4.items() if per_client == 1
+        for exponent, cell in zip(EXPONENTS, row, strict=True)
+        if sum(clients * classes for clients, classes in parts(cell)) != 29
+    ]  # fmt: skip
+    assert odd == [("CIFAR-10", 1.2), ("CIFAR-10", 1.3)]  # as the caption says
+
+
+def test_the_command(project, capfd):
+    assert run_cli("reproduce", "table5", "table4") == 0
+    said = capfd.readouterr().out
+    assert "1222-7486 = paper" in said
+    assert len(re.findall(r"^ +paper ", said, re.MULTILINE)) == 6
+    assert run_cli("reproduce", "--help") == 0
+    assert "table1" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "what? fedbc-cli reproduce table1"),
+        (["tabel1"], "nothing to reproduce is called 'tabel1'; did you mean 'table1'?"),
+        (["figure99"], "there is: table1, table4, table5"),
+        (["table1", "--scale", "2"], "scale: got 2.0"),
+        (["table1", "--sclae", "0.1"], "did you mean 'scale'?"),
+    ],
+)
+def test_mistakes(project, capfd, words, message):
+    assert run_cli("reproduce", *words) in (1, 2)
+    said = capfd.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
