@@ -35,6 +35,8 @@ SECONDS_OF_SILENCE = 5.0
 LONGEST_ROUND = timedelta(days=7)
 """How long a process may wait for another's clients; a dead one is found out by the lifeline, not by a timeout."""
 
+FEW_RANKS = 4
+
 PARENT = "FEDBC_LIGHTNING_PARENT"
 """Environment variable: the process that started this one."""
 
@@ -213,6 +215,11 @@ class TensorPickler(pickle.Pickler):
 
 def _tensor_from(content: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
     return torch.from_numpy(content).view(dtype).reshape(shape)
+
+
+def travels_along(fabric: Fabric) -> bool:
+    """Whether sums go with what is gathered anyhow: between a few CPUs one exchange takes less time than two."""
+    return fabric.world_size <= FEW_RANKS and torch.distributed.get_backend() == "gloo"
 
 
 def sum_over_ranks(fabric: Fabric, value: Tensor) -> Tensor:

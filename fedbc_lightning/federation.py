@@ -20,7 +20,7 @@ from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Models
-from fedbc_lightning.fabric import gather_objects, sum_over_ranks
+from fedbc_lightning.fabric import gather_objects, sum_over_ranks, travels_along
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.module import UserModule
 from fedbc_lightning.optimizers import LocalOptimizer, RoundSchedulers, configure
@@ -449,12 +449,14 @@ class Federation:
     def _join_ranks(self, records: list[tuple[int, dict]], sums: Sums, counters: Tensor) -> list[dict[str, Any]]:
         """Reduce the sums and exchange what was staged; afterwards every rank knows the whole round."""
         if self.fabric.world_size > 1:
-            sums.load(sum_over_ranks(self.fabric, sums.flat()))
             mine = [record["client"] for _, record in records if record["status"] == "ok"]
             kept = {name: {k: row.cpu() for k, row in rows.items()} for name, rows in sums.kept.items()}
-            payload = (records, self.clients.export_staged(mine), counters.cpu(), kept)
+            flat, is_along = sums.flat(), travels_along(self.fabric)
+            payload = (records, self.clients.export_staged(mine), counters.cpu(), kept, flat if is_along else None)
+            gathered = gather_objects(self.fabric, payload)
+            sums.load(sum(part[-1] for part in gathered) if is_along else sum_over_ranks(self.fabric, flat))
             records = []
-            for rank, (theirs, staged, their_counters, their_kept) in enumerate(gather_objects(self.fabric, payload)):
+            for rank, (theirs, staged, their_counters, their_kept, _) in enumerate(gathered):
                 records += theirs
                 counters = torch.maximum(counters, their_counters.to(counters.device))
                 if rank != self.fabric.global_rank:

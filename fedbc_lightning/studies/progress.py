@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from fedbc_lightning.studies.schedule import Schedule, State
+from fedbc_lightning.units import duration
 
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -97,21 +98,6 @@ def seconds_left(schedule: Schedule) -> float | None:
     here = [state for state in schedule.states if state.status != "finished" or state.seconds]
     done = sum(map(_share, here))
     return schedule.seconds * (len(here) - done) / done if done > 0 else None
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them.
-
-    Example:
-        >>> duration(42), duration(400), duration(9000)
-        ('42 s', '6 min 40 s', '2 h 30 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _share(state: State) -> float:

@@ -1,0 +1,35 @@
+"""Seconds and bytes as a person says them."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    Example:
+        >>> duration(0.0123), duration(4.21), duration(400), duration(12000), duration(400000)
+        ('12 ms', '4.2 s', '6 min 40 s', '3 h 20 min', '4 d 15 h')
+    """
+    if seconds < 1:
+        return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    for large, small, size in (("min", "s", 60), ("h", "min", 3600)):
+        if whole < (3600 if large == "min" else 86400):
+            return f"{whole // size} {large} {whole % size * 60 // size} {small}"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def bytes_said(size: float) -> str:
+    """Bytes in units for people.
+
+    Example:
+        >>> bytes_said(0), bytes_said(1500), bytes_said(3 * 2**30)
+        ('0 B', '1.46 KiB', '3 GiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.3g} TiB"
