@@ -208,7 +208,9 @@ def test_a_study_is_the_sum_of_its_runs(study, capsys):
     ]
     assert [(row.num_runs, row.num_trials, row.num_rounds) for row in found.rows] == 2 * [(4, 0, 8), (4, 6, 14)]
     for row in found.rows:
-        assert row.seconds == pytest.approx(row.num_rounds / 2 * row.plan.seconds)
+        rounds = row.num_rounds / 2 * row.plan.seconds
+        assert row.seconds == pytest.approx(rounds + (row.num_runs + row.num_trials) * row.start_seconds)
+        assert row.start_seconds > 0
         assert row.bytes_up == row.num_rounds // 2 * row.plan.bytes_up
     assert found.bytes_up == sum(row.bytes_up for row in found.rows)
     assert found.disk == sum(row.disk for row in found.rows) > 0

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ class PlannedMethod:
         num_trials: That tune.
         num_finished: Of both, that are finished; they count for nothing.
         num_rounds: Of all runs that are to be done, tuning included.
+        start_seconds: That a run takes before its first round, in a process that has torch in memory.
     """
 
     variant: str
@@ -42,6 +44,12 @@ class PlannedMethod:
     num_trials: int
     num_finished: int
     num_rounds: int
+    start_seconds: float
+
+    @property
+    def num_left(self) -> int:
+        """Runs that are to be done, tuning included."""
+        return self.num_runs + self.num_trials - self.num_finished
 
     @property
     def share(self) -> float:
@@ -51,13 +59,13 @@ class PlannedMethod:
     @property
     def seconds(self) -> float:
         """Of these runs, one after another."""
-        return self.share * self.plan.seconds
+        return self.share * self.plan.seconds + self.num_left * self.start_seconds
 
     @property
     def disk(self) -> int:
         """Bytes that these runs leave."""
         kept = sum(size for what, size in self.plan.disk.items() if "while it is written" not in what)
-        return (self.num_runs + self.num_trials - self.num_finished) * kept
+        return self.num_left * kept
 
     @property
     def bytes_up(self) -> int:
@@ -110,7 +118,9 @@ class _Planned(FederatedCLI):
     """A command line of ``plan`` whose numbers are kept and not printed."""
 
     def _run_subcommand(self, subcommand: str) -> None:
-        self.result = self.trainer.plan(**self._prepare_subcommand_kwargs(subcommand))
+        built = time.perf_counter()
+        plan = self.trainer.plan(**self._prepare_subcommand_kwargs(subcommand))
+        self.result = plan, built
 
 
 def plan_study(study: Study) -> StudyPlan:
@@ -143,12 +153,13 @@ def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, A
     runs = [study.run(variant, method, seed, tried) for seed in study.seed_list]
     is_chosen = not method.tuned or chosen is not None
     num_done = sum(is_finished(run) for run in runs) if is_chosen else 0
-    plan = plan_run(runs[0])
+    plan, start_seconds = plan_run(runs[0])
     num_trials, num_tried = _count_trials(study, variant, method)
     settings = study.trial(variant, method, study.tuning.seeds[0], tried).settings
     trial_rounds = settings.get("trainer.max_rounds", plan.max_rounds)
     num_rounds = (len(runs) - num_done) * plan.max_rounds + (num_trials - num_tried) * trial_rounds
-    return PlannedMethod(variant, method.name, plan, len(runs), num_trials, num_done + num_tried, num_rounds)
+    counts = len(runs), num_trials, num_done + num_tried, num_rounds
+    return PlannedMethod(variant, method.name, plan, *counts, start_seconds)
 
 
 def _count_trials(study: Study, variant: str, method: Method) -> tuple[int, int]:
@@ -161,15 +172,16 @@ def _count_trials(study: Study, variant: str, method: Method) -> tuple[int, int]
     return count, min(count, sum(json.loads(note.read_text())["is_finished"] for note in notes))
 
 
-def plan_run(run: Run) -> Plan:
-    """What one run would take.
+def plan_run(run: Run) -> tuple[Plan, float]:
+    """What one run would take, and the seconds until its parts are built.
 
     Raises:
         ConfigurationError: It cannot be done, with its title.
     """
-    said = io.StringIO()
+    said, started = io.StringIO(), time.perf_counter()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            return _Planned(args=["plan", *run.words()[1:]], parser_kwargs={"prog": PROG}).result
+            plan, built = _Planned(args=["plan", *run.words()[1:]], parser_kwargs={"prog": PROG}).result
+            return plan, built - started
     except ConfigurationError as error:
         raise ConfigurationError(f"{run.variant} / {run.method}: {error}") from None
