@@ -17,6 +17,7 @@ from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, PROG, UsageError, find
 from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.cli.plan_report import print_study_plan
 from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.fedbc_figures import figure_3, figure_4
 from fedbc_lightning.studies.paper import Rows
 from fedbc_lightning.studies.partition_tables import table_4, table_5
 from fedbc_lightning.studies.plan import plan_study
@@ -101,8 +102,13 @@ REPRODUCTIONS: dict[str, str | Callable[[], tuple[str, Rows]]] = {
     "table1": "studies/fedbc_table1.yaml",
     "table4": table_4,
     "table5": table_5,
+    "figure3": "studies/fedbc_figures.yaml",
+    "figure4": "studies/fedbc_figures.yaml",
 }
-"""What ``reproduce`` takes: the study behind a table of a paper, or what computes it without training."""
+"""What ``reproduce`` takes: the study behind a table or figure of a paper, or what computes it without training."""
+
+FIGURES = {"figure3": figure_3, "figure4": figure_4}
+"""What draws a figure from its study."""
 
 
 def reproduce(words: list[str]) -> int:
@@ -133,10 +139,14 @@ def reproduce(words: list[str]) -> int:
     status = 0
     for name in names:
         what = REPRODUCTIONS[name]
-        if isinstance(what, str):
-            status = max(status, compare(["--config", what, *options]))
-        else:
+        if not isinstance(what, str):
             show(Console(), *what())
+            continue
+        comparison = Comparison(read_study("reproduce", ["--config", what, *options]))
+        status = max(status, 0 if comparison.run() else 1)
+        if name in FIGURES:
+            for file in FIGURES[name](comparison.study, comparison.states, comparison.study.folder / "figures"):
+                Console().print(f"{name}:  {file}", highlight=False, soft_wrap=True)
     return status
 
 

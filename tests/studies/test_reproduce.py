@@ -2,10 +2,16 @@
 
 import re
 
+import pandas as pd
 import pytest
 from helpers.command_line import run_cli
 
+from fedbc_lightning.studies import fedbc_figures
+from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.fedbc_figures import _save as save
+from fedbc_lightning.studies.fedbc_figures import figure_3, figure_4
 from fedbc_lightning.studies.partition_tables import EXPONENTS, TABLE_4, table_4, table_5
+from fedbc_lightning.studies.study import Study
 
 
 def parts(cell):
@@ -49,12 +55,42 @@ def test_the_command(project, capfd):
     assert "table1" in capfd.readouterr().out
 
 
+def test_figures_3_and_4_are_drawn_from_the_tables(project, monkeypatch):
+    monkeypatch.syspath_prepend(str(project))
+    variants = {f"E = {epochs}": {"trainer.local_epochs": epochs} for epochs in (1, 5)}
+    algorithms = {"FedAvg": {}, "FedBC": {"dual_lr": 0.01}}
+    study = Study("tiny.yaml", algorithms, {"trainer.max_rounds": 4}, variants, seeds=2, workers=1)
+    comparison = Comparison(study)
+    assert comparison.run()
+    drawn = []
+    monkeypatch.setattr(fedbc_figures, "_save", lambda figure, stem: drawn.append(figure) or save(figure, stem))
+    for draw, name in ((figure_3, "figure3"), (figure_4, "figure4")):
+        files = draw(study, comparison.states, study.folder / "figures")
+        assert [file.name for file in files] == [f"{name}.png", f"{name}.svg"]
+        assert files[0].stat().st_size > 20_000
+    loss, coefficient, weights, variance = drawn[0].axes
+    clients = pd.read_csv(study.folder / "runs/E_=_5/FedBC/seed_0/version_0/clients.csv")
+    assert [len(line.get_xdata()) for line in loss.lines] == [5, 5]
+    smallest = clients.loc[clients.groupby("round")["num_samples"].idxmin()]
+    assert list(coefficient.lines[0].get_ydata()) == list(smallest["weight"])
+    assert len(weights.collections[0].get_offsets()) == clients["client"].nunique()
+    (of_bc,) = [container for container in variance.containers if container[0].get_color() == "C1"]
+    finals = [
+        pd.read_csv(study.folder / f"runs/E_=_1/FedBC/seed_{seed}/version_0/metrics.csv")["fairness/accuracy_std"].iloc[
+            -1
+        ]
+        for seed in (0, 1)
+    ]
+    assert of_bc[0].get_ydata()[0] == pytest.approx((finals[0] ** 2 + finals[1] ** 2) / 2)
+    assert [panel.get_title() for panel in drawn[1].axes] == ["FedAvg", "FedBC"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "what? fedbc-cli reproduce table1"),
         (["tabel1"], "nothing to reproduce is called 'tabel1'; did you mean 'table1'?"),
-        (["figure99"], "there is: table1, table4, table5"),
+        (["figure99"], "there is: table1, table4, table5, figure3, figure4"),
         (["table1", "--scale", "2"], "scale: got 2.0"),
         (["table1", "--sclae", "0.1"], "did you mean 'scale'?"),
     ],
