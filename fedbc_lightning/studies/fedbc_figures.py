@@ -24,9 +24,9 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """(a) training loss, (b) coefficient of the smallest and the largest client, (c) λ_i against n_i, (d) variance.
 
     "Smallest" and "largest" are, as in the paper, the sampled clients of a round with the least and the most data;
-    their coefficient is their share of the mean that forms z, by λ_i as it was, or by n_i as FedAvg would have it. (c) shows
-    each client's λ_i after its last round. (d) is the variance over clients of the accuracy of z on their own test
-    data in the last round, for each number of local epochs E: mean and standard deviation over seeds.
+    their coefficient is their share of the mean that forms z, by λ_i as it was, or by n_i as FedAvg would have it.
+    (c) shows each client's λ_i after its last round. (d) is the variance over clients of the accuracy of z on their
+    own test data in the last round, for each number of local epochs E: mean and standard deviation over seeds.
     """
     figure = Figure(figsize=(15.5, 3.9), layout="constrained")
     FigureCanvasAgg(figure)

@@ -75,12 +75,8 @@ def test_figures_3_and_4_are_drawn_from_the_tables(project, monkeypatch):
     assert list(coefficient.lines[0].get_ydata()) == list(smallest["weight"])
     assert len(weights.collections[0].get_offsets()) == clients["client"].nunique()
     (of_bc,) = [container for container in variance.containers if container[0].get_color() == "C1"]
-    finals = [
-        pd.read_csv(study.folder / f"runs/E_=_1/FedBC/seed_{seed}/version_0/metrics.csv")["fairness/accuracy_std"].iloc[
-            -1
-        ]
-        for seed in (0, 1)
-    ]
+    runs = [study.folder / f"runs/E_=_1/FedBC/seed_{seed}/version_0" for seed in (0, 1)]
+    finals = [pd.read_csv(run / "metrics.csv")["fairness/accuracy_std"].iloc[-1] for run in runs]
     assert of_bc[0].get_ydata()[0] == pytest.approx((finals[0] ** 2 + finals[1] ** 2) / 2)
     assert [panel.get_title() for panel in drawn[1].axes] == ["FedAvg", "FedBC"]
 
@@ -90,7 +86,7 @@ def test_figures_3_and_4_are_drawn_from_the_tables(project, monkeypatch):
     [
         ([], "what? fedbc-cli reproduce table1"),
         (["tabel1"], "nothing to reproduce is called 'tabel1'; did you mean 'table1'?"),
-        (["figure99"], "there is: table1, table4, table5, figure3, figure4"),
+        (["poster"], "there is: table1, table4, table5, figure3, figure4"),
         (["table1", "--scale", "2"], "scale: got 2.0"),
         (["table1", "--sclae", "0.1"], "did you mean 'scale'?"),
     ],
