@@ -16,6 +16,7 @@ from fedbc_lightning.studies.results import read_metrics
 from fedbc_lightning.studies.schedule import State, version_folder
 from fedbc_lightning.studies.study import Run, Study
 
+WINDOW = 10
 SHOWN = "E = 5"
 """The variant of all panels but Figure 3d."""
 
@@ -34,9 +35,10 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     for place, method in enumerate(study.methods):
         curves = [_metrics(run).set_index("round")["train_loss"] for run in _runs(states, SHOWN, method.name)]
         if curves:
-            loss.plot(pd.concat(curves, axis=1).mean(axis=1), color=f"C{place}", label=method.name, linewidth=1.2)
+            mean = pd.concat(curves, axis=1).mean(axis=1).rolling(WINDOW, min_periods=1).mean()
+            loss.plot(mean, color=f"C{place}", label=method.name, linewidth=1.2)
         _draw_variance(variance, study, states, method.name, f"C{place}")
-    _label(loss, "round", "training loss", "(a) training loss")
+    _label(loss, "round", f"loss, mean of {WINDOW} rounds", "(a) training loss of the sampled clients")
     loss.legend(fontsize=8)
     found = _runs(states, SHOWN, "FedBC")
     if found:
@@ -57,6 +59,8 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     _label(weights, "samples of the client", "λ at the end", "(c) λ against data")
     _label(variance, "local epochs E", "variance of accuracy over clients", "(d) how evenly z serves")
     variance.set_xscale("log")
+    variance.set_xticks(_epochs(study), [str(epochs) for epochs in _epochs(study)], minor=False)
+    variance.minorticks_off()
     return _save(figure, folder / "figure3")
 
 
@@ -95,13 +99,17 @@ def _clients(run: Run) -> pd.DataFrame:
     return pd.read_csv(folder / "clients.csv")
 
 
+def _epochs(study: Study) -> list[int]:
+    return [(overrides or {})["trainer.local_epochs"] for overrides in study.variants.values()]
+
+
 def _draw_variance(panel: Axes, study: Study, states: Sequence[State], name: str, color: str) -> None:
     epochs, means, spreads = [], [], []
-    for variant, overrides in study.variants.items():
+    for variant, num_epochs in zip(study.variants, _epochs(study), strict=True):
         runs = _runs(states, variant, name)
         finals = [_metrics(run)["fairness/accuracy_std"].dropna().iloc[-1] ** 2 for run in runs]
         if finals:
-            epochs.append((overrides or {})["trainer.local_epochs"])
+            epochs.append(num_epochs)
             means.append(np.mean(finals))
             spreads.append(np.std(finals, ddof=1) if len(finals) > 1 else 0.0)
     panel.errorbar(epochs, means, yerr=spreads, color=color, marker="o", markersize=3, linewidth=1.2, capsize=2)
