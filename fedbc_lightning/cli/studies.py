@@ -18,7 +18,7 @@ from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.cli.plan_report import print_study_plan
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.fedbc_figures import figure_3, figure_4
-from fedbc_lightning.studies.paper import Rows
+from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.partition_tables import table_4, table_5
 from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.study import Study

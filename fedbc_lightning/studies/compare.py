@@ -18,7 +18,7 @@ from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.studies.figures import draw_curves, read_curves
-from fedbc_lightning.studies.paper import Rows
+from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.progress import StudyProgress
 from fedbc_lightning.studies.results import check_pairs, read_results
 from fedbc_lightning.studies.schedule import Schedule, State, Workers
@@ -103,22 +103,18 @@ class Comparison:
                 if method.tuned:
                     parse(study.trial(variant, method, study.tuning.seeds[0], tried))
                 trainer = parse(run)["fit"]["trainer"]
-                asked = {
-                    "trainer.engine: auto": trainer["engine"] == "auto",
-                    "trainer.num_nodes": trainer["num_nodes"] > 1,
-                    "trainer.devices": trainer["devices"] not in ("auto", 1, "1", [0]),
-                    "trainer.eval_every_n_rounds: 0": trainer["eval_every_n_rounds"] == 0,
-                }
-                reasons = {
-                    "trainer.engine: auto": "might choose differently for runs that are compared; say sequential or "
-                    "vectorized",
-                    "trainer.num_nodes": "a study spreads its runs over the processes of one machine",
-                    "trainer.devices": "a study gives each run one device, and does several at a time; leave it out",
-                    "trainer.eval_every_n_rounds: 0": "leaves nothing to compare; give 1 or more",
-                }
-                for what, is_asked in asked.items():
+                refused = {
+                    "engine: auto: might choose differently for runs that are compared; say sequential or vectorized":
+                        trainer["engine"] == "auto",
+                    "num_nodes: a study spreads its runs over the processes of one machine": trainer["num_nodes"] > 1,
+                    "devices: a study gives each run one device, and does several at a time; leave it out":
+                        trainer["devices"] not in ("auto", 1, "1", [0]),
+                    "eval_every_n_rounds: 0: leaves nothing to compare; give 1 or more":
+                        trainer["eval_every_n_rounds"] == 0,
+                }  # fmt: skip
+                for what, is_asked in refused.items():
                     if is_asked:
-                        raise ConfigurationError(f"{run.title}: {what}: {reasons[what]}.")
+                        raise ConfigurationError(f"{run.title}: trainer.{what}.")
 
     # afterwards
 
@@ -151,9 +147,9 @@ class Comparison:
         from torch.utils.tensorboard.summary import hparams
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        settings = {id(state.run): state.run for state in self.states}
-        for row, run in zip(self.results.to_dict("records"), settings.values(), strict=True):
-            folder = self.study.folder / "hparams" / f"{run.folder.relative_to(self.study.folder / 'runs')}"
+        for row, state in zip(self.results.to_dict("records"), self.states, strict=True):
+            run = state.run
+            folder = self.study.folder / "hparams" / run.folder.relative_to(self.study.folder / "runs")
             if row["status"] != "finished" or any(folder.glob("events.*")):
                 continue
             values = {name: float(row[name]) for name in self.study.metrics}

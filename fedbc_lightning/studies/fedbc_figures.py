@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedbc_lightning.studies.figures import save
 from fedbc_lightning.studies.results import read_metrics
 from fedbc_lightning.studies.schedule import State, version_folder
 from fedbc_lightning.studies.study import Run, Study
@@ -61,7 +61,7 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     variance.set_xscale("log")
     variance.set_xticks(_epochs(study), [str(epochs) for epochs in _epochs(study)], minor=False)
     variance.minorticks_off()
-    return _save(figure, folder / "figure3")
+    return save(figure, folder, "figure3")
 
 
 def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
@@ -79,7 +79,7 @@ def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
         _label(panel, "round", "", method.name)
     panels[0].set_ylabel("accuracy of z on the client's data")
     panels[0].legend(fontsize=8)
-    return _save(figure, folder / "figure4")
+    return save(figure, folder, "figure4")
 
 
 def _runs(states: Sequence[State], variant: str, name: str) -> list[Run]:
@@ -120,12 +120,3 @@ def _label(panel: Axes, x: str, y: str, title: str) -> None:
     panel.set_ylabel(y)
     panel.set_title(title, fontsize=10)
     panel.grid(alpha=0.3)
-
-
-def _save(figure: Figure, stem: Path) -> list[Path]:
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    files = [stem.with_suffix(f".{suffix}") for suffix in ("png", "svg")]
-    with mpl.rc_context({"svg.hashsalt": "fedbc"}):
-        for file in files:
-            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
-    return files

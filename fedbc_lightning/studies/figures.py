@@ -47,7 +47,6 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
 
     A line is the mean over seeds at equal rounds, drawn at their mean cost; the band is one standard deviation.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     variants = list(study.variants)
     columns = min(len(variants), COLUMNS)
     rows = -(-len(variants) // columns)
@@ -70,11 +69,17 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
                 row[0].set_ylabel(metric)
             handles, labels = panels.flat[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False)
-            for suffix in ("png", "svg"):
-                path = folder / f"{metric.replace('/', '_')}_{axis}.{suffix}"
-                with mpl.rc_context({"svg.hashsalt": "fedbc"}):
-                    figure.savefig(path, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
-                files.append(path)
+            files += save(figure, folder, f"{metric.replace('/', '_')}_{axis}")
+    return files
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write ``<name>.png`` and ``.svg``, the same bytes for the same figure; the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    with mpl.rc_context({"svg.hashsalt": "fedbc"}):
+        for file in files:
+            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     return files
 
 

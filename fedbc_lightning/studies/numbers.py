@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
+
+import pandas as pd
+
+Rows = list[list[str]]
 
 LOWER_IS_BETTER = ("loss", "error", "rmse", "mae", "mse", "perplexity", "_std", "bytes", "seconds")
 
@@ -50,3 +55,30 @@ def signed(value: float, metric: str) -> str:
     if not text.strip("0.-"):
         return text
     return ("+" if value > 0 else "−") + text
+
+
+def mean_and_deviation(found: pd.Series, metric: str) -> str:
+    """A row of :func:`~fedbc_lightning.studies.statistics.summarise` as it is shown."""
+    text = number(found["mean"], metric)
+    return f"{text} ± {number(found['std'], metric)}" if found["num_seeds"] > 1 else text
+
+
+def difference_and_interval(found: pd.Series, metric: str) -> str:
+    """A row of :func:`~fedbc_lightning.studies.statistics.paired_differences` as it is shown."""
+    text = signed(found["difference"], metric)
+    if math.isnan(found["low"]):
+        return text
+    return f"{text} [{signed(found['low'], metric)}, {signed(found['high'], metric)}]"
+
+
+def grid(
+    names: Iterable[str], variants: Sequence[str], found: pd.DataFrame, metric: str,
+    cell: Callable[[pd.Series, str], str],
+) -> Rows:  # fmt: skip
+    """A header of the variants, then a row per algorithm: what ``cell`` says of its entry, ``-`` without one."""
+    of_metric = found[found["metric"] == metric].set_index(["variant", "algorithm"])
+    rows = [["", *variants]]
+    for name in names:
+        keys = [(variant, name) for variant in variants]
+        rows.append([name, *(cell(of_metric.loc[key], metric) if key in of_metric.index else "-" for key in keys)])
+    return rows

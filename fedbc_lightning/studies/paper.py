@@ -9,10 +9,16 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.studies.numbers import is_lower_better, is_share, number, signed
+from fedbc_lightning.studies.numbers import (
+    Rows,
+    difference_and_interval,
+    grid,
+    is_lower_better,
+    is_share,
+    mean_and_deviation,
+    signed,
+)
 from fedbc_lightning.studies.statistics import paired_differences
-
-Rows = list[list[str]]
 
 
 @dataclass
@@ -77,19 +83,11 @@ class Paper:
 
     def number_rows(self, algorithms: list[str], variants: list[str], summary: pd.DataFrame) -> Rows:
         """A header, then a row per algorithm: ours, and the paper's in parentheses."""
-        ours = summary[summary["metric"] == self.metric].set_index(["variant", "algorithm"])
-        rows = [["", *variants]]
-        for name in algorithms:
-            row = [name]
-            for variant in variants:
-                text = "-"
-                if (variant, name) in ours.index:
-                    found = ours.loc[(variant, name)]
-                    text = number(found["mean"], self.metric)
-                    text += f" ± {number(found['std'], self.metric)}" if found["num_seeds"] > 1 else ""
-                row.append(f"{text} ({self.values.get(name, {}).get(variant, '-')})")
-            rows.append(row)
-        return rows
+        header, *rows = grid(algorithms, variants, summary, self.metric, mean_and_deviation)
+        for name, row in zip(algorithms, rows, strict=True):
+            theirs = self.values.get(name, {})
+            row[1:] = [f"{ours} ({theirs.get(variant, '-')})" for variant, ours in zip(variants, row[1:], strict=True)]
+        return [header, *rows]
 
     def claim_rows(self, variants: list[str], results: pd.DataFrame, confidence: float) -> Rows:
         """A header, then a row per claim: whether it holds, by the interval of the paired difference.
@@ -110,17 +108,12 @@ class Paper:
                         row.append("-")
                         continue
                     cell = found.loc[variant]
-                    row.append(f"{verdict(sign * cell['low'], sign * cell['high'])}: {self._difference(cell)}")
+                    said = verdict(sign * cell["low"], sign * cell["high"])
+                    row.append(f"{said}: {difference_and_interval(cell, self.metric)}")
                     theirs = self.mean(claim.better, variant) - self.mean(other, variant)
                     row[-1] += "" if math.isnan(theirs) else f" (paper {signed(theirs, self.metric)})"
                 rows.append(row)
         return rows
-
-    def _difference(self, cell: pd.Series) -> str:
-        text = signed(cell["difference"], self.metric)
-        if math.isnan(cell["low"]):
-            return text
-        return f"{text} [{signed(cell['low'], self.metric)}, {signed(cell['high'], self.metric)}]"
 
 
 def verdict(one_end: float, other_end: float) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from fedbc_lightning.partition import PowerLaw, power_law_sizes
-from fedbc_lightning.studies.paper import Rows
+from fedbc_lightning.studies.numbers import Rows
 
 NUM_CLIENTS = 20
 EXPONENTS = (1.1, 1.2, 1.3, 1.4, 1.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
@@ -11,8 +10,15 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from fedbc_lightning.studies.numbers import is_lower_better, is_share, number, signed
-from fedbc_lightning.studies.paper import Paper, Rows
+from fedbc_lightning.studies.numbers import (
+    Rows,
+    difference_and_interval,
+    grid,
+    is_lower_better,
+    is_share,
+    mean_and_deviation,
+)
+from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.study import Study
 
 TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
@@ -28,46 +34,21 @@ REPORTED = {
 
 def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
     """A header, then a row per algorithm: mean ± standard deviation in each variant; the best mean in bold (**)."""
-    of_metric = summary[summary["metric"] == metric].set_index(["variant", "algorithm"])
-    best = {}
-    for variant in study.variants:
-        means = of_metric["mean"].get(variant)
-        if means is not None and len(means):
-            best[variant] = means.min() if is_lower_better(metric) else means.max()
-    rows = [["", *study.variants]]
-    for method in study.methods:
-        row = [method.name]
-        for variant in study.variants:
-            if (variant, method.name) not in of_metric.index:
-                row.append("-")
-                continue
-            found = of_metric.loc[(variant, method.name)]
-            text = number(found["mean"], metric)
-            text += f" ± {number(found['std'], metric)}" if found["num_seeds"] > 1 else ""
-            row.append(f"**{text}**" if found["mean"] == best[variant] and len(study.methods) > 1 else text)
-        rows.append(row)
-    return rows
+    means = summary[summary["metric"] == metric].groupby("variant")["mean"]
+    best = means.min() if is_lower_better(metric) else means.max()
+
+    def cell(found: pd.Series, metric: str) -> str:
+        text = mean_and_deviation(found, metric)
+        is_best = found["mean"] == best[found.name[0]] and len(study.methods) > 1
+        return f"**{text}**" if is_best else text
+
+    return grid([method.name for method in study.methods], list(study.variants), summary, metric, cell)
 
 
 def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Rows:
     """A header, then a row per algorithm but the reference: mean difference and its interval in each variant."""
-    of_metric = differences[differences["metric"] == metric].set_index(["variant", "algorithm"])
-    rows = [["", *study.variants]]
-    for method in study.methods:
-        if method.name == study.reference_name:
-            continue
-        row = [method.name]
-        for variant in study.variants:
-            if (variant, method.name) not in of_metric.index:
-                row.append("-")
-                continue
-            found = of_metric.loc[(variant, method.name)]
-            text = signed(found["difference"], metric)
-            if not math.isnan(found["low"]):
-                text += f" [{signed(found['low'], metric)}, {signed(found['high'], metric)}]"
-            row.append(text)
-        rows.append(row)
-    return rows
+    others = [method.name for method in study.methods if method.name != study.reference_name]
+    return grid(others, list(study.variants), differences, metric, difference_and_interval)
 
 
 def caption(study: Study, metric: str) -> str:

@@ -8,8 +8,8 @@ from helpers.command_line import run_cli
 
 from fedbc_lightning.studies import fedbc_figures
 from fedbc_lightning.studies.compare import Comparison
-from fedbc_lightning.studies.fedbc_figures import _save as save
 from fedbc_lightning.studies.fedbc_figures import figure_3, figure_4
+from fedbc_lightning.studies.figures import save
 from fedbc_lightning.studies.partition_tables import EXPONENTS, TABLE_4, table_4, table_5
 from fedbc_lightning.studies.study import Study
 
@@ -63,7 +63,7 @@ def test_figures_3_and_4_are_drawn_from_the_tables(project, monkeypatch):
     comparison = Comparison(study)
     assert comparison.run()
     drawn = []
-    monkeypatch.setattr(fedbc_figures, "_save", lambda figure, stem: drawn.append(figure) or save(figure, stem))
+    monkeypatch.setattr(fedbc_figures, "save", lambda figure, *place: drawn.append(figure) or save(figure, *place))
     for draw, name in ((figure_3, "figure3"), (figure_4, "figure4")):
         files = draw(study, comparison.states, study.folder / "figures")
         assert [file.name for file in files] == [f"{name}.png", f"{name}.svg"]
