@@ -81,8 +81,7 @@ def is_study(words: list[str]) -> bool:
 
     for _, value in option_values(words, CONFIG_OPTIONS):
         config = find_config(value)
-        is_text = not isinstance(config, Path) and not Path(config).is_file()
-        if not is_text and "algorithms" in yaml.safe_load(Path(config).read_text(encoding="utf-8")):
+        if isinstance(config, Path) and "algorithms" in yaml.safe_load(config.read_text(encoding="utf-8")):
             return True
     return False
 
@@ -125,7 +124,7 @@ def find_config(name: str) -> Path | str:
         raise UsageError(f"--config {name} is a folder: give a YAML file in it")
     if Path(name).is_file():
         check_syntax(Path(name))
-        return name
+        return Path(name)
     shipped = shipped_configs()
     for candidate in (name, f"{name}.yaml"):
         if candidate in shipped:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import itertools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,10 +16,9 @@ from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, PROG, UsageError, find
 from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.cli.plan_report import print_study_plan
 from fedbc_lightning.studies.compare import Comparison
-from fedbc_lightning.studies.fedbc_figures import figure_3, figure_4
-from fedbc_lightning.studies.numbers import Rows
-from fedbc_lightning.studies.partition_tables import table_4, table_5
 from fedbc_lightning.studies.plan import plan_study
+from fedbc_lightning.studies.reproductions import REPRODUCTIONS, Reproduction
+from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import show
 
@@ -86,33 +84,21 @@ def read_study(command: str, words: list[str]) -> Study:
     for position, value in option_values(words, CONFIG_OPTIONS):
         path = find_config(value)
         words[position] = words[position].removesuffix(value) + str(path)
-        if Path(path).is_file():
-            _check_keys(Path(path))
-            names.append(Path(path).stem)
+        if isinstance(path, Path):
+            _check_keys(path)
+            names.append(path.stem)
     parser = study_parser(command)
     given = parser.parse_args(words)
     if given.name is None:
         given.name = names[-1] if names else "study"
     given.pop("config", None)
+    settings = {key: given[key] for key in ("algorithms", "overrides", "variants", "factors")}  # of runs, built by them
     built = parser.instantiate_classes(given)
-    return Study(**{key: built[key] for key in Study.__dataclass_fields__})
-
-
-REPRODUCTIONS: dict[str, str | Callable[[], tuple[str, Rows]]] = {
-    "table1": "studies/fedbc_table1.yaml",
-    "table4": table_4,
-    "table5": table_5,
-    "figure3": "studies/fedbc_figures.yaml",
-    "figure4": "studies/fedbc_figures.yaml",
-}
-"""What ``reproduce`` takes: the study behind a table or figure of a paper, or what computes it without training."""
-
-FIGURES = {"figure3": figure_3, "figure4": figure_4}
-"""What draws a figure from its study."""
+    return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
 
 
 def reproduce(words: list[str]) -> int:
-    """``fedbc-cli reproduce``: tables of the papers.
+    """``fedbc-cli reproduce``: tables and figures of the papers.
 
     Args:
         words: Names, then options of the study, e.g. ``--scale 0.1``.
@@ -121,33 +107,51 @@ def reproduce(words: list[str]) -> int:
         The exit status: 0, or 1 where a run failed.
 
     Raises:
+        ConfigurationError: A study cannot be done as it is given.
         UsageError: An unknown name, or none.
     """
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     options = words[len(names) :]
-    known = ", ".join(REPRODUCTIONS)
     if not names and {"-h", "--help"} & set(options):
-        print(f"usage: {PROG} reproduce NAME... [--scale SHARE] [options of {PROG} compare]\n\nnames: {known}")
+        print(f"usage: {PROG} reproduce NAME... [--scale SHARE] [options of {PROG} compare]\n\nnames:")
+        width = max(map(len, REPRODUCTIONS))
+        print("\n".join(f"  {name:{width}}  {known.what}" for name, known in REPRODUCTIONS.items()))
         return 0
     for name in names:
         if name not in REPRODUCTIONS:
             near = difflib.get_close_matches(name, REPRODUCTIONS, n=1)
-            meant = f"did you mean '{near[0]}'?" if near else f"there is: {known}"
+            meant = f"did you mean '{near[0]}'?" if near else f"there is: {', '.join(REPRODUCTIONS)}"
             raise UsageError(f"nothing to reproduce is called '{name}'; {meant}")
     if not names:
-        raise UsageError(f"what? {PROG} reproduce {next(iter(REPRODUCTIONS))} [--scale 0.1]; there is: {known}")
+        raise UsageError(f"what? {PROG} reproduce {next(iter(REPRODUCTIONS))} [--scale 0.1]; {PROG} reproduce --help")
+    comparisons = {
+        name: _comparison(REPRODUCTIONS[name], options) for name in names
+    }  # all mistakes before the first run
+    done: dict[tuple[object, ...], Comparison] = {}
     status = 0
-    for name in names:
-        what = REPRODUCTIONS[name]
-        if not isinstance(what, str):
-            show(Console(), *what())
+    for name, comparison in comparisons.items():
+        known = REPRODUCTIONS[name]
+        if known.compute is not None:
+            show(Console(), *known.compute())
+        if comparison is None:
             continue
-        comparison = Comparison(read_study("reproduce", ["--config", what, *options]))
-        status = max(status, 0 if comparison.run() else 1)
-        if name in FIGURES:
-            for file in FIGURES[name](comparison.study, comparison.states, comparison.study.folder / "figures"):
-                Console().print(f"{name}:  {file}", highlight=False, soft_wrap=True)
+        what = (known.study, known.paper, known.only)
+        if what not in done:  # figures of one study need it once
+            status = max(status, 0 if comparison.run() else 1)
+            done[what] = comparison
+        states, folder = done[what].states, comparison.study.folder / "figures"
+        for file in known.draw(comparison.study, states, folder) if known.draw and finished(states) else ():
+            Console().print(f"{name}:  {file}", highlight=False, soft_wrap=True)
     return status
+
+
+def _comparison(known: Reproduction, options: list[str]) -> Comparison | None:
+    """The study behind a table or figure, narrowed to what that needs; None: it needs no training."""
+    if known.study is None:
+        return None
+    study = read_study("reproduce", ["--config", known.study, *options])
+    known.narrow(study)
+    return Comparison(study)
 
 
 def _check_keys(path: Path) -> None:

@@ -1,122 +1,298 @@
-"""FedBC's Figures 3 and 4 from a study's tables: who weighs how much, and how evenly the global model serves."""
+"""FedBC's Figures 2 to 4 and 7 to 15 from studies' tables: what γ does, who weighs how much, how evenly z serves.
+
+A figure is made of panels. A panel shows the finished runs of a study that it is about, and says so where there are
+none. It finds them by levels in the names of their variants, "E = 5, C = 1, e = 1.2".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedbc_lightning.studies.figures import save
-from fedbc_lightning.studies.results import read_metrics
-from fedbc_lightning.studies.schedule import State, version_folder
+from fedbc_lightning.studies.figures import panels_of, save
+from fedbc_lightning.studies.results import finished, read_table
+from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Run, Study
 
 WINDOW = 10
-SHOWN = "E = 5"
-"""The variant of all panels but Figure 3d."""
+"""Rounds over which a training loss is averaged."""
+
+EPOCHS = "5"
+"""E of Figures 3a-c and 4, and of all that names no other (appendix D.2), so of 7e."""
+
+OTHER_EPOCHS = ("1", "10", "25", "50")
+"""E of the panels of Figures 7 and 8."""
+
+ROUNDS = (1, 50, 100, 200)
+"""Of Figure 7e."""
+
+CLASSES = ("1", "2", "3")
+"""C of the panels of Figures 13 to 15."""
+
+
+def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """Accuracy of z on all test data, and of the x_i on their clients' own, against a γ that all clients share.
+
+    Points are the study's algorithms named "FedBC, γ = <number>", mean and standard deviation over seeds; the others
+    (the paper: "where γ = 0") are lines, means over seeds.
+    """
+    figure, panels = panels_of(1, 2, 4.8, 3.8)
+    for panel, place, letter in zip(panels, ("global", "local"), "ab", strict=True):
+        measure = partial(_last, f"{place}/test_accuracy")
+        swept: dict[float, list[float]] = {}
+        for name, color in _algorithms(study):
+            values = [measure(run) for run in _runs(states, name)]
+            if "γ" in _levels(name):
+                swept[float(_levels(name)["γ"])] = values
+            elif values:
+                panel.axhline(float(np.mean(values)), color=color, label=name, linewidth=1.0, linestyle="--")
+        _draw_means(panel, swept, "FedBC", "black")
+        _finish(panel, "γ of all clients", f"{place} test accuracy", f"({letter}) {place} accuracy")
+    _legend(figure, panels)
+    return save(figure, folder, "figure2")
 
 
 def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """(a) training loss, (b) coefficient of the smallest and the largest client, (c) λ_i against n_i, (d) variance.
-
-    "Smallest" and "largest" are, as in the paper, the sampled clients of a round with the least and the most data;
-    their coefficient is their share of the mean that forms z, by λ_i as it was, or by n_i as FedAvg would have it.
-    (c) shows each client's λ_i after its last round. (d) is the variance over clients of the accuracy of z on their
-    own test data in the last round, for each number of local epochs E: mean and standard deviation over seeds.
-    """
-    figure = Figure(figsize=(15.5, 3.9), layout="constrained")
-    FigureCanvasAgg(figure)
-    loss, coefficient, weights, variance = figure.subplots(1, 4)
-    for place, method in enumerate(study.methods):
-        curves = [_metrics(run).set_index("round")["train_loss"] for run in _runs(states, SHOWN, method.name)]
-        if curves:
-            mean = pd.concat(curves, axis=1).mean(axis=1).rolling(WINDOW, min_periods=1).mean()
-            loss.plot(mean, color=f"C{place}", label=method.name, linewidth=1.2)
-        _draw_variance(variance, study, states, method.name, f"C{place}")
-    _label(loss, "round", f"loss, mean of {WINDOW} rounds", "(a) training loss of the sampled clients")
-    loss.legend(fontsize=8)
-    found = _runs(states, SHOWN, "FedBC")
-    if found:
-        clients = _clients(found[0])
-        by_round = clients.groupby("round")
-        sizes, totals = by_round["num_samples"], by_round["num_samples"].sum().to_numpy()
-        for name, rows, color in (("smallest", sizes.idxmin(), "C1"), ("largest", sizes.idxmax(), "C0")):
-            chosen = clients.loc[rows]
-            by_size, rounds = chosen["num_samples"].to_numpy() / totals, chosen["round"]
-            coefficient.plot(rounds, chosen["weight"], color=color, label=f"{name}, by λ", linewidth=1.0)
-            coefficient.plot(rounds, by_size, color=color, label=f"{name}, by n", linewidth=1.0, linestyle=":")
-        coefficient.set_yscale("log")
-        coefficient.legend(fontsize=7)
-        last = clients.groupby("client").last()
-        weights.scatter(last["num_samples"], last["dual"], s=16, color="C4")
-        weights.set_xscale("log")
-    _label(coefficient, "round", "coefficient in z", "(b) smallest and largest client of a round")
-    _label(weights, "samples of the client", "λ at the end", "(c) λ against data")
-    _label(variance, "local epochs E", "variance of accuracy over clients", "(d) how evenly z serves")
+    """E = 5: (a) training loss, (b) who weighs how much, (c) λ_i against n_i; all E: (d) variance of accuracy."""
+    figure, (loss, coefficient, duals, variance) = panels_of(1, 4, 3.9, 3.9)
+    _draw_loss(loss, study, states, "(a) training loss of the sampled clients", E=EPOCHS)
+    _draw_coefficients(coefficient, states, "(b) smallest and largest client of a round", E=EPOCHS)
+    _draw_duals(duals, states, (), "(c) λ against data", E=EPOCHS)
     variance.set_xscale("log")
-    variance.set_xticks(_epochs(study), [str(epochs) for epochs in _epochs(study)], minor=False)
-    variance.minorticks_off()
+    _draw_against(variance, "E", study, states, _variance)
+    _finish(variance, "local epochs E", "variance of accuracy over clients", "(d) how evenly z serves")
+    _legend(figure, [loss, variance])
     return save(figure, folder, "figure3")
 
 
-def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Accuracy of the global model on the test data of the clients with the least and with the most data, by round."""
-    figure = Figure(figsize=(3.1 * len(study.methods) + 0.4, 3.3), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(study.methods), sharey=True, squeeze=False)[0]
+def figure_7(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """(a)-(d) training loss for E = 1, 10, 25, 50, (e) λ_i against n_i at rounds 1, 50, 100, 200 for E = 5.
+
+    (f) comes from another study, see :func:`figure_7f`.
+    """
+    figure, (*losses, duals, rest) = panels_of(2, 3, 4.4, 3.6)
+    for panel, epochs, letter in zip(losses, OTHER_EPOCHS, "abcd", strict=True):
+        _draw_loss(panel, study, states, f"({letter}) E = {epochs}", E=epochs)
+    _draw_duals(duals, states, ROUNDS, f"(e) λ by round, E = {EPOCHS}", E=EPOCHS)
+    rest.remove()
+    _legend(figure, losses)
+    return save(figure, folder, "figure7")
+
+
+def figure_7f(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """Accuracy of z on all test data against the number of clients N, mean and standard deviation over seeds."""
+    figure, (panel,) = panels_of(1, 1, 5.2, 4.2)
+    _draw_against(panel, "N", study, states, partial(_last, "global/test_accuracy"))
+    _finish(panel, "clients N", "global test accuracy", "")
+    _legend(figure, [panel])
+    return save(figure, folder, "figure7f")
+
+
+def figure_8(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """Coefficient of the smallest and the largest client of a round for E = 1, 10, 25, 50."""
+    figure, panels = panels_of(1, 4, 3.9, 3.6, sharey=True)
+    for panel, epochs, letter in zip(panels, OTHER_EPOCHS, "abcd", strict=True):
+        _draw_coefficients(panel, states, f"({letter}) E = {epochs}", E=epochs)
+        panel.label_outer()
+    return save(figure, folder, "figure8")
+
+
+def figure_13(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """Coefficient of the smallest and the largest client of a round for C = 1, 2, 3 with E = 5 and e = 1.2."""
+    figure, panels = panels_of(1, 3, 4.2, 3.6, sharey=True)
+    for panel, classes, letter in zip(panels, CLASSES, "abc", strict=True):
+        _draw_coefficients(panel, states, f"({letter}) C = {classes}", E="5", C=classes, e="1.2")
+        panel.label_outer()
+    return save(figure, folder, "figure13")
+
+
+def _figure_by_data(study: Study, states: Sequence[State], folder: Path, *, name: str, epochs: str) -> list[Path]:
+    """Accuracy of z on the test data of the smallest and the largest client of each round; a panel per algorithm."""
+    figure, panels = panels_of(1, len(study.methods), 3.1, 3.5, sharey=True)
     for panel, method in zip(panels, study.methods, strict=True):
-        found = _runs(states, SHOWN, method.name)
-        if found:
-            metrics = _metrics(found[0])
-            for name, column, color in (("least data", "least", "C1"), ("most data", "most", "C0")):
-                values = metrics[f"fairness/accuracy_{column}_data"]
-                panel.plot(metrics["round"], values, color=color, label=name, linewidth=0.9)
-        _label(panel, "round", "", method.name)
-    panels[0].set_ylabel("accuracy of z on the client's data")
-    panels[0].legend(fontsize=8)
-    return save(figure, folder, "figure4")
+        for run in _runs(states, method.name, E=epochs)[:1]:
+            accuracies = read_table(run, "evaluation")[["round", "client", "global/test_accuracy"]]
+            for label, color, chosen in _extremes(run):
+                points = chosen.merge(accuracies, on=["round", "client"])
+                panel.plot(points["round"], points["global/test_accuracy"], ".", color=color, label=label, alpha=0.5)
+        _finish(panel, "round", "accuracy of z on the client's data", method.name)
+        panel.label_outer()
+    figure.suptitle(f"E = {epochs}", fontsize=11)
+    _legend(figure, panels)
+    return save(figure, folder, name)
 
 
-def _runs(states: Sequence[State], variant: str, name: str) -> list[Run]:
-    """The finished runs of an algorithm in a variant, in the order of seeds."""
-    return [s.run for s in states if s.status == "finished" and (s.run.variant, s.run.method) == (variant, name)]
+figure_4 = partial(_figure_by_data, name="figure4", epochs=EPOCHS)
+figure_9 = partial(_figure_by_data, name="figure9", epochs="1")
+figure_10 = partial(_figure_by_data, name="figure10", epochs="10")
+figure_11 = partial(_figure_by_data, name="figure11", epochs="25")
+figure_12 = partial(_figure_by_data, name="figure12", epochs="50")
 
 
-def _metrics(run: Run) -> pd.DataFrame:
-    metrics = read_metrics(run)
-    assert metrics is not None  # it is finished
-    return metrics
+def _figure_of_variance(study: Study, states: Sequence[State], folder: Path, *, name: str, epochs: str) -> list[Path]:
+    """Variance over clients of the accuracy of z against the exponent e of their sizes, for C = 1, 2, 3."""
+    figure, panels = panels_of(1, 3, 4.2, 4.0, sharey=True)
+    for panel, classes, letter in zip(panels, CLASSES, "abc", strict=True):
+        _draw_against(panel, "e", study, states, _variance, E=epochs, C=classes)
+        _finish(panel, "exponent e", "variance of accuracy over clients", f"({letter}) C = {classes}, E = {epochs}")
+        panel.label_outer()
+    _legend(figure, panels)
+    return save(figure, folder, name)
 
 
-def _clients(run: Run) -> pd.DataFrame:
-    folder = version_folder(run)
-    assert folder is not None
-    return pd.read_csv(folder / "clients.csv")
+figure_14 = partial(_figure_of_variance, name="figure14", epochs="1")
+figure_15 = partial(_figure_of_variance, name="figure15", epochs="5")
 
 
-def _epochs(study: Study) -> list[int]:
-    return [(overrides or {})["trainer.local_epochs"] for overrides in study.variants.values()]
+# panels
 
 
-def _draw_variance(panel: Axes, study: Study, states: Sequence[State], name: str, color: str) -> None:
-    epochs, means, spreads = [], [], []
-    for variant, num_epochs in zip(study.variants, _epochs(study), strict=True):
-        runs = _runs(states, variant, name)
-        finals = [_metrics(run)["fairness/accuracy_std"].dropna().iloc[-1] ** 2 for run in runs]
-        if finals:
-            epochs.append(num_epochs)
-            means.append(np.mean(finals))
-            spreads.append(np.std(finals, ddof=1) if len(finals) > 1 else 0.0)
-    panel.errorbar(epochs, means, yerr=spreads, color=color, marker="o", markersize=3, linewidth=1.2, capsize=2)
+def _draw_loss(panel: Axes, study: Study, states: Sequence[State], title: str, **levels: str) -> None:
+    """Training loss of the sampled clients by round, mean over seeds, then over the last :data:`WINDOW` rounds."""
+    for name, color in _algorithms(study):
+        curves = [read_table(run, "metrics").set_index("round")["train_loss"] for run in _runs(states, name, **levels)]
+        if curves:
+            mean = pd.concat(curves, axis=1).mean(axis=1).rolling(WINDOW, min_periods=1).mean()
+            panel.plot(mean, color=color, label=name, linewidth=1.2)
+    _finish(panel, "round", f"loss, mean of {WINDOW} rounds", title)
 
 
-def _label(panel: Axes, x: str, y: str, title: str) -> None:
+def _draw_coefficients(panel: Axes, states: Sequence[State], title: str, **levels: str) -> None:
+    """Coefficient in z of the smallest and the largest client of each round of FedBC, in the first seed.
+
+    It is their share of the mean that forms z: by λ_i as it was, and by n_i as FedAvg would have it.
+    """
+    for run in _runs(states, "FedBC", **levels)[:1]:
+        for label, color, chosen in _extremes(run):
+            rounds = chosen["round"]
+            panel.plot(rounds, chosen["weight"], color=color, label=f"{label}, by λ", linewidth=1.0)
+            panel.plot(rounds, chosen["share"], color=color, label=f"{label}, by n", linewidth=1.0, linestyle=":")
+        panel.set_yscale("log")
+        panel.legend(fontsize=7)
+    _finish(panel, "round", "coefficient in z", title)
+
+
+def _draw_duals(panel: Axes, states: Sequence[State], rounds: Sequence[int], title: str, **levels: str) -> None:
+    """λ_i against n_i in the first seed of FedBC: after each client's last turn up to each of the rounds, or of all.
+
+    A client that has not had a turn by then is left out; so is a round that the run did not come to.
+    """
+    for run in _runs(states, "FedBC", **levels)[:1]:
+        clients = read_table(run, "clients")
+        end = clients["round"].max()
+        reached = [count for count in rounds if count <= end]
+        for place, count in enumerate(reached or [end]):
+            last = clients[clients["round"] <= count].groupby("client").last()
+            color = colormaps["plasma"](place / len(reached)) if reached else "C4"
+            panel.scatter(last["num_samples"], last["dual"], s=16, color=color, label=f"round {count}", alpha=0.8)
+        panel.set_xscale("log")
+        panel.legend(fontsize=7)
+    _finish(panel, "samples of the client", "λ", title)
+
+
+def _draw_against(
+    panel: Axes,
+    factor: str,
+    study: Study,
+    states: Sequence[State],
+    measure: Callable[[Run], float],
+    **levels: str,
+) -> None:
+    """A number of each run against the level of a factor, for all algorithms."""
+    ticks = set[float]()
+    for name, color in _algorithms(study):
+        found: dict[float, list[float]] = {}
+        for run in _runs(states, name, **levels):
+            if factor in _levels(run.variant):
+                found.setdefault(float(_levels(run.variant)[factor]), []).append(measure(run))
+        _draw_means(panel, found, name, color)
+        ticks |= set(found)
+    if ticks:
+        panel.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
+        panel.minorticks_off()
+
+
+def _draw_means(panel: Axes, found: Mapping[float, Sequence[float]], label: str, color: str) -> None:
+    """Means with their standard deviation over seeds, as bars and shaded as in the paper; no seed leaves no point."""
+    places = sorted(place for place, values in found.items() if values)
+    if not places:
+        return
+    means = np.array([np.mean(found[place]) for place in places])
+    spreads = np.array([np.std(found[place], ddof=1) if len(found[place]) > 1 else 0.0 for place in places])
+    panel.errorbar(places, means, spreads, color=color, label=label, marker="o", markersize=3, linewidth=1.2, capsize=2)
+    panel.fill_between(places, means - spreads, means + spreads, color=color, alpha=0.1, linewidth=0)
+
+
+def _finish(panel: Axes, x: str, y: str, title: str) -> None:
     panel.set_xlabel(x)
     panel.set_ylabel(y)
     panel.set_title(title, fontsize=10)
     panel.grid(alpha=0.3)
+    if not panel.has_data():
+        panel.text(0.5, 0.5, "no finished run", transform=panel.transAxes, ha="center", color="gray")
+        panel.set_xticks([])
+
+
+def _legend(figure: Figure, panels: Iterable[Axes]) -> None:
+    """One legend of all that the panels show, below them."""
+    shown: dict[str, Artist] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    if shown:
+        figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=9, frameon=False, fontsize=8)
+
+
+# what is drawn
+
+
+def _algorithms(study: Study) -> list[tuple[str, str]]:
+    """Names with their colours, which stay the same where only some of the study's algorithms are run."""
+    colors = {name: f"C{place % 10}" for place, name in enumerate(study.algorithms)}
+    return [(method.name, colors[method.name]) for method in study.methods]
+
+
+def _levels(name: str) -> dict[str, str]:
+    """Factors and levels in the name of a variant or algorithm.
+
+    Example:
+        >>> _levels("E = 5, C = 1, e = 1.2"), _levels("FedBC, γ = 0.05"), _levels("FedAvg")
+        ({'E': '5', 'C': '1', 'e': '1.2'}, {'γ': '0.05'}, {})
+    """
+    return {factor: level for factor, equals, level in (part.partition(" = ") for part in name.split(", ")) if equals}
+
+
+def _runs(states: Sequence[State], name: str, **levels: str) -> list[Run]:
+    """The finished runs of an algorithm in the variants that have these levels, in the order of seeds."""
+    mine = [run for run in finished(states) if run.method == name]
+    return [run for run in mine if levels.items() <= _levels(run.variant).items()]
+
+
+def _extremes(run: Run) -> list[tuple[str, str, pd.DataFrame]]:
+    """The smallest and the largest client of each round: label, colour, their rows of ``clients.csv``.
+
+    They are, as in the paper, the sampled clients of a round with the least and the most data, so they differ from one
+    round to the next. Column ``share`` is their part of the round's data.
+    """
+    clients = read_table(run, "clients")
+    sizes = clients.groupby("round")["num_samples"]
+    clients["share"] = clients["num_samples"] / sizes.transform("sum")
+    return [("smallest", "C1", clients.loc[sizes.idxmin()]), ("largest", "C0", clients.loc[sizes.idxmax()])]
+
+
+def _last(column: str, run: Run) -> float:
+    """A column of ``metrics.csv`` in the last round that was evaluated."""
+    return float(read_table(run, "metrics")[column].dropna().iloc[-1])
+
+
+def _variance(run: Run) -> float:
+    """Variance over clients of the accuracy of z on their own test data, in the last evaluated round."""
+    return _last("fairness/accuracy_std", run) ** 2

@@ -53,24 +53,31 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
     files = []
     for metric in study.metrics:
         for axis, label in AXES.items():
-            figure = Figure(figsize=(4.6 * columns + 0.4, 3.4 * rows + 0.5), layout="constrained")
-            FigureCanvasAgg(figure)
-            panels = figure.subplots(rows, columns, squeeze=False, sharey=True)
-            for panel, variant in zip(panels.flat, variants, strict=False):
+            figure, panels = panels_of(rows, columns, 4.6, 3.5, sharey=True)
+            for panel, variant in zip(panels, variants, strict=False):
                 for place, method in enumerate(study.methods):
                     mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == method.name)]
                     _draw(panel, mine.dropna(subset=[metric]), axis, metric, method.name, f"C{place % 10}")
-                panel.set_title(variant if len(variants) > 1 or variant != "all" else study.name)
+                panel.set_title(variant if len(variants) > 1 or variant != "all" else str(study.name))
                 panel.set_xlabel(label)
                 panel.grid(alpha=0.3)
-            for panel in panels.flat[len(variants) :]:
+            for panel in panels[len(variants) :]:
                 panel.set_visible(False)
-            for row in panels:
-                row[0].set_ylabel(metric)
-            handles, labels = panels.flat[0].get_legend_handles_labels()
+            for panel in panels[::columns]:
+                panel.set_ylabel(metric)
+            handles, labels = panels[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False)
             files += save(figure, folder, f"{metric.replace('/', '_')}_{axis}")
     return files
+
+
+def panels_of(
+    rows: int, columns: int, width: float, height: float, *, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure without a window and its panels, each so many inches wide and high."""
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 
@@ -72,13 +72,36 @@ def difference_and_interval(found: pd.Series, metric: str) -> str:
 
 
 def grid(
-    names: Iterable[str], variants: Sequence[str], found: pd.DataFrame, metric: str,
+    names: Iterable[str], blocks: Mapping[str, Mapping[str, str]], found: pd.DataFrame, metric: str,
     cell: Callable[[pd.Series, str], str],
 ) -> Rows:  # fmt: skip
-    """A header of the variants, then a row per algorithm: what ``cell`` says of its entry, ``-`` without one."""
+    """What ``cell`` says of the entry of each algorithm in each variant, ``-`` without one.
+
+    Args:
+        names: Of the algorithms.
+        blocks: See :meth:`Study.blocks <fedbc_lightning.studies.study.Study.blocks>`.
+        found: Has columns metric, variant, algorithm.
+        metric: Of the entries.
+        cell: Takes an entry, whose ``name`` is (variant, algorithm), and the metric.
+
+    Returns:
+        A header, then a row per algorithm and block.
+    """
     of_metric = found[found["metric"] == metric].set_index(["variant", "algorithm"])
-    rows = [["", *variants]]
-    for name in names:
-        keys = [(variant, name) for variant in variants]
-        rows.append([name, *(cell(of_metric.loc[key], metric) if key in of_metric.index else "-" for key in keys)])
+
+    def text(variant: str, name: str) -> str:
+        return cell(of_metric.loc[(variant, name)], metric) if (variant, name) in of_metric.index else "-"
+
+    return laid_out(names, blocks, text)
+
+
+def laid_out(names: Iterable[str], blocks: Mapping[str, Mapping[str, str]], text: Callable[[str, str], str]) -> Rows:
+    """A header, then a row per block and name: what ``text`` says of each variant and name, ``-`` without a variant."""
+    names = list(names)
+    columns = list(dict.fromkeys(column for block in blocks.values() for column in block))
+    rows = [["", *columns]]
+    for label, block in blocks.items():
+        for name in names:
+            cells = [text(block[column], name) if column in block else "-" for column in columns]
+            rows.append([f"{label}: {name}" if label else name, *cells])
     return rows

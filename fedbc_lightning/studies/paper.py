@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -12,13 +14,16 @@ from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.studies.numbers import (
     Rows,
     difference_and_interval,
-    grid,
     is_lower_better,
     is_share,
+    laid_out,
     mean_and_deviation,
     signed,
 )
 from fedbc_lightning.studies.statistics import paired_differences
+
+if TYPE_CHECKING:
+    from fedbc_lightning.studies.study import Study
 
 
 @dataclass
@@ -28,7 +33,7 @@ class Claim:
     Args:
         better: The algorithm, by its name in the study.
         than: The others.
-        variants: Where; None: in all.
+        variants: Where, by names of variants or of levels; None: in all.
     """
 
     better: str
@@ -43,77 +48,130 @@ class Paper:
     Args:
         title: Which paper and table.
         metric: Which of the study's metrics it shows.
+        only: Levels of the study's factors that this table is about, e.g. ``[E = 5]``; the cells do not name them.
         values: Algorithm -> variant -> the paper's cell, e.g. ``83.61 ± 0.43``, in the unit in which tables show the
-            metric (accuracies in percent).
+            metric (accuracies in percent). With factors: algorithm -> level -> level -> cell.
         claims: What the paper concludes.
     """
 
     title: str
     metric: str
-    values: dict[str, dict[str, str]]
+    only: list[str] = field(default_factory=list)
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
 
-    def check(self, algorithms: list[str], variants: list[str], metrics: list[str]) -> None:
+    @property
+    def algorithms(self) -> list[str]:
+        """Those that the table shows, by their names in the study."""
+        return list(dict.fromkeys([*self.values, *(n for claim in self.claims for n in (claim.better, *claim.than))]))
+
+    def check(self, place: str, algorithms: list[str], levels: list[tuple[str, ...]], metrics: list[str]) -> None:
         """Raise unless all names are those of the study.
+
+        Args:
+            place: In the config.
+            algorithms: Of the study.
+            levels: Of each variant of the study.
+            metrics: Of the study.
 
         Raises:
             ConfigurationError: One is not.
         """
         if self.metric not in metrics:
-            raise ConfigurationError(f"paper.metric: '{self.metric}' is not among the metrics {', '.join(metrics)}.")
-        named = {*self.values, *(name for claim in self.claims for name in (claim.better, *claim.than))}
-        places = {variant for cells in self.values.values() for variant in cells}
-        places |= {variant for claim in self.claims for variant in claim.variants or ()}
-        for kind, found, known in (("algorithms", named, algorithms), ("variants", places, variants)):
-            unknown = sorted(found - set(known))
+            raise ConfigurationError(f"{place}.metric: '{self.metric}' is not among the metrics {', '.join(metrics)}.")
+        known = list(dict.fromkeys(level for names in levels for level in names))
+        variants = [", ".join(names) for names in levels]
+        named = {*self.only, *(level for cells in self.values.values() for level in _keys(cells))}
+        claimed = {name for claim in self.claims for name in claim.variants or ()} - set(variants)
+        for kind, found, among in (
+            ("algorithms", set(self.algorithms), algorithms), ("variants and levels", named | claimed, known),
+        ):  # fmt: skip
+            unknown = sorted(found - set(among))
             if unknown:
-                raise ConfigurationError(f"paper: '{unknown[0]}' is not among the {kind} {', '.join(known)}.")
+                raise ConfigurationError(f"{place}: '{unknown[0]}' is not among the {kind} {', '.join(among)}.")
 
-    def mean(self, algorithm: str, variant: str) -> float:
+    def cell(self, algorithm: str, levels: Iterable[str]) -> str:
+        """What the table prints; empty where it prints nothing.
+
+        Args:
+            algorithm: The row.
+            levels: Of the variant, in the order of the factors.
+
+        Example:
+            >>> values = {"FedBC": {"C = 1": {"e = 1.1": "50.35 ± 0.91"}}}
+            >>> Paper("", "", ["E = 5"], values).cell("FedBC", ("E = 5", "C = 1", "e = 1.1"))
+            '50.35 ± 0.91'
+        """
+        found: Any = self.values.get(algorithm, {})
+        for level in levels:
+            if level not in self.only:
+                found = found.get(level, {}) if isinstance(found, dict) else {}
+        if isinstance(found, float) and is_share(self.metric):  # 75.50 in YAML is a number
+            return f"{found:.2f}"
+        return "" if isinstance(found, dict) else str(found)
+
+    def mean(self, algorithm: str, levels: Iterable[str]) -> float:
         """The paper's mean as a plain number, of an accuracy between 0 and 1; NaN where it says none.
 
         Example:
-            >>> Paper("", "global/test_accuracy", {"FedBC": {"E = 1": "87.83 ± 0.35"}}).mean("FedBC", "E = 1")
+            >>> values = {"FedBC": {"E = 1": "87.83 ± 0.35"}}
+            >>> Paper("", "global/test_accuracy", values=values).mean("FedBC", ["E = 1"])
             0.8783
         """
-        found = re.match(r"\s*-?\d+(\.\d+)?", self.values.get(algorithm, {}).get(variant, ""))
+        found = re.match(r"\s*-?\d+(\.\d+)?", self.cell(algorithm, levels))
         if found is None:
             return math.nan
         return round(float(found[0]) / 100, 12) if is_share(self.metric) else float(found[0])
 
-    def number_rows(self, algorithms: list[str], variants: list[str], summary: pd.DataFrame) -> Rows:
+    def number_rows(self, study: Study, summary: pd.DataFrame) -> Rows:
         """A header, then a row per algorithm: ours, and the paper's in parentheses."""
-        header, *rows = grid(algorithms, variants, summary, self.metric, mean_and_deviation)
-        for name, row in zip(algorithms, rows, strict=True):
-            theirs = self.values.get(name, {})
-            row[1:] = [f"{ours} ({theirs.get(variant, '-')})" for variant, ours in zip(variants, row[1:], strict=True)]
-        return [header, *rows]
+        ours = summary[summary["metric"] == self.metric].set_index(["variant", "algorithm"])
 
-    def claim_rows(self, variants: list[str], results: pd.DataFrame, confidence: float) -> Rows:
+        def text(variant: str, name: str) -> str:
+            mine = "-"
+            if (variant, name) in ours.index:
+                mine = mean_and_deviation(ours.loc[(variant, name)], self.metric)
+            return f"{mine} ({self.cell(name, study.levels[variant]) or '-'})"
+
+        names = [method.name for method in study.methods if method.name in self.algorithms]
+        return laid_out(names, study.blocks(self.only), text)
+
+    def claim_rows(self, study: Study, results: pd.DataFrame) -> Rows:
         """A header, then a row per claim: whether it holds, by the interval of the paired difference.
 
         It holds where the interval lies above 0 (below 0 for a metric that should be small), it fails where the
         interval lies on the other side, and is open where the interval holds 0 or there is none.
         """
         sign = -1 if is_lower_better(self.metric) else 1
-        rows = [["", *variants]]
+        present = {method.name for method in study.methods}
+        cells: dict[tuple[str, str], str] = {}
         for claim in self.claims:
-            for other in claim.than:
-                found = paired_differences(results, [self.metric], other, confidence)
+            for other in claim.than if claim.better in present else ():
+                if other not in present:
+                    continue
+                title = f"{claim.better} > {other}"
+                found = paired_differences(results, [self.metric], other, study.confidence)
                 found = found[found["algorithm"] == claim.better].set_index("variant")
-                row = [f"{claim.better} > {other}"]
-                for variant in variants:
-                    is_claimed = claim.variants is None or variant in claim.variants
+                for variant, levels in study.levels.items():
+                    cells[variant, title] = "-"
+                    is_claimed = claim.variants is None or {variant, *levels} & set(claim.variants)
                     if not is_claimed or variant not in found.index:
-                        row.append("-")
                         continue
                     cell = found.loc[variant]
                     said = verdict(sign * cell["low"], sign * cell["high"])
-                    row.append(f"{said}: {difference_and_interval(cell, self.metric)}")
-                    theirs = self.mean(claim.better, variant) - self.mean(other, variant)
-                    row[-1] += "" if math.isnan(theirs) else f" (paper {signed(theirs, self.metric)})"
-                rows.append(row)
-        return rows
+                    theirs = self.mean(claim.better, levels) - self.mean(other, levels)
+                    beside = "" if math.isnan(theirs) else f" (paper {signed(theirs, self.metric)})"
+                    cells[variant, title] = f"{said}: {difference_and_interval(cell, self.metric)}{beside}"
+        titles = list(dict.fromkeys(title for _, title in cells))
+        return laid_out(titles, study.blocks(self.only), lambda variant, title: cells[variant, title])
+
+
+def _keys(cells: dict[str, Any]) -> Iterator[str]:
+    """All keys of nested mappings."""
+    for key, value in cells.items():
+        yield key
+        if isinstance(value, dict):
+            yield from _keys(value)
 
 
 def verdict(one_end: float, other_end: float) -> str:

@@ -21,6 +21,23 @@ def read_metrics(run: Run) -> pd.DataFrame | None:
     return None if folder is None else pd.read_csv(folder / "metrics.csv")
 
 
+def finished(states: Iterable[State]) -> list[Run]:
+    """The runs that have ended well, in their order."""
+    return [state.run for state in states if state.status == "finished"]
+
+
+def finished_folder(run: Run) -> Path:
+    """Where the tables of a finished run lie."""
+    folder = version_folder(run)
+    assert folder is not None
+    return folder
+
+
+def read_table(run: Run, name: str) -> pd.DataFrame:
+    """``metrics``, ``clients`` or ``evaluation`` of a finished run."""
+    return pd.read_csv(finished_folder(run) / f"{name}.csv")
+
+
 def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
     """The tidy table: columns variant, algorithm, seed, status, round, the metrics, rounds, bytes, seconds, folder.
 

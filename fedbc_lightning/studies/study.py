@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -116,6 +117,8 @@ class Tuning:
         max_rounds: T of these runs; None: as in the study.
         metric: What is looked at, after the last round; None: the first of ``metrics`` on validation data.
         trials: Combinations that are tried where something is an interval (Optuna's TPE); a grid is tried in full.
+        skip: Leave the ranges out, and take what the base config says in their place. The study then has a name of its
+            own, and every table says so.
     """
 
     val_fraction: float = 0.2
@@ -123,6 +126,7 @@ class Tuning:
     max_rounds: int | None = None
     metric: str | None = None
     trials: int = 20
+    skip: bool = False
 
 
 @dataclass
@@ -138,7 +142,10 @@ class Study:
             name in the tables does not; other sections by full key, e.g. ``model.lr``. A value ``{grid: [...]}`` or
             ``{low: ..., high: ..., log: true}`` is tuned.
         overrides: Full key -> value, for all runs, e.g. ``trainer.max_rounds: 100``.
-        variants: Name -> overrides of that variant, e.g. ``E=5: {trainer.local_epochs: 5}``.
+        variants: Name -> overrides of that variant, e.g. ``E = 5: {trainer.local_epochs: 5}``.
+        factors: In place of ``variants``: several such mappings, whose levels are crossed. The levels' names, joined by
+            a comma, are the variant's; tables have the last factor in their columns.
+        only: Names of algorithms, variants or levels of factors: the rest is left out. None of a kind: all of it.
         seeds: A number of seeds (5: 0 to 4), or the seeds.
         reference: The algorithm that the others are compared with; None: the first.
         metrics: What is reported, the most important first; names as in ``metrics.csv``.
@@ -146,9 +153,9 @@ class Study:
             looks at the answers, as much published code does, and is marked in every table.
         tuning: See :class:`Tuning`.
         confidence: Of the intervals.
-        paper: What a paper says of the same; shown beside.
-        scale: Below 1: so many of the rounds (also while tuning) and of the seeds, rounded up. The study then has a
-            name of its own, and every table says so.
+        papers: Name -> what a table of a paper says of the same; shown beside.
+        scale: Below 1: so many of the rounds (also while tuning) and of the seeds, rounded up, but two seeds if there
+            are two: one has no interval. The study then has a name of its own, and every table says so.
         workers: Runs at a time; None: one per GPU, or one per core where there is none.
         threads: Of each run on a CPU; numbers may depend on it in the last digit, so it is not derived from the cores.
         out: The study lies in ``<out>/<name>``.
@@ -159,13 +166,15 @@ class Study:
     algorithms: dict[str, dict[str, Any] | None]
     overrides: dict[str, Any] = field(default_factory=dict)
     variants: dict[str, dict[str, Any] | None] = field(default_factory=lambda: {"all": {}})
+    factors: list[dict[str, dict[str, Any] | None]] = field(default_factory=list)
+    only: list[str] = field(default_factory=list)
     seeds: int | list[int] = 3
     reference: str | None = None
     metrics: list[str] = field(default_factory=lambda: ["global/test_accuracy", "local/test_accuracy"])
     report: Report = "last"
     tuning: Tuning = field(default_factory=Tuning)
     confidence: float = 0.95
-    paper: Paper | None = None
+    papers: dict[str, Paper] = field(default_factory=dict)
     scale: float = 1.0
     workers: int | None = None
     threads: int = 1
@@ -175,6 +184,8 @@ class Study:
     def __post_init__(self) -> None:
         if not self.algorithms:
             raise ConfigurationError("algorithms: none given; give e.g. {FedAvg: {}, FedBC: {dual_lr: 0.001}}.")
+        self.variants = dict(self.variants)
+        self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
         if not self.metrics:
             raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [global/test_accuracy].")
         if not 0 < self.scale <= 1:
@@ -200,16 +211,65 @@ class Study:
                 other = names.setdefault(slug(name), name)
                 if other != name:
                     raise ConfigurationError(f"{kind}: '{other}' and '{name}' would share a folder; rename one.")
-        self.name = (self.name or "study") + ("" if self.scale == 1 else f"_scale_{self.scale:g}")
         self.methods = [Method.read(name, given) for name, given in self.algorithms.items()]
-        if self.paper is not None:
-            self.paper.check(list(self.algorithms), list(self.variants), self.metrics)
+        self.is_untuned = self.tuning.skip and any(method.tuned for method in self.methods)
+        if self.is_untuned:
+            self.methods = [replace(method, tuned={}) for method in self.methods]
+        self.name = (self.name or "study") + ("" if self.scale == 1 else f"_scale_{self.scale:g}")
+        self.name += "_untuned" if self.is_untuned else ""
+        for name, paper in self.papers.items():
+            paper.check(f"papers.{name}", list(self.algorithms), list(self.levels.values()), self.metrics)
+        self.narrow(self.only)
+
+    def _cross(self) -> dict[str, tuple[str, ...]]:
+        """Make the variants that the factors stand for; the levels of each.
+
+        Raises:
+            ConfigurationError: There are other variants, or two levels set the same key.
+        """
+        if self.variants != {"all": {}}:
+            raise ConfigurationError("variants: given beside factors; put them in a factor, or cross them by hand.")
+        self.variants, levels = {}, {}
+        for chosen in itertools.product(*(factor.items() for factor in self.factors)):
+            settings: dict[str, Any] = {}
+            for level, given in chosen:
+                twice = sorted(settings.keys() & (given or {}).keys())
+                if twice:
+                    raise ConfigurationError(f"factors: '{level}' sets {twice[0]}, as a level of another factor does.")
+                settings |= given or {}
+            name = ", ".join(level for level, _ in chosen)
+            self.variants[name], levels[name] = settings, tuple(level for level, _ in chosen)
+        return levels
+
+    def narrow(self, names: Iterable[str]) -> None:
+        """Leave out what is not named: algorithms, variants, levels of factors; no name of a kind keeps all of it.
+
+        Raises:
+            ConfigurationError: A name is nothing of these, or nothing is left.
+        """
+        names = list(names)
+        factors = [set(place) for place in zip(*self.levels.values(), strict=True)]
+        known = [*(method.name for method in self.methods), *self.levels, *sorted(set().union(*factors))]
+        for name in names:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                meant = f"did you mean '{near[0]}'?" if near else f"there is: {', '.join(dict.fromkeys(known))}"
+                raise ConfigurationError(f"only: '{name}' is no algorithm, variant or level here; {meant}")
+        wanted = [kind & set(names) for kind in ({method.name for method in self.methods}, set(self.levels), *factors)]
+        if wanted[0]:
+            self.methods = [method for method in self.methods if method.name in wanted[0]]
+        for name, levels in list(self.levels.items()):
+            is_wanted = all(not kind or level in kind for level, kind in zip((name, *levels), wanted[1:], strict=True))
+            if not is_wanted:
+                del self.levels[name], self.variants[name]
+        if not self.variants:
+            raise ConfigurationError(f"only: {', '.join(names)} leave no variant.")
 
     @property
     def seed_list(self) -> list[int]:
         """The seeds, as many as the scale leaves."""
         seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
-        return seeds[: math.ceil(len(seeds) * self.scale)]
+        return seeds[: max(2, math.ceil(len(seeds) * self.scale))]
 
     @property
     def folder(self) -> Path:
@@ -218,13 +278,39 @@ class Study:
 
     @property
     def reference_name(self) -> str:
-        """The algorithm that the others are compared with."""
-        return self.reference or self.methods[0].name
+        """The algorithm that the others are compared with; the first where the study's own is left out."""
+        names = [method.name for method in self.methods]
+        return self.reference if self.reference in names else names[0]
 
     @property
     def configs(self) -> list[str]:
         """The base configs."""
         return [self.base] if isinstance(self.base, str) else list(self.base)
+
+    def blocks(self, shown: Collection[str] = ()) -> dict[str, dict[str, str]]:
+        """How tables lay out the variants: label of a block of rows -> column -> variant.
+
+        The last factor is in the columns. A factor of which one level is left is in neither, see :attr:`fixed`.
+
+        Args:
+            shown: Levels that a variant must have to be in the table.
+        """
+        *others, _ = [len(set(place)) > 1 for place in zip(*self.levels.values(), strict=True)]
+        found: dict[str, dict[str, str]] = {}
+        for name, (*levels, column) in self.levels.items():
+            if not set(shown) <= {*levels, column}:
+                continue
+            label = ", ".join(
+                level for level, varies in zip(levels, others, strict=True) if varies and level not in shown
+            )
+            found.setdefault(label, {})[column] = name
+        return found
+
+    @property
+    def fixed(self) -> list[str]:
+        """The levels that all variants have, but for the last factor's."""
+        *others, _ = zip(*self.levels.values(), strict=True)
+        return [place[0] for place in others if len(set(place)) == 1]
 
     def run(self, variant: str, method: Method, seed: int, chosen: Mapping[str, Any] | None = None) -> Run:
         """One run that is reported, with the values that tuning chose."""
@@ -295,15 +381,15 @@ class Run:
 
     def identity(self) -> dict[str, str]:
         """What makes it this run and no other, wherever its folder lies; the configs by their texts."""
-        texts = {f"config {Path(config).name}": digest(find_config(config)) for config in self.configs}
+        texts = dict(digest(find_config(config)) for config in self.configs)
         settings = {key: as_word(value) for key, value in self.settings.items()}
         return {**texts, "algorithm": self.algorithm, "seed": str(self.seed), **settings}
 
 
-def digest(config: Path | str) -> str:
-    """Of a config's text."""
-    text = Path(config).read_text(encoding="utf-8") if Path(config).is_file() else str(config)
-    return sha256(text.encode()).hexdigest()[:12]
+def digest(config: Path | str) -> tuple[str, str]:
+    """What a config is called, and a hash of its text."""
+    name, text = (config.name, config.read_text(encoding="utf-8")) if isinstance(config, Path) else ("text", config)
+    return f"config {name}", sha256(text.encode()).hexdigest()[:12]
 
 
 def as_word(value: Any) -> str:

@@ -42,22 +42,24 @@ def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
         is_best = found["mean"] == best[found.name[0]] and len(study.methods) > 1
         return f"**{text}**" if is_best else text
 
-    return grid([method.name for method in study.methods], list(study.variants), summary, metric, cell)
+    return grid([method.name for method in study.methods], study.blocks(), summary, metric, cell)
 
 
 def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Rows:
     """A header, then a row per algorithm but the reference: mean difference and its interval in each variant."""
     others = [method.name for method in study.methods if method.name != study.reference_name]
-    return grid(others, list(study.variants), differences, metric, difference_and_interval)
+    return grid(others, study.blocks(), differences, metric, difference_and_interval)
 
 
 def caption(study: Study, metric: str) -> str:
     """What the numbers of a table are."""
     seeds = study.seed_list
     scaled = "" if study.scale == 1 else f" (SCALED: {study.scale:g} of the study's rounds and seeds)"
+    untuned = " (NOT TUNED: the base config's own settings)" if study.is_untuned else ""
+    fixed = "".join(f", {level}" for level in study.fixed)
     unit = " in %" if is_share(metric) else ""
     over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"{metric}{unit}, {REPORTED[study.report]}; {over}{scaled}"
+    return f"{metric}{unit}{fixed}, {REPORTED[study.report]}; {over}{scaled}{untuned}"
 
 
 def difference_caption(study: Study, metric: str) -> str:
@@ -73,8 +75,8 @@ def tables(
     study: Study, results: pd.DataFrame, summary: pd.DataFrame, differences: pd.DataFrame
 ) -> Iterable[tuple[str, Rows]]:
     """Caption and rows of all tables, the most important first."""
-    if study.paper is not None:
-        yield from paper_tables(study, study.paper, results, summary)
+    for paper in study.papers.values():
+        yield from paper_tables(study, paper, results, summary)
     for metric in study.metrics:
         yield caption(study, metric), summary_rows(study, summary, metric)
         if len(study.methods) > 1:
@@ -85,15 +87,17 @@ def paper_tables(
     study: Study, paper: Paper, results: pd.DataFrame, summary: pd.DataFrame
 ) -> Iterable[tuple[str, Rows]]:
     """The paper's numbers beside ours, then whether its claims hold."""
-    names, variants = [method.name for method in study.methods], list(study.variants)
-    text = f"{caption(study, paper.metric)}; in parentheses {paper.title}"
-    yield text, paper.number_rows(names, variants, summary)
-    if paper.claims:
+    header, *numbers = paper.number_rows(study, summary)
+    if not numbers:  # none of its variants or algorithms is in this part of the study
+        return
+    yield f"{caption(study, paper.metric)}; in parentheses {paper.title}", [header, *numbers]
+    header, *claims = paper.claim_rows(study, results)
+    if claims:
         text = (
             f"What the paper concludes, here: it holds where the {100 * study.confidence:g} % interval of the paired "
             "difference lies on the claimed side of 0, fails where it lies on the other, and is open else"
         )
-        yield text, paper.claim_rows(variants, results, study.confidence)
+        yield text, [header, *claims]
 
 
 def show(console: Console, text: str, rows: Rows) -> None:

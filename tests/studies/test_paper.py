@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 from test_statistics import METRIC, results
 
@@ -12,12 +13,12 @@ from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import tables
 
 VALUES = {"a": {"all": "83.61 ± 0.43"}, "b": {"all": "87.83"}, "c": {}}
-PAPER = Paper("Paper, Table 1", METRIC, VALUES, [Claim("b", ["a", "c"])])
+PAPER = Paper("Paper, Table 1", METRIC, [], VALUES, [Claim("b", ["a", "c"])])
 
 
 def make(**given):
     algorithms = {name: {"algorithm": "FedAvg"} for name in "abc"}
-    return Study("x.yaml", algorithms, **{"metrics": [METRIC], "paper": PAPER, **given})
+    return Study("x.yaml", algorithms, **{"metrics": [METRIC], "papers": {"p": PAPER}, **given})
 
 
 def rows_of(table, study):
@@ -47,8 +48,8 @@ def test_a_claim_that_fails_and_one_of_a_single_seed():
 
 
 def test_a_metric_that_should_be_small():
-    paper = Paper("p", "global/test_loss", {}, [Claim("b", ["a"])])
-    study = make(metrics=["global/test_loss"], paper=paper)
+    paper = Paper("p", "global/test_loss", claims=[Claim("b", ["a"])])
+    study = make(metrics=["global/test_loss"], papers={"p": paper})
     table = results({"a": [0.8, 0.7, 0.75], "b": [0.5, 0.41, 0.45]}).rename(columns={METRIC: "global/test_loss"})
     differences = paired_differences(table, study.metrics, "a")
     claims = list(tables(study, table, summarise(table, study.metrics), differences))[1][1]
@@ -56,27 +57,31 @@ def test_a_metric_that_should_be_small():
 
 
 def test_the_papers_mean():
-    assert PAPER.mean("a", "all") == 0.8361
-    assert math.isnan(PAPER.mean("c", "all"))
+    assert PAPER.mean("a", ["all"]) == 0.8361
+    assert math.isnan(PAPER.mean("c", ["all"]))
 
 
 @pytest.mark.parametrize(
     ("paper", "message"),
     [
-        (Paper("", "x", {}), "paper.metric: 'x' is not among the metrics"),
-        (Paper("", METRIC, {"d": {}}), "paper: 'd' is not among the algorithms a, b, c"),
-        (Paper("", METRIC, {"a": {"E": "1"}}), "paper: 'E' is not among the variants all"),
-        (Paper("", METRIC, {}, [Claim("a", ["z"])]), "paper: 'z' is not among the algorithms"),
+        (Paper("", "x"), "papers.p.metric: 'x' is not among the metrics"),
+        (Paper("", METRIC, values={"d": {}}), "papers.p: 'd' is not among the algorithms a, b, c"),
+        (Paper("", METRIC, values={"a": {"E": "1"}}), "papers.p: 'E' is not among the variants and levels all"),
+        (Paper("", METRIC, ["E = 5"]), "papers.p: 'E = 5' is not among the variants and levels all"),
+        (Paper("", METRIC, claims=[Claim("a", ["z"])]), "papers.p: 'z' is not among the algorithms"),
+        (Paper("", METRIC, claims=[Claim("a", ["b"], ["E = 1"])]), "papers.p: 'E = 1' is not among the variants"),
     ],
 )
 def test_names_must_be_those_of_the_study(paper, message):
     with pytest.raises(ConfigurationError, match=message):
-        make(paper=paper)
+        make(papers={"p": paper})
 
 
 def test_a_scaled_study_says_so_and_lies_elsewhere():
     study = make(scale=0.3, seeds=5, overrides={"trainer.max_rounds": 200})
     assert study.seed_list == [0, 1]
+    assert make(scale=0.01, seeds=5).seed_list == [0, 1]  # of one seed there is no interval
+    assert make(scale=0.01, seeds=1).seed_list == [0]
     assert study.name == "study_scale_0.3"
     assert study.run("all", study.methods[0], 0).settings["trainer.max_rounds"] == 60
     table = results({"a": [0.8, 0.7], "b": [0.9, 0.8], "c": [0.1, 0.1]})
@@ -85,3 +90,47 @@ def test_a_scaled_study_says_so_and_lies_elsewhere():
         make(scale=0.0)
     with pytest.raises(ConfigurationError, match=r"must say trainer\.max_rounds"):
         make(scale=0.5).run("all", study.methods[0], 0)
+
+
+FACTORS = [{"C = 1": {"x": 1}, "C = 2": {"x": 2}}, {"e = 1.1": {"y": 3}, "e = 1.2": {"y": 4}, "e = 1.3": None}]
+
+
+def test_levels_of_factors_are_crossed_and_laid_out_as_in_the_papers():
+    cells = {"a": {"C = 1": {"e = 1.1": 70.0}, "C = 2": {"e = 1.2": "71.00 ± 0.10"}}, "b": {}}
+    paper = Paper("P", METRIC, values=cells, claims=[Claim("b", ["a"], ["C = 2"])])
+    study = make(factors=FACTORS, papers={"p": paper}, only=["a", "b"])
+    assert study.variants["C = 2, e = 1.1"] == {"x": 2, "y": 3}
+    assert len(study.variants) == 6
+    parts = [
+        results({"a": [0.70, 0.71], "b": [0.80, 0.81]}).assign(variant=name)
+        for name in ("C = 1, e = 1.1", "C = 2, e = 1.2")
+    ]
+    (_, numbers), (_, claims), (_, plain), (_, differences) = rows_of(pd.concat(parts), study)
+    assert numbers == [
+        ["", "e = 1.1", "e = 1.2", "e = 1.3"],
+        ["C = 1: a", "70.50 ± 0.71 (70.00)", "- (-)", "- (-)"],
+        ["C = 1: b", "80.50 ± 0.71 (-)", "- (-)", "- (-)"],
+        ["C = 2: a", "- (-)", "70.50 ± 0.71 (71.00 ± 0.10)", "- (-)"],
+        ["C = 2: b", "- (-)", "80.50 ± 0.71 (-)", "- (-)"],
+    ]
+    assert claims[1:] == [["C = 1: b > a", "-", "-", "-"], ["C = 2: b > a", "-", "holds: +10.00 [+10.00, +10.00]", "-"]]
+    assert plain[2] == ["C = 1: b", "**80.50 ± 0.71**", "-", "-"]
+    assert [row[0] for row in differences[1:]] == ["C = 1: b", "C = 2: b"]
+
+
+def test_a_table_of_a_part_of_the_study():
+    papers = {
+        "p": Paper("P", METRIC, ["C = 2"], {"a": {"e = 1.1": "70.00"}, "b": {}}),
+        "q": Paper("Q", METRIC, ["C = 1"]),
+    }
+    study = make(factors=FACTORS, papers=papers)
+    table = results({"a": [0.70], "b": [0.80], "c": [0.5]}).assign(variant="C = 2, e = 1.1")
+    (caption, numbers), (whole, _), _ = rows_of(table, study)
+    assert "in parentheses P" in caption  # and none of Q, which shows no algorithm
+    assert numbers[1:] == [["a", "70.00 (70.00)", "- (-)", "- (-)"], ["b", "80.00 (-)", "- (-)", "- (-)"]]
+    assert "C = 2" not in whole
+    study.narrow(["C = 2", "e = 1.1"])
+    (caption, numbers), (whole, plain), _ = rows_of(table, study)
+    assert numbers == [["", "e = 1.1"], ["a", "70.00 (70.00)"], ["b", "80.00 (-)"]]
+    assert whole.startswith(f"{METRIC} in %, C = 2, last evaluated round")
+    assert plain[1] == ["a", "70.00"]

@@ -4,9 +4,11 @@ import pytest
 import yaml
 
 from fedbc_lightning import ConfigurationError
-from fedbc_lightning.studies.study import Method, Study, as_word, slug
+from fedbc_lightning.studies.study import Method, Study, Tuning, as_word, slug
+from fedbc_lightning.studies.tables import caption
 
 ALGORITHMS = {"FedAvg": {}, "FedProx": {"mu": 0.1}}
+FACTORS = [{"C = 1": {"data.c": 1}, "C = 2": {"data.c": 2}}, {"e = 1.1": {"data.e": 1.1}, "e = 1.2": {"data.e": 1.2}}]
 
 
 def make(**given):
@@ -95,6 +97,10 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
         ({"overrides": {"seed_everything": 3}}, "overrides: the study itself gives seed_everything"),
         ({"variants": {"a": {"trainer.name": "x"}}}, "variants.a: the study itself gives trainer.name"),
         ({"variants": {"a b": {}, "a?b": {}}}, "variants: 'a b' and 'a.b' would share a folder"),
+        ({"factors": FACTORS, "variants": {"a": {}}}, "variants: given beside factors"),
+        ({"factors": [*FACTORS, {"n = 3": {"data.e": 3}}]}, "factors: 'n = 3' sets data.e, as a level of another"),
+        ({"factors": FACTORS, "only": ["C = 3"]}, "only: 'C = 3' is no algorithm, variant or level here; did you mean"),
+        ({"factors": FACTORS, "only": ["C = 1", "C = 2, e = 1.1"]}, "leave no variant"),
         ({"algorithms": {"FedProx": 0.1}}, "algorithms.FedProx: got 0.1"),
         ({"algorithms": {"FedProx": {"mu": {"grid": []}}}}, "algorithms.FedProx.mu: got"),
         ({"algorithms": {"FedProx": {"mu": {"low": 1, "high": 0}}}}, "algorithms.FedProx.mu: got"),
@@ -112,3 +118,27 @@ def test_mistakes(given, message):
 def test_names_that_no_file_system_takes():
     assert slug("a/b: c") == "a_b_c"
     assert slug("///") == "_"
+
+
+def test_only_what_is_named_is_left():
+    study = make(factors=FACTORS, only=["FedProx", "C = 2"])
+    assert [method.name for method in study.methods] == ["FedProx"]
+    assert list(study.variants) == list(study.levels) == ["C = 2, e = 1.1", "C = 2, e = 1.2"]
+    assert study.reference_name == "FedProx"
+    assert study.blocks() == {"": {"e = 1.1": "C = 2, e = 1.1", "e = 1.2": "C = 2, e = 1.2"}}
+    study.narrow(["e = 1.2"])
+    assert study.run("C = 2, e = 1.2", study.methods[0], 0).settings["data.e"] == 1.2
+    assert list(make(factors=FACTORS, only=["C = 1", "C = 2", "C = 2, e = 1.1"]).variants) == ["C = 2, e = 1.1"]
+    assert list(make(variants={"E = 1": {}, "E = 5": {}}, only=["E = 5"]).variants) == ["E = 5"]
+    given = {"E = 1": {}, "E = 5": {}}
+    make(variants=given, only=["E = 5"])
+    assert list(given) == ["E = 1", "E = 5"]
+
+
+def test_ranges_may_be_left_out_and_the_study_says_so():
+    tuned = {"FedProx": {"mu": {"grid": [0.1, 1.0]}, "trainer.max_rounds": 3}}
+    study = make(algorithms=tuned, tuning=Tuning(skip=True), name="s")
+    assert study.run("all", study.methods[0], 0).settings == {"trainer.max_rounds": 3}
+    assert (study.name, study.is_untuned) == ("s_untuned", True)
+    assert not make(tuning=Tuning(skip=True)).is_untuned
+    assert "NOT TUNED" in caption(study, "global/test_accuracy")

@@ -1,0 +1,63 @@
+"""What taking the server's model does to a client's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import Tensor
+
+from fedbc_lightning.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fedbc_lightning.trainer import FederatedTrainer
+
+
+class AggregationMoves(Callback):
+    """Logs how far a client's model moves when it takes the server's, and how far in its own training.
+
+    ``clients.csv`` then has Euclidean distances over all parameters: ``train_moved_by_server``, from the client's own
+    model as it was to the one from which its local training starts, and ``train_moved_by_training``, from there to the
+    one with which it ends. In a client's first round its own model is still the initial one.
+
+    Raises:
+        ConfigurationError: The clients' models are not kept.
+
+    References:
+        Kundu et al., Fed+, Figure 1. There every client takes part in every round; here what lies between its own last
+        model and its next start may be several rounds of the server.
+    """
+
+    def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+        """Refuse a run without the clients' own models."""
+        if not trainer.federation.has_local_models:
+            raise ConfigurationError("trainer.keep_local_models: AggregationMoves compares them; set it to true.")
+
+    def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: int) -> None:
+        """From what it had to its start."""
+        own, _ = own_model(trainer, client)
+        self._start = trainer.layout.read().clone()
+        _log_distance(pl_module, "moved_by_server", self._start, own[: self._start.numel()])
+
+    def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, client: int) -> None:
+        """From its start to what it has now."""
+        _log_distance(pl_module, "moved_by_training", trainer.layout.read(), self._start)
+
+
+def own_model(trainer: FederatedTrainer, client: int) -> tuple[Tensor, Tensor]:
+    """A client's own model (d + b,) and integer buffers, as of the last committed round.
+
+    Raises:
+        ConfigurationError: They were not kept.
+    """
+    local = trainer.federation.local_model()
+    if local is None:
+        raise ConfigurationError("trainer.keep_local_models: the clients' models are not kept; set it to true.")
+    own, counters = local(client)
+    return own.cpu(), counters
+
+
+@torch.no_grad()
+def _log_distance(module: LightningModule, name: str, one: Tensor, other: Tensor) -> None:
+    module.log(name, torch.linalg.vector_norm(one.cpu() - other.cpu()))
