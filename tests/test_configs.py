@@ -77,7 +77,7 @@ def test_an_experiment_is_complete(name):
     assert config["trainer"]["name"] == name.removesuffix(".yaml")
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*EXPERIMENTS, *OVERLAYS])
 def test_every_argument_of_every_class_is_there(name):
     for entry in classes(read(name)):
         assert set(entry["init_args"]) == set(class_arguments(entry["class_path"])), entry["class_path"]

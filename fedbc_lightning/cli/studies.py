@@ -135,7 +135,7 @@ def reproduce(words: list[str]) -> int:
             show(Console(), *known.compute())
         if comparison is None:
             continue
-        what = (known.study, known.paper, known.only)
+        what = (known.study, known.papers, known.only)
         if what not in done:  # figures of one study need it once
             status = max(status, 0 if comparison.run() else 1)
             done[what] = comparison

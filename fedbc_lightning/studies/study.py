@@ -219,6 +219,13 @@ class Study:
         self.name += "_untuned" if self.is_untuned else ""
         for name, paper in self.papers.items():
             paper.check(f"papers.{name}", list(self.algorithms), list(self.levels.values()), self.metrics)
+        self._variants = set(self.levels)
+        self._factors = [set(place) for place in zip(*self.levels.values(), strict=True)]
+        self._names = list(
+            dict.fromkeys(
+                [*self.algorithms, *self.levels, *(level for names in self.levels.values() for level in names)]
+            )
+        )
         self.narrow(self.only)
 
     def _cross(self) -> dict[str, tuple[str, ...]]:
@@ -245,25 +252,21 @@ class Study:
         """Leave out what is not named: algorithms, variants, levels of factors; no name of a kind keeps all of it.
 
         Raises:
-            ConfigurationError: A name is nothing of these, or nothing is left.
+            ConfigurationError: The study never had a name, or nothing is left.
         """
-        names = list(names)
-        factors = [set(place) for place in zip(*self.levels.values(), strict=True)]
-        known = [*(method.name for method in self.methods), *self.levels, *sorted(set().union(*factors))]
-        for name in names:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                meant = f"did you mean '{near[0]}'?" if near else f"there is: {', '.join(dict.fromkeys(known))}"
-                raise ConfigurationError(f"only: '{name}' is no algorithm, variant or level here; {meant}")
-        wanted = [kind & set(names) for kind in ({method.name for method in self.methods}, set(self.levels), *factors)]
-        if wanted[0]:
-            self.methods = [method for method in self.methods if method.name in wanted[0]]
+        wanted = set(names)
+        for name in sorted(wanted - set(self._names)):
+            near = difflib.get_close_matches(name, self._names, n=1)
+            meant = f"did you mean '{near[0]}'?" if near else f"there is: {', '.join(self._names)}"
+            raise ConfigurationError(f"only: '{name}' is no algorithm, variant or level here; {meant}")
+        if wanted & set(self.algorithms):
+            self.methods = [method for method in self.methods if method.name in wanted]
         for name, levels in list(self.levels.items()):
-            is_wanted = all(not kind or level in kind for level, kind in zip((name, *levels), wanted[1:], strict=True))
-            if not is_wanted:
+            kinds = [(name, self._variants), *zip(levels, self._factors, strict=True)]
+            if not all(level in wanted or not wanted & kind for level, kind in kinds):
                 del self.levels[name], self.variants[name]
-        if not self.variants:
-            raise ConfigurationError(f"only: {', '.join(names)} leave no variant.")
+        if not self.variants or not self.methods:
+            raise ConfigurationError(f"only: {', '.join(sorted(wanted))}: nothing of the study is left.")
 
     @property
     def seed_list(self) -> list[int]:

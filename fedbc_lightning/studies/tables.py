@@ -88,14 +88,14 @@ def paper_tables(
 ) -> Iterable[tuple[str, Rows]]:
     """The paper's numbers beside ours, then whether its claims hold."""
     header, *numbers = paper.number_rows(study, summary)
-    if not numbers:  # none of its variants or algorithms is in this part of the study
-        return
-    yield f"{caption(study, paper.metric)}; in parentheses {paper.title}", [header, *numbers]
+    if paper.values and numbers:  # some of its variants and algorithms are in this part of the study
+        yield f"{caption(study, paper.metric)}; in parentheses {paper.title}", [header, *numbers]
     header, *claims = paper.claim_rows(study, results)
     if claims:
         text = (
-            f"What the paper concludes, here: it holds where the {100 * study.confidence:g} % interval of the paired "
-            "difference lies on the claimed side of 0, fails where it lies on the other, and is open else"
+            f"What it concludes ({paper.title}), here, by {paper.metric}: it holds where the "
+            f"{100 * study.confidence:g} % interval of the paired difference lies on the claimed side of 0, fails "
+            "where it lies on the other, and is open else"
         )
         yield text, [header, *claims]
 

@@ -6,11 +6,13 @@ import pandas as pd
 import pytest
 from helpers.command_line import run_cli
 
+from fedbc_lightning.cli.studies import read_study
 from fedbc_lightning.studies import fedbc_figures
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.fedbc_figures import figure_3, figure_4
 from fedbc_lightning.studies.figures import save
 from fedbc_lightning.studies.partition_tables import EXPONENTS, TABLE_4, table_4, table_5
+from fedbc_lightning.studies.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.study import Study
 
 
@@ -81,9 +83,44 @@ def test_figures_3_and_4_are_drawn_from_the_tables(project, monkeypatch):
     assert [panel.get_title() for panel in drawn[1].axes] == ["FedAvg", "FedBC"]
 
 
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_every_name_has_what_it_needs(name, project):
+    known = REPRODUCTIONS[name]
+    assert (known.study is None) == (known.compute is not None)
+    if known.study is not None:
+        whole, study = (read_study("reproduce", ["--config", known.study]) for _ in range(2))
+        known.narrow(study)
+        assert known.draw is not None or study.papers
+        assert set(study.papers) == set(known.papers)
+        assert {method.name for method in study.methods} <= {method.name for method in whole.methods}
+        assert all(set(levels) & set(known.only) for levels in study.levels.values()) or not any(
+            set(levels) & set(known.only) for levels in whole.levels.values()
+        )
+
+
+def test_a_table_needs_its_own_levels_and_algorithms_alone():
+    study = read_study("reproduce", ["--config", "studies/fedbc_cifar.yaml", "--only", "[C = 1, e = 1.2]"])
+    REPRODUCTIONS["table3"].narrow(study)
+    assert list(study.variants) == ["E = 5, C = 1, e = 1.2"]
+    assert [method.name for method in study.methods] == ["Per-FedAvg", "pFedMe", "FedBC", "FedBC-FineTune", "Per-FedBC"]
+    assert study.papers["table3"].mean("Per-FedBC", study.levels["E = 5, C = 1, e = 1.2"]) == 0.8542
+
+
+def test_a_figure_from_the_command_line(project, capfd, monkeypatch):
+    monkeypatch.syspath_prepend(str(project))
+    options = ["--base", "tiny.yaml", "--overrides", "{trainer.max_rounds: 2}", "--only", "[E = 10]", "--seeds", "1"]
+    assert run_cli("reproduce", "figure8", *options, "--workers", "1") == 0
+    said = capfd.readouterr().out
+    assert "figure8:  studies/fedbc_figures/figures/figure8.png" in said
+    results = pd.read_csv("studies/fedbc_figures/results.csv")
+    assert list(zip(results["variant"], results["algorithm"], strict=True)) == [("E = 10", "FedBC")]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["table2", "--only", "[C = 4]"], "only: 'C = 4' is no algorithm, variant or level here; did you mean 'C = "),
+        (["table2", "--only", "[E = 1]"], "nothing of the study is left"),
         ([], "what? fedbc-cli reproduce table1"),
         (["tabel1"], "nothing to reproduce is called 'tabel1'; did you mean 'table1'?"),
         (["poster"], "there is: table1, table2, "),

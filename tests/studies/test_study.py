@@ -100,7 +100,7 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
         ({"factors": FACTORS, "variants": {"a": {}}}, "variants: given beside factors"),
         ({"factors": [*FACTORS, {"n = 3": {"data.e": 3}}]}, "factors: 'n = 3' sets data.e, as a level of another"),
         ({"factors": FACTORS, "only": ["C = 3"]}, "only: 'C = 3' is no algorithm, variant or level here; did you mean"),
-        ({"factors": FACTORS, "only": ["C = 1", "C = 2, e = 1.1"]}, "leave no variant"),
+        ({"factors": FACTORS, "only": ["C = 1", "C = 2, e = 1.1"]}, "nothing of the study is left"),
         ({"algorithms": {"FedProx": 0.1}}, "algorithms.FedProx: got 0.1"),
         ({"algorithms": {"FedProx": {"mu": {"grid": []}}}}, "algorithms.FedProx.mu: got"),
         ({"algorithms": {"FedProx": {"mu": {"low": 1, "high": 0}}}}, "algorithms.FedProx.mu: got"),
