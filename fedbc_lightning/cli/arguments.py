@@ -21,7 +21,7 @@ SUBCOMMANDS = {
 
 STUDY_COMMANDS = {
     "compare": "run and compare many: algorithms × variants × seeds, tables and curves",
-    "reproduce": "run a paper's table again, its numbers and claims beside ours",
+    "reproduce": "run a paper's table or figure again, its numbers and claims beside ours",
 }
 """The commands on many runs."""
 
