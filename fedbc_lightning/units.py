@@ -7,11 +7,11 @@ def duration(seconds: float) -> str:
     """Seconds as a person says them.
 
     Example:
-        >>> duration(0.0123), duration(4.21), duration(400), duration(12000), duration(400000)
-        ('12 ms', '4.2 s', '6 min 40 s', '3 h 20 min', '4 d 15 h')
+        >>> duration(0.0123), duration(0.0996), duration(4.21), duration(400), duration(12000), duration(400000)
+        ('12 ms', '100 ms', '4.2 s', '6 min 40 s', '3 h 20 min', '4 d 15 h')
     """
     if seconds < 1:
-        return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
+        return f"{1000 * seconds:.2g} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"
     if seconds < 60:
         return f"{seconds:.2g} s"
     whole = round(seconds)

@@ -81,8 +81,12 @@ def is_study(words: list[str]) -> bool:
 
     for _, value in option_values(words, CONFIG_OPTIONS):
         config = find_config(value)
-        if isinstance(config, Path) and "algorithms" in yaml.safe_load(config.read_text(encoding="utf-8")):
-            return True
+        text = config.read_text(encoding="utf-8") if isinstance(config, Path) else config
+        try:
+            if "algorithms" in (yaml.safe_load(text) or {}):
+                return True
+        except yaml.YAMLError:  # of inline text; the parser says it
+            continue
     return False
 
 

@@ -6,7 +6,7 @@ import difflib
 import itertools
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser
@@ -17,7 +17,7 @@ from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.cli.plan_report import print_study_plan
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.plan import plan_study
-from fedbc_lightning.studies.reproductions import REPRODUCTIONS, Reproduction
+from fedbc_lightning.studies.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import show
@@ -80,12 +80,12 @@ def read_study(command: str, words: list[str]) -> Study:
         UsageError: A config is not there, or has a key that no study has.
     """
     words = list(words)
-    names = []
+    names, overrides = [], dict[str, Any]()
     for position, value in option_values(words, CONFIG_OPTIONS):
         path = find_config(value)
         words[position] = words[position].removesuffix(value) + str(path)
         if isinstance(path, Path):
-            _check_keys(path)
+            overrides |= _read(path).get("overrides") or {}
             names.append(path.stem)
     parser = study_parser(command)
     given = parser.parse_args(words)
@@ -93,6 +93,7 @@ def read_study(command: str, words: list[str]) -> Study:
         given.name = names[-1] if names else "study"
     given.pop("config", None)
     settings = {key: given[key] for key in ("algorithms", "overrides", "variants", "factors")}  # of runs, built by them
+    settings["overrides"] = overrides | settings["overrides"]  # of all layers, key by key
     built = parser.instantiate_classes(given)
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
 
@@ -124,10 +125,9 @@ def reproduce(words: list[str]) -> int:
             raise UsageError(f"nothing to reproduce is called '{name}'; {meant}")
     if not names:
         raise UsageError(f"what? {PROG} reproduce {next(iter(REPRODUCTIONS))} [--scale 0.1]; {PROG} reproduce --help")
-    comparisons = {
-        name: _comparison(REPRODUCTIONS[name], options) for name in names
-    }  # all mistakes before the first run
-    done: dict[tuple[object, ...], Comparison] = {}
+    comparisons = {name: _comparison(name, options) for name in names}  # mistakes before the first run
+    if options and not any(comparisons.values()):
+        raise UsageError(f"{' '.join(names)}: computed without a study, so there is nothing for {options[0]} to change")
     status = 0
     for name, comparison in comparisons.items():
         known = REPRODUCTIONS[name]
@@ -135,34 +135,36 @@ def reproduce(words: list[str]) -> int:
             show(Console(), *known.compute())
         if comparison is None:
             continue
-        what = (known.study, known.papers, known.only)
-        if what not in done:  # figures of one study need it once
-            status = max(status, 0 if comparison.run() else 1)
-            done[what] = comparison
-        states, folder = done[what].states, comparison.study.folder / "figures"
-        for file in known.draw(comparison.study, states, folder) if known.draw and finished(states) else ():
-            Console().print(f"{name}:  {file}", highlight=False, soft_wrap=True)
+        status = max(status, 0 if comparison.run() else 1)
+        if known.draw is not None and finished(comparison.states):
+            study = comparison.study
+            for file in known.draw(study, comparison.states, study.results_folder / "figures"):
+                Console().print(f"{name}:  {file}", highlight=False, soft_wrap=True)
     return status
 
 
-def _comparison(known: Reproduction, options: list[str]) -> Comparison | None:
+def _comparison(name: str, options: list[str]) -> Comparison | None:
     """The study behind a table or figure, narrowed to what that needs; None: it needs no training."""
+    known = REPRODUCTIONS[name]
     if known.study is None:
         return None
     study = read_study("reproduce", ["--config", known.study, *options])
+    study.part = name
     known.narrow(study)
     return Comparison(study)
 
 
-def _check_keys(path: Path) -> None:
-    """Raise for a key that no study has; the parser passes over one that holds nothing but empty mappings.
+def _read(path: Path) -> dict[str, Any]:
+    """A study's file; the parser passes over an unknown key that holds nothing but empty mappings.
 
     Raises:
-        UsageError: There is one.
+        UsageError: There is a key that no study has.
     """
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
     known = list(Study.__dataclass_fields__)
-    for key in yaml.safe_load(path.read_text(encoding="utf-8")):
+    for key in content:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1)
             meant = f"did you mean '{near[0]}'?" if near else f"a study has {', '.join(known)}"
             raise UsageError(f"{path}: unknown key '{key}': {meant}")
+    return content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.studies.figures import draw_curves, read_curves
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.progress import StudyProgress
-from fedbc_lightning.studies.results import check_pairs, read_results
+from fedbc_lightning.studies.results import check_metrics, check_pairs, criterion, finished, read_results
 from fedbc_lightning.studies.schedule import Schedule, State, Workers
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Run, Study
@@ -55,7 +56,10 @@ class Comparison:
         """
         study = self.study
         self.check()
-        study.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            study.results_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"out: '{study.results_folder}' cannot be made: {error.strerror}.") from None
         lock = filelock.FileLock(study.folder / ".lock")
         try:
             lock.acquire(timeout=0)
@@ -65,6 +69,7 @@ class Comparison:
         count = study.workers or len(devices) or os.cpu_count() or 1
         with lock:
             with Workers(count, study.threads, devices) as self._workers:
+                self._is_looked_at = False
                 chosen = tune(study, lambda runs: self._do("tuning", runs))
                 self.states = self._do(str(study.name), self._runs(chosen))
             self._write()
@@ -83,7 +88,23 @@ class Comparison:
 
     def _do(self, title: str, runs: Sequence[Run]) -> list[State]:
         with StudyProgress(title, self.console) as progress:
-            return Schedule(runs, self._workers, progress.show).run()
+
+            def on_change(schedule: Schedule) -> None:
+                progress.show(schedule)
+                self._look_at_metrics(schedule.states)
+
+            return Schedule(runs, self._workers, on_change).run()
+
+    def _look_at_metrics(self, states: Sequence[State]) -> None:
+        """Once each algorithm has a finished run: that they log what is reported, before all the others are done.
+
+        Raises:
+            ConfigurationError: None does.
+        """
+        first = {run.method: run for run in reversed(finished(states)) if not run.tried}
+        if not self._is_looked_at and len(first) == len(self.study.methods):
+            self._is_looked_at = True
+            check_metrics(self.study, first.values())
 
     # before anything starts
 
@@ -96,13 +117,20 @@ class Comparison:
         study = self.study
         if any(method.tuned for method in study.methods):
             validation_metric(study)
+        if study.report == "best_on_validation" and "/val_" not in criterion(study.report, study.metrics[0]):
+            raise ConfigurationError(f"report: best_on_validation: '{study.metrics[0]}' is of no test data.")
         for variant in study.variants:
             for method in study.methods:
                 tried = {key: values.grid[0] if values.grid else values.low for key, values in method.tuned.items()}
                 run = study.run(variant, method, study.seed_list[0], tried)
                 if method.tuned:
                     parse(study.trial(variant, method, study.tuning.seeds[0], tried))
-                trainer = parse(run)["fit"]["trainer"]
+                parsed = parse(run)["fit"]
+                trainer, data = parsed["trainer"], parsed["data"] or {}
+                if study.report == "best_on_validation" and not (data.get("init_args") or {}).get("val_fraction", 1):
+                    raise ConfigurationError(
+                        f"report: best_on_validation: {run.title} has no validation data; set data.val_fraction."
+                    )
                 refused = {
                     "engine: auto: might choose differently for runs that are compared; say sequential or vectorized":
                         trainer["engine"] == "auto",
@@ -120,26 +148,35 @@ class Comparison:
 
     def _write(self) -> None:
         """``results.csv``, ``differences.csv``, ``table.md``, ``table.tex``, figures and TensorBoard's hparams."""
-        study = self.study
+        study, folder = self.study, self.study.results_folder
         self.results = read_results(study, self.states)
-        self.results.to_csv(study.folder / "results.csv", index=False)
+        if finished(self.states):
+            check_metrics(study, finished(self.states))
+        self.results.to_csv(folder / "results.csv", index=False)
         self.problems = check_pairs(study, self.results)
         self.summary = summarise(self.results, study.metrics)
         self.differences = paired_differences(self.results, study.metrics, study.reference_name, study.confidence)
-        self.differences.to_csv(study.folder / "differences.csv", index=False)
+        self.differences.to_csv(folder / "differences.csv", index=False)
         parts = self._parts()
-        (study.folder / "table.md").write_text(markdown(str(study.name), parts, self._notes()))
-        (study.folder / "table.tex").write_text(latex(parts))
+        (folder / "table.md").write_text(markdown(str(study.name), parts, self._notes()))
+        (folder / "table.tex").write_text(latex(parts))
         curves = read_curves(study, self.states)
         if not curves.empty:
-            draw_curves(study, curves, study.folder / "figures")
+            draw_curves(study, curves, folder / "figures")
             self._write_hparams()
 
     def _parts(self) -> list[tuple[str, Rows]]:
         return list(tables(self.study, self.results, self.summary, self.differences))
 
     def _notes(self) -> list[str]:
-        failed = [f"failed: {state.run.title}: {state.error}" for state in self.states if state.status == "failed"]
+        failures: dict[str, list[str]] = {}
+        for state in self.states:
+            if state.status == "failed":
+                failures.setdefault(str(state.error), []).append(state.run.title)
+        failed = [
+            f"failed: {titles[0]}{f' and {len(titles) - 1} more' if titles[1:] else ''}: {error}"
+            for error, titles in failures.items()
+        ]
         return [*(f"NOT COMPARABLE: {problem}" for problem in self.problems), *failed]
 
     def _write_hparams(self) -> None:
@@ -150,8 +187,9 @@ class Comparison:
         for row, state in zip(self.results.to_dict("records"), self.states, strict=True):
             run = state.run
             folder = self.study.folder / "hparams" / run.folder.relative_to(self.study.folder / "runs")
-            if row["status"] != "finished" or any(folder.glob("events.*")):
+            if row["status"] != "finished":
                 continue
+            shutil.rmtree(folder, ignore_errors=True)  # another round may be reported now
             values = {name: float(row[name]) for name in self.study.metrics}
             given: dict[str, Any] = {"variant": run.variant, "method": run.method, "seed": run.seed}
             for key, value in run.settings.items():
@@ -168,7 +206,7 @@ class Comparison:
             show(console, text, rows)
         for note in self._notes():
             console.print(note, style="red", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"Tables and curves:  {study.folder}/", highlight=False, soft_wrap=True)
+        console.print(f"Tables and curves:  {study.results_folder}/", highlight=False, soft_wrap=True)
         console.print(f"TensorBoard:        tensorboard --logdir {study.folder}", highlight=False, soft_wrap=True)
 
 

@@ -95,7 +95,10 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
         panel.yaxis.set_minor_locator(NullLocator())
         panel.margins(y=0.2)
         _label(panel, "p", f"L2SGD+: {what} to {GOAL:g}, p* = {problem.best_probability:.3f}")
-        panel.legend(fontsize=8)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(fontsize=8)
+        else:
+            panel.text(0.5, 0.5, f"no run came to {GOAL:g}", transform=panel.transAxes, ha="center", color="gray")
     return save(figure, folder, "l2gd_figure2")
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 
 Rows = list[list[str]]
 
-LOWER_IS_BETTER = ("loss", "error", "rmse", "mae", "mse", "perplexity", "_std", "bytes", "seconds")
+LOWER_IS_BETTER = (
+    "loss", "error", "rmse", "mae", "mse", "perplexity", "entropy", "nll", "bpc", "distance", "_std",
+    "bytes", "seconds",
+)  # fmt: skip
+"""In a metric's name."""
 
 
 def is_lower_better(metric: str) -> bool:
@@ -29,7 +34,7 @@ def is_share(metric: str) -> bool:
         >>> is_share("global/test_accuracy"), is_share("global/test_loss")
         (True, False)
     """
-    return "acc" in metric
+    return re.search(r"acc(?![a-z])|accuracy", metric) is not None
 
 
 def number(value: float, metric: str) -> str:
@@ -57,10 +62,17 @@ def signed(value: float, metric: str) -> str:
     return ("+" if value > 0 else "−") + text
 
 
-def mean_and_deviation(found: pd.Series, metric: str) -> str:
-    """A row of :func:`~fedbc_lightning.studies.statistics.summarise` as it is shown."""
+def mean_and_deviation(found: pd.Series, metric: str, num_seeds: int) -> str:
+    """A row of :func:`~fedbc_lightning.studies.statistics.summarise` as it is shown.
+
+    Args:
+        found: The row.
+        metric: Its metric.
+        num_seeds: Of the study; where fewer gave a number, that is said.
+    """
     text = number(found["mean"], metric)
-    return f"{text} ± {number(found['std'], metric)}" if found["num_seeds"] > 1 else text
+    text = f"{text} ± {number(found['std'], metric)}" if found["num_seeds"] > 1 else text
+    return text if found["num_seeds"] == num_seeds else f"{text} ({found['num_seeds']} of {num_seeds} seeds)"
 
 
 def difference_and_interval(found: pd.Series, metric: str) -> str:

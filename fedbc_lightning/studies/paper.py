@@ -130,14 +130,14 @@ class Paper:
         def text(variant: str, name: str) -> str:
             mine = "-"
             if (variant, name) in ours.index:
-                mine = mean_and_deviation(ours.loc[(variant, name)], self.metric)
+                mine = mean_and_deviation(ours.loc[(variant, name)], self.metric, len(study.seed_list))
             return f"{mine} ({self.cell(name, study.levels[variant]) or '-'})"
 
         names = [method.name for method in study.methods if method.name in self.algorithms]
         return laid_out(names, study.blocks(self.only), text)
 
     def claim_rows(self, study: Study, results: pd.DataFrame) -> Rows:
-        """A header, then a row per claim: whether it holds, by the interval of the paired difference.
+        """A header, then a row per pair: whether the claim holds, by the interval of the paired difference.
 
         It holds where the interval lies above 0 (below 0 for a metric that should be small), it fails where the
         interval lies on the other side, and is open where the interval holds 0 or there is none.
@@ -149,11 +149,11 @@ class Paper:
             for other in claim.than if claim.better in present else ():
                 if other not in present:
                     continue
-                title = f"{claim.better} > {other}"
+                title = f"{claim.better} better than {other}"
                 found = paired_differences(results, [self.metric], other, study.confidence)
                 found = found[found["algorithm"] == claim.better].set_index("variant")
                 for variant, levels in study.levels.items():
-                    cells[variant, title] = "-"
+                    cells.setdefault((variant, title), "-")
                     is_claimed = claim.variants is None or {variant, *levels} & set(claim.variants)
                     if not is_claimed or variant not in found.index:
                         continue

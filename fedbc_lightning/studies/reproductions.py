@@ -133,8 +133,10 @@ REPRODUCTIONS = {
     "fedli-table2": _table("FedLi: training loss on them", "studies/fedli_tables.yaml", "fedli-table2"),
     "l2gd-figure1": _figure("L2GD: x(λ) between local and global solution", METHODS, l2gd.figure_1, "L2SGD+"),
     "l2gd-figure2": _figure("L2GD: communications against p, with p*", PROBABILITY, l2gd.figure_2),
-    "l2gd-figure3": _figure("L2GD: L2SGD+, L2SGD2 and L2SGD at one step size", METHODS, l2gd.figure_3, "heterogeneous"),
-    "l2gd-figure4": _figure("L2GD: the same on both splits", METHODS, l2gd.figure_4),
+    "l2gd-figure3": _figure(
+        "L2GD: L2SGD+, L2SGD2 and L2SGD at one step size", METHODS, l2gd.figure_3, "heterogeneous", papers=("methods",)
+    ),
+    "l2gd-figure4": _figure("L2GD: the same on both splits", METHODS, l2gd.figure_4, papers=("methods",)),
     "l2gd-figure5": _figure("L2GD: effect of p on L2SGD+", PROBABILITY, l2gd.figure_5),
 }
 """By name; FedBC's are named as in the paper."""

@@ -39,11 +39,7 @@ def read_table(run: Run, name: str) -> pd.DataFrame:
 
 
 def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
-    """The tidy table: columns variant, algorithm, seed, status, round, the metrics, rounds, bytes, seconds, folder.
-
-    Raises:
-        ConfigurationError: A finished run does not log what the study reports.
-    """
+    """The tidy table: columns variant, algorithm, seed, status, round, the metrics, rounds, bytes, seconds, folder."""
     rows = []
     for state in states:
         run = state.run
@@ -51,7 +47,7 @@ def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
         metrics = read_metrics(run) if state.status == "finished" else None
         if metrics is not None:
             reported = metrics.loc[reported_row(study, run, metrics)]
-            row |= {"round": int(reported["round"]), **{name: reported[name] for name in study.metrics}}
+            row |= {"round": int(reported["round"]), **{name: reported.get(name) for name in study.metrics}}
             row |= {"rounds": int(metrics["round"].max()), **totals(metrics)}
         rows.append(row | {"error": state.error, "folder": str(version_folder(run) or run.folder)})
     columns = [
@@ -69,26 +65,43 @@ def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
     return pd.DataFrame(rows).reindex(columns=columns)
 
 
+def check_metrics(study: Study, runs: Iterable[Run]) -> None:
+    """Raise if there is a metric of the study that none of these finished runs logs.
+
+    Raises:
+        ConfigurationError: There is.
+    """
+    logged = dict.fromkeys(name for run in runs for name in read_table(run, "metrics"))
+    missing = [name for name in study.metrics if name not in logged]
+    if missing:
+        known = [name for name in logged if "/" in name and not name.startswith(("time/", "comm/"))]
+        raise ConfigurationError(f"metrics: no run logs '{missing[0]}'; there is: {', '.join(known)}.")
+
+
+def evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
+    """The rows of rounds after which the models were evaluated, without the initial model's.
+
+    A value that is NaN there is that of a run that has diverged.
+    """
+    columns = [name for name in metrics if name.startswith(("global/", "local/"))]
+    return metrics[metrics[columns].notna().any(axis=1) & (metrics["round"] > 0)] if columns else metrics
+
+
 def reported_row(study: Study, run: Run, metrics: pd.DataFrame) -> int:
     """The index of the round that is reported.
 
     Raises:
-        ConfigurationError: The study's metrics are not there, or no validation metric to choose the round by.
+        ConfigurationError: There is no validation metric to choose the round by.
     """
-    missing = [name for name in study.metrics if name not in metrics]
-    if missing:
-        known = [name for name in metrics if "/" in name and not name.startswith(("time/", "comm/"))]
-        raise ConfigurationError(f"metrics: {run.title} logs no '{missing[0]}'; there is: {', '.join(known)}.")
+    rows = evaluated(metrics)
     chosen_by = criterion(study.report, study.metrics[0])
-    if chosen_by not in metrics:
-        raise ConfigurationError(
-            f"report: {study.report} needs '{chosen_by}', which {run.title} does not log; set data.val_fraction above "
-            "0."
-        )
-    evaluated = metrics[metrics[chosen_by].notna() & (metrics["round"] > 0)]
     if study.report == "last":
-        return int(evaluated.index[-1])
-    values = evaluated[chosen_by]
+        return int(rows.index[-1])
+    if chosen_by not in rows:
+        raise ConfigurationError(f"report: {study.report} needs '{chosen_by}', which {run.title} does not log.")
+    values = rows[chosen_by].dropna()
+    if values.empty:
+        return int(rows.index[-1])
     return int(values.idxmin() if is_lower_better(chosen_by) else values.idxmax())  # the first of equal ones
 
 
@@ -111,23 +124,35 @@ def totals(metrics: pd.DataFrame) -> dict[str, float]:
 
 
 def check_pairs(study: Study, results: pd.DataFrame) -> list[str]:
-    """What breaks the comparison of runs of one variant and seed: another partition, or another initial model."""
+    """What breaks the comparison of runs of one variant and seed: that they do not share what they should."""
     problems = []
     finished = results[results["status"] == "finished"]
+    shared = {"partition of the data": partition_hash, "initial model": initial_values, "sampled clients": sampled}
     for (variant, seed), runs in finished.groupby(["variant", "seed"], sort=False):
-        hashes = {name: partition_hash(Path(folder)) for name, folder in zip(runs.algorithm, runs.folder, strict=True)}
-        if len(set(hashes.values())) > 1:
-            problems.append(f"{variant}, seed {seed}: the algorithms do not share the partition of the data: {hashes}")
-        starts = {}
-        for name, folder in zip(runs.algorithm, runs.folder, strict=True):
-            first = pd.read_csv(Path(folder) / "metrics.csv", nrows=1)
-            if study.metrics[0] in first and first["round"][0] == 0 and study.metrics[0].startswith("global/"):
-                starts[name] = first[study.metrics[0]][0]
-        if len(set(starts.values())) > 1:
-            problems.append(f"{variant}, seed {seed}: the algorithms do not share the initial model: {starts}")
+        for what, read in shared.items():
+            found = {name: read(Path(folder)) for name, folder in zip(runs.algorithm, runs.folder, strict=True)}
+            known = {name: value for name, value in found.items() if value}
+            length = min(map(len, known.values()), default=0)  # rounds: one run may have ended before another
+            if len({value[:length] for value in known.values()}) > 1:
+                problems.append(f"{variant}, seed {seed}: the algorithms do not share the {what}: {', '.join(known)}")
     return problems
 
 
 def partition_hash(folder: Path) -> str:
     """Of a run's ``partition.json``."""
     return json.loads((folder / "partition.json").read_text())["hash"][:12]
+
+
+def initial_values(folder: Path) -> tuple[float, ...]:
+    """What evaluating z before the first round gave; nothing: it was not evaluated."""
+    first = pd.read_csv(folder / "metrics.csv", nrows=1)
+    values = first[[name for name in first if name.startswith("global/")]].dropna(axis=1)
+    return tuple(values.iloc[0]) if first["round"][0] == 0 else ()
+
+
+def sampled(folder: Path) -> tuple[tuple[int, ...], ...]:
+    """The sampled clients of each round; nothing: the run trains on pooled data."""
+    rows = pd.read_csv(folder / "clients.csv", usecols=["round", "client"])
+    if rows.empty or rows["client"].min() < 0:
+        return ()
+    return tuple(tuple(sorted(clients)) for _, clients in rows.groupby("round")["client"])

@@ -34,28 +34,34 @@ class Range:
         low: Lower end of the interval, or None; ``high`` the upper one.
         high: See there.
         log: Whether the interval is searched on a logarithmic scale.
+        untuned: The value where tuning is left out; None: the algorithm's own default, or the base config's.
     """
 
     grid: tuple[Any, ...] | None = None
     low: float | None = None
     high: float | None = None
     log: bool = False
+    untuned: Any = None
 
     @classmethod
     def read(cls, place: str, value: Mapping[str, Any]) -> Range:
-        """From ``{grid: [...]}`` or ``{low: ..., high: ..., log: ...}``.
+        """From ``{grid: [...]}`` or ``{low: ..., high: ..., log: ...}``, each with or without ``untuned``.
 
         Raises:
-            ConfigurationError: Neither of the two.
+            ConfigurationError: Neither of the two, or a value twice.
         """
-        grid = value.get("grid")
-        if set(value) == {"grid"} and isinstance(grid, list) and grid:
-            return cls(grid=tuple(grid))
+        grid, untuned = value.get("grid"), value.get("untuned")
+        if set(value) - {"untuned"} == {"grid"} and isinstance(grid, list) and grid:
+            said = [short(entry) for entry in grid]
+            twice = next((entry for entry in said if said.count(entry) > 1), None)
+            if twice is not None:
+                raise ConfigurationError(f"{place}: {twice} is there twice (runs are told apart by six digits).")
+            return cls(grid=tuple(grid), untuned=untuned)
         low, high, log = value.get("low"), value.get("high"), bool(value.get("log"))
-        is_interval = set(value) <= {"low", "high", "log"}
+        is_interval = set(value) <= {"low", "high", "log", "untuned"}
         if is_interval and isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high:
             if low > 0 or not log:
-                return cls(low=float(low), high=float(high), log=log)
+                return cls(low=float(low), high=float(high), log=log, untuned=untuned)
             raise ConfigurationError(f"{place}: low: {low} has no logarithm; give a value above 0, or leave out log.")
         raise ConfigurationError(
             f"{place}: got {dict(value)}; to tune it give {{grid: [0.01, 0.1]}} or {{low: 0.001, high: 1.0, log: "
@@ -100,6 +106,11 @@ class Method:
                 settings[full] = value
         return cls(name, str(given.get("algorithm", name)), settings, tuned)
 
+    def untuned(self) -> Method:
+        """The same without ranges."""
+        fixed = {key: values.untuned for key, values in self.tuned.items() if values.untuned is not None}
+        return replace(self, settings={**self.settings, **fixed}, tuned={})
+
     def grid(self) -> Iterator[dict[str, Any]]:
         """All combinations of the tuned values; one empty one where nothing is tuned."""
         for values in itertools.product(*(values.grid or () for values in self.tuned.values())):
@@ -117,8 +128,8 @@ class Tuning:
         max_rounds: T of these runs; None: as in the study.
         metric: What is looked at, after the last round; None: the first of ``metrics`` on validation data.
         trials: Combinations that are tried where something is an interval (Optuna's TPE); a grid is tried in full.
-        skip: Leave the ranges out, and take what the base config says in their place. The study then has a name of its
-            own, and every table says so.
+        skip: Try nothing: take the ``untuned`` value of each range, or the default where it has none. The study then
+            has a name of its own, and every table says so.
     """
 
     val_fraction: float = 0.2
@@ -186,6 +197,15 @@ class Study:
             raise ConfigurationError("algorithms: none given; give e.g. {FedAvg: {}, FedBC: {dual_lr: 0.001}}.")
         self.variants = dict(self.variants)
         self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
+        for kind, names_given in (("algorithms", list(self.algorithms)), ("variants", list(self.variants))):
+            odd = next((name for name in names_given if not isinstance(name, str)), None)
+            if odd is not None:
+                raise ConfigurationError(f"{kind}: the name {odd!r} is no text; quote it: '{odd}'.")
+        for name, count in (("workers", self.workers), ("threads", self.threads)):
+            if count is not None and count < 1:
+                raise ConfigurationError(f"{name}: got {count}; give 1 or more.")
+        if not self.tuning.seeds:
+            raise ConfigurationError("tuning.seeds: none given; give e.g. [0].")
         if not self.metrics:
             raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [global/test_accuracy].")
         if not 0 < self.scale <= 1:
@@ -202,6 +222,9 @@ class Study:
         if not 0 < self.tuning.val_fraction < 1:
             raise ConfigurationError(f"tuning.val_fraction: got {self.tuning.val_fraction}; give 0.2, say.")
         for place, given in (("overrides", self.overrides), *((f"variants.{k}", v) for k, v in self.variants.items())):
+            nested = [key for key in given or {} if key in SECTIONS and not _is_class((given or {})[key])]
+            if nested:
+                raise ConfigurationError(f"{place}.{nested[0]}: give full keys, e.g. {{{nested[0]}.max_rounds: 10}}.")
             taken = [key for key in given or {} if key in OWN]
             if taken:
                 raise ConfigurationError(f"{place}: the study itself gives {taken[0]} to its runs; leave it out.")
@@ -211,10 +234,11 @@ class Study:
                 other = names.setdefault(slug(name), name)
                 if other != name:
                     raise ConfigurationError(f"{kind}: '{other}' and '{name}' would share a folder; rename one.")
+        self.part = ""
         self.methods = [Method.read(name, given) for name, given in self.algorithms.items()]
         self.is_untuned = self.tuning.skip and any(method.tuned for method in self.methods)
         if self.is_untuned:
-            self.methods = [replace(method, tuned={}) for method in self.methods]
+            self.methods = [method.untuned() for method in self.methods]
         self.name = (self.name or "study") + ("" if self.scale == 1 else f"_scale_{self.scale:g}")
         self.name += "_untuned" if self.is_untuned else ""
         for name, paper in self.papers.items():
@@ -234,6 +258,8 @@ class Study:
         Raises:
             ConfigurationError: There are other variants, or two levels set the same key.
         """
+        if not all(self.factors):
+            raise ConfigurationError("factors: one has no levels; give e.g. [{E = 1: {trainer.local_epochs: 1}}].")
         if self.variants != {"all": {}}:
             raise ConfigurationError("variants: given beside factors; put them in a factor, or cross them by hand.")
         self.variants, levels = {}, {}
@@ -272,12 +298,17 @@ class Study:
     def seed_list(self) -> list[int]:
         """The seeds, as many as the scale leaves."""
         seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
-        return seeds[: max(2, math.ceil(len(seeds) * self.scale))]
+        return seeds[: max(2, self._shrunk(len(seeds)))]
 
     @property
     def folder(self) -> Path:
         """Where everything lies."""
         return Path(self.out) / str(self.name)
+
+    @property
+    def results_folder(self) -> Path:
+        """Where its tables and figures lie: those of a table or figure of a paper by themselves."""
+        return self.folder / self.part if self.part else self.folder
 
     @property
     def reference_name(self) -> str:
@@ -326,6 +357,8 @@ class Study:
         """One run that tries values on validation data."""
         settings = {**self.overrides, **(self.variants[variant] or {}), **method.settings, **tried}
         settings["data.val_fraction"] = self.tuning.val_fraction
+        if settings.get("algorithm.finetune_split") == "test":  # a trial sees no test data
+            settings["algorithm.finetune_split"] = "train"
         if self.tuning.max_rounds is not None:
             settings["trainer.max_rounds"] = self.tuning.max_rounds
         self._shrink(settings)
@@ -340,7 +373,11 @@ class Study:
         rounds = settings.get("trainer.max_rounds")
         if not isinstance(rounds, int):
             raise ConfigurationError("scale: the study must say trainer.max_rounds in its overrides.")
-        settings["trainer.max_rounds"] = math.ceil(rounds * self.scale)
+        settings["trainer.max_rounds"] = self._shrunk(rounds)
+
+    def _shrunk(self, count: int) -> int:
+        """So many of them as the scale leaves, rounded up."""
+        return math.ceil(round(count * self.scale, 9))
 
 
 @dataclass(frozen=True)
@@ -387,6 +424,11 @@ class Run:
         texts = dict(digest(find_config(config)) for config in self.configs)
         settings = {key: as_word(value) for key, value in self.settings.items()}
         return {**texts, "algorithm": self.algorithm, "seed": str(self.seed), **settings}
+
+
+def _is_class(value: Any) -> bool:
+    """Whether a section is given as a class, by its name or with ``class_path``."""
+    return isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)
 
 
 def digest(config: Path | str) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from fedbc_lightning.studies.study import Study
 
 TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
     "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "−": "$-$",
-    ">": "$>$",
+    ">": "$>$", "γ": "$\\gamma$", "λ": "$\\lambda$",
 }  # fmt: skip
 REPORTED = {
     "last": "last evaluated round",
@@ -33,13 +33,18 @@ REPORTED = {
 
 
 def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
-    """A header, then a row per algorithm: mean ± standard deviation in each variant; the best mean in bold (**)."""
-    means = summary[summary["metric"] == metric].groupby("variant")["mean"]
+    """A header, then a row per algorithm: mean ± standard deviation in each variant; the best mean in bold (**).
+
+    Only those of which all seeds finished compete for that; of others is said how many did.
+    """
+    num_seeds = len(study.seed_list)
+    whole = summary[(summary["metric"] == metric) & (summary["num_seeds"] == num_seeds)]
+    means = whole.groupby("variant")["mean"]
     best = means.min() if is_lower_better(metric) else means.max()
 
     def cell(found: pd.Series, metric: str) -> str:
-        text = mean_and_deviation(found, metric)
-        is_best = found["mean"] == best[found.name[0]] and len(study.methods) > 1
+        text = mean_and_deviation(found, metric, num_seeds)
+        is_best = found["num_seeds"] == num_seeds and found["mean"] == best[found.name[0]] and len(study.methods) > 1
         return f"**{text}**" if is_best else text
 
     return grid([method.name for method in study.methods], study.blocks(), summary, metric, cell)
@@ -54,12 +59,10 @@ def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Row
 def caption(study: Study, metric: str) -> str:
     """What the numbers of a table are."""
     seeds = study.seed_list
-    scaled = "" if study.scale == 1 else f" (SCALED: {study.scale:g} of the study's rounds and seeds)"
-    untuned = " (NOT TUNED: the base config's own settings)" if study.is_untuned else ""
-    fixed = "".join(f", {level}" for level in study.fixed)
     unit = " in %" if is_share(metric) else ""
+    better = ", lower is better" if is_lower_better(metric) else ""
     over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"{metric}{unit}{fixed}, {REPORTED[study.report]}; {over}{scaled}{untuned}"
+    return f"{metric}{unit}{better}; {over}{circumstances(study)}"
 
 
 def difference_caption(study: Study, metric: str) -> str:
@@ -68,7 +71,17 @@ def difference_caption(study: Study, metric: str) -> str:
     text = f"{metric}{unit}: difference to {study.reference_name} of the same seed, mean"
     if len(study.seed_list) > 1:
         text += f" [{100 * study.confidence:g} % interval of the mean, Student's t]"
-    return text
+    return text + circumstances(study)
+
+
+def circumstances(study: Study) -> str:
+    """What every table of a study must say: levels that all of it has, the round, and where it is not the whole."""
+    said = [*study.fixed, REPORTED[study.report]]
+    if study.scale != 1:
+        said.append(f"SCALED: {study.scale:g} of the study's rounds and seeds")
+    if study.is_untuned:
+        said.append("NOT TUNED: fixed settings in place of ranges")
+    return "".join(f"; {words}" for words in said)
 
 
 def tables(
@@ -95,7 +108,7 @@ def paper_tables(
         text = (
             f"What it concludes ({paper.title}), here, by {paper.metric}: it holds where the "
             f"{100 * study.confidence:g} % interval of the paired difference lies on the claimed side of 0, fails "
-            "where it lies on the other, and is open else"
+            f"where it lies on the other, and is open else{circumstances(study)}"
         )
         yield text, [header, *claims]
 

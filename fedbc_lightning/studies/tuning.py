@@ -13,7 +13,7 @@ import yaml
 
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.studies.numbers import is_lower_better
-from fedbc_lightning.studies.results import read_metrics
+from fedbc_lightning.studies.results import evaluated, read_metrics
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Method, Run, Study
 
@@ -58,11 +58,15 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
          "chosen": values == chosen[search.variant, search.method.name]}
         for search in searches for values, score in search.tried
     ]  # fmt: skip
-    pd.DataFrame(rows).to_csv(study.folder / "tuning.csv", index=False)
+    pd.DataFrame(rows).to_csv(study.results_folder / "tuning.csv", index=False)
     nested: dict[str, dict[str, Values]] = {}
     for (variant, name), values in chosen.items():
         nested.setdefault(variant, {})[name] = values
-    (study.folder / "tuned.yaml").write_text(yaml.safe_dump(nested, sort_keys=False))
+    path = study.folder / "tuned.yaml"
+    known = yaml.safe_load(path.read_text()) if path.is_file() else {}  # of other parts of the study
+    for variant, found in known.items():
+        nested[variant] = {**found, **nested.get(variant, {})}
+    path.write_text(yaml.safe_dump(nested, sort_keys=False))
     return chosen
 
 
@@ -70,11 +74,13 @@ def validation_metric(study: Study) -> str:
     """What tuning looks at.
 
     Raises:
-        ConfigurationError: It is of test data.
+        ConfigurationError: It is of other data.
     """
     metric = study.tuning.metric or study.metrics[0].replace("/test_", "/val_")
-    if "test" in metric:
-        raise ConfigurationError(f"tuning.metric: '{metric}' is of test data; give one of validation data, .../val_*.")
+    if "/val_" not in metric:
+        raise ConfigurationError(
+            f"tuning.metric: '{metric}' is not of validation data; give one that is, e.g. global/val_accuracy."
+        )
     return metric
 
 
@@ -87,7 +93,7 @@ def _score(states: Iterable[State], metric: str) -> float:
             return math.nan
         if metric not in metrics:
             raise ConfigurationError(f"tuning.metric: {state.run.title} logs no '{metric}'.")
-        values.append(float(metrics[metric].dropna().iloc[-1]))
+        values.append(float(metrics[metric].loc[evaluated(metrics).index[-1]]))
     return sum(values) / len(values)
 
 

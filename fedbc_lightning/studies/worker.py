@@ -65,7 +65,8 @@ def work(tasks: Connection, threads: int, device: int | None) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if device is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # of this machine, where it is not all of them
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[device] if visible else str(device)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     import torch

@@ -13,6 +13,7 @@ from helpers.command_line import run_cli, start_cli
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.results import check_pairs, evaluated
 from fedbc_lightning.studies.study import Study
 
 ACCURACY = "global/test_accuracy"
@@ -101,7 +102,9 @@ def test_failures_are_told_and_stop_nothing(project):
         overrides={"trainer.local_epochs": 5},
     )
     said = compare("--config", "study.yaml", cwd=project, status=1)
-    assert said.count("failed: all / bad / seed 0: round 1: loss or weights of all 2 sampled clients became NaN") == 2
+    error = "round 1: loss or weights of all 2 sampled clients became NaN"
+    assert said.count(f"failed: all / bad / seed 0: {error}") == 1  # at once
+    assert said.count(f"failed: all / bad / seed 0 and 1 more: {error}") == 1  # at the end
     table = results(project / "studies/study").set_index(["algorithm", "seed"])
     assert list(table.loc["FedAvg", "status"]) == ["finished"] * 2
     assert list(table.loc["bad", "status"]) == ["failed"] * 2
@@ -215,9 +218,13 @@ def test_the_reported_round(project, report, monkeypatch):
         ({"overrides": {"trainer.engine": "auto"}}, "might choose differently"),
         ({"overrides": {"trainer.devices": 2}}, "one device"),
         ({"overrides": {"trainer.eval_every_n_rounds": 0}}, "leaves nothing to compare"),
-        ({"tuning": {"metric": ACCURACY}, "algorithms": {"FedProx": {"mu": {"grid": [1.0]}}}}, "is of test data"),
+        (
+            {"tuning": {"metric": ACCURACY}, "algorithms": {"FedProx": {"mu": {"grid": [1.0]}}}},
+            "is not of validation data",
+        ),
         ({"algoritms": {"FedAvg": {}}}, "did you mean 'algorithms'"),
         ({"report": "best"}, "best_on_test"),
+        ({"out": "tiny.yaml"}, "out: 'tiny.yaml/study' cannot be made"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(project, capfd, given, message):
@@ -229,11 +236,45 @@ def test_mistakes_are_told_before_anything_starts(project, capfd, given, message
     assert not (project / "studies").exists()
 
 
+def test_a_diverged_round_is_not_passed_over():
+    table = pd.DataFrame(
+        {"round": [0, 1, 2, 3], "global/test_loss": [1.0, 0.5, None, None], "local/test_loss": [1, 1, 2, None]}
+    )
+    assert list(evaluated(table).index) == [1, 2]  # 3 was not evaluated
+
+
 def test_a_metric_that_nobody_logs(project, monkeypatch):
     importable(project, monkeypatch)
     study = Study(**{**TINY, "metrics": ["global/test_f1"], "algorithms": {"FedAvg": {}}, "seeds": 1})
-    with pytest.raises(ConfigurationError, match=r"metrics: .* logs no 'global/test_f1'; there is: global/test_"):
+    with pytest.raises(ConfigurationError, match=r"metrics: no run logs 'global/test_f1'; there is: global/test_"):
         Comparison(study).run()
+
+
+def test_a_metric_that_one_algorithm_lacks(project, monkeypatch):
+    importable(project, monkeypatch)
+    given = {
+        "metrics": ["local/test_accuracy"],
+        "algorithms": {"FedAvg": {}, "Centralized": {}},
+        "variants": {"all": {}},
+    }
+    comparison = Comparison(Study(**{**TINY, **given, "seeds": 1}))
+    assert comparison.run()
+    assert comparison.results.set_index("algorithm")["local/test_accuracy"].notna().to_dict() == {
+        "FedAvg": True, "Centralized": False,
+    }  # fmt: skip
+
+
+def test_runs_that_do_not_share_what_they_should(project, monkeypatch):
+    importable(project, monkeypatch)
+    study = Study(**{**TINY, "variants": {"all": {}}, "seeds": 1, "algorithms": {"FedAvg": {}, "FedProx": {"mu": 0.1}}})
+    comparison = Comparison(study)
+    assert comparison.run()
+    clients = Path(comparison.results["folder"][1]) / "clients.csv"
+    table = pd.read_csv(clients)
+    table[:1].to_csv(clients, index=False)
+    assert check_pairs(study, comparison.results) == [
+        "all, seed 0: the algorithms do not share the sampled clients: FedAvg, FedProx"
+    ]
 
 
 def test_one_process_at_a_time(project, monkeypatch):

@@ -1,9 +1,11 @@
 """``fedbc-cli reproduce``: the tables that need no training, and what it is told."""
 
 import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from helpers.command_line import run_cli
 
 from fedbc_lightning.cli.studies import read_study
@@ -106,14 +108,17 @@ def test_a_table_needs_its_own_levels_and_algorithms_alone():
     assert study.papers["table3"].mean("Per-FedBC", study.levels["E = 5, C = 1, e = 1.2"]) == 0.8542
 
 
-def test_a_figure_from_the_command_line(project, capfd, monkeypatch):
-    monkeypatch.syspath_prepend(str(project))
-    options = ["--base", "tiny.yaml", "--overrides", "{trainer.max_rounds: 2}", "--only", "[E = 10]", "--seeds", "1"]
-    assert run_cli("reproduce", "figure8", *options, "--workers", "1") == 0
+def test_a_figure_from_the_command_line(project, capfd):
+    overrides = "{trainer.max_rounds: 2, trainer.clients_per_round: 2}"
+    options = ["--overrides", overrides, "--only", "[E = 10]", "--seeds", "1", "--workers", "1"]
+    assert run_cli("reproduce", "figure8", *options) == 0
     said = capfd.readouterr().out
-    assert "figure8:  studies/fedbc_figures/figures/figure8.png" in said
-    results = pd.read_csv("studies/fedbc_figures/results.csv")
+    assert "figure8:  studies/fedbc_figures/figure8/figures/figure8.png" in said
+    results = pd.read_csv("studies/fedbc_figures/figure8/results.csv")
     assert list(zip(results["variant"], results["algorithm"], strict=True)) == [("E = 10", "FedBC")]
+    config = yaml.safe_load((Path(results["folder"][0]) / "config.yaml").read_text())
+    assert config["trainer"]["max_rounds"] == 2
+    assert config["data"]["init_args"]["split_order"] == "ordered"  # the study's own overrides stay
 
 
 @pytest.mark.parametrize(
@@ -121,6 +126,11 @@ def test_a_figure_from_the_command_line(project, capfd, monkeypatch):
     [
         (["table2", "--only", "[C = 4]"], "only: 'C = 4' is no algorithm, variant or level here; did you mean 'C = "),
         (["table2", "--only", "[E = 1]"], "nothing of the study is left"),
+        (["table4", "--scale", "1"], "table4: computed without a study, so there is nothing for --scale to change"),
+        (["table1", "--workers", "0"], "workers: got 0; give 1 or more"),
+        (["table1", "--overrides.trainer.max_rounds", "4"], "overrides.trainer: give full keys"),
+        (["table1", "--tuning.metric", "fairness/accuracy_std"], "tuning.metric: 'fairness/accuracy_std' is not of"),
+        (["figure3", "--report", "best_on_validation"], "has no validation data; set data.val_fraction"),
         ([], "what? fedbc-cli reproduce table1"),
         (["tabel1"], "nothing to reproduce is called 'tabel1'; did you mean 'table1'?"),
         (["poster"], "there is: table1, table2, "),

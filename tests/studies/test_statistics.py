@@ -75,8 +75,15 @@ def test_tables_show_what_was_computed():
 
 
 def test_a_table_of_losses_has_the_smallest_in_bold():
-    study = Study("x.yaml", {"a": {}, "b": {}}, metrics=["global/test_loss"], report="best_on_test")
+    study = Study("x.yaml", {"a": {}, "b": {}}, metrics=["global/test_loss"], report="best_on_test", seeds=1)
     table = results({"a": [0.5], "b": [0.4]}).rename(columns={METRIC: "global/test_loss"})
     parts = list(tables(study, table, summarise(table, study.metrics), paired_differences(table, study.metrics, "a")))
     assert parts[0][1][1:] == [["a", "0.5000"], ["b", "**0.4000**"]]
     assert "best round on the test data itself" in parts[0][0]
+
+
+def test_the_best_is_one_whose_seeds_all_finished():
+    study = Study("x.yaml", {"a": {}, "b": {}}, metrics=[METRIC], seeds=2)
+    table = results({"a": [0.5, 0.6], "b": [0.9, None]})
+    rows = summary_rows(study, summarise(table, [METRIC]), METRIC)
+    assert rows[1:] == [["a", "**55.00 ± 7.07**"], ["b", "90.00 (1 of 2 seeds)"]]

@@ -101,6 +101,12 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
         ({"factors": [*FACTORS, {"n = 3": {"data.e": 3}}]}, "factors: 'n = 3' sets data.e, as a level of another"),
         ({"factors": FACTORS, "only": ["C = 3"]}, "only: 'C = 3' is no algorithm, variant or level here; did you mean"),
         ({"factors": FACTORS, "only": ["C = 1", "C = 2, e = 1.1"]}, "nothing of the study is left"),
+        ({"variants": {5: {}}}, "variants: the name 5 is no text; quote it"),
+        ({"factors": [{}]}, "factors: one has no levels"),
+        ({"tuning": Tuning(seeds=[])}, "tuning.seeds: none given"),
+        ({"workers": 0}, "workers: got 0"),
+        ({"overrides": {"trainer": {"max_rounds": 3}}}, "overrides.trainer: give full keys"),
+        ({"algorithms": {"FedProx": {"mu": {"grid": [1, 1.0]}}}}, "mu: 1 is there twice"),
         ({"algorithms": {"FedProx": 0.1}}, "algorithms.FedProx: got 0.1"),
         ({"algorithms": {"FedProx": {"mu": {"grid": []}}}}, "algorithms.FedProx.mu: got"),
         ({"algorithms": {"FedProx": {"mu": {"low": 1, "high": 0}}}}, "algorithms.FedProx.mu: got"),
@@ -136,9 +142,25 @@ def test_only_what_is_named_is_left():
 
 
 def test_ranges_may_be_left_out_and_the_study_says_so():
-    tuned = {"FedProx": {"mu": {"grid": [0.1, 1.0]}, "trainer.max_rounds": 3}}
+    lr = {"grid": [0.1, 1.0], "untuned": 0.5}
+    tuned = {"FedProx": {"mu": {"grid": [0.1, 1.0]}, "model.lr": lr, "trainer.max_rounds": 3}}
     study = make(algorithms=tuned, tuning=Tuning(skip=True), name="s")
-    assert study.run("all", study.methods[0], 0).settings == {"trainer.max_rounds": 3}
+    assert study.run("all", study.methods[0], 0).settings == {
+        "trainer.max_rounds": 3, "model.lr": 0.5,
+    }  # fmt: skip
     assert (study.name, study.is_untuned) == ("s_untuned", True)
     assert not make(tuning=Tuning(skip=True)).is_untuned
     assert "NOT TUNED" in caption(study, "global/test_accuracy")
+
+
+def test_a_trial_fine_tunes_on_no_test_data():
+    study = make(algorithms={"PerFedAvg": {"finetune_split": "test", "inner_lr": {"grid": [0.1]}}})
+    (method,) = study.methods
+    (tried,) = method.grid()
+    assert study.trial("all", method, 0, tried).settings["algorithm.finetune_split"] == "train"
+    assert study.run("all", method, 0, tried).settings["algorithm.finetune_split"] == "test"
+
+
+def test_a_share_of_rounds_is_not_one_more_by_rounding():
+    study = make(scale=0.07, overrides={"trainer.max_rounds": 200})
+    assert study.run("all", study.methods[0], 0).settings["trainer.max_rounds"] == 14
