@@ -108,7 +108,8 @@ MISTAKES = [
     (
         "fit --config tiny.yaml --trainer.callbacks Nothing",
         2,
-        "trainer.callbacks: no class 'Nothing'; there are ByzantineClients, RoundCheckpoint, RoundProgressBar\n",
+        "trainer.callbacks: no class 'Nothing'; there are AggregationMoves, ByzantineClients, RoundCheckpoint, "
+        "RoundProgressBar\n",
     ),
     *[
         (

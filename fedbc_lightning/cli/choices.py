@@ -69,6 +69,7 @@ def choices(base: type) -> list[type]:
         for cls in subclasses(base)
         if not inspect.isabstract(cls) and not cls.__name__.startswith("_") and cls not in NO_CHOICES
         if not issubclass(cls, UNWANTED) and is_for_yaml(cls)
+        if not cls.__module__.startswith("fedbc_lightning.studies.")  # for one paper's study; given by path
     ]
     return sorted(found, key=lambda cls: (not is_ours(cls), cls.__name__))
 

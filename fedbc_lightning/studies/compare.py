@@ -24,7 +24,7 @@ from fedbc_lightning.studies.progress import StudyProgress
 from fedbc_lightning.studies.results import check_metrics, check_pairs, criterion, finished, read_results
 from fedbc_lightning.studies.schedule import Schedule, State, Workers
 from fedbc_lightning.studies.statistics import paired_differences, summarise
-from fedbc_lightning.studies.study import Run, Study
+from fedbc_lightning.studies.study import Method, Run, Study
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
 from fedbc_lightning.studies.tuning import tune, validation_metric
 
@@ -62,12 +62,12 @@ class Comparison:
             raise ConfigurationError(f"out: '{study.results_folder}' cannot be made: {error.strerror}.") from None
         lock = filelock.FileLock(study.folder / ".lock")
         try:
-            lock.acquire(timeout=0)
+            held = lock.acquire(timeout=0)
         except filelock.Timeout:
             raise ConfigurationError(f"'{study.folder}' is being worked on by another process.") from None
         devices = list(range(torch.cuda.device_count()))
         count = study.workers or len(devices) or os.cpu_count() or 1
-        with lock:
+        with held:
             with Workers(count, study.threads, devices) as self._workers:
                 self._is_looked_at = False
                 chosen = tune(study, lambda runs: self._do("tuning", runs))
@@ -109,7 +109,9 @@ class Comparison:
     # before anything starts
 
     def check(self) -> None:
-        """Parse the command line of one run of each kind, in this process, and look at what a study cannot do.
+        """Parse command lines in this process, and look at what a study cannot do.
+
+        Those of each algorithm in the first variant, and of the first algorithm in each variant.
 
         Raises:
             ConfigurationError: Something is wrong, with the run that shows it.
@@ -119,30 +121,37 @@ class Comparison:
             validation_metric(study)
         if study.report == "best_on_validation" and "/val_" not in criterion(study.report, study.metrics[0]):
             raise ConfigurationError(f"report: best_on_validation: '{study.metrics[0]}' is of no test data.")
-        for variant in study.variants:
-            for method in study.methods:
-                tried = {key: values.grid[0] if values.grid else values.low for key, values in method.tuned.items()}
-                run = study.run(variant, method, study.seed_list[0], tried)
-                if method.tuned:
-                    parse(study.trial(variant, method, study.tuning.seeds[0], tried))
-                parsed = parse(run)["fit"]
-                trainer, data = parsed["trainer"], parsed["data"] or {}
-                if study.report == "best_on_validation" and not (data.get("init_args") or {}).get("val_fraction", 1):
-                    raise ConfigurationError(
-                        f"report: best_on_validation: {run.title} has no validation data; set data.val_fraction."
-                    )
-                refused = {
-                    "engine: auto: might choose differently for runs that are compared; say sequential or vectorized":
-                        trainer["engine"] == "auto",
-                    "num_nodes: a study spreads its runs over the processes of one machine": trainer["num_nodes"] > 1,
-                    "devices: a study gives each run one device, and does several at a time; leave it out":
-                        trainer["devices"] not in ("auto", 1, "1", [0]),
-                    "eval_every_n_rounds: 0: leaves nothing to compare; give 1 or more":
-                        trainer["eval_every_n_rounds"] == 0,
-                }  # fmt: skip
-                for what, is_asked in refused.items():
-                    if is_asked:
-                        raise ConfigurationError(f"{run.title}: trainer.{what}.")
+        first = next(iter(study.variants))
+        for method in study.methods:
+            tried = self._check_run(first, method)
+            if method.tuned:
+                parse(study.trial(first, method, study.tuning.seeds[0], tried))
+        for variant in list(study.variants)[1:]:
+            self._check_run(variant, study.methods[0])
+
+    def _check_run(self, variant: str, method: Method) -> dict[str, Any]:
+        """Parse the command line of one run; the first values of what is tuned, with which it was."""
+        study = self.study
+        tried = {key: values.grid[0] if values.grid else values.low for key, values in method.tuned.items()}
+        run = study.run(variant, method, study.seed_list[0], tried)
+        parsed = parse(run)["fit"]
+        trainer, data = parsed["trainer"], parsed["data"] or {}
+        if study.report == "best_on_validation" and not (data.get("init_args") or {}).get("val_fraction", 1):
+            raise ConfigurationError(
+                f"report: best_on_validation: {run.title} has no validation data; set data.val_fraction."
+            )
+        refused = {
+            "engine: auto: might choose differently for runs that are compared; say sequential or vectorized":
+                trainer["engine"] == "auto",
+            "num_nodes: a study spreads its runs over the processes of one machine": trainer["num_nodes"] > 1,
+            "devices: a study gives each run one device, and does several at a time; leave it out":
+                trainer["devices"] not in ("auto", 1, "1", [0]),
+            "eval_every_n_rounds: 0: leaves nothing to compare; give 1 or more": trainer["eval_every_n_rounds"] == 0,
+        }  # fmt: skip
+        for what, is_asked in refused.items():
+            if is_asked:
+                raise ConfigurationError(f"{run.title}: trainer.{what}.")
+        return tried
 
     # afterwards
 

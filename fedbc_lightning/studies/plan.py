@@ -20,6 +20,7 @@ from fedbc_lightning.plan import Plan
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.schedule import NOTE, is_finished
 from fedbc_lightning.studies.study import Method, Run, Study, slug
+from fedbc_lightning.studies.tuning import rungs
 
 
 @dataclass
@@ -154,22 +155,27 @@ def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, A
     is_chosen = not method.tuned or chosen is not None
     num_done = sum(is_finished(run) for run in runs) if is_chosen else 0
     plan, start_seconds = plan_run(runs[0])
-    num_trials, num_tried = _count_trials(study, variant, method)
-    settings = study.trial(variant, method, study.tuning.seeds[0], tried).settings
-    trial_rounds = settings.get("trainer.max_rounds", plan.max_rounds)
-    num_rounds = (len(runs) - num_done) * plan.max_rounds + (num_trials - num_tried) * trial_rounds
+    num_trials = num_tried = 0
+    num_rounds = (len(runs) - num_done) * plan.max_rounds
+    for rung, count in _count_trials(study, method):
+        settings = study.trial(variant, method, study.tuning.seeds[0], tried, rung).settings
+        places = study.folder / "tuning" / slug(variant) / slug(method.name)
+        notes = places.glob(f"*/rung_{rung}/seed_*/{NOTE}")
+        done = sum(json.loads(note.read_text())["is_finished"] for note in notes)
+        num_trials, num_tried = num_trials + count, num_tried + min(count, done)
+        num_rounds += (count - min(count, done)) * settings.get("trainer.max_rounds", plan.max_rounds)
     counts = len(runs), num_trials, num_done + num_tried, num_rounds
     return PlannedMethod(variant, method.name, plan, *counts, start_seconds)
 
 
-def _count_trials(study: Study, variant: str, method: Method) -> tuple[int, int]:
-    """Runs that tune an algorithm in a variant, and how many of them are finished."""
+def _count_trials(study: Study, method: Method) -> list[tuple[int, int]]:
+    """Rungs with the number of runs that tune an algorithm in a variant."""
     if not method.tuned:
-        return 0, 0
-    is_grid = all(values.grid is not None for values in method.tuned.values())
-    count = (len(list(method.grid())) if is_grid else study.tuning.trials) * len(study.tuning.seeds)
-    notes = (study.folder / "tuning" / slug(variant) / slug(method.name)).glob(f"*/seed_*/{NOTE}")
-    return count, min(count, sum(json.loads(note.read_text())["is_finished"] for note in notes))
+        return []
+    num_seeds = len(study.tuning.seeds)
+    if any(values.grid is None for values in method.tuned.values()):
+        return [(0, study.tuning.trials * num_seeds)]
+    return [(rung, count * num_seeds) for rung, count in rungs(len(list(method.grid())), len(study.tuning.rungs))]
 
 
 def plan_run(run: Run) -> tuple[Plan, float]:

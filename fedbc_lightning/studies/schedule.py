@@ -71,8 +71,9 @@ class Workers:
             worker.connection.close()
             if worker.state is not None:
                 worker.process.terminate()
+        deadline = time.monotonic() + SECONDS_TO_STOP
         for worker in self.by_connection.values():
-            worker.process.join(SECONDS_TO_STOP)
+            worker.process.join(max(0.0, deadline - time.monotonic()))
             if worker.process.is_alive():
                 worker.process.kill()
 

@@ -125,7 +125,9 @@ class Tuning:
         val_fraction: Of each client's training data that becomes validation data while tuning. The runs that are
             reported train on all of it again (unless their own ``data.val_fraction`` is above 0).
         seeds: Seeds of the runs that choose, averaged over.
-        max_rounds: T of these runs; None: as in the study.
+        max_rounds: T of these runs; None: as in the study. A list, of which the last may be None, halves successively:
+            all combinations of a grid for the first T, the best third for the next, and so on. Few rounds favour large
+            steps.
         metric: What is looked at, after the last round; None: the first of ``metrics`` on validation data.
         trials: Combinations that are tried where something is an interval (Optuna's TPE); a grid is tried in full.
         skip: Try nothing: take the ``untuned`` value of each range, or the default where it has none. The study then
@@ -134,10 +136,15 @@ class Tuning:
 
     val_fraction: float = 0.2
     seeds: list[int] = field(default_factory=lambda: [0])
-    max_rounds: int | None = None
+    max_rounds: int | list[int | None] | None = None
     metric: str | None = None
     trials: int = 20
     skip: bool = False
+
+    @property
+    def rungs(self) -> list[int | None]:
+        """T of the runs that tune, of one choice after the other."""
+        return list(self.max_rounds) if isinstance(self.max_rounds, list) else [self.max_rounds]
 
 
 @dataclass
@@ -206,6 +213,8 @@ class Study:
                 raise ConfigurationError(f"{name}: got {count}; give 1 or more.")
         if not self.tuning.seeds:
             raise ConfigurationError("tuning.seeds: none given; give e.g. [0].")
+        if not self.tuning.rungs or None in self.tuning.rungs[:-1]:
+            raise ConfigurationError("tuning.max_rounds: give T, null, or a list such as [25, 100, null], null last.")
         if not self.metrics:
             raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [global/test_accuracy].")
         if not 0 < self.scale <= 1:
@@ -353,17 +362,19 @@ class Study:
         folder = self.folder / "runs" / slug(variant) / slug(method.name) / f"seed_{seed}"
         return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder)
 
-    def trial(self, variant: str, method: Method, seed: int, tried: Mapping[str, Any]) -> Run:
-        """One run that tries values on validation data."""
+    def trial(self, variant: str, method: Method, seed: int, tried: Mapping[str, Any], rung: int = 0) -> Run:
+        """One run that tries values on validation data, for the rounds of a rung of :attr:`Tuning.rungs`."""
         settings = {**self.overrides, **(self.variants[variant] or {}), **method.settings, **tried}
         settings["data.val_fraction"] = self.tuning.val_fraction
         if settings.get("algorithm.finetune_split") == "test":  # a trial sees no test data
             settings["algorithm.finetune_split"] = "train"
-        if self.tuning.max_rounds is not None:
-            settings["trainer.max_rounds"] = self.tuning.max_rounds
+        max_rounds = self.tuning.rungs[rung]
+        if max_rounds is not None:
+            settings["trainer.max_rounds"] = max_rounds
         self._shrink(settings)
         values = ",".join(f"{key.rpartition('.')[2]}={short(value)}" for key, value in tried.items())
-        folder = self.folder / "tuning" / slug(variant) / slug(method.name) / slug(values) / f"seed_{seed}"
+        folder = self.folder / "tuning" / slug(variant) / slug(method.name) / slug(values)
+        folder = folder / f"rung_{rung}" / f"seed_{seed}"
         return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder, values)
 
     def _shrink(self, settings: dict[str, Any]) -> None:

@@ -20,6 +20,9 @@ from fedbc_lightning.studies.study import Method, Run, Study
 AT_ONCE = 4
 """Combinations that Optuna is asked for together, whatever the number of workers: its choices depend on it."""
 
+KEPT = 3
+"""One of so many combinations stays for the next rung."""
+
 Values = dict[str, Any]
 
 
@@ -42,7 +45,7 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
     while open_ones := [search for search in searches if not search.is_done]:
         batches = [(search, search.ask()) for search in open_ones]
         runs = {
-            (id(search), k, seed): study.trial(search.variant, search.method, seed, values)
+            (id(search), k, seed): study.trial(search.variant, search.method, seed, values, search.rung)
             for search, batch in batches
             for k, values in enumerate(batch)
             for seed in study.tuning.seeds
@@ -52,11 +55,11 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
             for k, values in enumerate(batch):
                 done = [states[id(runs[id(search), k, seed])] for seed in study.tuning.seeds]
                 search.tell(values, _score(done, metric))
-    chosen = {(search.variant, search.method.name): search.best(metric) for search in searches}
+    chosen = {(search.variant, search.method.name): search.ranked(metric)[0] for search in searches}
     rows = [
-        {"variant": search.variant, "algorithm": search.method.name, **values, metric: score,
+        {"variant": search.variant, "algorithm": search.method.name, **values, "rung": rung, metric: score,
          "chosen": values == chosen[search.variant, search.method.name]}
-        for search in searches for values, score in search.tried
+        for search in searches for rung, values, score in search.tried
     ]  # fmt: skip
     pd.DataFrame(rows).to_csv(study.results_folder / "tuning.csv", index=False)
     nested: dict[str, dict[str, Values]] = {}
@@ -104,12 +107,14 @@ class Search:
     Attributes:
         variant: Its name.
         method: The algorithm.
-        tried: Combinations with their scores, NaN where a run failed.
+        tried: Rungs and combinations with their scores, NaN where a run failed.
+        rung: The one that is asked for.
     """
 
     variant: str
     method: Method
-    tried: list[tuple[Values, float]] = field(default_factory=list)
+    tried: list[tuple[int, Values, float]] = field(default_factory=list)
+    rung: int = 0
 
     is_done = False
 
@@ -119,31 +124,66 @@ class Search:
 
     def tell(self, values: Values, score: float) -> None:
         """Take a score, in the order of asking."""
-        self.tried.append((values, score))
+        self.tried.append((self.rung, values, score))
 
-    def best(self, metric: str) -> Values:
-        """The combination with the best score; of equal ones the first.
+    def ranked(self, metric: str) -> list[Values]:
+        """The combinations of the last rung, the best first; of equal ones the first that was asked for.
 
         Raises:
             ConfigurationError: None gave a number.
         """
-        scored = [(values, score) for values, score in self.tried if not math.isnan(score)]
+        scored = [(values, score) for rung, values, score in self.tried if rung == self.rung and not math.isnan(score)]
         if not scored:
             raise ConfigurationError(
                 f"algorithms.{self.method.name}: none of {len(self.tried)} combinations gave a {metric} in "
                 f"{self.variant}; see the log.txt of its runs in tuning/."
             )
         sign = 1 if is_lower_better(metric) else -1
-        return min(scored, key=lambda pair: sign * pair[1])[0]
+        return [values for values, _ in sorted(scored, key=lambda pair: sign * pair[1])]
+
+
+def rungs(count: int, num_rungs: int) -> list[tuple[int, int]]:
+    """Rungs with the number of combinations that each tries; where few are left, the last chooses at once.
+
+    Example:
+        >>> rungs(30, 3), rungs(5, 3), rungs(2, 3), rungs(30, 1)
+        ([(0, 30), (1, 10), (2, 4)], [(0, 5), (2, 2)], [(2, 2)], [(0, 30)])
+    """
+    found = []
+    for rung in range(num_rungs):
+        is_last = count <= KEPT or rung == num_rungs - 1
+        found.append((num_rungs - 1 if is_last else rung, count))
+        if is_last:
+            break
+        count = -(-count // KEPT)
+    return found
 
 
 class GridSearch(Search):
-    """All combinations, at once."""
+    """All combinations at once; then, rung by rung, the best third of them for more rounds (successive halving).
+
+    Args:
+        variant: See the base class; likewise ``method``.
+        method: See there.
+        num_rungs: Of the study's tuning.
+        metric: What is scored.
+
+    References:
+        Jamieson & Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"; with a
+        third in place of a half, as in Hyperband.
+    """
+
+    def __init__(self, variant: str, method: Method, num_rungs: int, metric: str) -> None:
+        super().__init__(variant, method)
+        self._metric = metric
+        self._left = rungs(len(list(method.grid())), num_rungs)
 
     def ask(self) -> list[Values]:
         """See the base class."""
-        self.is_done = True
-        return list(self.method.grid())
+        asked = self.ranked(self._metric) if self.tried else list(self.method.grid())
+        self.rung, count = self._left.pop(0)
+        self.is_done = not self._left
+        return asked[:count]
 
 
 class OptunaSearch(Search):
@@ -200,5 +240,7 @@ class OptunaSearch(Search):
 
 def _search(study: Study, variant: str, method: Method) -> Search:
     if all(values.grid is not None for values in method.tuned.values()):
-        return GridSearch(variant, method)
+        return GridSearch(variant, method, len(study.tuning.rungs), validation_metric(study))
+    if len(study.tuning.rungs) > 1:
+        raise ConfigurationError("tuning.max_rounds: an interval is searched with one T; a list of them is for grids.")
     return OptunaSearch(variant, method, study.tuning.trials, validation_metric(study))

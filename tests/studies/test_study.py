@@ -104,6 +104,7 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
         ({"variants": {5: {}}}, "variants: the name 5 is no text; quote it"),
         ({"factors": [{}]}, "factors: one has no levels"),
         ({"tuning": Tuning(seeds=[])}, "tuning.seeds: none given"),
+        ({"tuning": Tuning(max_rounds=[None, 5])}, "tuning.max_rounds: give T, null, or a list"),
         ({"workers": 0}, "workers: got 0"),
         ({"overrides": {"trainer": {"max_rounds": 3}}}, "overrides.trainer: give full keys"),
         ({"algorithms": {"FedProx": {"mu": {"grid": [1, 1.0]}}}}, "mu: 1 is there twice"),
