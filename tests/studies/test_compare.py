@@ -290,12 +290,21 @@ def test_one_process_at_a_time(project, monkeypatch):
 
 def test_ctrl_c_leaves_a_study_that_goes_on(project):
     write(project, overrides={"trainer.max_rounds": 5000}, seeds=1, variants={"all": {}})
-    process = start_cli("compare", "--config", "study.yaml", cwd=project)
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore it, and so would it
+    try:
+        process = start_cli("compare", "--config", "study.yaml", cwd=project)
+    finally:
+        signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 120
     while not list((project / "studies").rglob("last.ckpt")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, out + err
     assert "stopped; the same command goes on" in err
     assert "Traceback" not in err
