@@ -1,4 +1,9 @@
-"""The one exception for mistakes that the user can mend."""
+"""The one exception for mistakes that the user can mend, and what its messages share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class ConfigurationError(ValueError):
@@ -22,3 +27,22 @@ def first_line(error: BaseException) -> str:
         ('no such file', 'KeyError')
     """
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """What was probably meant by a word that is not known; None: nothing is like it.
+
+    Example:
+        >>> nearest("dual_ir", ["dual_lr", "dual_min"]), nearest("fedbc", ["FedAvg", "FedBC"]), nearest("x", ["FedBC"])
+        ('dual_lr', 'FedBC', None)
+    """
+    names = list(known)
+    lower = {name.lower(): name for name in names}
+    found = difflib.get_close_matches(word, names, n=1) or difflib.get_close_matches(word.lower(), lower, n=1)
+    return lower.get(found[0], found[0]) if found else None
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """The end of a message about a word that is not known: the nearest one that is, or ``otherwise``."""
+    near = nearest(word, known)
+    return f"did you mean '{near}'?" if near else otherwise

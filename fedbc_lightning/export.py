@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbc_lightning import checkpoint
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.errors import ConfigurationError, nearest
 from fedbc_lightning.recorder import lightning_checkpoint
 
 if TYPE_CHECKING:
@@ -88,8 +87,8 @@ def find_client(client: str | int, datamodule: FederatedDataModule) -> int:
     except ValueError:
         if client in names:
             return names.index(str(client))
-        near = difflib.get_close_matches(str(client), names, n=1)
-        meant = f"did you mean '{near[0]}'? Else give" if near else "give"
+        near = nearest(str(client), names)
+        meant = f"did you mean '{near}'? Else give" if near else "give"
         raise ConfigurationError(f"client: none is named '{client}'; {meant} a number from 0 to {last}.") from None
     if not 0 <= number <= last:
         raise ConfigurationError(f"client: there is no client {client}; give a number from 0 to {last}.")

@@ -70,7 +70,8 @@ class UserModule:
             if buffer is not None and name in child._non_persistent_buffers_set and not isinstance(child, Metric)
         ]
         self._modes = [(m, m.training) for m in module.modules()]
-        self.training_takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self.training_takes_index = _takes_index(module.training_step)
+        self._evaluation_takes_index = {s: _takes_index(getattr(module, f"{s}_step")) for s in ("validation", "test")}
 
     @property
     def scratch(self) -> list[tuple[Tensor, Tensor]]:
@@ -193,7 +194,7 @@ class UserModule:
             stage: ``"validation"`` or ``"test"``: which step and hooks.
         """
         step = getattr(self.module, f"{stage}_step")
-        takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+        takes_index = self._evaluation_takes_index[stage]
         collector = self.start_collecting()
         self.hooks.call_module(f"on_{stage}_epoch_start")
         start, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
@@ -241,6 +242,10 @@ def step_stage(module: LightningModule, split: str) -> str | None:
         if overrides(module, f"{stage}_step", LightningModule):
             return stage
     return None
+
+
+def _takes_index(step: Callable[..., Any]) -> bool:
+    return is_param_in_hook_signature(step, "batch_idx", min_args=2)
 
 
 def _never() -> bool:

@@ -13,9 +13,10 @@ from torch import nn
 from fedbc_lightning import FedAvg, FedBC, client_rows, plan
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, FedPD, L2SGDPlus, Local, PerFedAvg
 from fedbc_lightning.stragglers import Stragglers
+from fedbc_lightning.studies.methods import Tuning
 from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.schedule import write_note
-from fedbc_lightning.studies.study import Study, Tuning
+from fedbc_lightning.studies.study import Study
 from fedbc_lightning.units import duration
 
 CASES = {

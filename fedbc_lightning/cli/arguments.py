@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+
+from fedbc_lightning.errors import did_you_mean, nearest
 
 PROG = "fedbc-cli"
 
@@ -100,8 +101,7 @@ def check_subcommand(words: list[str]) -> None:
         raise UsageError(f"the command goes first: {PROG} {later} {first} ...")
     if first.startswith("-"):
         raise UsageError(f"no command given: {PROG} fit {first} ... (one of {', '.join(COMMANDS)})")
-    near = difflib.get_close_matches(first, COMMANDS, n=1)
-    meant = f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(COMMANDS)}"
+    meant = did_you_mean(first, COMMANDS, f"choose from {', '.join(COMMANDS)}")
     raise UsageError(f"unknown command '{first}': {meant}")
 
 
@@ -134,8 +134,8 @@ def find_config(name: str) -> Path | str:
         if candidate in shipped:
             return shipped[candidate]
     names = {key.removeprefix(OVERLAYS): key for key in shipped} | {key: key for key in shipped}
-    near = difflib.get_close_matches(name if name.endswith(".yaml") else f"{name}.yaml", names, n=1)
-    meant = f"did you mean '{names[near[0]]}'? " if near else ""
+    near = nearest(name if name.endswith(".yaml") else f"{name}.yaml", names)
+    meant = f"did you mean '{names[near]}'? " if near else ""
     experiments = ", ".join(key for key in shipped if not key.startswith((OVERLAYS, STUDIES)))
     raise UsageError(
         f"no config file '{name}' here or among the shipped ones. {meant}"

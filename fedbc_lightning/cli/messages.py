@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 
@@ -22,6 +21,7 @@ from fedbc_lightning.cli.choices import (
     subclasses,
 )
 from fedbc_lightning.cli.names import fold
+from fedbc_lightning.errors import nearest
 from fedbc_lightning.local import Penalty
 from fedbc_lightning.server import RobustRule
 
@@ -167,10 +167,8 @@ def _missing_arguments(class_path: str, names: list[str], path: str | None) -> s
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    names = list(known)
-    lower = {name.lower(): name for name in names}
-    found = difflib.get_close_matches(word, names, n=1) or difflib.get_close_matches(word.lower(), lower, n=1)
-    return f"; did you mean '{lower.get(found[0], found[0])}'?" if found else ""
+    near = nearest(word, known)
+    return f"; did you mean '{near}'?" if near else ""
 
 
 def _unknown_option(key: str, keys: Iterable[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.console import Console
 from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, PROG, UsageError, find_config, option_values
 from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.cli.plan_report import print_study_plan
+from fedbc_lightning.errors import did_you_mean
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.reproductions import REPRODUCTIONS
@@ -120,8 +120,7 @@ def reproduce(words: list[str]) -> int:
         return 0
     for name in names:
         if name not in REPRODUCTIONS:
-            near = difflib.get_close_matches(name, REPRODUCTIONS, n=1)
-            meant = f"did you mean '{near[0]}'?" if near else f"there is: {', '.join(REPRODUCTIONS)}"
+            meant = did_you_mean(name, REPRODUCTIONS, f"there is: {', '.join(REPRODUCTIONS)}")
             raise UsageError(f"nothing to reproduce is called '{name}'; {meant}")
     if not names:
         raise UsageError(f"what? {PROG} reproduce {next(iter(REPRODUCTIONS))} [--scale 0.1]; {PROG} reproduce --help")
@@ -164,7 +163,6 @@ def _read(path: Path) -> dict[str, Any]:
     known = list(Study.__dataclass_fields__)
     for key in content:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            meant = f"did you mean '{near[0]}'?" if near else f"a study has {', '.join(known)}"
+            meant = did_you_mean(str(key), known, f"a study has {', '.join(known)}")
             raise UsageError(f"{path}: unknown key '{key}': {meant}")
     return content

@@ -19,12 +19,14 @@ from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.studies.figures import draw_curves, read_curves
+from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.progress import StudyProgress
 from fedbc_lightning.studies.results import check_metrics, check_pairs, criterion, finished, read_results
+from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import Schedule, State, Workers
 from fedbc_lightning.studies.statistics import paired_differences, summarise
-from fedbc_lightning.studies.study import Method, Run, Study
+from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
 from fedbc_lightning.studies.tuning import tune, validation_metric
 
@@ -132,7 +134,7 @@ class Comparison:
     def _check_run(self, variant: str, method: Method) -> dict[str, Any]:
         """Parse the command line of one run; the first values of what is tuned, with which it was."""
         study = self.study
-        tried = {key: values.grid[0] if values.grid else values.low for key, values in method.tuned.items()}
+        tried = method.first()
         run = study.run(variant, method, study.seed_list[0], tried)
         parsed = parse(run)["fit"]
         trainer, data = parsed["trainer"], parsed["data"] or {}

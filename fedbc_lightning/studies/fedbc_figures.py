@@ -6,21 +6,20 @@ none. It finds them by levels in the names of their variants, "E = 5, C = 1, e =
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from fedbc_lightning.studies.figures import panels_of, save
+from fedbc_lightning.studies.figures import legend_below, panels_of, save
 from fedbc_lightning.studies.results import finished, read_table
+from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
-from fedbc_lightning.studies.study import Run, Study
+from fedbc_lightning.studies.study import Study
 
 WINDOW = 10
 """Rounds over which a training loss is averaged."""
@@ -56,7 +55,7 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
                 panel.axhline(float(np.mean(values)), color=color, label=name, linewidth=1.0, linestyle="--")
         _draw_means(panel, swept, "FedBC", "black")
         _finish(panel, "γ of all clients", f"{place} test accuracy", f"({letter}) {place} accuracy")
-    _legend(figure, panels)
+    legend_below(figure, panels)
     return save(figure, folder, "figure2")
 
 
@@ -69,7 +68,7 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     variance.set_xscale("log")
     _draw_against(variance, "E", study, states, _variance)
     _finish(variance, "local epochs E", "variance of accuracy over clients", "(d) how evenly z serves")
-    _legend(figure, [loss, variance])
+    legend_below(figure, [loss, variance])
     return save(figure, folder, "figure3")
 
 
@@ -83,7 +82,7 @@ def figure_7(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
         _draw_loss(panel, study, states, f"({letter}) E = {epochs}", E=epochs)
     _draw_duals(duals, states, ROUNDS, f"(e) λ by round, E = {EPOCHS}", E=EPOCHS)
     rest.remove()
-    _legend(figure, losses)
+    legend_below(figure, losses)
     return save(figure, folder, "figure7")
 
 
@@ -92,7 +91,7 @@ def figure_7f(study: Study, states: Sequence[State], folder: Path) -> list[Path]
     figure, (panel,) = panels_of(1, 1, 5.2, 4.2)
     _draw_against(panel, "N", study, states, partial(_last, "global/test_accuracy"))
     _finish(panel, "clients N", "global test accuracy", "")
-    _legend(figure, [panel])
+    legend_below(figure, [panel])
     return save(figure, folder, "figure7f")
 
 
@@ -126,7 +125,7 @@ def _figure_by_data(study: Study, states: Sequence[State], folder: Path, *, name
         _finish(panel, "round", "accuracy of z on the client's data", method.name)
         panel.label_outer()
     figure.suptitle(f"E = {epochs}", fontsize=11)
-    _legend(figure, panels)
+    legend_below(figure, panels)
     return save(figure, folder, name)
 
 
@@ -144,7 +143,7 @@ def _figure_of_variance(study: Study, states: Sequence[State], folder: Path, *, 
         _draw_against(panel, "e", study, states, _variance, E=epochs, C=classes)
         _finish(panel, "exponent e", "variance of accuracy over clients", f"({letter}) C = {classes}, E = {epochs}")
         panel.label_outer()
-    _legend(figure, panels)
+    legend_below(figure, panels)
     return save(figure, folder, name)
 
 
@@ -239,16 +238,6 @@ def _finish(panel: Axes, x: str, y: str, title: str) -> None:
     if not panel.has_data():
         panel.text(0.5, 0.5, "no finished run", transform=panel.transAxes, ha="center", color="gray")
         panel.set_xticks([])
-
-
-def _legend(figure: Figure, panels: Iterable[Axes]) -> None:
-    """One legend of all that the panels show, below them."""
-    shown: dict[str, Artist] = {}
-    for panel in panels:
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
-            shown.setdefault(label, handle)
-    if shown:
-        figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=9, frameon=False, fontsize=8)
 
 
 # what is drawn

@@ -24,10 +24,12 @@ from fedbc_lightning.cli.names import class_name
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Models
 from fedbc_lightning.module import step_stage
-from fedbc_lightning.studies.figures import panels_of, save
+from fedbc_lightning.studies.figures import legend_below, panels_of, save
+from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import finished, finished_folder, read_table
+from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
-from fedbc_lightning.studies.study import Method, Run, Study
+from fedbc_lightning.studies.study import Study
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
@@ -223,9 +225,5 @@ def _draw(panel: Axes, mean: pd.Series, spread: pd.Series, label: str, color: st
 
 def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """With one legend for all panels."""
-    lines = {line.get_label(): line for panel in figure.axes for line in panel.lines}
-    labels = [str(label) for label in lines if not str(label).startswith("_")]
-    if labels:
-        handles = [lines[label] for label in labels]
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), COLUMNS), frameon=False)
+    legend_below(figure, figure.axes, COLUMNS)
     return save(figure, folder, name)

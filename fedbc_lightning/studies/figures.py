@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -65,8 +66,7 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
                 panel.set_visible(False)
             for panel in panels[::columns]:
                 panel.set_ylabel(metric)
-            handles, labels = panels[0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False)
+            legend_below(figure, panels[:1])
             files += save(figure, folder, f"{metric.replace('/', '_')}_{axis}")
     return files
 
@@ -78,6 +78,17 @@ def panels_of(
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
+
+
+def legend_below(figure: Figure, panels: Iterable[Axes], columns: int = 5) -> None:
+    """One legend of all that these panels show, below the figure."""
+    shown: dict[str, Artist] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    if shown:
+        ncols = min(len(shown), columns)
+        figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=ncols, frameon=False)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

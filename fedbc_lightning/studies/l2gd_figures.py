@@ -19,8 +19,9 @@ from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.studies.figures import panels_of, save
 from fedbc_lightning.studies.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, MixtureProblem
 from fedbc_lightning.studies.results import finished, finished_folder, read_table
+from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
-from fedbc_lightning.studies.study import Run, Study
+from fedbc_lightning.studies.study import Study
 
 GOAL = 1e-5
 """The paper's, of Figure 2."""

@@ -18,8 +18,10 @@ from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.plan import Plan
 from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.methods import Method
+from fedbc_lightning.studies.run import Run, slug
 from fedbc_lightning.studies.schedule import NOTE, is_finished
-from fedbc_lightning.studies.study import Method, Run, Study, slug
+from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tuning import rungs
 
 
@@ -150,7 +152,7 @@ def plan_study(study: Study) -> StudyPlan:
 
 
 def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, Any] | None) -> PlannedMethod:
-    tried = chosen or {key: values.grid[0] if values.grid else values.low for key, values in method.tuned.items()}
+    tried = chosen or method.first()
     runs = [study.run(variant, method, seed, tried) for seed in study.seed_list]
     is_chosen = not method.tuned or chosen is not None
     num_done = sum(is_finished(run) for run in runs) if is_chosen else 0

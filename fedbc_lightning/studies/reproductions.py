@@ -47,7 +47,7 @@ class Reproduction:
         study.papers = {name: study.papers[name] for name in self.papers}
         if self.draw is None and len(self.papers) == 1:
             (paper,) = study.papers.values()
-            study.narrow([*paper.only, *(m.name for m in study.methods if m.name in paper.algorithms)])
+            study.narrow([*paper.only, *paper.algorithms])
 
 
 FEDPLUS = "studies/fedplus_figures.yaml"

@@ -10,9 +10,10 @@ import pandas as pd
 
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.studies.numbers import is_lower_better
+from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State, version_folder
 from fedbc_lightning.studies.statistics import KEYS
-from fedbc_lightning.studies.study import Report, Run, Study
+from fedbc_lightning.studies.study import Report, Study
 
 
 def read_metrics(run: Run) -> pd.DataFrame | None:
@@ -71,7 +72,8 @@ def check_metrics(study: Study, runs: Iterable[Run]) -> None:
     Raises:
         ConfigurationError: There is.
     """
-    logged = dict.fromkeys(name for run in runs for name in read_table(run, "metrics"))
+    files = [finished_folder(run) / "metrics.csv" for run in runs]
+    logged = dict.fromkeys(name for file in files for name in pd.read_csv(file, nrows=0))
     missing = [name for name in study.metrics if name not in logged]
     if missing:
         known = [name for name in logged if "/" in name and not name.startswith(("time/", "comm/"))]

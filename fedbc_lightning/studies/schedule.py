@@ -15,7 +15,7 @@ from typing import Any
 
 from fedbc_lightning import run_folder
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.studies.study import Run
+from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.worker import Ended, Progress, Task, work
 
 NOTE = "run.json"

@@ -2,149 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from fedbc_lightning.cli.arguments import find_config
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, short
 from fedbc_lightning.studies.paper import Paper
+from fedbc_lightning.studies.run import Run, slug
 
-SECTIONS = ("trainer", "algorithm", "model", "data", "optimizer", "lr_scheduler")
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
 """What the study itself gives to each run."""
 
 Report = Literal["last", "best_on_validation", "best_on_test"]
-
-
-@dataclass(frozen=True)
-class Range:
-    """Values to be tuned: a list, or an interval.
-
-    Attributes:
-        grid: The values, or None.
-        low: Lower end of the interval, or None; ``high`` the upper one.
-        high: See there.
-        log: Whether the interval is searched on a logarithmic scale.
-        untuned: The value where tuning is left out; None: the algorithm's own default, or the base config's.
-    """
-
-    grid: tuple[Any, ...] | None = None
-    low: float | None = None
-    high: float | None = None
-    log: bool = False
-    untuned: Any = None
-
-    @classmethod
-    def read(cls, place: str, value: Mapping[str, Any]) -> Range:
-        """From ``{grid: [...]}`` or ``{low: ..., high: ..., log: ...}``, each with or without ``untuned``.
-
-        Raises:
-            ConfigurationError: Neither of the two, or a value twice.
-        """
-        grid, untuned = value.get("grid"), value.get("untuned")
-        if set(value) - {"untuned"} == {"grid"} and isinstance(grid, list) and grid:
-            said = [short(entry) for entry in grid]
-            twice = next((entry for entry in said if said.count(entry) > 1), None)
-            if twice is not None:
-                raise ConfigurationError(f"{place}: {twice} is there twice (runs are told apart by six digits).")
-            return cls(grid=tuple(grid), untuned=untuned)
-        low, high, log = value.get("low"), value.get("high"), bool(value.get("log"))
-        is_interval = set(value) <= {"low", "high", "log", "untuned"}
-        if is_interval and isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high:
-            if low > 0 or not log:
-                return cls(low=float(low), high=float(high), log=log, untuned=untuned)
-            raise ConfigurationError(f"{place}: low: {low} has no logarithm; give a value above 0, or leave out log.")
-        raise ConfigurationError(
-            f"{place}: got {dict(value)}; to tune it give {{grid: [0.01, 0.1]}} or {{low: 0.001, high: 1.0, log: "
-            "true}."
-        )
-
-
-@dataclass(frozen=True)
-class Method:
-    """One line of the tables: an algorithm with its settings.
-
-    Attributes:
-        name: In the tables.
-        algorithm: The class, as ``--algorithm`` takes it.
-        settings: Full keys, e.g. ``algorithm.dual_lr`` or ``model.lr``, with their values.
-        tuned: Full keys of what is tuned.
-    """
-
-    name: str
-    algorithm: str
-    settings: dict[str, Any]
-    tuned: dict[str, Range]
-
-    @classmethod
-    def read(cls, name: str, given: Any) -> Method:
-        """From an entry of ``algorithms``.
-
-        Raises:
-            ConfigurationError: It is no mapping, or holds a mapping that is no range.
-        """
-        given = {} if given is None else given
-        if not isinstance(given, Mapping):
-            raise ConfigurationError(f"algorithms.{name}: got {given!r}; give its settings, e.g. {{mu: 0.1}}, or {{}}.")
-        settings, tuned = dict[str, Any](), dict[str, Range]()
-        for key, value in given.items():
-            if key == "algorithm":
-                continue
-            full = key if key.partition(".")[0] in SECTIONS and "." in key else f"algorithm.{key}"
-            if isinstance(value, Mapping) and "class_path" not in value:
-                tuned[full] = Range.read(f"algorithms.{name}.{key}", value)
-            else:
-                settings[full] = value
-        return cls(name, str(given.get("algorithm", name)), settings, tuned)
-
-    def untuned(self) -> Method:
-        """The same without ranges."""
-        fixed = {key: values.untuned for key, values in self.tuned.items() if values.untuned is not None}
-        return replace(self, settings={**self.settings, **fixed}, tuned={})
-
-    def grid(self) -> Iterator[dict[str, Any]]:
-        """All combinations of the tuned values; one empty one where nothing is tuned."""
-        for values in itertools.product(*(values.grid or () for values in self.tuned.values())):
-            yield dict(zip(self.tuned, values, strict=True))
-
-
-@dataclass
-class Tuning:
-    """How settings given as ``{grid: ...}`` or ``{low: ..., high: ...}`` are chosen, on validation data alone.
-
-    Args:
-        val_fraction: Of each client's training data that becomes validation data while tuning. The runs that are
-            reported train on all of it again (unless their own ``data.val_fraction`` is above 0).
-        seeds: Seeds of the runs that choose, averaged over.
-        max_rounds: T of these runs; None: as in the study. A list, of which the last may be None, halves successively:
-            all combinations of a grid for the first T, the best third for the next, and so on. Few rounds favour large
-            steps.
-        metric: What is looked at, after the last round; None: the first of ``metrics`` on validation data.
-        trials: Combinations that are tried where something is an interval (Optuna's TPE); a grid is tried in full.
-        skip: Try nothing: take the ``untuned`` value of each range, or the default where it has none. The study then
-            has a name of its own, and every table says so.
-    """
-
-    val_fraction: float = 0.2
-    seeds: list[int] = field(default_factory=lambda: [0])
-    max_rounds: int | list[int | None] | None = None
-    metric: str | None = None
-    trials: int = 20
-    skip: bool = False
-
-    @property
-    def rungs(self) -> list[int | None]:
-        """T of the runs that tune, of one choice after the other."""
-        return list(self.max_rounds) if isinstance(self.max_rounds, list) else [self.max_rounds]
 
 
 @dataclass
@@ -291,8 +164,7 @@ class Study:
         """
         wanted = set(names)
         for name in sorted(wanted - set(self._names)):
-            near = difflib.get_close_matches(name, self._names, n=1)
-            meant = f"did you mean '{near[0]}'?" if near else f"there is: {', '.join(self._names)}"
+            meant = did_you_mean(name, self._names, f"there is: {', '.join(self._names)}")
             raise ConfigurationError(f"only: '{name}' is no algorithm, variant or level here; {meant}")
         if wanted & set(self.algorithms):
             self.methods = [method for method in self.methods if method.name in wanted]
@@ -391,91 +263,6 @@ class Study:
         return math.ceil(round(count * self.scale, 9))
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of a study.
-
-    Attributes:
-        variant: Its name.
-        method: Name of the algorithm in the tables.
-        seed: Of everything.
-        algorithm: The class.
-        configs: Of ``fit``.
-        settings: Full key -> value, over the configs.
-        folder: It lies there, in ``version_0``.
-        tried: The values that a run of tuning tries; empty: it is a run that is reported.
-    """
-
-    variant: str
-    method: str
-    seed: int
-    algorithm: str
-    configs: list[str]
-    settings: dict[str, Any]
-    folder: Path
-    tried: str = ""
-
-    @property
-    def title(self) -> str:
-        """For messages."""
-        return " / ".join([self.variant, self.method, *([self.tried] if self.tried else []), f"seed {self.seed}"])
-
-    def words(self) -> list[str]:
-        """The command line of ``fit`` but for ``--ckpt_path``."""
-        words = ["fit"]
-        for config in self.configs:
-            words += ["--config", str(find_config(config))]
-        words += ["--algorithm", self.algorithm, "--seed_everything", str(self.seed)]
-        words += [f"--{key}={as_word(value)}" for key, value in self.settings.items()]
-        own = {"default_root_dir": self.folder.parent, "name": self.folder.name, "enable_progress_bar": "false"}
-        return words + [f"--trainer.{key}={value}" for key, value in own.items()]
-
-    def identity(self) -> dict[str, str]:
-        """What makes it this run and no other, wherever its folder lies; the configs by their texts."""
-        texts = dict(digest(find_config(config)) for config in self.configs)
-        settings = {key: as_word(value) for key, value in self.settings.items()}
-        return {**texts, "algorithm": self.algorithm, "seed": str(self.seed), **settings}
-
-
 def _is_class(value: Any) -> bool:
     """Whether a section is given as a class, by its name or with ``class_path``."""
     return isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)
-
-
-def digest(config: Path | str) -> tuple[str, str]:
-    """What a config is called, and a hash of its text."""
-    name, text = (config.name, config.read_text(encoding="utf-8")) if isinstance(config, Path) else ("text", config)
-    return f"config {name}", sha256(text.encode()).hexdigest()[:12]
-
-
-def as_word(value: Any) -> str:
-    """A value as a word of a command line, in YAML.
-
-    Example:
-        >>> as_word(1e-05), as_word(None), as_word([1, 2]), as_word(True), as_word("a")
-        ('1.0e-05', 'null', '[1, 2]', 'true', 'a')
-    """
-    if isinstance(value, float) and math.isinf(value):
-        return ".inf" if value > 0 else "-.inf"
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
-    return text.removesuffix("...").strip()
-
-
-def short(value: Any) -> str:
-    """A value in a file name.
-
-    Example:
-        >>> short(0.001), short(10), short("a b"), short(1e-05)
-        ('0.001', '10', 'a b', '1e-05')
-    """
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def slug(name: str) -> str:
-    """A name as that of a folder.
-
-    Example:
-        >>> slug("E = 5"), slug("FedGeoMed+"), slug("C=1, e=1.2")
-        ('E_=_5', 'FedGeoMed+', 'C=1_e=1.2')
-    """
-    return re.sub(r"[^\w.+=-]+", "_", name).strip("_") or "_"

@@ -12,10 +12,12 @@ import pandas as pd
 import yaml
 
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import is_lower_better
 from fedbc_lightning.studies.results import evaluated, read_metrics
+from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
-from fedbc_lightning.studies.study import Method, Run, Study
+from fedbc_lightning.studies.study import Study
 
 AT_ONCE = 4
 """Combinations that Optuna is asked for together, whatever the number of workers: its choices depend on it."""

@@ -4,7 +4,9 @@ import pytest
 import yaml
 
 from fedbc_lightning import ConfigurationError
-from fedbc_lightning.studies.study import Method, Study, Tuning, as_word, slug
+from fedbc_lightning.studies.methods import Method, Tuning
+from fedbc_lightning.studies.run import as_word, slug
+from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import caption
 
 ALGORITHMS = {"FedAvg": {}, "FedProx": {"mu": 0.1}}

@@ -1,0 +1,148 @@
+"""The lines of a study's tables: algorithms with their settings, and ranges of what is tuned."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedbc_lightning.errors import ConfigurationError
+
+SECTIONS = ("trainer", "algorithm", "model", "data", "optimizer", "lr_scheduler")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values to be tuned: a list, or an interval.
+
+    Attributes:
+        grid: The values, or None.
+        low: Lower end of the interval, or None; ``high`` the upper one.
+        high: See there.
+        log: Whether the interval is searched on a logarithmic scale.
+        untuned: The value where tuning is left out; None: the algorithm's own default, or the base config's.
+    """
+
+    grid: tuple[Any, ...] | None = None
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    untuned: Any = None
+
+    @classmethod
+    def read(cls, place: str, value: Mapping[str, Any]) -> Range:
+        """From ``{grid: [...]}`` or ``{low: ..., high: ..., log: ...}``, each with or without ``untuned``.
+
+        Raises:
+            ConfigurationError: Neither of the two, or a value twice.
+        """
+        grid, untuned = value.get("grid"), value.get("untuned")
+        if set(value) - {"untuned"} == {"grid"} and isinstance(grid, list) and grid:
+            said = [short(entry) for entry in grid]
+            twice = next((entry for entry in said if said.count(entry) > 1), None)
+            if twice is not None:
+                raise ConfigurationError(f"{place}: {twice} is there twice (runs are told apart by six digits).")
+            return cls(grid=tuple(grid), untuned=untuned)
+        low, high, log = value.get("low"), value.get("high"), bool(value.get("log"))
+        is_interval = set(value) <= {"low", "high", "log", "untuned"}
+        if is_interval and isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high:
+            if low > 0 or not log:
+                return cls(low=float(low), high=float(high), log=log, untuned=untuned)
+            raise ConfigurationError(f"{place}: low: {low} has no logarithm; give a value above 0, or leave out log.")
+        raise ConfigurationError(
+            f"{place}: got {dict(value)}; to tune it give {{grid: [0.01, 0.1]}} or {{low: 0.001, high: 1.0, log: "
+            "true}."
+        )
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of the tables: an algorithm with its settings.
+
+    Attributes:
+        name: In the tables.
+        algorithm: The class, as ``--algorithm`` takes it.
+        settings: Full keys, e.g. ``algorithm.dual_lr`` or ``model.lr``, with their values.
+        tuned: Full keys of what is tuned.
+    """
+
+    name: str
+    algorithm: str
+    settings: dict[str, Any]
+    tuned: dict[str, Range]
+
+    @classmethod
+    def read(cls, name: str, given: Any) -> Method:
+        """From an entry of ``algorithms``.
+
+        Raises:
+            ConfigurationError: It is no mapping, or holds a mapping that is no range.
+        """
+        given = {} if given is None else given
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(f"algorithms.{name}: got {given!r}; give its settings, e.g. {{mu: 0.1}}, or {{}}.")
+        settings, tuned = dict[str, Any](), dict[str, Range]()
+        for key, value in given.items():
+            if key == "algorithm":
+                continue
+            full = key if key.partition(".")[0] in SECTIONS and "." in key else f"algorithm.{key}"
+            if isinstance(value, Mapping) and "class_path" not in value:
+                tuned[full] = Range.read(f"algorithms.{name}.{key}", value)
+            else:
+                settings[full] = value
+        return cls(name, str(given.get("algorithm", name)), settings, tuned)
+
+    def untuned(self) -> Method:
+        """The same without ranges."""
+        fixed = {key: values.untuned for key, values in self.tuned.items() if values.untuned is not None}
+        return replace(self, settings={**self.settings, **fixed}, tuned={})
+
+    def first(self) -> dict[str, Any]:
+        """One combination of the tuned values, to look at before anything is tuned."""
+        return {key: values.grid[0] if values.grid else values.low for key, values in self.tuned.items()}
+
+    def grid(self) -> Iterator[dict[str, Any]]:
+        """All combinations of the tuned values; one empty one where nothing is tuned."""
+        for values in itertools.product(*(values.grid or () for values in self.tuned.values())):
+            yield dict(zip(self.tuned, values, strict=True))
+
+
+@dataclass
+class Tuning:
+    """How settings given as ``{grid: ...}`` or ``{low: ..., high: ...}`` are chosen, on validation data alone.
+
+    Args:
+        val_fraction: Of each client's training data that becomes validation data while tuning. The runs that are
+            reported train on all of it again (unless their own ``data.val_fraction`` is above 0).
+        seeds: Seeds of the runs that choose, averaged over.
+        max_rounds: T of these runs; None: as in the study. A list, of which the last may be None, halves successively:
+            all combinations of a grid for the first T, the best third for the next, and so on. Few rounds favour large
+            steps.
+        metric: What is looked at, after the last round; None: the first of ``metrics`` on validation data.
+        trials: Combinations that are tried where something is an interval (Optuna's TPE); a grid is tried in full.
+        skip: Try nothing: take the ``untuned`` value of each range, or the default where it has none. The study then
+            has a name of its own, and every table says so.
+    """
+
+    val_fraction: float = 0.2
+    seeds: list[int] = field(default_factory=lambda: [0])
+    max_rounds: int | list[int | None] | None = None
+    metric: str | None = None
+    trials: int = 20
+    skip: bool = False
+
+    @property
+    def rungs(self) -> list[int | None]:
+        """T of the runs that tune, of one choice after the other."""
+        return list(self.max_rounds) if isinstance(self.max_rounds, list) else [self.max_rounds]
+
+
+def short(value: Any) -> str:
+    """A value in a file name.
+
+    Example:
+        >>> short(0.001), short(10), short("a b"), short(1e-05)
+        ('0.001', '10', 'a b', '1e-05')
+    """
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
