@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,6 +63,13 @@ class Cohort:
         self._store, self._device = store, device
         self._state: dict[str, Tensor] = {}
         self._staged: dict[str, Tensor] = {}
+
+    @classmethod
+    def of_all(cls, cohorts: Sequence[Cohort]) -> Cohort:
+        """The clients of several runs; their state is read and staged by their own cohorts."""
+        ids = [client for cohort in cohorts for client in cohort.ids]
+        sizes = [size for cohort in cohorts for size in cohort._num_samples]
+        return cls(ids, list(range(len(ids))), sizes, cohorts[0]._store, cohorts[0]._device)
 
     def __len__(self) -> int:
         """K."""

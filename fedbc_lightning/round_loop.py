@@ -74,8 +74,8 @@ class RoundLoop:
 
     def _advance(self) -> None:
         """One round."""
-        trainer = self.trainer
-        started = time.perf_counter()
+        trainer, engine = self.trainer, self.federation.engine
+        started = time.perf_counter() - engine.seconds_elsewhere
         trainer.current_round = round = trainer.finished_round + 1
         trainer.shim.set(current_round=round, current_epoch=round, global_step=round)
         seed_globals(derive(trainer.seed, "round", round), trainer.user.device)
@@ -83,7 +83,7 @@ class RoundLoop:
         metrics = self.federation.run_round(round)
         self.federation.load_global()
         trainer.shim.set(callback_metrics=trainer.callback_metrics)  # not the last client's
-        metrics["time/round_seconds"] = time.perf_counter() - started
+        metrics["time/round_seconds"] = time.perf_counter() - engine.seconds_elsewhere - started
         self._finish(metrics, self._evaluate(round) if self._is_evaluated(round) else Evaluation())
 
     def _is_evaluated(self, round: int) -> bool:

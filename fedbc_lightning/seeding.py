@@ -88,14 +88,28 @@ def seed_globals(seed: int, device: torch.device) -> None:
         torch.mps.manual_seed(seed)
 
 
+class Generators:
+    """Where the generators that :func:`seed_globals` seeds stand now, to be put back by :meth:`restore`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+        self._device, self._torch = device, torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore(self) -> None:
+        """Put them back."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
+
+
 @contextmanager
 def preserved_globals(device: torch.device) -> Iterator[None]:
     """Put the caller's global generators back on leaving, whatever was drawn inside."""
-    cuda = [device] if device.type == "cuda" else []
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=cuda):
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+    before = Generators(device)
+    try:
+        yield
+    finally:
+        before.restore()

@@ -70,6 +70,11 @@ def print_study_plan(plan: StudyPlan) -> None:
     )
     if any(row.num_finished for row in plan.rows):
         console.print("Finished runs (done) count for nothing.", style="dim", soft_wrap=True)
+    if plan.together > 1:
+        text = (
+            f"Times are those of runs one after another; together: {plan.together} takes less where it can stack them."
+        )
+        console.print(text, style="dim", soft_wrap=True)
     console.print(ROUGH, style="dim", soft_wrap=True)
 
 

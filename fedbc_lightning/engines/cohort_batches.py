@@ -58,18 +58,18 @@ def stacked_batches(
         num_epochs: Epochs that hold all the steps.
         num_steps: Of each client, descending.
     """
-    return (_gathered if _can_gather(loaders) else _collected)(loaders, num_epochs, np.asarray(num_steps))
+    return (_gathered if can_gather(loaders) else _collected)(loaders, num_epochs, np.asarray(num_steps))
 
 
-def _can_gather(loaders: Sequence[ClientLoader]) -> bool:
-    """Whether all draw from tensors in memory: from the same ones, or from so few bytes that they may be joined."""
-    first = loaders[0].dataset
+def can_gather(loaders: Sequence[ClientLoader]) -> bool:
+    """Whether all draw alike from tensors in memory: from the same ones, or from few enough bytes to be joined."""
+    first, batch_size = loaders[0].dataset, loaders[0].batch_size
     if not isinstance(first, ArrayDataset) or first.augment is not None:
         return False
     kind, pools = kind_of(first), {}
     for loader in loaders:
         dataset = loader.dataset
-        if not loader.gathers or kind_of(dataset) != kind:  # type: ignore[arg-type]
+        if not loader.gathers or loader.batch_size != batch_size or kind_of(dataset) != kind:  # type: ignore[arg-type]
             return False
         pools[id(dataset.pool)] = dataset.pool  # type: ignore[attr-defined]
     return len(pools) == 1 or sum(map(len, pools.values())) * first.pool.sample_bytes <= JOINED_BYTES

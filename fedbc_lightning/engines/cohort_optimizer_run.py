@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -45,9 +45,16 @@ class CohortOptimizerRun(CohortRun):
     def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
         """Train all from their start models (d,) or (K, d) and fill in the cohort."""
         self.begin(start, lr_scale, purpose, self.grad)
+        steps = self.train()
+        self.finish(steps, self.counted.means(), self.gradient_sum)
+
+    def train(self) -> list[int]:
+        """All steps of all clients; how many each has taken."""
         loaders, optimizer = self.loaders, self.optimizer
         steps = [self.local.num_steps(len(loader)) for loader in loaders]
         num_epochs = self.local.epochs or max(-(-s // len(loader)) for s, loader in zip(steps, loaders, strict=True))
+        terms: list[Any] = self.terms
+        num_rows, can_shrink = len(loaders), all(hasattr(term, "first") for term in terms)
         for active, stacks in stacked_batches(loaders, num_epochs, steps):
             for stack in stacks:
                 for part, output in self.gradients(self.w, stack, self.grad):
@@ -55,12 +62,15 @@ class CohortOptimizerRun(CohortRun):
             with torch.no_grad():
                 if self.gradient_sum is not None:
                     self.gradient_sum[:active] += self.grad[:active]
-                for term in self.terms:
-                    term.add_gradient(self.grad, self.w)
+                if can_shrink and active <= num_rows // 2:
+                    num_rows = active
+                    terms = [term.first(num_rows) for term in terms]
+                for term in terms:
+                    term.add_gradient(self.grad[:num_rows], self.w[:num_rows])
                 self.local.clip(self.grad[:active, : self.layout.num_optimized])
                 optimizer.step(active)
                 if self.after_step is not None:
                     ended = self.w[active:].clone()
                     self.after_step.apply(self.w, self.engine.step_sizes(optimizer.rates))
                     self.w[active:] = ended
-        self.finish(steps, self.gradient_sum)
+        return steps

@@ -58,16 +58,20 @@ class CohortRun:
             purpose: What the random draws are for.
             grad: (K, d), where the optimizer will find gradients.
         """
+        self.load(start, purpose)
+        self.engine.recorder.start(self.engine.round)
+        self.optimizer = self.engine.stacked_optimizer
+        self.optimizer.start(self.w, grad, self.engine.optimizer.learning_rates, lr_scale)
+
+    def load(self, start: Tensor, purpose: str) -> None:
+        """Seed the generators, load the start models and make loaders; see :meth:`begin`."""
         engine = self.engine
         seed_globals(derive(engine.seed, purpose, engine.round, self.cohort.ids[0]), self.user.device)
-        engine.recorder.start(engine.round)
         self.w.copy_(start)
         self.loaders = [
             engine.datamodule.client_train_dataloader(client, engine.round, seed=engine.seed, device=self.user.device)
             for client in self.cohort.ids
         ]
-        self.optimizer = engine.stacked_optimizer
-        self.optimizer.start(self.w, grad, engine.optimizer.learning_rates, lr_scale)
 
     # a gradient
 
@@ -80,8 +84,8 @@ class CohortRun:
         batch = self.user.to_device(stack.tensors)
         self.engine.check_step(self.w, batch)
         num_entries, num_optimized = len(batch[0]), self.layout.num_optimized
-        is_single = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
-        if not is_single:
+        is_few = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
+        if not is_few:
             parameters = self._aligned(w, num_entries) if stack.is_aligned else self._views(w[stack.rows])
             output = self._step("mapped", parameters, batch)
             into = grad[:num_entries, :num_optimized]
@@ -93,9 +97,13 @@ class CohortRun:
             yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
-            parameters = [view[0] for view in self._views(w[row : row + 1])]
-            output = self._step("single", parameters, [part[k] for part in batch])
-            torch.cat([gradient.reshape(-1) for gradient in output.gradients], out=grad[row, :num_optimized])
+            parameters, own = self._views(w[row : row + 1]), [part[k : k + 1] for part in batch]
+            if self.engine.beside is None:
+                output = self._step("single", [view[0] for view in parameters], [part[0] for part in own])
+            else:  # the same bits as among others, which a step that is not mapped has not: it sums in another order
+                output = self._step("mapped", parameters, own)
+            flat = [gradient.reshape(1, -1) for gradient in output.gradients]
+            torch.cat(flat, dim=1, out=grad[row : row + 1, :num_optimized])
             yield stack._replace(rows=np.array([row]), is_aligned=False), output
 
     def _views(self, rows: Tensor) -> list[Tensor]:
@@ -128,7 +136,7 @@ class CohortRun:
 
     # the end
 
-    def finish(self, steps: list[int], gradient_sum: Tensor | None = None) -> None:
+    def finish(self, steps: list[int], means: Means, gradient_sum: Tensor | None = None) -> None:
         """Fill in the cohort: what local training ended with, what it counted and logged."""
         cohort, engine = self.cohort, self.engine
         num_clients = len(cohort)
@@ -138,17 +146,35 @@ class CohortRun:
         cohort.steps = steps
         cohort.step_size = engine.step_sizes(self.optimizer.rates).expand(num_clients, -1)
         counts = torch.tensor(steps, dtype=torch.float64)
-        plain, means, weights = self.counted.means()
-        cohort.losses = plain.tolist()
-        finite = torch.isfinite(self.w).all(dim=1).cpu() & torch.isfinite(plain)
+        cohort.losses = means.plain.tolist()
+        finite = torch.isfinite(self.w).all(dim=1).cpu() & torch.isfinite(means.plain)
         if gradient_sum is not None:
             cohort.gradient_mean = gradient_sum / counts.to(self.w)[:, None]
             finite &= torch.isfinite(cohort.gradient_mean).all(dim=1).cpu()
         cohort.valid &= finite
-        columns = {f"train_{name}": values.tolist() for name, values in means.items()}
-        has_logged = {f"train_{name}": (weight > 0).tolist() for name, weight in weights.items()}
+        columns = {f"train_{name}": values.tolist() for name, values in means.by_name.items()}
+        has_logged = {f"train_{name}": (weight > 0).tolist() for name, weight in means.weights.items()}
         for k, record in enumerate(cohort.records):
             record.update(num_steps=steps[k], **{n: values[k] for n, values in columns.items() if has_logged[n][k]})
+
+
+class Means(NamedTuple):
+    """What K clients' steps gave, over all of each.
+
+    Attributes:
+        plain: (K,) the plain mean of the losses.
+        by_name: Plain name -> (K,) mean weighted by batch size.
+        weights: Plain name -> (K,) its weight; 0: the client has not logged it, its mean is none.
+    """
+
+    plain: Tensor
+    by_name: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+    def of(self, rows: Tensor) -> Means:
+        """Those of some clients."""
+        by_name, weights = ({k: v[rows] for k, v in values.items()} for values in (self.by_name, self.weights))
+        return Means(self.plain[rows], by_name, weights)
 
 
 class Counts:
@@ -177,11 +203,8 @@ class Counts:
             weight = stack.size if call.batch_size is None else call.batch_size
             self._parts[f"logged {call.name}"].append(Counts.Part(stack.rows, call.value, weight, stack.is_aligned))
 
-    def means(self) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """The plain mean of each client's losses (K,); by plain name the means weighted by batch size; their weights.
-
-        A client without weight in a name has not logged it: its mean is none.
-        """
+    def means(self) -> Means:
+        """Of all steps so far."""
         plain = torch.zeros(0)
         means, totals = {}, {}
         for name, parts in self._parts.items():
@@ -193,7 +216,7 @@ class Counts:
                 plain = self._sums(rows, values) / self._sums(rows, np.ones(len(rows)))
             shown = "loss" if name == "loss" else plain_name(name.removeprefix("logged "))
             means[shown], totals[shown] = weighted / total, total
-        return plain, means, totals
+        return Means(plain, means, totals)
 
     def _sums(self, rows: Tensor, values: Tensor | np.ndarray) -> Tensor:
         sums = torch.zeros(self._num_clients, dtype=torch.float64)

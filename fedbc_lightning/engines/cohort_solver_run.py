@@ -87,7 +87,7 @@ class CohortSolverRun(CohortRun):
             solver.step(client)
             self.num_steps += 1
         solver.end(client)
-        self.finish([num_steps] * len(lengths))
+        self.finish([num_steps] * len(lengths), self.counted.means())
 
     # what a solver asks for
 

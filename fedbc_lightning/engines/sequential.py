@@ -102,6 +102,7 @@ class SequentialEngine:
     Attributes:
         cohort_size: The most clients that the server's parts get at once: one, but for small models.
         is_trial: Whether it is only tried out, and says nothing.
+        seconds_elsewhere: For which it has waited for other runs of the process, so far.
         has_solver: Whether the method writes out its own steps, see :meth:`check_solver`.
     """
 
@@ -122,6 +123,7 @@ class SequentialEngine:
         self.local, self.datamodule, self.seed = local, datamodule, seed
         self.round = 0
         self.is_trial = self.has_solver = False
+        self.seconds_elsewhere = 0.0
         self.grad_scale = 1.0
         self.recorder = StepRecorder(user, layout, may_record=local.record_steps)
         self._components: dict[int, list[Any]] = {}

@@ -46,6 +46,11 @@ class StackedOptimizer:
             self._leaves.append((leaf, grad[:, part]))
 
     @property
+    def settings(self) -> tuple[type, list[dict[str, object]]]:
+        """What it is, and how each group is set up by the user."""
+        return type(self._optimizer), self._fresh
+
+    @property
     def rates(self) -> list[float]:
         """The learning rate of each group."""
         return [float(group.get("lr", 0.0)) for group in self._optimizer.param_groups]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_info
@@ -21,6 +22,9 @@ from fedbc_lightning.hooks import CLIENT_HOOKS, STEP_HOOKS
 from fedbc_lightning.local import AfterStep, Solver, Term
 from fedbc_lightning.optimizers import configure
 
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.lockstep import Member
+
 MAX_COHORT = 1024
 BYTES_OF_ROWS = 2**30
 """Of the matrices (K, d) that a cohort needs: w, gradients, optimizer state, differences."""
@@ -34,6 +38,10 @@ class VectorizedEngine(SequentialEngine):
     Args:
         *args: Of :class:`~fedbc_lightning.engines.sequential.SequentialEngine`.
 
+    Attributes:
+        draws: Whether ``training_step`` draws random numbers, as far as is known.
+        beside: Where its run stands beside others of the process; None: it is the only one.
+
     Raises:
         ConfigurationError: Something in the module, the trainer or a callback that cannot be mapped, by name.
     """
@@ -45,6 +53,7 @@ class VectorizedEngine(SequentialEngine):
                 raise ConfigurationError(f"trainer.engine: vectorized cannot train with {problem}; {SEQUENTIAL}.")
         self.stacked_optimizer = StackedOptimizer(configure(self.user), self.layout)
         self.draws = False
+        self.beside: Member | None = None
         self._checked: set[tuple] = set()
         self.cohort_size = max(2, min(MAX_COHORT, BYTES_OF_ROWS // (6 * self.row.nbytes)))
 
@@ -133,7 +142,8 @@ class VectorizedEngine(SequentialEngine):
         if solver is not None:
             CohortSolverRun(self, cohort, local, terms, solver).run(start, lr_scale, purpose)
             return
-        CohortOptimizerRun(self, cohort, local, terms, after_step, record_gradient_mean).run(start, lr_scale, purpose)
+        run = CohortOptimizerRun(self, cohort, local, terms, after_step, record_gradient_mean)
+        (run.run if self.beside is None else partial(self.beside.train, run))(start, lr_scale, purpose)
 
 
 def _has_hooks(parameter: nn.Parameter) -> bool:

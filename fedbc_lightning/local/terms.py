@@ -78,6 +78,27 @@ class Proximal:
         coefficients, centers = rows_of(self.coefficient, num_clients), rows_of(self.center, num_clients)
         return [Proximal(coefficient, center) for coefficient, center in zip(coefficients, centers, strict=True)]
 
+    def first(self, num_rows: int) -> Proximal:
+        """The term of the first clients."""
+        coefficient = self.coefficient if len(self.coefficient) == 1 else self.coefficient[:num_rows]
+        return Proximal(coefficient, self.center if self.center.ndim == 1 else self.center[:num_rows])
+
+    @classmethod
+    def joined(cls, terms: Sequence[Proximal | None], starts: Sequence[Tensor], place: Tensor) -> Proximal:
+        """One term for the clients of several runs; a run without one has c = 0.
+
+        Args:
+            terms: Of each run, or None.
+            starts: (K, d) of each run.
+            place: Of all clients, one run's after another's: which stands first, which second, ...
+        """
+        zero = starts[0].new_zeros(1, 1)
+        coefficients = [zero if term is None else term.coefficient for term in terms]
+        width = max(coefficient.shape[1] for coefficient in coefficients)
+        coefficients = [coefficient.expand(-1, width) for coefficient in coefficients]
+        centers = [zero.expand(1, starts[0].shape[1]) if term is None else term.center for term in terms]
+        return cls(_joined_rows(coefficients, starts, place), _joined_rows(centers, starts, place))
+
 
 class Linear:
     """Tilts the objective: ⟨v, w⟩, gradient v. SCAFFOLD has v = c − c_i.
@@ -109,3 +130,20 @@ class Linear:
     def rows(self, num_clients: int) -> list[Linear]:
         """See :class:`Term`."""
         return [Linear(vector) for vector in rows_of(self.vector, num_clients)]
+
+    def first(self, num_rows: int) -> Linear:
+        """The term of the first clients."""
+        return self if self.vector.ndim == 1 else Linear(self.vector[:num_rows])
+
+    @classmethod
+    def joined(cls, terms: Sequence[Linear | None], starts: Sequence[Tensor], place: Tensor) -> Linear:
+        """See :meth:`Proximal.joined`; a run without one has v = 0."""
+        zero = torch.zeros_like(starts[0][:1])
+        vectors = [zero if term is None else term.vector for term in terms]
+        return cls(_joined_rows(vectors, starts, place))
+
+
+def _joined_rows(values: Sequence[Tensor], starts: Sequence[Tensor], place: Tensor) -> Tensor:
+    """Values (K, n), or (n,) and (1, n) for all K clients, of each run, in another order."""
+    rows = [value.expand(len(start), value.shape[-1]) for value, start in zip(values, starts, strict=True)]
+    return torch.cat(rows)[place]

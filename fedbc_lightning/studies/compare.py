@@ -95,7 +95,7 @@ class Comparison:
                 progress.show(schedule)
                 self._look_at_metrics(schedule.states)
 
-            return Schedule(runs, self._workers, on_change).run()
+            return Schedule(runs, self._workers, on_change, self.study.together).run()
 
     def _look_at_metrics(self, states: Sequence[State]) -> None:
         """Once each algorithm has a finished run: that they log what is reported, before all the others are done.
@@ -150,6 +150,11 @@ class Comparison:
                 trainer["devices"] not in ("auto", 1, "1", [0]),
             "eval_every_n_rounds: 0: leaves nothing to compare; give 1 or more": trainer["eval_every_n_rounds"] == 0,
         }  # fmt: skip
+        if study.together > 1 and trainer["engine"] != "vectorized":
+            raise ConfigurationError(
+                f"together: {run.title}: clients of several runs are trained as one by trainer.engine: vectorized; "
+                f"give it, or leave out together: {study.together}."
+            )
         for what, is_asked in refused.items():
             if is_asked:
                 raise ConfigurationError(f"{run.title}: trainer.{what}.")

@@ -89,11 +89,13 @@ class StudyPlan:
         name: Of the study.
         rows: One for each variant and algorithm.
         num_workers: Runs at a time.
+        together: Of each worker at once; its gain is not measured, so the times are those of one after another.
     """
 
     name: str
     rows: list[PlannedMethod]
     num_workers: int
+    together: int
 
     @property
     def seconds(self) -> float:
@@ -148,7 +150,8 @@ def plan_study(study: Study) -> StudyPlan:
         ]
     finally:
         torch.set_num_threads(threads)
-    return StudyPlan(str(study.name), rows, study.workers or torch.cuda.device_count() or os.cpu_count() or 1)
+    num_workers = study.workers or torch.cuda.device_count() or os.cpu_count() or 1
+    return StudyPlan(str(study.name), rows, num_workers, study.together)
 
 
 def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, Any] | None) -> PlannedMethod:

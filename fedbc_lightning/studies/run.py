@@ -53,6 +53,11 @@ class Run:
         own = {"default_root_dir": self.folder.parent, "name": self.folder.name, "enable_progress_bar": "false"}
         return words + [f"--trainer.{key}={value}" for key, value in own.items()]
 
+    def kind(self) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """What is equal where clients of several runs can be trained as one: all but the algorithm and the seeds."""
+        own = {k: v for k, v in self.settings.items() if not k.startswith("algorithm.") and k != "data.seed"}
+        return tuple(self.configs), own
+
     def identity(self) -> dict[str, str]:
         """What makes it this run and no other, wherever its folder lies; the configs by their texts."""
         texts = dict(digest(find_config(config)) for config in self.configs)

@@ -58,7 +58,7 @@ class Workers:
     """
 
     def __init__(self, count: int, threads: int, devices: Sequence[int]) -> None:
-        self._count, self._threads, self._devices = count, threads, devices
+        self.count, self._threads, self._devices = count, threads, devices
         self._context = multiprocessing.get_context("spawn")  # CUDA and torch's threads do not survive a fork
         self.by_connection: dict[Any, Worker] = {}
 
@@ -69,7 +69,7 @@ class Workers:
         """End them: idle ones at once, others with their last finished round in the checkpoint."""
         for worker in self.by_connection.values():
             worker.connection.close()
-            if worker.state is not None:
+            if worker.states:
                 worker.process.terminate()
         deadline = time.monotonic() + SECONDS_TO_STOP
         for worker in self.by_connection.values():
@@ -79,10 +79,10 @@ class Workers:
 
     def free(self) -> Worker | None:
         """One without a run, a new one if there may be more; None if all are busy."""
-        idle = next((worker for worker in self.by_connection.values() if worker.state is None), None)
-        if idle is None and len(self.by_connection) < self._count:
+        idle = next((worker for worker in self.by_connection.values() if not worker.states), None)
+        if idle is None and len(self.by_connection) < self.count:
             taken = {worker.place for worker in self.by_connection.values()}
-            place = next(k for k in range(self._count) if k not in taken)
+            place = next(k for k in range(self.count) if k not in taken)
             device = self._devices[place % len(self._devices)] if self._devices else None
             idle = Worker(self._context, place, self._threads, device)
             self.by_connection[idle.connection] = idle
@@ -105,12 +105,12 @@ class Worker:
         device: Its GPU, or None.
 
     Attributes:
-        state: Of the run it does; None: none.
+        states: Of the runs that it does, by their places; none: it is idle.
     """
 
     def __init__(self, context: Any, place: int, threads: int, device: int | None) -> None:
         self.place = place
-        self.state: State | None = None
+        self.states: dict[int, State] = {}
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=work, args=(theirs, threads, device), daemon=True)
         with _environment(OMP_NUM_THREADS=str(threads)):  # read when torch is imported
@@ -125,35 +125,46 @@ class Schedule:
         runs: In the order in which they are started.
         workers: Who does them.
         on_change: Called after every report, for the progress view.
+        together: So many runs, at most, of one kind are done at once by a worker.
 
     Raises:
         ConfigurationError: A run's folder holds another run.
     """
 
-    def __init__(self, runs: Sequence[Run], workers: Workers, on_change: Callable[[Schedule], None]) -> None:
+    def __init__(self, runs: Sequence[Run], workers: Workers, on_change: Callable[[Schedule], None],
+                 together: int = 1) -> None:  # fmt: skip
         self.states = [State(run, "finished" if is_finished(run) else "waiting") for run in runs]
-        self._workers, self._on_change = workers, on_change
+        self._workers, self._on_change, self._together = workers, on_change, together
         self._started = time.perf_counter()
 
     def run(self) -> list[State]:
         """Do what is not done yet; the states of all runs."""
-        waiting = [state for state in self.states if state.status == "waiting"][::-1]
-        num_running = 0
-        while waiting or num_running:
-            while waiting and (worker := self._workers.free()) is not None:
-                self._start(worker, waiting.pop())
-                num_running += 1
+        while any(state.status in ("waiting", "running") for state in self.states):
+            while (chosen := self._choose()) and (worker := self._workers.free()) is not None:
+                worker.states = dict(enumerate(chosen))
+                worker.connection.send([self._start(state) for state in chosen])
             self._on_change(self)
             for connection in wait(list(self._workers.by_connection), timeout=1.0):
-                state = self._listen(self._workers.by_connection[connection])
-                if state is not None:
-                    num_running -= 1
-                    waiting += [state] * (state.status == "waiting")
+                self._listen(self._workers.by_connection[connection])
         self._on_change(self)
         return self.states
 
-    def _start(self, worker: Worker, state: State) -> None:
-        state.status, worker.state = "running", state
+    def _choose(self) -> list[State]:
+        """The next run, and others of its kind that a worker may do beside it: as many for each of the workers.
+
+        One that took its process down is tried again by itself.
+        """
+        waiting = [state for state in self.states if state.status == "waiting"]
+        again = [state for state in waiting if state.losses]
+        if again or not waiting:
+            return again[:1]
+        kind = waiting[0].run.kind()
+        alike = [state for state in waiting if state.run.kind() == kind]
+        return alike[: min(self._together, -(-len(alike) // self._workers.count))]
+
+    def _start(self, state: State) -> Task:
+        """Make a run's folder ready; what the worker is to do."""
+        state.status = "running"
         folder, words = state.run.folder, state.run.words()
         write_note(state.run, is_finished=False)
         if run_folder.last_checkpoint(folder) is not None:
@@ -161,31 +172,29 @@ class Schedule:
         else:  # what was stopped before its first checkpoint begins anew
             for broken in run_folder.versions(folder):
                 shutil.rmtree(broken)
-        worker.connection.send(Task(words, folder / "log.txt"))
+        return Task(words, folder / "log.txt", self._together > 1)
 
-    def _listen(self, worker: Worker) -> State | None:
-        """Take one report; the state of a run that has come to an end, or is to be tried again."""
-        state = worker.state
+    def _listen(self, worker: Worker) -> None:
+        """Take one report: of a round, of a run's end, or of the process's."""
         try:
             report = worker.connection.recv()
         except (EOFError, OSError):
             status = self._workers.forget(worker)
-            if state is not None:
+            for state in worker.states.values():
                 state.losses += 1
                 state.status = "waiting" if state.losses < MAX_LOSSES else "failed"
                 state.error = f"its process ended with status {status} (killed, or out of memory?), {MAX_LOSSES} times"
-            return state
-        assert state is not None
+            return
+        state = worker.states[report.place]
         if isinstance(report, Progress):
             state.round, state.max_rounds = report.round, report.max_rounds
-            return None
+            return
         assert isinstance(report, Ended)
-        worker.state = None
+        del worker.states[report.place]
         state.seconds, state.error = report.seconds, report.error
         state.status = "failed" if report.error else "finished"
         if not report.error:
             write_note(state.run, is_finished=True)
-        return state
 
     @property
     def seconds(self) -> float:

@@ -48,6 +48,9 @@ class Study:
         scale: Below 1: so many of the rounds (also while tuning) and of the seeds, rounded up, but two seeds if there
             are two: one has no interval. The study then has a name of its own, and every table says so.
         workers: Runs at a time; None: one per GPU, or one per core where there is none.
+        together: So many runs of one kind, at most, are done at once by each of these: alike in everything but the
+            algorithm and the seed, their clients are trained as one stack, bit for bit as by themselves. Several times
+            faster for small models; needs ``trainer.engine: vectorized`` and the memory for that many runs.
         threads: Of each run on a CPU; numbers may depend on it in the last digit, so it is not derived from the cores.
         out: The study lies in ``<out>/<name>``.
         name: See there; None: that of the study's file.
@@ -68,6 +71,7 @@ class Study:
     papers: dict[str, Paper] = field(default_factory=dict)
     scale: float = 1.0
     workers: int | None = None
+    together: int = 1
     threads: int = 1
     out: str = "studies"
     name: str | None = None
@@ -81,7 +85,7 @@ class Study:
             odd = next((name for name in names_given if not isinstance(name, str)), None)
             if odd is not None:
                 raise ConfigurationError(f"{kind}: the name {odd!r} is no text; quote it: '{odd}'.")
-        for name, count in (("workers", self.workers), ("threads", self.threads)):
+        for name, count in (("workers", self.workers), ("together", self.together), ("threads", self.threads)):
             if count is not None and count < 1:
                 raise ConfigurationError(f"{name}: got {count}; give 1 or more.")
         if not self.tuning.seeds:

@@ -1,4 +1,4 @@
-"""A process that does one run of a study after another, and tells how far it is."""
+"""A process that does runs of a study, one after another or several at once, and tells how far they are."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedbc_lightning.engines.lockstep import Member
     from fedbc_lightning.trainer import FederatedTrainer
 
 
@@ -26,16 +28,25 @@ class Task:
     Attributes:
         words: Of ``fit``, with ``--ckpt_path`` where there is something to go on from.
         log: File for what the run prints.
+        is_beside: Whether runs of its kind are done beside it; its numbers are the same without any.
     """
 
     words: list[str]
     log: Path
+    is_beside: bool
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A round was finished."""
+    """A round was finished.
 
+    Attributes:
+        place: Of the run among those that were sent together.
+        round: Of ``max_rounds``.
+        max_rounds: See there.
+    """
+
+    place: int
     round: int
     max_rounds: int
 
@@ -45,10 +56,12 @@ class Ended:
     """A run ended.
 
     Attributes:
+        place: See :class:`Progress`.
         error: What went wrong, in a sentence; None: nothing.
         seconds: It took, without start-up.
     """
 
+    place: int
     error: str | None
     seconds: float
 
@@ -74,13 +87,15 @@ def work(tasks: Connection, threads: int, device: int | None) -> None:
     torch.set_num_threads(threads)
     while True:
         try:
-            task: Task = tasks.recv()
+            together: list[Task] = tasks.recv()
         except (EOFError, OSError):
             return
-        started = time.perf_counter()
-        error = _run(task, tasks)
-        with suppress(OSError):  # the scheduler is gone, or stops us
-            tasks.send(Ended(error, time.perf_counter() - started))
+        if not together[0].is_beside:
+            _run(together[0], tasks, 0, None)
+        else:
+            from fedbc_lightning.engines.lockstep import Lockstep
+
+            Lockstep().run([partial(_run, task, tasks, place) for place, task in enumerate(together)])
 
 
 def _end_with_parent() -> None:
@@ -91,20 +106,34 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run(task: Task, connection: Connection) -> str | None:
+def _run(task: Task, connection: Connection, place: int, beside: Member | None) -> None:
+    """One run, and the report of its end."""
+    started = time.perf_counter()
+    error = _error_of(task, connection, place, beside)
+    with suppress(OSError):  # the scheduler is gone, or stops us
+        connection.send(Ended(place, error, time.perf_counter() - started))
+
+
+def _error_of(task: Task, connection: Connection, place: int, beside: Member | None) -> str | None:
     """One run; the error that ended it, or None."""
     from lightning.pytorch import Callback, LightningModule
 
     from fedbc_lightning.cli import FederatedCLI
     from fedbc_lightning.cli.arguments import PROG, UsageError
+    from fedbc_lightning.engines.vectorized import VectorizedEngine
     from fedbc_lightning.errors import ConfigurationError, first_line
 
     class Reporter(Callback):
-        """Tells the scheduler of every finished round."""
+        """Tells the scheduler of every finished round, and the engine who is beside it."""
+
+        def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+            engine = trainer.federation.engine
+            if isinstance(engine, VectorizedEngine):
+                engine.beside = beside
 
         def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
             with suppress(OSError):
-                connection.send(Progress(trainer.current_round, trainer.max_rounds))
+                connection.send(Progress(place, trainer.current_round, trainer.max_rounds))
 
     task.log.parent.mkdir(parents=True, exist_ok=True)
     with task.log.open("a", buffering=1) as log:

@@ -14,6 +14,7 @@ from helpers.command_line import run_cli, start_cli
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.results import check_pairs, evaluated
+from fedbc_lightning.studies.schedule import Schedule, Workers
 from fedbc_lightning.studies.study import Study
 
 ACCURACY = "global/test_accuracy"
@@ -51,6 +52,33 @@ def compare(*words, cwd, status=0):
     out, err = process.communicate(timeout=300)
     assert process.returncode == status, out + err
     return out + err
+
+
+def test_runs_of_one_kind_are_trained_together(project, monkeypatch):
+    importable(project, monkeypatch)
+    given = {**TINY, "variants": {f"E={k}": {"trainer.local_epochs": k} for k in (1, 3)}, "name": "study"}
+    study = Study(**{**given, "base": str(project / "tiny.yaml"), "out": str(project / "studies")})
+    runs = [
+        study.run(variant, method, seed) for seed in (0, 1) for variant in study.variants for method in study.methods
+    ]
+
+    def chosen(together, workers, losses=0):
+        schedule = Schedule(runs, Workers(workers, 1, []), print, together)
+        schedule.states[3].losses = losses
+        return [runs.index(state.run) for state in schedule._choose()]
+
+    assert chosen(1, 1) == [0]
+    assert chosen(32, 1) == [0, 1, 2, 6, 7, 8]  # all of the first variant
+    assert chosen(4, 1) == [0, 1, 2, 6]
+    assert chosen(32, 2) == [0, 1, 2]  # half of them for each worker
+    assert chosen(32, 1, losses=1) == [3]  # it took its process down: by itself
+
+
+def test_together_needs_the_vectorized_engine(project):
+    write(project, together=4)
+    said = compare("--config", "study.yaml", cwd=project, status=1)
+    assert "trainer.engine: vectorized" in said
+    assert not (project / "studies").exists()
 
 
 def results(folder):
@@ -127,10 +155,12 @@ def processes_of(folder):
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc, which is not here")
-def test_a_study_killed_twice_ends_as_one_that_was_not(project, tmp_path):
-    long = {"overrides": {"trainer.max_rounds": 60}, "variants": {"all": {}}, "workers": 2, "seeds": 1}
+@pytest.mark.parametrize("together", [1, 8])
+def test_a_study_killed_twice_ends_as_one_that_was_not(project, together):
+    overrides = {"trainer.max_rounds": 60, **({"trainer.engine": "vectorized"} if together > 1 else {})}
+    long = {"overrides": overrides, "variants": {"all": {}}, "workers": 2, "seeds": 1, "together": together}
     write(project, **long)
-    write(project, "whole.yaml", **long)
+    write(project, "whole.yaml", **{**long, "workers": 1})
     compare("--config", "whole.yaml", cwd=project)
     folder = project / "studies/study"
     for num_begun in (1, 3):
@@ -148,6 +178,9 @@ def test_a_study_killed_twice_ends_as_one_that_was_not(project, tmp_path):
         assert not processes_of(project), "workers outlived the study"
     said = compare("--config", "study.yaml", cwd=project)
     assert "runs" in said
+    logs = [log.read_text() for log in (project / "studies").rglob("log.txt")]
+    assert len(logs) == 6
+    assert not any("apart" in log for log in logs)
     killed, whole = (results(project / f"studies/{name}") for name in ("study", "whole"))
     killed["folder"] = killed["folder"].str.replace("studies/study/", "studies/whole/")
     pd.testing.assert_frame_equal(killed.drop(columns="seconds"), whole.drop(columns="seconds"))

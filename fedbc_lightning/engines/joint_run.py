@@ -1,0 +1,167 @@
+"""Cohorts of several runs trained as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.engines.cohort_batches import Stack
+from fedbc_lightning.engines.cohort_optimizer_run import CohortOptimizerRun
+from fedbc_lightning.engines.step_function import StepOutput, tensors_of, with_tensors
+from fedbc_lightning.local import Linear, Proximal, Term
+
+JOINABLE = (Proximal, Linear)
+"""Terms that are known to treat every row alike, whoever else is there; a run has at most one of them."""
+
+
+class ApartError(Exception):
+    """Runs cannot be trained as one, with the reason."""
+
+
+@dataclass
+class Experience:
+    """What is known of steps taken for several runs at once.
+
+    Attributes:
+        compared: Shapes of mapped steps that were compared with the runs' own.
+        apart: Sizes of batches whose steps each run takes by itself: their bits depend on where a row stands. Those of
+            one sample do in most models, for matrix times vector is computed differently at different addresses.
+    """
+
+    compared: set[tuple] = field(default_factory=set)
+    apart: set[int] = field(default_factory=lambda: {1})
+
+
+class JointRun(CohortOptimizerRun):
+    """The cohorts of several runs as one: the rows of all, sorted by steps, one mapped step and one optimizer step.
+
+    Each row gets the bits that it gets in its own run, or :class:`ApartError` is raised: for each shape of a mapped
+    step when it first comes, and for one run in every round, what all of them together gave is compared with what the
+    run's own module gives for its own rows. The rest of a step is elementwise.
+
+    Args:
+        runs: Loaded; of one model, optimizer and local training, in the same round.
+        lr_scale: Factor on the user's learning rates.
+        experience: Added to.
+
+    Raises:
+        ApartError: See above, or the step draws random numbers.
+    """
+
+    def __init__(self, runs: Sequence[CohortOptimizerRun], lr_scale: float, experience: Experience) -> None:
+        leader, engine = runs[0], runs[0].engine
+        keeps_mean = any(run.gradient_sum is not None for run in runs)
+        super().__init__(engine, Cohort.of_all([run.cohort for run in runs]), leader.local, (), None, keeps_mean)
+        self.runs, self._experience, self._is_compared = runs, experience, False
+        self._model = type(engine.user.module), str(engine.layout.fingerprint())
+        loaders = [loader for run in runs for loader in run.loaders]
+        order = np.argsort([-self.local.num_steps(len(loader)) for loader in loaders], kind="stable")
+        self.loaders = [loaders[k] for k in order]
+        sizes = [len(run.cohort) for run in runs]
+        self._owner = np.repeat(np.arange(len(runs)), sizes)[order]
+        self._own_row = np.concatenate([np.arange(size) for size in sizes])[order]
+        place = torch.from_numpy(order).to(self.w.device)
+        self._rows = torch.argsort(place).split(sizes)
+        torch.index_select(torch.cat([run.w for run in runs]), 0, place, out=self.w)
+        self.terms = [term for kind in JOINABLE for term in joined_terms(kind, runs, place)]
+        for run in runs:
+            run.engine.recorder.start(engine.round)
+        self.optimizer = engine.stacked_optimizer
+        self.optimizer.start(self.w, self.grad, engine.optimizer.learning_rates, lr_scale)
+
+    def train_all(self) -> None:
+        """All steps of all runs' clients; each run's cohort is filled in."""
+        steps, means = self.train(), self.counted.means()
+        for run, rows in zip(self.runs, self._rows, strict=True):
+            torch.index_select(self.w, 0, rows, out=run.w)
+            run.optimizer = self.optimizer
+            summed = self.gradient_sum[rows] if self.gradient_sum is not None else None
+            is_asked = run.gradient_sum is not None
+            run.finish([steps[row] for row in rows.tolist()], means.of(rows.cpu()), summed if is_asked else None)
+
+    def gradients(self, w: Tensor, stack: Stack, grad: Tensor) -> Iterator[tuple[Stack, StepOutput]]:
+        """See the base class."""
+        if stack.is_aligned or stack.size not in self._experience.apart:
+            taken = list(super().gradients(w, stack, grad))
+            if self.engine.draws:
+                raise ApartError("training_step draws random numbers")
+            if self._is_as_alone(w, stack, taken):
+                yield from taken
+                return
+            if stack.is_aligned:
+                raise ApartError("the step of a client has other bits when more clients are mapped with it")
+            self._experience.apart.add(stack.size)
+        for k in np.unique(self._owner[stack.rows]).tolist():
+            yield from self._own_gradients(k, w, stack, grad)
+
+    def _own_gradients(self, k: int, w: Tensor, stack: Stack, grad: Tensor) -> Iterator[tuple[Stack, StepOutput]]:
+        """A run's rows of a stack as it takes them by itself: with their weights in its own matrix."""
+        run, mine = self.runs[k], self._owner[stack.rows] == k
+        rows, own_rows = stack.rows[mine], self._own_row[stack.rows[mine]]
+        of_row = dict(zip(own_rows.tolist(), rows.tolist(), strict=True))
+        entries = rows if stack.is_aligned else np.flatnonzero(mine)
+        if stack.is_aligned:  # entry i is row i's; others fill their places
+            filled = np.full(own_rows.max() + 1, entries[0])
+            filled[own_rows] = entries
+            entries = filled
+        run.w[own_rows] = w[rows]
+        own = Stack(own_rows, [part[entries] for part in stack.tensors], stack.size, stack.is_aligned)
+        for part, output in run.gradients(run.w, own, run.grad):
+            if part.is_aligned:
+                output = _of_entries(output, part.rows)
+            rows_now = np.array([of_row[row] for row in part.rows.tolist()])
+            yield part._replace(rows=rows_now, is_aligned=False), output
+        grad[rows] = run.grad[own_rows]
+
+    def _is_as_alone(self, w: Tensor, stack: Stack, taken: Sequence[tuple[Stack, StepOutput]]) -> bool:
+        """Whether a step of all runs gave what their own give; looked at for all of them, for one, or not at all."""
+        shape = (*self._model, stack.is_aligned, *[part.shape for part in stack.tensors])
+        if shape not in self._experience.compared:
+            self._experience.compared.add(shape)
+            chosen = set(range(len(self.runs)))
+        elif not self._is_compared and stack.is_aligned:
+            self._is_compared = True
+            chosen = {self.engine.round % len(self.runs)}
+        else:
+            return True
+        grad = torch.zeros_like(self.grad)
+        values = {row: value for part, output in taken for row, value in _values(part, output)}
+        for k in chosen & set(self._owner[stack.rows].tolist()):
+            for part, output in self._own_gradients(k, w, stack, grad):
+                if not all(_is_same(values[row], value) for row, value in _values(part, output)):
+                    return False
+            rows = stack.rows[self._owner[stack.rows] == k]
+            if not _is_same(grad[rows], self.grad[rows]):
+                return False
+        return True
+
+
+def joined_terms(kind: type, runs: Sequence[CohortOptimizerRun], place: Tensor) -> list[Term]:
+    """At most one term for the rows of all runs; it is zero for those without such a term."""
+    terms = [next((term for term in run.terms if type(term) is kind), None) for run in runs]
+    return [kind.joined(terms, [run.w for run in runs], place)] if any(terms) else []  # type: ignore[attr-defined]
+
+
+def _of_entries(output: StepOutput, entries: np.ndarray) -> StepOutput:
+    """What some entries of a mapped step gave; without their gradients."""
+    logged = with_tensors(output.logged, [value[entries] for value in tensors_of(output.logged)])
+    return StepOutput([], output.loss[entries], logged)
+
+
+def _values(part: Stack, output: StepOutput) -> Iterator[tuple[int, Tensor]]:
+    """Loss and logged values of each row of a part."""
+    columns = [
+        torch.as_tensor(value).reshape(-1).double() for value in (output.loss, *(c.value for c in output.logged))
+    ]
+    for entry, row in zip(part.rows if part.is_aligned else range(len(part.rows)), part.rows.tolist(), strict=True):
+        yield row, torch.stack([column[entry if len(column) > 1 else 0] for column in columns])
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit but for the kind of NaN, on every device."""
+    return torch.equal(a, b) or torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
