@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Scale(nn.Module):
-    """uint8 pixels times a factor, as float32.
+    """uint8 pixels times a factor, as float32. Two of one factor are equal.
 
     Args:
         factor: E.g. 1/255, for pixels in [0, 1].
@@ -28,6 +28,14 @@ class Scale(nn.Module):
         super().__init__()
         self.factor = factor
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it is a Scale by the same factor, so that data of both may be joined."""
+        return type(other) is Scale and other.factor == self.factor
+
+    def __hash__(self) -> int:
+        """Of the factor."""
+        return hash((Scale, self.factor))
+
     def forward(self, images: Tensor) -> Tensor:
         """``(B, ...)`` uint8 -> float32."""
         return images.to(torch.float32).mul_(self.factor)
@@ -35,6 +43,8 @@ class Scale(nn.Module):
 
 class Normalize(nn.Module):
     """Pixels in 0..255 to float32, with the given mean subtracted and standard deviation divided out, per channel.
+
+    Two of one mean and standard deviation are equal.
 
     Args:
         mean: Of each channel, for pixels in [0, 1]; length C.
@@ -49,6 +59,14 @@ class Normalize(nn.Module):
         super().__init__()
         self.mean, self.std = tuple(mean), tuple(std)
         self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is a Normalize by the same numbers, so that data of both may be joined."""
+        return type(other) is Normalize and (other.mean, other.std) == (self.mean, self.std)
+
+    def __hash__(self) -> int:
+        """Of the numbers."""
+        return hash((Normalize, self.mean, self.std))
 
     def forward(self, images: Tensor) -> Tensor:
         """``(B, C, H, W)``, integers -> float32."""

@@ -40,9 +40,9 @@ class Experience:
 class JointRun(CohortOptimizerRun):
     """The cohorts of several runs as one: the rows of all, sorted by steps, one mapped step and one optimizer step.
 
-    Each row gets the bits that it gets in its own run, or :class:`ApartError` is raised: for each shape of a mapped
-    step when it first comes, and for one run in every round, what all of them together gave is compared with what the
-    run's own module gives for its own rows. The rest of a step is elementwise.
+    Each row gets the bits that it gets in its own run, or :class:`ApartError` is raised: what all runs together gave is
+    compared with what a run's own module gives for its own rows, of all runs at first, then of one in every round and
+    for each new shape of a step, in turn. The rest of a step is elementwise.
 
     Args:
         runs: Loaded; of one model, optimizer and local training, in the same round.
@@ -120,22 +120,22 @@ class JointRun(CohortOptimizerRun):
 
     def _is_as_alone(self, w: Tensor, stack: Stack, taken: Sequence[tuple[Stack, StepOutput]]) -> bool:
         """Whether a step of all runs gave what their own give; looked at for all of them, for one, or not at all."""
+        compared = self._experience.compared
         shape = (*self._model, stack.is_aligned, *[part.shape for part in stack.tensors])
-        if shape not in self._experience.compared:
-            self._experience.compared.add(shape)
-            chosen = set(range(len(self.runs)))
-        elif not self._is_compared and stack.is_aligned:
-            self._is_compared = True
-            chosen = {self.engine.round % len(self.runs)}
-        else:
+        if shape in compared and (self._is_compared or not stack.is_aligned):
             return True
+        self._is_compared |= stack.is_aligned
+        compared.add(shape)
+        owner = self._owner[stack.rows]
+        there = np.unique(owner).tolist()
+        chosen = there if len(compared) == 1 else [there[(self.engine.round + len(compared)) % len(there)]]
         grad = torch.zeros_like(self.grad)
         values = {row: value for part, output in taken for row, value in _values(part, output)}
-        for k in chosen & set(self._owner[stack.rows].tolist()):
+        for k in chosen:
             for part, output in self._own_gradients(k, w, stack, grad):
                 if not all(_is_same(values[row], value) for row, value in _values(part, output)):
                     return False
-            rows = stack.rows[self._owner[stack.rows] == k]
+            rows = stack.rows[owner == k]
             if not _is_same(grad[rows], self.grad[rows]):
                 return False
         return True

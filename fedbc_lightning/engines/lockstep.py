@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.engines.cohort_batches import can_gather
@@ -193,7 +192,7 @@ class Member:
             raise self._lockstep.ended_by
         if self._lockstep.reason is not None and not self._has_said:
             self._has_said = True
-            rank_zero_info(f"Trained apart from the runs beside it: {self._lockstep.reason}.")
+            print(f"Trained apart from the runs beside it: {self._lockstep.reason}.", flush=True)  # into its own log
         run.run(start, lr_scale, purpose)
 
     def _wait(self, device: torch.device) -> None:

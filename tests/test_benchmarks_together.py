@@ -1,0 +1,35 @@
+"""benchmarks/together.py: a line for each way, with its ratio."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parents[1] / "benchmarks" / "together.py"
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("benchmarks_together", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table(script, monkeypatch, capsys):
+    monkeypatch.setattr(script, "ALGORITHMS", {"FedAvg": {}, "FedProx": {"mu": 0.1}})  # each way takes seconds
+    monkeypatch.setattr(script, "WAYS", {"vectorized": ("vectorized", 1), "together": ("vectorized", 64)})
+    script.main(["digits", "--runs", "2", "--rounds", "1", "--repeats", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    found = [
+        re.fullmatch(r"digits +(\S+) +[\d.]+ s \(.* to .*\)   / together (.*) \(.* to .*\)", line) for line in lines
+    ]
+    assert [match[1] for match in found] == ["vectorized", "together"]
+    assert found[1][2] == "1.00"
+
+
+def test_a_workload_of_another_name(script, capsys):
+    with pytest.raises(SystemExit):
+        script.main(["W9"])
+    assert "unknown: W9; there are synthetic-E5, synthetic-E25, digits" in capsys.readouterr().err
