@@ -96,6 +96,17 @@ class Generators:
         self._device, self._torch = device, torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
+    def __eq__(self, other: object) -> bool:
+        """Whether nothing was drawn in between."""
+        return isinstance(other, Generators) and self._bytes() == other._bytes()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _bytes(self) -> tuple:
+        name, keys, *rest = self._numpy
+        tensors = [state.numpy().tobytes() for state in (self._torch, self._cuda) if state is not None]
+        return self._python, name, np.asarray(keys).tobytes(), rest, tensors
+
     def restore(self) -> None:
         """Put them back."""
         random.setstate(self._python)

@@ -14,7 +14,7 @@ from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.collector import plain_name
 from fedbc_lightning.engines.cohort_batches import Stack
 from fedbc_lightning.engines.mappable import SEQUENTIAL
-from fedbc_lightning.engines.step_function import StepOutput
+from fedbc_lightning.engines.step_function import StepOutput, at_entries
 from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.local import Term
 from fedbc_lightning.seeding import derive, seed_globals
@@ -97,13 +97,15 @@ class CohortRun:
             yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
-            parameters, own = self._views(w[row : row + 1]), [part[k : k + 1] for part in batch]
             if self.engine.beside is None:
-                output = self._step("single", [view[0] for view in parameters], [part[0] for part in own])
-            else:  # the same bits as among others, which a step that is not mapped has not: it sums in another order
-                output = self._step("mapped", parameters, own)
-            flat = [gradient.reshape(1, -1) for gradient in output.gradients]
-            torch.cat(flat, dim=1, out=grad[row : row + 1, :num_optimized])
+                parameters = [view[0] for view in self._views(w[row : row + 1])]
+                output = self._step("single", parameters, [part[k] for part in batch])
+                flat = [gradient.reshape(-1) for gradient in output.gradients]
+            else:  # twice, for the bits that it has among others: a step of one client is computed in another order
+                output = self._step("mapped", self._views(w[[row, row]]), [part[[k, k]] for part in batch])
+                output = at_entries(output, [0])
+                flat = [gradient.reshape(-1) for gradient in output.gradients]
+            torch.cat(flat, out=grad[row, :num_optimized])
             yield stack._replace(rows=np.array([row]), is_aligned=False), output
 
     def _views(self, rows: Tensor) -> list[Tensor]:

@@ -12,8 +12,9 @@ from torch import Tensor
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.engines.cohort_batches import Stack
 from fedbc_lightning.engines.cohort_optimizer_run import CohortOptimizerRun
-from fedbc_lightning.engines.step_function import StepOutput, tensors_of, with_tensors
+from fedbc_lightning.engines.step_function import StepOutput, at_entries
 from fedbc_lightning.local import Linear, Proximal, Term
+from fedbc_lightning.seeding import Generators
 
 JOINABLE = (Proximal, Linear)
 """Terms that are known to treat every row alike, whoever else is there; a run has at most one of them."""
@@ -41,8 +42,9 @@ class JointRun(CohortOptimizerRun):
     """The cohorts of several runs as one: the rows of all, sorted by steps, one mapped step and one optimizer step.
 
     Each row gets the bits that it gets in its own run, or :class:`ApartError` is raised: what all runs together gave is
-    compared with what a run's own module gives for its own rows, of all runs at first, then of one in every round and
-    for each new shape of a step, in turn. The rest of a step is elementwise.
+    compared with what each run's own module gives for its own rows, in the first full step of every round, and with one
+    run's for each new shape of a step. The rest of a step (terms, clipping, optimizer) treats each row by itself; it is
+    not compared.
 
     Args:
         runs: Loaded; of one model, optimizer and local training, in the same round.
@@ -76,7 +78,11 @@ class JointRun(CohortOptimizerRun):
 
     def train_all(self) -> None:
         """All steps of all runs' clients; each run's cohort is filled in."""
-        steps, means = self.train(), self.counted.means()
+        before = Generators(self.user.device)
+        steps = self.train()
+        if Generators(self.user.device) != before:
+            raise ApartError("something in their steps draws random numbers")
+        means = self.counted.means()
         for run, rows in zip(self.runs, self._rows, strict=True):
             torch.index_select(self.w, 0, rows, out=run.w)
             run.optimizer = self.optimizer
@@ -113,7 +119,7 @@ class JointRun(CohortOptimizerRun):
         own = Stack(own_rows, [part[entries] for part in stack.tensors], stack.size, stack.is_aligned)
         for part, output in run.gradients(run.w, own, run.grad):
             if part.is_aligned:
-                output = _of_entries(output, part.rows)
+                output = at_entries(output, part.rows)
             rows_now = np.array([of_row[row] for row in part.rows.tolist()])
             yield part._replace(rows=rows_now, is_aligned=False), output
         grad[rows] = run.grad[own_rows]
@@ -122,13 +128,14 @@ class JointRun(CohortOptimizerRun):
         """Whether a step of all runs gave what their own give; looked at for all of them, for one, or not at all."""
         compared = self._experience.compared
         shape = (*self._model, stack.is_aligned, *[part.shape for part in stack.tensors])
-        if shape in compared and (self._is_compared or not stack.is_aligned):
+        is_first = stack.is_aligned and not self._is_compared
+        if shape in compared and not is_first:
             return True
-        self._is_compared |= stack.is_aligned
+        self._is_compared |= is_first
         compared.add(shape)
         owner = self._owner[stack.rows]
         there = np.unique(owner).tolist()
-        chosen = there if len(compared) == 1 else [there[(self.engine.round + len(compared)) % len(there)]]
+        chosen = there if is_first else [there[len(compared) % len(there)]]
         grad = torch.zeros_like(self.grad)
         values = {row: value for part, output in taken for row, value in _values(part, output)}
         for k in chosen:
@@ -145,12 +152,6 @@ def joined_terms(kind: type, runs: Sequence[CohortOptimizerRun], place: Tensor) 
     """At most one term for the rows of all runs; it is zero for those without such a term."""
     terms = [next((term for term in run.terms if type(term) is kind), None) for run in runs]
     return [kind.joined(terms, [run.w for run in runs], place)] if any(terms) else []  # type: ignore[attr-defined]
-
-
-def _of_entries(output: StepOutput, entries: np.ndarray) -> StepOutput:
-    """What some entries of a mapped step gave; without their gradients."""
-    logged = with_tensors(output.logged, [value[entries] for value in tensors_of(output.logged)])
-    return StepOutput([], output.loss[entries], logged)
 
 
 def _values(part: Stack, output: StepOutput) -> Iterator[tuple[int, Tensor]]:

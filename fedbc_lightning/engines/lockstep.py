@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -17,8 +17,14 @@ from torch import Tensor
 from fedbc_lightning.engines.cohort_batches import can_gather
 from fedbc_lightning.engines.cohort_optimizer_run import CohortOptimizerRun
 from fedbc_lightning.engines.joint_run import JOINABLE, ApartError, Experience, JointRun
-from fedbc_lightning.errors import first_line
+from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.seeding import Generators
+
+BYTES_OF_ROWS = 2**30
+"""Of the matrices (K, d) of a stack: w, gradients, optimizer state, differences."""
+
+MAX_ERRORS = 3
+"""After so many errors in training as one, of whatever run, it is given up."""
 
 
 @dataclass
@@ -59,6 +65,20 @@ class Request:
         return model, steps, self.purpose
 
 
+def _that_fit(group: Sequence[tuple[Member, Request]]) -> Iterator[list[tuple[Member, Request]]]:
+    """Parts of a group whose matrices (K, d) fit into the space that one run may take for its own."""
+    part: list[tuple[Member, Request]] = []
+    num_rows = 0
+    for member, request in group:
+        most, own = BYTES_OF_ROWS // (6 * request.run.engine.row.nbytes), len(request.run.cohort)
+        if part and num_rows + own > most:
+            yield part
+            part, num_rows = [], 0
+        part.append((member, request))
+        num_rows += own
+    yield part
+
+
 class Lockstep:
     """Runs in threads, of which one works at a time: a run stops where its clients train, until all others are there.
 
@@ -68,6 +88,7 @@ class Lockstep:
 
     Attributes:
         reason: Why the runs are not trained as one; None: they are.
+        failed: Why they should not have been before; None: they were rightly.
         ended_by: What ends them all; None: nothing does.
         handed_back: Released by a run whose turn is over.
     """
@@ -76,7 +97,9 @@ class Lockstep:
         self.reason: str | None = None
         self.ended_by: BaseException | None = None
         self.handed_back = threading.Semaphore(0)
+        self.failed: ConfigurationError | None = None
         self._experience = Experience()
+        self._num_joined = self._num_errors = 0
 
     def run(self, jobs: Sequence[Callable[[Member], None]]) -> None:
         """Do all of them; to be called in the main thread.
@@ -118,8 +141,9 @@ class Lockstep:
                 kinds.append((kind, same := []))
             same.append((member, request))
         for _, group in kinds:
-            if len(group) > 1 and self.reason is None and self.ended_by is None:
-                self._train_as_one(group)
+            for part in _that_fit(group):
+                if len(part) > 1 and self.reason is None and self.ended_by is None:
+                    self._train_as_one(part)
 
     def _train_as_one(self, group: Sequence[tuple[Member, Request]]) -> None:
         runs = [request.run for _, request in group]
@@ -131,9 +155,19 @@ class Lockstep:
             if not can_gather([loader for run in runs for loader in run.loaders]):
                 raise ApartError("their data are not tensors in memory, or too large to be joined")
             JointRun(runs, group[0][1].lr_scale, self._experience).train_all()
-        except Exception as error:  # what is wrong with a run it meets by itself, too, and ends by it
-            self.reason = first_line(error)
+        except ApartError as error:
+            self.reason = str(error)
+            if self._num_joined:
+                self.failed = ConfigurationError(
+                    f"together: {error}, which shows only in round {runs[0].engine.round}, so earlier rounds may have "
+                    "other numbers than the run by itself; remove the folders of these runs, and give together: 1."
+                )
             return
+        except Exception as error:  # what is wrong with a run it meets by itself, too, and ends by it
+            self._num_errors += 1
+            self.reason = first_line(error) if self._num_errors == MAX_ERRORS else None
+            return
+        self._num_joined += 1
         steps = [sum(run.cohort.steps) for run in runs]
         for (_, request), own in zip(group, steps, strict=True):
             request.seconds = (time.perf_counter() - started) * own / sum(steps)
@@ -149,12 +183,14 @@ class Member:
     Attributes:
         request: What it waits for; None: it has ended.
         generators: What it will find when it goes on.
+        seconds_elsewhere: For which it has waited for others.
     """
 
     def __init__(self, lockstep: Lockstep, job: Callable[[Member], None]) -> None:
         self._lockstep, self._job = lockstep, job
         self.request: Request | None = None
         self.generators: Generators | None = None
+        self.seconds_elsewhere = 0.0
         self._turn = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._has_said = False
@@ -179,21 +215,34 @@ class Member:
         """Train a cohort of the run's, with those of others if that can be; called by its engine.
 
         Raises:
-            SystemExit: The process is to end.
+            SystemExit: See :meth:`check`; likewise ConfigurationError.
         """
         if self._lockstep.reason is None:
             request = self.request = Request(run, start, lr_scale, purpose)
             started = time.perf_counter()
             self._wait(run.user.device)
-            run.engine.seconds_elsewhere += time.perf_counter() - started - (request.seconds or 0.0)
+            elsewhere = time.perf_counter() - started - (request.seconds or 0.0)
+            run.engine.seconds_elsewhere += elsewhere
+            self.seconds_elsewhere += elsewhere
             if request.seconds is not None:
                 return
-        if self._lockstep.ended_by is not None:
-            raise self._lockstep.ended_by
+        self.check()
         if self._lockstep.reason is not None and not self._has_said:
             self._has_said = True
             print(f"Trained apart from the runs beside it: {self._lockstep.reason}.", flush=True)  # into its own log
         run.run(start, lr_scale, purpose)
+
+    def check(self) -> None:
+        """Before anything is trained.
+
+        Raises:
+            SystemExit: The process is to end.
+            ConfigurationError: The runs should not have been trained as one.
+        """
+        if self._lockstep.ended_by is not None:
+            raise self._lockstep.ended_by
+        if self._lockstep.failed is not None:
+            raise self._lockstep.failed
 
     def _wait(self, device: torch.device) -> None:
         """Until it is this run's turn again."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -49,6 +50,12 @@ def with_tensors(calls: Sequence[LoggedCall], values: Iterable[Tensor]) -> list[
     """The calls with other tensors in the place of theirs."""
     tensors = iter(values)
     return [replace(call, value=next(tensors)) if isinstance(call.value, Tensor) else call for call in calls]
+
+
+def at_entries(output: StepOutput, entries: Sequence[int] | np.ndarray) -> StepOutput:
+    """What some of the clients of a mapped step gave."""
+    logged = with_tensors(output.logged, [value[entries] for value in tensors_of(output.logged)])
+    return StepOutput([gradient[entries] for gradient in output.gradients], output.loss[entries], logged)
 
 
 class LoggedCalls:

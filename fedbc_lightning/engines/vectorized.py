@@ -130,6 +130,8 @@ class VectorizedEngine(SequentialEngine):
         record_gradient_mean: bool = False, purpose: str = "client", is_last: bool = True,
     ) -> None:  # fmt: skip
         """See the base class; K clients at once."""
+        if self.beside is not None:
+            self.beside.check()
         local = self._planned(cohort, epochs)
         if len(cohort) == 1 or (solver is None and epochs is not None and not self._is_sorted(cohort, local)):
             super().solve(

@@ -35,7 +35,7 @@ class State:
         status: ``waiting``, ``running``, ``finished`` or ``failed``.
         round: Of ``max_rounds``, as far as is known.
         max_rounds: See there.
-        seconds: That it took in this session, without start-up.
+        seconds: That it took in this session, without start-up and without those of runs beside it.
         error: Why it failed.
     """
 
@@ -58,7 +58,7 @@ class Workers:
     """
 
     def __init__(self, count: int, threads: int, devices: Sequence[int]) -> None:
-        self.count, self._threads, self._devices = count, threads, devices
+        self._count, self._threads, self._devices = count, threads, devices
         self._context = multiprocessing.get_context("spawn")  # CUDA and torch's threads do not survive a fork
         self.by_connection: dict[Any, Worker] = {}
 
@@ -80,13 +80,18 @@ class Workers:
     def free(self) -> Worker | None:
         """One without a run, a new one if there may be more; None if all are busy."""
         idle = next((worker for worker in self.by_connection.values() if not worker.states), None)
-        if idle is None and len(self.by_connection) < self.count:
+        if idle is None and len(self.by_connection) < self._count:
             taken = {worker.place for worker in self.by_connection.values()}
-            place = next(k for k in range(self.count) if k not in taken)
+            place = next(k for k in range(self._count) if k not in taken)
             device = self._devices[place % len(self._devices)] if self._devices else None
             idle = Worker(self._context, place, self._threads, device)
             self.by_connection[idle.connection] = idle
         return idle
+
+    @property
+    def num_free(self) -> int:
+        """How many could take a run."""
+        return self._count - sum(bool(worker.states) for worker in self.by_connection.values())
 
     def forget(self, worker: Worker) -> int | None:
         """Let go of one that died; its exit status."""
@@ -140,7 +145,8 @@ class Schedule:
     def run(self) -> list[State]:
         """Do what is not done yet; the states of all runs."""
         while any(state.status in ("waiting", "running") for state in self.states):
-            while (chosen := self._choose()) and (worker := self._workers.free()) is not None:
+            while self._is_waiting() and (worker := self._workers.free()) is not None:
+                chosen = self._choose(self._workers.num_free)
                 worker.states = dict(enumerate(chosen))
                 worker.connection.send([self._start(state) for state in chosen])
             self._on_change(self)
@@ -149,18 +155,21 @@ class Schedule:
         self._on_change(self)
         return self.states
 
-    def _choose(self) -> list[State]:
-        """The next run, and others of its kind that a worker may do beside it: as many for each of the workers.
+    def _is_waiting(self) -> bool:
+        return any(state.status == "waiting" for state in self.states)
+
+    def _choose(self, num_free: int) -> list[State]:
+        """The next run, and others of its kind that a worker may do beside it: as many for each of the free workers.
 
         One that took its process down is tried again by itself.
         """
         waiting = [state for state in self.states if state.status == "waiting"]
         again = [state for state in waiting if state.losses]
-        if again or not waiting:
+        if again:
             return again[:1]
         kind = waiting[0].run.kind()
         alike = [state for state in waiting if state.run.kind() == kind]
-        return alike[: min(self._together, -(-len(alike) // self._workers.count))]
+        return alike[: min(self._together, -(-len(alike) // num_free))]
 
     def _start(self, state: State) -> Task:
         """Make a run's folder ready; what the worker is to do."""

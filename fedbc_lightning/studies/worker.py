@@ -28,7 +28,7 @@ class Task:
     Attributes:
         words: Of ``fit``, with ``--ckpt_path`` where there is something to go on from.
         log: File for what the run prints.
-        is_beside: Whether runs of its kind are done beside it; its numbers are the same without any.
+        is_beside: Whether its numbers are to be those that it has beside runs of its kind, though it may be alone.
     """
 
     words: list[str]
@@ -110,8 +110,9 @@ def _run(task: Task, connection: Connection, place: int, beside: Member | None) 
     """One run, and the report of its end."""
     started = time.perf_counter()
     error = _error_of(task, connection, place, beside)
+    seconds = time.perf_counter() - started - (beside.seconds_elsewhere if beside is not None else 0.0)
     with suppress(OSError):  # the scheduler is gone, or stops us
-        connection.send(Ended(place, error, time.perf_counter() - started))
+        connection.send(Ended(place, error, seconds))
 
 
 def _error_of(task: Task, connection: Connection, place: int, beside: Member | None) -> str | None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC, FedProx
 from fedbc_lightning.algorithms import APFL, FedAvgPlus, PFedMe, QFedAvg
+from fedbc_lightning.data import ArrayDataset
 from fedbc_lightning.engines.joint_run import JointRun
 from fedbc_lightning.engines.lockstep import Lockstep
 from fedbc_lightning.local import Linear, Proximal
@@ -134,6 +135,21 @@ def test_each_has_its_own_bits(tmp_path, monkeypatch, optimizer):
     assert joined[:4] == [6, 6, 6, 6]  # every round of the first time
 
 
+def test_convolutions(tmp_path):
+    """Their bits are others for one client than for several, so one is taken twice."""
+
+    class Convolution(Model):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3))
+
+        def forward(self, inputs):
+            return self.net(inputs.view(-1, 1, 2, 5))
+
+    lockstep = check(tmp_path, {name: {"model": Convolution, **options} for name, options in ALL_KINDS.items()})
+    assert lockstep.reason is None
+
+
 def test_what_cannot_be_joined_is_trained_beside(tmp_path):
     runs = {
         "FedAvg": {},
@@ -183,6 +199,61 @@ def test_other_bits_are_noticed(tmp_path, monkeypatch):
     assert "has other bits" in lockstep.reason
 
 
+def test_bits_that_change_late_end_the_runs(tmp_path):
+    class Switched(Model):
+        """One run's module becomes another in its second round."""
+
+        num_made = 0
+
+        def __init__(self):
+            super().__init__()
+            type(self).num_made += 1
+            self.factor, self.is_switched = 1.0, type(self).num_made == 3
+
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * self.factor
+
+        def on_round_end(self):
+            if self.is_switched and self.current_epoch == 2:
+                self.factor = 0.5
+
+    runs = {name: {**ALL_KINDS[name], "model": Switched} for name in ("FedAvg", "FedBC", "FedProx")}
+    found, _ = run_together(tmp_path, runs)
+    for error in found.values():
+        assert isinstance(error, ConfigurationError)
+        assert "shows only in round 3" in str(error)
+        assert "together: 1" in str(error)
+
+
+def test_data_that_draw_are_taken_apart(tmp_path):
+    def noise(inputs):
+        return inputs + torch.rand_like(inputs)
+
+    class Noisy(Data):
+        def client_train_dataset(self, client):
+            return ArrayDataset(super().client_train_dataset(client).tensors, transform=noise)
+
+    lockstep = check(tmp_path, {name: {**ALL_KINDS[name], "data": Noisy} for name in ("FedAvg", "FedBC", "FedProx")})
+    assert "draws random numbers" in lockstep.reason
+
+
+def test_an_error_of_one_run_leaves_the_others_together(tmp_path, monkeypatch):
+    joined = []
+    train_all = JointRun.train_all
+    monkeypatch.setattr(JointRun, "train_all", lambda run: joined.append(len(run.runs)) or train_all(run))
+
+    class Breaks(Data):
+        def client_train_dataloader(self, client, round=0, **kwargs):
+            if round == 2:
+                raise ConfigurationError("broken file")
+            return super().client_train_dataloader(client, round, **kwargs)
+
+    found, lockstep = run_together(tmp_path, {"bad": {"data": Breaks}, "FedAvg": {}, "FedBC": ALL_KINDS["FedBC"]})
+    assert str(found["bad"]) == "broken file"
+    assert lockstep.reason is None
+    assert joined == [3, 2, 2]  # the second round is each one's own
+
+
 def test_a_run_that_fails_ends_alone(tmp_path):
     class Broken(Data):
         def __init__(self):
@@ -198,7 +269,8 @@ def test_a_run_that_fails_ends_alone(tmp_path):
         assert_equal_trees(found[name], alone[name], name)
 
 
-def test_an_end_from_outside_ends_all_at_a_finished_round(tmp_path):
+@pytest.mark.parametrize("algorithm", [FedAvg, PFedMe])  # the second is trained beside the others
+def test_an_end_from_outside_ends_all_at_a_finished_round(tmp_path, algorithm):
     class Stops(Callback):
         def on_round_end(self, trainer, pl_module):
             if trainer.current_round == 2:
@@ -216,7 +288,7 @@ def test_an_end_from_outside_ends_all_at_a_finished_round(tmp_path):
             tmp_path, name="c", engine="vectorized", callbacks=[Beside(member), Stops()], max_rounds=4
         )
         with pytest.raises(SystemExit):
-            trainer.fit(Model(), Data(), FedAvg())
+            trainer.fit(Model(), Data(), algorithm())
         found["c"] = trainer.finished_round
 
     with pytest.raises(SystemExit):
@@ -225,7 +297,7 @@ def test_an_end_from_outside_ends_all_at_a_finished_round(tmp_path):
     assert found["c"] == 2
     assert isinstance(found["a"], SystemExit)
     assert isinstance(found["b"], SystemExit)
-    for name in ("a", "b"):
+    for name in ("a", "b") if algorithm is FedAvg else ():
         last = torch.load(next((tmp_path / name).rglob("last.ckpt")), weights_only=False)
         assert last["fedbc_lightning"]["round"] == 2
 

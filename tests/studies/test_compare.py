@@ -62,15 +62,19 @@ def test_runs_of_one_kind_are_trained_together(project, monkeypatch):
         study.run(variant, method, seed) for seed in (0, 1) for variant in study.variants for method in study.methods
     ]
 
-    def chosen(together, workers, losses=0):
-        schedule = Schedule(runs, Workers(workers, 1, []), print, together)
+    def chosen(together, num_free, losses=0, begun=()):
+        schedule = Schedule(runs, Workers(2, 1, []), print, together)
         schedule.states[3].losses = losses
-        return [runs.index(state.run) for state in schedule._choose()]
+        for k in begun:
+            schedule.states[k].status = "running"
+        return [runs.index(state.run) for state in schedule._choose(num_free)]
 
     assert chosen(1, 1) == [0]
     assert chosen(32, 1) == [0, 1, 2, 6, 7, 8]  # all of the first variant
     assert chosen(4, 1) == [0, 1, 2, 6]
     assert chosen(32, 2) == [0, 1, 2]  # half of them for each worker
+    assert chosen(32, 1, begun=(0, 1, 2)) == [3, 4, 5, 9, 10, 11]  # the other variant, for the one that is left
+    assert chosen(32, 2, begun=(0, 1, 2, 3, 4, 5, 9, 10, 11)) == [6, 7]
     assert chosen(32, 1, losses=1) == [3]  # it took its process down: by itself
 
 
