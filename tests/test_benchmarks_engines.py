@@ -1,25 +1,18 @@
 """benchmarks/engines.py: a line for each way to train, with its ratio to the hand-written loop."""
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-PATH = Path(__file__).parents[1] / "benchmarks" / "engines.py"
+from helpers.scripts import imported_script
 
 
 @pytest.fixture
 def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("benchmarks_engines", PATH)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    tiny = module.Workload(np.array([30, 20, 45]), (60,), module._logistic, 2, 2, rounds=2, warm_up=1)
-    monkeypatch.setattr(module, "WORKLOADS", {"W1": tiny})
-    yield module
-    del sys.modules[spec.name]
+    with imported_script("benchmarks/engines.py") as module:
+        tiny = module.Workload(np.array([30, 20, 45]), (60,), module._logistic, 2, 2, rounds=2, warm_up=1)
+        monkeypatch.setattr(module, "WORKLOADS", {"W1": tiny})
+        yield module
 
 
 @pytest.mark.parametrize("words", [["W1"], []])

@@ -1,22 +1,17 @@
 """benchmarks/loading.py: every way gives every image, and the table says so."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.data_formats import write_image_folder
-
-PATH = Path(__file__).parents[1] / "benchmarks" / "loading.py"
+from helpers.scripts import imported_script
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("benchmarks_loading", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with imported_script("benchmarks/loading.py") as module:
+        yield module
 
 
 def test_the_table(script, tmp_path, capsys):

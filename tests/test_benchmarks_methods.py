@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
-import sys
-from pathlib import Path
 
 import pytest
-
-PATH = Path(__file__).parents[1] / "benchmarks" / "methods.py"
+from helpers.scripts import imported_script
 
 
 @pytest.fixture(scope="module")
 def methods():
-    spec = importlib.util.spec_from_file_location("benchmarks_methods", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look
-    spec.loader.exec_module(module)
-    return module
+    with imported_script("benchmarks/methods.py") as module:
+        yield module
 
 
 @pytest.fixture(autouse=True)

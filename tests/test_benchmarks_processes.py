@@ -1,23 +1,15 @@
 """benchmarks/processes.py: a line with the ratio of two processes to one, and what the clients allow."""
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+from helpers.scripts import imported_script
 
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location("benchmarks_processes", FOLDER / "processes.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name], sys.modules["engines"]
+def script():
+    with imported_script("benchmarks/processes.py") as module:
+        yield module
 
 
 @pytest.mark.distributed

@@ -1,20 +1,15 @@
 """benchmarks/startup.py: a line for each command, with its ratio."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
-
-PATH = Path(__file__).parents[1] / "benchmarks" / "startup.py"
+from helpers.scripts import imported_script
 
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("benchmarks_startup", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with imported_script("benchmarks/startup.py") as module:
+        yield module
 
 
 def test_the_table(script, monkeypatch, capsys):

@@ -1,20 +1,15 @@
 """benchmarks/together.py: a line for each way, with its ratio."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
-
-PATH = Path(__file__).parents[1] / "benchmarks" / "together.py"
+from helpers.scripts import imported_script
 
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("benchmarks_together", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with imported_script("benchmarks/together.py") as module:
+        yield module
 
 
 def test_the_table(script, monkeypatch, capsys):

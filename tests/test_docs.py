@@ -1,11 +1,10 @@
 """docs/algorithms.md is what the docstrings say, and they say all that a reader needs."""
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.scripts import imported_script
 
 from fedbc_lightning.algorithms import ComposedAlgorithm
 from fedbc_lightning.cli.choices import choices, is_for_yaml, is_ours
@@ -27,15 +26,8 @@ TEMPLATE = [
 ]
 
 
-def load_script():
-    spec = importlib.util.spec_from_file_location("make_algorithms", ROOT / "docs" / "make_algorithms.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = load_script()
-ALGORITHMS = SCRIPT.exported()
+with imported_script("docs/make_algorithms.py") as SCRIPT:
+    ALGORITHMS = SCRIPT.exported()
 algorithms = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=list(ALGORITHMS))
 
 

@@ -59,6 +59,10 @@ class CohortRun:
             grad: (K, d), where the optimizer will find gradients.
         """
         self.load(start, purpose)
+        self.start_steps(lr_scale, grad)
+
+    def start_steps(self, lr_scale: float, grad: Tensor) -> None:
+        """Make the optimizer as new, and begin what recordings count; see :meth:`begin`."""
         self.engine.recorder.start(self.engine.round)
         self.optimizer = self.engine.stacked_optimizer
         self.optimizer.start(self.w, grad, self.engine.optimizer.learning_rates, lr_scale)
@@ -100,12 +104,10 @@ class CohortRun:
             if self.engine.beside is None:
                 parameters = [view[0] for view in self._views(w[row : row + 1])]
                 output = self._step("single", parameters, [part[k] for part in batch])
-                flat = [gradient.reshape(-1) for gradient in output.gradients]
             else:  # twice, for the bits that it has among others: a step of one client is computed in another order
                 output = self._step("mapped", self._views(w[[row, row]]), [part[[k, k]] for part in batch])
                 output = at_entries(output, [0])
-                flat = [gradient.reshape(-1) for gradient in output.gradients]
-            torch.cat(flat, out=grad[row, :num_optimized])
+            torch.cat([gradient.reshape(-1) for gradient in output.gradients], out=grad[row, :num_optimized])
             yield stack._replace(rows=np.array([row]), is_aligned=False), output
 
     def _views(self, rows: Tensor) -> list[Tensor]:

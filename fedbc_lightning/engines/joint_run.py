@@ -71,10 +71,9 @@ class JointRun(CohortOptimizerRun):
         self._rows = torch.argsort(place).split(sizes)
         torch.index_select(torch.cat([run.w for run in runs]), 0, place, out=self.w)
         self.terms = [term for kind in JOINABLE for term in joined_terms(kind, runs, place)]
-        for run in runs:
+        for run in runs[1:]:
             run.engine.recorder.start(engine.round)
-        self.optimizer = engine.stacked_optimizer
-        self.optimizer.start(self.w, self.grad, engine.optimizer.learning_rates, lr_scale)
+        self.start_steps(lr_scale, self.grad)
 
     def train_all(self) -> None:
         """All steps of all runs' clients; each run's cohort is filled in."""

@@ -20,9 +20,6 @@ from fedbc_lightning.engines.joint_run import JOINABLE, ApartError, Experience, 
 from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.seeding import Generators
 
-BYTES_OF_ROWS = 2**30
-"""Of the matrices (K, d) of a stack: w, gradients, optimizer state, differences."""
-
 MAX_ERRORS = 3
 """After so many errors in training as one, of whatever run, it is given up."""
 
@@ -70,8 +67,8 @@ def _that_fit(group: Sequence[tuple[Member, Request]]) -> Iterator[list[tuple[Me
     part: list[tuple[Member, Request]] = []
     num_rows = 0
     for member, request in group:
-        most, own = BYTES_OF_ROWS // (6 * request.run.engine.row.nbytes), len(request.run.cohort)
-        if part and num_rows + own > most:
+        own = len(request.run.cohort)
+        if part and num_rows + own > request.run.engine.most_rows:
             yield part
             part, num_rows = [], 0
         part.append((member, request))
@@ -221,9 +218,7 @@ class Member:
             request = self.request = Request(run, start, lr_scale, purpose)
             started = time.perf_counter()
             self._wait(run.user.device)
-            elsewhere = time.perf_counter() - started - (request.seconds or 0.0)
-            run.engine.seconds_elsewhere += elsewhere
-            self.seconds_elsewhere += elsewhere
+            self.seconds_elsewhere += time.perf_counter() - started - (request.seconds or 0.0)
             if request.seconds is not None:
                 return
         self.check()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from fedbc_lightning.collector import reduction
@@ -13,7 +12,7 @@ from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.engines.step_function import StepOutput, WatchedIndex
 from fedbc_lightning.engines.step_recorder import is_same
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.seeding import preserved_globals
+from fedbc_lightning.seeding import Generators, preserved_globals
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.vectorized import VectorizedEngine
@@ -43,9 +42,9 @@ def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool
     def taken(way: Callable[..., StepOutput], *args: Any, batch_idx: int) -> StepOutput:
         nonlocal draws
         with preserved_globals(user.device):
-            before = _drawn(user.device)
+            before = Generators(user.device)
             output = way(*args, [part.clone() for part in batch], batch_idx)
-            draws = draws or before != _drawn(user.device)
+            draws = draws or Generators(user.device) != before
             return output
 
     try:
@@ -72,11 +71,3 @@ def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool
                 f"self.log('{call.name}') gives something else; {SEQUENTIAL}."
             )
     return draws
-
-
-def _drawn(device: torch.device) -> tuple[bytes, ...]:
-    """Where torch's generators stand."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return tuple(state.numpy().tobytes() for state in states)

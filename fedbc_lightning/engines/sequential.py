@@ -102,7 +102,6 @@ class SequentialEngine:
     Attributes:
         cohort_size: The most clients that the server's parts get at once: one, but for small models.
         is_trial: Whether it is only tried out, and says nothing.
-        seconds_elsewhere: For which it has waited for other runs of the process, so far.
         has_solver: Whether the method writes out its own steps, see :meth:`check_solver`.
     """
 
@@ -123,7 +122,6 @@ class SequentialEngine:
         self.local, self.datamodule, self.seed = local, datamodule, seed
         self.round = 0
         self.is_trial = self.has_solver = False
-        self.seconds_elsewhere = 0.0
         self.grad_scale = 1.0
         self.recorder = StepRecorder(user, layout, may_record=local.record_steps)
         self._components: dict[int, list[Any]] = {}
@@ -147,6 +145,11 @@ class SequentialEngine:
         self._is_heard = is_heard or user.has_transfer_hooks
         row_bytes = NUM_MATRICES * layout.num_parameters * layout.master_dtype.itemsize
         self.cohort_size = 1 if is_heard or layout.has_buffers else max(1, min(MAX_COHORT, BYTES_OF_ROWS // row_bytes))
+
+    @property
+    def seconds_elsewhere(self) -> float:
+        """For which it has waited for other runs of the process, so far."""
+        return 0.0
 
     @property
     def is_plain_sgd(self) -> bool:

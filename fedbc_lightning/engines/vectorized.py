@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 MAX_COHORT = 1024
 BYTES_OF_ROWS = 2**30
-"""Of the matrices (K, d) that a cohort needs: w, gradients, optimizer state, differences."""
+"""Of the matrices (K, d) of a stack."""
+NUM_MATRICES = 6
+"""w, gradients, optimizer state, differences."""
 
 
 class VectorizedEngine(SequentialEngine):
@@ -41,6 +43,7 @@ class VectorizedEngine(SequentialEngine):
     Attributes:
         draws: Whether ``training_step`` draws random numbers, as far as is known.
         beside: Where its run stands beside others of the process; None: it is the only one.
+        most_rows: Of a stack, whose matrices (K, d) fit into the space that is meant for them.
 
     Raises:
         ConfigurationError: Something in the module, the trainer or a callback that cannot be mapped, by name.
@@ -55,7 +58,13 @@ class VectorizedEngine(SequentialEngine):
         self.draws = False
         self.beside: Member | None = None
         self._checked: set[tuple] = set()
-        self.cohort_size = max(2, min(MAX_COHORT, BYTES_OF_ROWS // (6 * self.row.nbytes)))
+        self.most_rows = BYTES_OF_ROWS // (NUM_MATRICES * self.row.nbytes)
+        self.cohort_size = max(2, min(MAX_COHORT, self.most_rows))
+
+    @property
+    def seconds_elsewhere(self) -> float:
+        """See the base class."""
+        return 0.0 if self.beside is None else self.beside.seconds_elsewhere
 
     def _problems(self) -> dict[str, bool]:
         user, layout, local = self.user, self.layout, self.local
