@@ -1,8 +1,9 @@
-"""What a person sees of a study while it runs: all of it in one bar, the running ones in one line each, time left."""
+"""What a person sees of a study while it runs: all of it in one bar, a line for each worker, time left."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from fedbc_lightning.studies.schedule import Schedule, State
 from fedbc_lightning.units import duration
@@ -50,8 +52,9 @@ class StudyProgress:
             self._live.update(self._view(schedule))
         elif time.perf_counter() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.perf_counter()
-            running = [f"{state.run.title} {_rounds(state)}" for state in schedule.states if state.status == "running"]
-            self._console.print(f"{self._summary(schedule)}; {'; '.join(running)}", highlight=False, soft_wrap=True)
+            running = [f"{_titles(states)} {_rounds(states)}" for states in schedule.at_work]
+            text = "; ".join([self._summary(schedule), *running])
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _tell_ends(self, schedule: Schedule) -> None:
         if self._is_new:
@@ -73,10 +76,9 @@ class StudyProgress:
     def _view(self, schedule: Schedule) -> Any:
         done = sum(map(_share, schedule.states))
         table = Table.grid(padding=(0, 2))
-        for state in schedule.states:
-            if state.status == "running":
-                bar = ProgressBar(total=1.0, completed=_share(state), width=20)
-                table.add_row(f"  {state.run.title}", bar, _rounds(state))
+        for states in schedule.at_work:
+            bar = ProgressBar(total=len(states), completed=sum(map(_share, states)), width=20)
+            table.add_row(Text(f"  {_titles(states)}"), bar, _rounds(states))
         whole = Table.grid(padding=(0, 2))
         whole.add_row(self._summary(schedule), ProgressBar(total=len(schedule.states), completed=done, width=30))
         return Group(whole, table)
@@ -106,5 +108,16 @@ def _share(state: State) -> float:
     return state.round / state.max_rounds if state.max_rounds else 0.0
 
 
-def _rounds(state: State) -> str:
-    return f"round {state.round}/{state.max_rounds}" if state.max_rounds else "starting"
+def _titles(states: Sequence[State]) -> str:
+    """Of what a worker does: the first run, and how many beside it."""
+    others = len(states) - 1
+    return states[0].run.title + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
+
+
+def _rounds(states: Sequence[State]) -> str:
+    """Where they are, the first to the last of them."""
+    known = [state.max_rounds for state in states if state.max_rounds]
+    if not known:
+        return "starting"
+    first, last = min(state.round for state in states), max(state.round for state in states)
+    return f"round {first}/{max(known)}" if first == last else f"rounds {first} to {last}/{max(known)}"

@@ -206,6 +206,11 @@ class Schedule:
             write_note(state.run, is_finished=True)
 
     @property
+    def at_work(self) -> list[list[State]]:
+        """The runs that are being done, by worker."""
+        return [list(worker.states.values()) for worker in self._workers.by_connection.values() if worker.states]
+
+    @property
     def seconds(self) -> float:
         """Since the start."""
         return time.perf_counter() - self._started

@@ -1,18 +1,23 @@
 """``fedbc-cli compare`` as a person runs it: real runs in real processes."""
 
+import io
 import os
+import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import pandas as pd
 import pytest
 import yaml
 from helpers.command_line import run_cli, start_cli
+from rich.console import Console
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.progress import StudyProgress
 from fedbc_lightning.studies.results import check_pairs, evaluated
 from fedbc_lightning.studies.schedule import Schedule, Workers
 from fedbc_lightning.studies.study import Study
@@ -76,6 +81,32 @@ def test_runs_of_one_kind_are_trained_together(project, monkeypatch):
     assert chosen(32, 1, begun=(0, 1, 2)) == [3, 4, 5, 9, 10, 11]  # the other variant, for the one that is left
     assert chosen(32, 2, begun=(0, 1, 2, 3, 4, 5, 9, 10, 11)) == [6, 7]
     assert chosen(32, 1, losses=1) == [3]  # it took its process down: by itself
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_is_seen_of_runs_at_work(project, monkeypatch, is_terminal):
+    """One line for each worker, however many runs it does at once."""
+    importable(project, monkeypatch)
+    study = Study(**{**TINY, "base": str(project / "tiny.yaml"), "name": "study", "out": str(project / "studies")})
+    runs = [study.run(variant, method, seed) for variant in study.variants for method in study.methods for seed in (0,)]
+    workers = Workers(2, 1, [])
+    schedule = Schedule(runs, workers, print, 3)
+    first, second, third, alone, *_ = schedule.states
+    for state, round in ((first, 3), (second, 5), (third, 3), (alone, 0)):
+        state.status, state.round, state.max_rounds = "running", round, 8 if round else None
+    at_work = {"one": [first, second, third], "other": [alone]}
+    workers.by_connection = {name: SimpleNamespace(states=dict(enumerate(done))) for name, done in at_work.items()}
+
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=is_terminal, width=120, color_system=None)
+    monkeypatch.setattr("fedbc_lightning.studies.progress.SECONDS_BETWEEN_LINES", -1.0)
+    with StudyProgress("runs", console) as progress:
+        progress.show(schedule)
+    said = out.getvalue()
+    assert "runs: 0 of 6 runs" in said
+    assert re.search(r"E=1 / FedAvg / seed 0 and 2 others +\S* *rounds 3 to 5/8", said)
+    assert re.search(r"E=3 / FedAvg / seed 0 +\S* *starting", said)
+    assert "E=1 / FedBC" not in said
 
 
 def test_together_needs_the_vectorized_engine(project):
