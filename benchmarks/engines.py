@@ -1,6 +1,6 @@
 """Both engines against hand-written loops on the same steps, in turn within one run.
 
-    python benchmarks/engines.py [W1 W2 W3 W4] [--pairs 9] [--threads 1] [--cpu-time] [--profile]
+    python benchmarks/engines.py [W1 W2 W3 W4] [--pairs 9] [--threads 1] [--cpu-time] [--peers] [--profile]
 
 Prints client-steps per second (median) and the ratio to the loop on a flat vector ("the floor") of the same turn:
 median, minimum to maximum, and from 5 turns on an interval that holds the median with at least 90 %. Machines are
@@ -13,6 +13,9 @@ recorded, are left out on all sides; writing clients.csv and metrics.csv is not.
 
 --cpu-time: CPU seconds in place of seconds, for one thread on a machine that does other things, too.
 
+--peers: also pfl-research and Flower, where they are installed (benchmarks/peers.py); they have a ratio to FedAvg, too.
+Flower needs minutes for a turn of W4.
+
 --profile: instead, where the time of both engines goes, by the files of the functions that spend it. The profiler makes
 Python calls dearer than they are, so it shows what there is rather than seconds.
 """
@@ -24,11 +27,16 @@ import cProfile
 import csv
 import math
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -108,6 +116,9 @@ def _mlp() -> nn.Module:
 def _logistic() -> nn.Module:
     return nn.Linear(60, 10)
 
+
+PEERS = {"pfl-research": "pfl", "Flower": "flwr"}
+"""Name -> package."""
 
 WORKLOADS = {
     "W1": Workload(np.geomspace(40, 1471, 30).round(), (60,), _logistic, 10, 5, 12, 8),
@@ -193,6 +204,15 @@ def ours(
     return steps / watch.seconds
 
 
+def speed_of_peer(name: str, workload: str) -> float:
+    """Client-steps per second of another framework, in a process of its own: what they leave behind costs time, too."""
+    command = [sys.executable, str(Path(__file__).with_name("peers.py")), name, workload]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{name} failed on {workload}:\n{done.stderr[-2000:]}")
+    return float(done.stdout.split("steps/s ")[-1])
+
+
 def interval(values: Sequence[float], probability: float = 0.9) -> tuple[float, float] | None:
     """Two of the values between which the median of what they are drawn from lies, with at least this probability.
 
@@ -221,7 +241,7 @@ def describe(values: Sequence[float], others: Sequence[float]) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}{likely})"
 
 
-def table(name: str, work: Workload, pairs: int) -> Iterator[str]:
+def table(workload: str, work: Workload, pairs: int, peers: Sequence[str] = ()) -> Iterator[str]:
     """One line for each way to train."""
     data = Clients(work.sizes, work.shape)
     runs: dict[str, Callable[[], float]] = {
@@ -232,15 +252,17 @@ def table(name: str, work: Workload, pairs: int) -> Iterator[str]:
         "FedAvg-vectorized": lambda: ours(work, data, FedAvg(), "vectorized"),
         "FedBC-vectorized": lambda: ours(work, data, FedBC(dual_lr=1e-3), "vectorized"),
         "FedAvg-auto": lambda: ours(work, data, FedAvg(), "auto"),
-    }
+    } | {name: partial(speed_of_peer, name, workload) for name in peers}
     speeds: dict[str, list[float]] = {way: [] for way in runs}
     for _ in range(pairs):
         for way, run in runs.items():
             speeds[way].append(run())
     better = max("FedAvg", "FedAvg-vectorized", key=lambda way: statistics.median(speeds[way]))
     beside = {"FedBC": "FedAvg", "FedBC-vectorized": "FedAvg-vectorized", "FedAvg-auto": better}
+    beside |= dict.fromkeys(peers, "FedAvg")
     for way, values in speeds.items():
-        line = f"{name} {way:17} {statistics.median(values):8.0f} steps/s   / floor {describe(values, speeds['floor'])}"
+        speed = f"{workload} {way:17} {statistics.median(values):8.0f} steps/s"
+        line = f"{speed}   / floor {describe(values, speeds['floor'])}"
         yield line + (f"   / {beside[way]} {describe(values, speeds[beside[way]])}" if way in beside else "")
 
 
@@ -293,6 +315,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9, help="turns, in each of which every way is timed once")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--cpu-time", action="store_true", help="by CPU seconds; for one thread")
+    parser.add_argument("--peers", action="store_true", help="also pfl-research and Flower, those that are installed")
     parser.add_argument("--profile", action="store_true", help="where the time goes, instead of how much it is")
     given = parser.parse_args()
     unknown = set(given.workloads) - set(WORKLOADS)
@@ -300,13 +323,20 @@ def main() -> None:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
     if given.cpu_time and given.threads > 1:
         parser.error("--cpu-time counts the seconds of all threads; give --threads 1")
+    peers: list[str] = []
+    if given.peers:
+        if given.cpu_time or given.threads > 1:
+            parser.error("--peers: Flower works in a process of its own, with one thread, timed by seconds alone")
+        peers = [name for name, package in PEERS.items() if find_spec(package) is not None]
+        if not peers:
+            parser.error("--peers: none is installed; pip install 'pfl[pytorch]' 'flwr[simulation]'")
     torch.set_num_threads(given.threads)
     clock = "CPU seconds" if given.cpu_time else "seconds"
     print(f"torch {torch.__version__}, {given.threads} thread(s), {given.pairs} turns, {clock}", flush=True)
     global CLOCK
     CLOCK = time.process_time if given.cpu_time else time.perf_counter
     for name in given.workloads or WORKLOADS:
-        lines = profile(name, WORKLOADS[name]) if given.profile else table(name, WORKLOADS[name], given.pairs)
+        lines = profile(name, WORKLOADS[name]) if given.profile else table(name, WORKLOADS[name], given.pairs, peers)
         for line in lines:
             print(line, flush=True)
 

@@ -1,9 +1,12 @@
 """benchmarks/engines.py: a line for each way to train, with its ratio to the hand-written loop."""
 
+import importlib
 import re
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import torch
 from helpers.scripts import imported_script
 
 
@@ -48,6 +51,40 @@ def test_an_unknown_workload_is_named(script, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         script.main()
     assert "unknown: W7; there are W1" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("pfl") is None, reason="pfl is not installed: it is only for the benchmark")
+def test_pfl_research_takes_as_many_steps(script, monkeypatch):
+    peers = importlib.import_module("peers")
+    work, taken, cross_entropy = script.WORKLOADS["W1"], [], torch.nn.functional.cross_entropy
+    monkeypatch.setattr(peers.functional, "cross_entropy", lambda *args: taken.append(1) or cross_entropy(*args))
+    assert peers.pfl_research(work, script.Clients(work.sizes, work.shape)) > 0
+    sampled = [script.UniformSampler()(3, 2, seed=0, round=t) for t in (1, 2, 3)]
+    by_hand = sum(2 * -(-int(work.sizes[client]) // 20) for ids in sampled for client in ids)
+    assert len(taken) == by_hand + 2 * 2  # and an evaluation before and after training in the first round
+    assert peers.num_steps(work, work.sizes) == 2 * (2 + 1 + 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "package"), [("pfl-research", "pfl"), ("Flower", "flwr")])
+def test_a_peer_has_a_speed(script, name, package):
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: it is only for the benchmark")
+    assert script.speed_of_peer(name, "W1") > 0
+
+
+def test_a_peer_that_fails_is_named(script):
+    with pytest.raises(RuntimeError, match="Flower failed on W9"):
+        script.speed_of_peer("Flower", "W9")
+
+
+def test_no_peer_is_there(script, monkeypatch, capsys):
+    monkeypatch.setattr(script, "find_spec", lambda package: None)
+    for words, said in ((["--peers"], "none is installed; pip install"), (["--peers", "--cpu-time"], "by seconds")):
+        monkeypatch.setattr("sys.argv", ["engines.py", *words])
+        with pytest.raises(SystemExit):
+            script.main()
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
