@@ -24,8 +24,8 @@ from fedbc_lightning.fabric import gather_objects, sum_over_ranks, travels_along
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.module import UserModule
 from fedbc_lightning.optimizers import LocalOptimizer, RoundSchedulers, configure
-from fedbc_lightning.sampling import ClientSampler, num_sampled
-from fedbc_lightning.seeding import numpy_generator
+from fedbc_lightning.participation import Participants, Participation, deal
+from fedbc_lightning.sampling import ClientSampler
 from fedbc_lightning.server import Sums
 from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState, StagedClient, StateDeclaration
 from fedbc_lightning.stragglers import Stragglers
@@ -83,7 +83,7 @@ class Federation:
         server: :class:`~fedbc_lightning.state.ServerState`.
         clients: :class:`~fedbc_lightning.state.ClientStore`.
         layout: :class:`~fedbc_lightning.layout.ParameterLayout`.
-        num_sampled: S.
+        participation: Who takes part in a round.
         fingerprint: What must be equal for a checkpoint to be resumed.
         has_local_models: Whether there is a client model that is "local" in evaluation.
     """
@@ -106,8 +106,10 @@ class Federation:
         seed: int,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
-        self._local, self._sampler, self._seed = local, sampler, seed
-        self.num_sampled = num_sampled(clients_per_round, datamodule.num_clients)
+        self._local, self._seed = local, seed
+        self.participation = Participation(
+            datamodule, algorithm, local, sampler, clients_per_round, stragglers, seed
+        )  # fmt: skip
         self._num_samples, self._num_batches = datamodule.num_samples("train"), datamodule.num_batches()
         self._tell_module_about_largest_client()
 
@@ -125,8 +127,7 @@ class Federation:
         self.engine_kind: choice.Kind = self._choose_engine(args, max_rounds) if engine == "auto" else engine
         self.engine = choice.make_engine(self.engine_kind, *args)
 
-        self._stragglers, self._said_nobody = stragglers, False
-        self._check_participation()
+        self._said_nobody = False
         algorithm.check(self.engine)
         self._server_callbacks = algorithm.server_callbacks(self.engine)
         declaration = self._declare(keep_local_models, initial.element_size())
@@ -150,16 +151,6 @@ class Federation:
 
     # what the method asks for
 
-    def _check_participation(self) -> None:
-        algorithm, num_clients = self.algorithm, self.datamodule.num_clients
-        name = type(algorithm).__name__
-        if algorithm.needs_all_clients and self.num_sampled < num_clients:
-            raise ConfigurationError(
-                f"trainer.clients_per_round: {name} takes all {num_clients} clients in every round; give 1.0."
-            )
-        if self._stragglers is not None and (algorithm.partial_work == "refused" or algorithm.trains_pooled):
-            raise ConfigurationError(f"trainer.stragglers: {name} has neither partial work nor absent clients.")
-
     def _choose_engine(self, args: tuple, max_rounds: int) -> choice.Kind:
         """By rank 0's clients of the first rounds, the same on all ranks."""
         kind: choice.Kind = "sequential"
@@ -168,8 +159,8 @@ class Federation:
         elif self.fabric.is_global_zero:
             shares = []
             for round in range(1, min(NUM_ROUNDS_LOOKED_AT, max_rounds) + 1):
-                ids = self._sample(round)
-                steps = self._num_steps(ids)
+                ids = self.participation.sample(round)
+                steps = self.participation.num_steps(ids)
                 share = self._share(steps)
                 shares.append(choice.Share([ids[p] for p in share], [steps[p] for p in share]))
             kind = choice.choose(args, self.algorithm, shares)
@@ -180,7 +171,7 @@ class Federation:
         algorithm, declaration = self.algorithm, StateDeclaration()
         for callback in self._server_callbacks:
             callback.declare_state(declaration)
-            callback.check(self.engine, self.num_sampled)
+            callback.check(self.engine, self.participation.num_sampled)
         algorithm.declare_state(declaration)
         if not any(callback.forms_z for callback in self._server_callbacks):
             raise ConfigurationError(
@@ -219,12 +210,12 @@ class Federation:
         server = self.server
         server.round, server.metrics = round, {}
         self.user.shim.set(training=True)
-        sampled, late, missing = self._draw(round)
-        server.ids = [client for client in sampled if client not in missing]
+        participants = self.participation.draw(round)
+        server.ids, late = participants.ids, participants.late
         sums = self.start_round(self.engine)
         counters = server["counters"]
         records: list[tuple[int, dict[str, Any]]] = []
-        steps = self._num_steps(server.ids)
+        steps = self.participation.num_steps(server.ids)
         alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
         for positions in self.engine.group(self._share(steps), steps, alone):
             cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
@@ -240,7 +231,7 @@ class Federation:
                 callback.on_round_end(server, self.clients)
         if not server.ids:
             self._say_nobody_is_left()
-        server.records += [self._missing_record(client, missing[client]) for client in sampled if client in missing]
+        server.records += self._missing_records(participants)
         self._count_bytes()
         return self._round_metrics()
 
@@ -257,31 +248,18 @@ class Federation:
     def plan_round(self, round: int) -> PlannedRound:
         """What a round will do; all of it is a function of (seed, round). The server is in that round afterwards."""
         self.server.round = round
-        sampled, late, missing = self._draw(round)
-        ids = [client for client in sampled if client not in missing]
+        participation = self.participation
+        participants = participation.draw(round)
+        sampled, ids = participants.sampled, participants.ids
         steps = [
-            self._late_training(client).num_steps(int(self._num_batches[client])) if client in late else asked
-            for client, asked in zip(ids, self._num_steps(ids), strict=True)
+            participation.late_steps(round, client) if client in participants.late else asked
+            for client, asked in zip(ids, participation.num_steps(ids), strict=True)
         ]
         if self.algorithm.trains_pooled:
             steps = [self._local.num_steps(len(self.datamodule.client_train_dataloader(POOLED, seed=self._seed)))]
         steps = [self.algorithm.num_steps(self.server, asked) for asked in steps]
         down, up = self._bytes_of_client()
         return PlannedRound(sampled, ids, steps, down * len(sampled), up * len(ids))
-
-    def _draw(self, round: int) -> tuple[list[int], set[int], dict[int, str]]:
-        """The clients sampled, the stragglers among them, and those that send nothing, with the reason."""
-        sampled = self._sample(round)
-        late, absent = self._stragglers.draw(sampled, self._seed, round) if self._stragglers else (set(), set())
-        missing = dict.fromkeys(absent, "absent")
-        if late and self._partial_work() == "dropped":
-            missing |= dict.fromkeys(late, "straggler")
-        return sampled, late, missing
-
-    def _late_training(self, client: int) -> LocalTraining:
-        """What a straggler does in the server's round."""
-        rng = numpy_generator(self._seed, "partial work", self.server.round, client)
-        return self._local.shortened(int(self._num_batches[client]), rng)
 
     def _say_nobody_is_left(self) -> None:
         if not self._said_nobody:
@@ -292,14 +270,19 @@ class Federation:
                 "what stragglers did."
             )
 
-    def _partial_work(self) -> str:
-        assert self._stragglers is not None
-        asked = self._stragglers.partial_work
-        return self.algorithm.partial_work if asked == "method" else asked
-
-    def _missing_record(self, client: int, status: str) -> dict[str, Any]:
-        num_samples = int(self._num_samples[client])
-        return {"client": client, "num_samples": num_samples, "num_steps": 0, "status": status, "weight": 0.0}
+    def _missing_records(self, participants: Participants) -> list[dict[str, Any]]:
+        """Rows of those that sent nothing, in the order of sampling."""
+        return [
+            {
+                "client": client,
+                "num_samples": int(self._num_samples[client]),
+                "num_steps": 0,
+                "status": status,
+                "weight": 0.0,
+            }
+            for client in participants.sampled
+            if (status := participants.missing.get(client))
+        ]
 
     def _bytes_of_client(self) -> tuple[int, int]:
         """What each client receives in the server's round, and what it sends if it does."""
@@ -390,26 +373,6 @@ class Federation:
 
         return local_model
 
-    def _sample(self, round: int) -> list[int]:
-        if self.algorithm.trains_pooled:
-            return [POOLED]
-        ids = self._sampler(self.datamodule.num_clients, self.num_sampled, self._seed, round)
-        if not ids or len(set(ids)) != len(ids) or not 0 <= min(ids) <= max(ids) < self.datamodule.num_clients:
-            raise ConfigurationError(
-                f"trainer.sampler: {type(self._sampler).__name__} returned {ids[:10]} for round {round}; it must "
-                f"return distinct clients from 0 to {self.datamodule.num_clients - 1}."
-            )
-        if self.algorithm.needs_all_clients and len(ids) < self.datamodule.num_clients:
-            raise ConfigurationError(
-                f"trainer.sampler: {type(self._sampler).__name__} returned {len(ids)} clients for round {round}; "
-                f"{type(self.algorithm).__name__} takes all {self.datamodule.num_clients}."
-            )
-        return ids
-
-    def _num_steps(self, ids: list[int]) -> list[int]:
-        """What each client is to do in a round."""
-        return [self._local.num_steps(int(self._num_batches[i])) if i != POOLED else 1 for i in ids]
-
     def _share(self, steps: list[int]) -> list[int]:
         """The positions of this rank's clients."""
         return deal(steps, self.fabric.world_size)[self.fabric.global_rank]
@@ -427,7 +390,7 @@ class Federation:
         """Run a cohort's half, then the server's parts on its message."""
         cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
         if is_late:
-            cohort.local = self._late_training(cohort.ids[0])
+            cohort.local = self.participation.late_training(self.server.round, cohort.ids[0])
         self.algorithm.client_update(self.engine, cohort, self.server)
         cohort.check_finite()
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
@@ -564,20 +527,3 @@ class Federation:
         self.grad_scale = state["grad_scale"]
         if state["per_tensor_optimizer"] and self.engine.optimizer.is_flat:
             self.engine.optimizer.use_per_tensor()
-
-
-def deal(steps: list[int], num_ranks: int) -> list[list[int]]:
-    """The positions of each rank's clients: longest first, each to the rank with the least to do.
-
-    Example:
-        >>> deal([5, 1, 3], 2), deal([5, 1, 3], 1)
-        ([[0], [2, 1]], [[0, 1, 2]])
-    """
-    if num_ranks == 1:
-        return [list(range(len(steps)))]
-    loads, shares = [0] * num_ranks, [list[int]() for _ in range(num_ranks)]
-    for position in sorted(range(len(steps)), key=lambda k: (-steps[k], k)):
-        rank = loads.index(min(loads))
-        loads[rank] += steps[position]
-        shares[rank].append(position)
-    return shares

@@ -18,8 +18,9 @@ from fedbc_lightning.datasets import num_items
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.sequential import NUM_MATRICES, SequentialEngine
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.federation import NUM_ROUNDS_LOOKED_AT, PlannedRound, deal
+from fedbc_lightning.federation import NUM_ROUNDS_LOOKED_AT, PlannedRound
 from fedbc_lightning.module import step_stage
+from fedbc_lightning.participation import deal
 from fedbc_lightning.recorder import run_checkpoint, settings, states_of_callbacks
 from fedbc_lightning.row_file import NUM_SLOTS
 from fedbc_lightning.seeding import derive, seed_globals

@@ -136,7 +136,7 @@ def describe(trainer: FederatedTrainer) -> str:
     return (
         f"{federation.algorithm} · {type(federation.user.module).__name__} "
         f"({layout.num_parameters:,} parameters) · {trainer.datamodule.num_clients} clients, "
-        f"{federation.num_sampled} per round · {trainer.max_rounds} rounds{processes}{resumed}{missing}"
+        f"{federation.participation.num_sampled} per round · {trainer.max_rounds} rounds{processes}{resumed}{missing}"
     )
 
 
