@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -68,9 +67,8 @@ class Comparison:
         except filelock.Timeout:
             raise ConfigurationError(f"'{study.folder}' is being worked on by another process.") from None
         devices = list(range(torch.cuda.device_count()))
-        count = study.workers or len(devices) or os.cpu_count() or 1
         with held:
-            with Workers(count, study.threads, devices) as self._workers:
+            with Workers(study.num_workers, study.threads, devices) as self._workers:
                 self._is_looked_at = False
                 chosen = tune(study, lambda runs: self._do("tuning", runs))
                 self.states = self._do(str(study.name), self._runs(chosen))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -150,8 +149,7 @@ def plan_study(study: Study) -> StudyPlan:
         ]
     finally:
         torch.set_num_threads(threads)
-    num_workers = study.workers or torch.cuda.device_count() or os.cpu_count() or 1
-    return StudyPlan(str(study.name), rows, num_workers, study.together)
+    return StudyPlan(str(study.name), rows, study.num_workers, study.together)
 
 
 def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, Any] | None) -> PlannedMethod:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,7 @@ class Study:
         papers: Name -> what a table of a paper says of the same; shown beside.
         scale: Below 1: so many of the rounds (also while tuning) and of the seeds, rounded up, but two seeds if there
             are two: one has no interval. The study then has a name of its own, and every table says so.
-        workers: Runs at a time; None: one per GPU, or one per core where there is none.
+        workers: Runs at a time; None: one per GPU, or one per core that the process may use where there is none.
         together: So many runs of one kind, at most, are done at once by each of these: alike in everything but the
             algorithm and the seed, their clients are trained as one stack, bit for bit as by themselves. Several times
             faster for small models; needs ``trainer.engine: vectorized`` and the memory for that many runs.
@@ -184,6 +185,14 @@ class Study:
         """The seeds, as many as the scale leaves."""
         seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
         return seeds[: max(2, self._shrunk(len(seeds)))]
+
+    @property
+    def num_workers(self) -> int:
+        """Runs, or stacks of runs, at a time."""
+        import torch  # not needed to read a study
+
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return self.workers or torch.cuda.device_count() or cores or 1
 
     @property
     def folder(self) -> Path:
