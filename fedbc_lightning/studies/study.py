@@ -259,8 +259,9 @@ class Study:
         self._shrink(settings)
         values = ",".join(f"{key.rpartition('.')[2]}={short(value)}" for key, value in tried.items())
         folder = self.folder / "tuning" / slug(variant) / slug(method.name) / slug(values)
-        folder = folder / f"rung_{rung}" / f"seed_{seed}"
-        return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder, values)
+        *shorter, own = (folder / f"rung_{k}" / f"seed_{seed}" for k in range(rung + 1))
+        configs = self.configs
+        return Run(variant, method.name, seed, method.algorithm, configs, settings, own, values, tuple(shorter))
 
     def _shrink(self, settings: dict[str, Any]) -> None:
         """Give a run as many of its rounds as the scale leaves."""
