@@ -25,10 +25,8 @@ from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.module import UserModule
 from fedbc_lightning.optimizers import LocalOptimizer, RoundSchedulers, configure
 from fedbc_lightning.participation import Participants, Participation, deal
-from fedbc_lightning.sampling import ClientSampler
 from fedbc_lightning.server import Sums
 from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState, StagedClient, StateDeclaration
-from fedbc_lightning.stragglers import Stragglers
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -68,13 +66,11 @@ class Federation:
         datamodule: Set up.
         algorithm: The method.
         local: What every client does.
-        sampler: Which clients take part.
-        clients_per_round: A number, or a fraction of N.
+        participation: Who takes part in a round.
         buffers: Policy for buffers.
         keep_local_models: Whether the last w_i of every client is kept where the method keeps none; None: if all of
             them take at most 64 MiB.
         client_dtype: In which clients' vectors are kept; None: that of z.
-        stragglers: Who does less than asked, or vanishes; None: nobody.
         engine: How local training is done; ``"auto"``: by the faster one.
         max_rounds: T; no sampler is asked beyond.
         seed: The run's seed.
@@ -83,7 +79,6 @@ class Federation:
         server: :class:`~fedbc_lightning.state.ServerState`.
         clients: :class:`~fedbc_lightning.state.ClientStore`.
         layout: :class:`~fedbc_lightning.layout.ParameterLayout`.
-        participation: Who takes part in a round.
         fingerprint: What must be equal for a checkpoint to be resumed.
         has_local_models: Whether there is a client model that is "local" in evaluation.
     """
@@ -95,21 +90,16 @@ class Federation:
         datamodule: FederatedDataModule,
         algorithm: FederatedAlgorithm,
         local: LocalTraining,
-        sampler: ClientSampler,
-        clients_per_round: int | float,
+        participation: Participation,
         buffers: BufferPolicy,
         keep_local_models: bool | None,
         client_dtype: torch.dtype | None,
-        stragglers: Stragglers | None,
         engine: choice.Kind | Literal["auto"],
         max_rounds: int,
         seed: int,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
-        self._local, self._seed = local, seed
-        self.participation = Participation(
-            datamodule, algorithm, local, sampler, clients_per_round, stragglers, seed
-        )  # fmt: skip
+        self._local, self.participation, self._seed = local, participation, seed
         self._num_samples, self._num_batches = datamodule.num_samples("train"), datamodule.num_batches()
         self._tell_module_about_largest_client()
 
@@ -277,11 +267,11 @@ class Federation:
                 "client": client,
                 "num_samples": int(self._num_samples[client]),
                 "num_steps": 0,
-                "status": status,
+                "status": participants.missing[client],
                 "weight": 0.0,
             }
             for client in participants.sampled
-            if (status := participants.missing.get(client))
+            if client in participants.missing
         ]
 
     def _bytes_of_client(self) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from fedbc_lightning.federation import Federation
 from fedbc_lightning.hooks import Hooks
 from fedbc_lightning.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.module import UserModule, check_module
+from fedbc_lightning.participation import Participation
 from fedbc_lightning.plan import Plan, make_plan
 from fedbc_lightning.recorder import Recorder, settings, warn_of_other_settings
 from fedbc_lightning.round_loop import RoundLoop
@@ -418,10 +419,13 @@ class FederatedTrainer(CallbackView):
         model.configure_model()
         self.user = UserModule(model, fabric, self.hooks, self.shim, datamodule)
         self.user.attach()
+        participation = Participation(
+            datamodule, algorithm, self.local, self.sampler, self.clients_per_round, self.stragglers, self.seed
+        )
+        client_dtype = None if self.client_dtype is None else getattr(torch, self.client_dtype)
         self.federation = Federation(
-            fabric, self.user, datamodule, algorithm, self.local, self.sampler, self.clients_per_round, self.buffers,
-            self.keep_local_models, None if self.client_dtype is None else getattr(torch, self.client_dtype),
-            self.stragglers, engine, self.max_rounds, self.seed,
+            fabric, self.user, datamodule, algorithm, self.local, participation, self.buffers, self.keep_local_models,
+            client_dtype, engine, self.max_rounds, self.seed,
         )  # fmt: skip
         self.server, self.clients = self.federation.server, self.federation.clients
         self.layout = self.federation.layout
