@@ -1,7 +1,6 @@
 """``plan`` says beforehand what a run then does, and leaves nothing behind."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -201,14 +200,6 @@ def study(project, monkeypatch):
     monkeypatch.syspath_prepend(str(project))
     Path("study.yaml").write_text(yaml.safe_dump(STUDY))
     return Study(**{**STUDY, "tuning": Tuning(**STUDY["tuning"]), "name": "study"})
-
-
-def test_a_longer_trial_goes_on_from_the_shorter_one(study):
-    algorithms = {"FedProx": {"mu": {"grid": [0.1, 1.0, 10.0, 100.0]}}}
-    tuning = Tuning(seeds=[0, 1], max_rounds=[1, None])  # 4 for one round, the best 2 for the second
-    (row,) = plan_study(replace(study, algorithms=algorithms, variants={"all": {}}, tuning=tuning)).rows
-    assert (row.num_runs, row.num_trials) == (4, 2 * (4 + 2))
-    assert row.num_rounds == 4 * 2 + 2 * (4 * 1 + 2 * 1)
 
 
 def test_a_study_is_the_sum_of_its_runs(study, capsys):

@@ -158,7 +158,7 @@ def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, A
     is_chosen = not method.tuned or chosen is not None
     num_done = sum(is_finished(run) for run in runs) if is_chosen else 0
     plan, start_seconds = plan_run(runs[0])
-    num_trials = num_tried = taken_over = 0
+    num_trials = num_tried = 0
     num_rounds = (len(runs) - num_done) * plan.max_rounds
     for rung, count in _count_trials(study, method):
         settings = study.trial(variant, method, study.tuning.seeds[0], tried, rung).settings
@@ -166,9 +166,7 @@ def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, A
         notes = places.glob(f"*/rung_{rung}/seed_*/{NOTE}")
         done = sum(json.loads(note.read_text())["is_finished"] for note in notes)
         num_trials, num_tried = num_trials + count, num_tried + min(count, done)
-        rounds = settings.get("trainer.max_rounds", plan.max_rounds)
-        num_rounds += (count - min(count, done)) * (rounds - taken_over)
-        taken_over = rounds  # by the next rung's
+        num_rounds += (count - min(count, done)) * settings.get("trainer.max_rounds", plan.max_rounds)
     counts = len(runs), num_trials, num_done + num_tried, num_rounds
     return PlannedMethod(variant, method.name, plan, *counts, start_seconds)
 

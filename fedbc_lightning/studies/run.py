@@ -27,7 +27,6 @@ class Run:
         settings: Full key -> value, over the configs.
         folder: It lies there, in ``version_0``.
         tried: The values that a run of tuning tries; empty: it is a run that is reported.
-        shorter: Folders where the same run may lie with fewer rounds, the fewest first; it goes on from there.
     """
 
     variant: str
@@ -38,7 +37,6 @@ class Run:
     settings: dict[str, Any]
     folder: Path
     tried: str = ""
-    shorter: tuple[Path, ...] = ()
 
     @property
     def title(self) -> str:

@@ -13,8 +13,6 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from fedbc_lightning import run_folder
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.studies.run import Run
@@ -178,12 +176,11 @@ class Schedule:
         state.status = "running"
         folder, words = state.run.folder, state.run.words()
         write_note(state.run, is_finished=False)
-        if run_folder.last_checkpoint(folder) is None:  # what was stopped before its first checkpoint begins anew
-            for broken in run_folder.versions(folder):
-                shutil.rmtree(broken)
-            take_over(state.run)
         if run_folder.last_checkpoint(folder) is not None:
             words += ["--ckpt_path", "last"]
+        else:  # what was stopped before its first checkpoint begins anew
+            for broken in run_folder.versions(folder):
+                shutil.rmtree(broken)
         return Task(words, folder / "log.txt", self._together > 1)
 
     def _listen(self, worker: Worker) -> None:
@@ -264,28 +261,6 @@ def is_finished(run: Run) -> bool:
                 f"{here.get(key, 'not given')}. Give the study another name, or remove that folder."
             )
     return found["is_finished"]
-
-
-def take_over(run: Run) -> None:
-    """Copy into a run's folder what the same run with fewer rounds has left, if there is one that took them all."""
-    for folder in reversed(run.shorter):
-        path = folder / NOTE
-        if not path.is_file():
-            continue
-        note = json.loads(path.read_text())
-        num_rounds = int(note["run"]["trainer.max_rounds"])
-        here, there = ({**words, "trainer.max_rounds": ""} for words in (run.identity(), note["run"]))
-        last = run_folder.last_checkpoint(folder)
-        if not note["is_finished"] or here != there or last is None:
-            continue
-        version = last.parent.parent
-        if int(pd.read_csv(version / "metrics.csv", usecols=["round"])["round"].iloc[-1]) < num_rounds:
-            continue  # it was stopped early, and with more rounds would have been, too
-        partial = run.folder / "partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(version, partial, ignore=shutil.ignore_patterns("config.yaml"))  # which says fewer rounds
-        os.replace(partial, run.folder / version.name)
-        return
 
 
 def version_folder(run: Run) -> Path | None:

@@ -259,9 +259,8 @@ class Study:
         self._shrink(settings)
         values = ",".join(f"{key.rpartition('.')[2]}={short(value)}" for key, value in tried.items())
         folder = self.folder / "tuning" / slug(variant) / slug(method.name) / slug(values)
-        *shorter, own = (folder / f"rung_{k}" / f"seed_{seed}" for k in range(rung + 1))
-        configs = self.configs
-        return Run(variant, method.name, seed, method.algorithm, configs, settings, own, values, tuple(shorter))
+        folder = folder / f"rung_{rung}" / f"seed_{seed}"
+        return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder, values)
 
     def _shrink(self, settings: dict[str, Any]) -> None:
         """Give a run as many of its rounds as the scale leaves."""

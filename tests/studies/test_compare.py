@@ -3,10 +3,8 @@
 import io
 import os
 import re
-import shutil
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +17,9 @@ from rich.console import Console
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.compare import Comparison
-from fedbc_lightning.studies.methods import Tuning
 from fedbc_lightning.studies.progress import StudyProgress
 from fedbc_lightning.studies.results import check_pairs, evaluated
-from fedbc_lightning.studies.schedule import Schedule, Workers, take_over, version_folder, write_note
+from fedbc_lightning.studies.schedule import Schedule, Workers
 from fedbc_lightning.studies.study import Study
 
 ACCURACY = "global/test_accuracy"
@@ -244,50 +241,11 @@ def test_tuning_looks_at_validation_data_alone_and_longer_at_what_has_promise(pr
         assert [table["round"].max() for table in tables] == [row["rung"] + 1] * 2
         mean = sum(table["global/val_accuracy"].iloc[-1] for table in tables) / 2
         assert row["global/val_accuracy"] == pytest.approx(mean)
-    longer = folder / f"tuning/all/tuned/lr={second['model.lr'].iloc[0]:g}/rung_1/seed_1"
-    assert "--ckpt_path last" in (longer / "log.txt").read_text()  # from the last round of the rung before
-    assert run_cli("fit", "--config", longer / "version_0/config.yaml", "--trainer.name", "scratch") == 0
-    scratch = next(project.rglob("scratch/version_0"))
-    for name in ("metrics.csv", "clients.csv", "evaluation.csv"):
-        tables = [pd.read_csv(version / name) for version in (longer / "version_0", scratch)]
-        whole, continued = (table.loc[:, ~table.columns.str.startswith("time/")] for table in tables)
-        pd.testing.assert_frame_equal(whole, continued)
     best = second.loc[second["global/val_accuracy"].idxmax(), "model.lr"]
     assert yaml.safe_load((folder / "tuned.yaml").read_text()) == {"all": {"tuned": {"model.lr": best}}}
     config = yaml.safe_load((folder / "runs/all/tuned/seed_0/version_0/config.yaml").read_text())
     assert config["model"]["init_args"]["lr"] == best
     assert config["trainer"]["max_rounds"] == 2
-
-
-def test_a_run_goes_on_from_the_same_run_with_fewer_rounds_alone(project, monkeypatch):
-    importable(project, monkeypatch)
-    tuned = {"tuned": {"algorithm": "FedAvg", "model.lr": {"grid": [0.1, 0.01]}}}
-    given = {"algorithms": tuned, "variants": {"all": {}}, "tuning": Tuning(max_rounds=[1, 2, 3])}
-    study = Study(**{**TINY, **given, "base": str(project / "tiny.yaml"), "name": "study", "out": str(project / "out")})
-    (method,) = study.methods
-    first, second, third = (study.trial("all", method, 0, {"model.lr": 0.1}, rung) for rung in range(3))
-    assert run_cli(*first.words()) == 0
-
-    def taken_over():
-        shutil.rmtree(third.folder, ignore_errors=True)
-        (third.folder / "partial").mkdir(parents=True)  # of a study that was killed while it copied
-        take_over(third)
-        return version_folder(third)
-
-    assert taken_over() is None  # there is no note
-    write_note(first, is_finished=False)
-    assert taken_over() is None
-    write_note(first, is_finished=True)
-    found = taken_over()
-    assert (found / "metrics.csv").read_text() == (version_folder(first) / "metrics.csv").read_text()
-    assert (found / "checkpoints/last.ckpt").is_file()
-    assert not (found / "config.yaml").exists()  # written anew, with the run's own rounds
-    write_note(replace(first, folder=second.folder), is_finished=True)  # its tables are not there
-    assert taken_over() == found
-    write_note(replace(first, seed=1), is_finished=True)
-    assert taken_over() is None  # another run
-    write_note(replace(first, settings={**first.settings, "trainer.max_rounds": 2}), is_finished=True)
-    assert taken_over() is None  # stopped before its last round, as the longer one would have been
 
 
 def test_an_interval_is_searched_by_optuna_the_same_way_again(project):
