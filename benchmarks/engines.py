@@ -49,6 +49,7 @@ from torch.utils.data import TensorDataset
 from fedbc_lightning import FedAvg, FedBC, FederatedAlgorithm, FederatedDataModule, FederatedTrainer, UniformSampler
 
 BATCH_SIZE = 20
+LEARNING_RATE, MOMENTUM = 0.01, 0.5
 CLOCK: Callable[[], float] = time.perf_counter
 """``time.process_time`` by ``--cpu-time``."""
 
@@ -92,7 +93,7 @@ class Plain(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """SGD with momentum."""
-        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.5)
+        return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
 @dataclass
@@ -147,7 +148,7 @@ def loop(work: Workload, data: Clients, *, flat: bool) -> float:
             inputs, targets = data.arrays[client]
             row.copy_(z)
             moment.zero_()
-            optimizer = None if flat else torch.optim.SGD(parameters, lr=0.01, momentum=0.5)
+            optimizer = None if flat else torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
             for _ in range(work.epochs):
                 for chosen in torch.randperm(len(inputs)).split(BATCH_SIZE):
                     loss = functional.cross_entropy(net(inputs[chosen]), targets[chosen])
@@ -158,7 +159,7 @@ def loop(work: Workload, data: Clients, *, flat: bool) -> float:
                         optimizer.step()
                     else:
                         torch.cat([p.grad.reshape(-1) for p in parameters], out=grad)  # type: ignore[union-attr]
-                        row.sub_(moment.mul_(0.5).add_(grad), alpha=0.01)
+                        row.sub_(moment.mul_(MOMENTUM).add_(grad), alpha=LEARNING_RATE)
                     steps += 1
             total.add_(row, alpha=len(inputs))
             weight += len(inputs)
@@ -206,7 +207,7 @@ def ours(
 
 def speed_of_peer(name: str, workload: str) -> float:
     """Client-steps per second of another framework, in a process of its own: what they leave behind costs time, too."""
-    command = [sys.executable, str(Path(__file__).with_name("peers.py")), name, workload]
+    command = [sys.executable, str(Path(__file__).with_name("peers.py")), PEERS[name], workload]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{name} failed on {workload}:\n{done.stderr[-2000:]}")

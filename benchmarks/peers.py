@@ -1,7 +1,7 @@
 """The workloads of benchmarks/engines.py in other frameworks, for its --peers; FedAvg, by their documented interfaces.
 
     pip install 'pfl[pytorch]' 'flwr[simulation]'
-    python benchmarks/peers.py pfl-research W1
+    python benchmarks/peers.py pfl W1
 
 Prints client-steps per second, with one thread.
 
@@ -12,9 +12,9 @@ clients as we. Flower draws its own, and sends them to one Ray actor.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -23,13 +23,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from engines import BATCH_SIZE, WORKLOADS, Clients, Workload
+from engines import BATCH_SIZE, LEARNING_RATE, MOMENTUM, WORKLOADS, Clients, Workload
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbc_lightning import UniformSampler
-
-LEARNING_RATE, MOMENTUM = 0.01, 0.5
 
 
 def num_steps(work: Workload, sizes: np.ndarray) -> int:
@@ -182,17 +180,21 @@ def flower(work: Workload, data: Clients) -> float:
     return steps[0] / started[0]
 
 
-PEERS: dict[str, Callable[[Workload, Clients], float]] = {"pfl-research": pfl_research, "Flower": flower}
+BY_PACKAGE: dict[str, Callable[[Workload, Clients], float]] = {"pfl": pfl_research, "flwr": flower}
 
 
-def main(name: str, workload: str) -> None:
+def main() -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("package", choices=BY_PACKAGE)
+    parser.add_argument("workload", choices=WORKLOADS)
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    work = WORKLOADS[workload]
-    print("steps/s", PEERS[name](work, Clients(work.sizes, work.shape)))
+    work = WORKLOADS[given.workload]
+    print("steps/s", BY_PACKAGE[given.package](work, Clients(work.sizes, work.shape)))
 
 
 if __name__ == "__main__":
     import peers  # Ray's actor finds functions by the name of their module
 
-    peers.main(*sys.argv[1:])
+    peers.main()

@@ -93,6 +93,9 @@ class Study:
             raise ConfigurationError("tuning.seeds: none given; give e.g. [0].")
         if not self.tuning.rungs or None in self.tuning.rungs[:-1]:
             raise ConfigurationError("tuning.max_rounds: give T, null, or a list such as [25, 100, null], null last.")
+        rungs = [rounds for rounds in self.tuning.rungs if rounds is not None]
+        if rungs != sorted(set(rungs)):
+            raise ConfigurationError(f"tuning.max_rounds: got {rungs}; give them ascending: longer for fewer runs.")
         if not self.metrics:
             raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [global/test_accuracy].")
         if not 0 < self.scale <= 1:

@@ -107,6 +107,7 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
         ({"factors": [{}]}, "factors: one has no levels"),
         ({"tuning": Tuning(seeds=[])}, "tuning.seeds: none given"),
         ({"tuning": Tuning(max_rounds=[None, 5])}, "tuning.max_rounds: give T, null, or a list"),
+        ({"tuning": Tuning(max_rounds=[25, 5, None])}, "tuning.max_rounds: got .25, 5.; give them ascending"),
         ({"workers": 0}, "workers: got 0"),
         ({"overrides": {"trainer": {"max_rounds": 3}}}, "overrides.trainer: give full keys"),
         ({"algorithms": {"FedProx": {"mu": {"grid": [1, 1.0]}}}}, "mu: 1 is there twice"),
