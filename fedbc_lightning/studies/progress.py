@@ -95,11 +95,12 @@ class StudyProgress:
 def seconds_left(schedule: Schedule) -> float | None:
     """What the rest will take if it goes on as so far in this session; None: nothing is known yet.
 
-    A run counts by its share of rounds; runs that were done before count for nothing.
+    A run counts by its share of rounds; runs and rounds that were done before count for nothing.
     """
     here = [state for state in schedule.states if state.status != "finished" or state.seconds]
-    done = sum(map(_share, here))
-    return schedule.seconds * (len(here) - done) / done if done > 0 else None
+    left = sum(1 - _share(state) for state in here)
+    done = sum(_share(state) - state.begun for state in here)
+    return schedule.seconds * left / done if done > 0 else None
 
 
 def _share(state: State) -> float:

@@ -35,6 +35,7 @@ class State:
         status: ``waiting``, ``running``, ``finished`` or ``failed``.
         round: Of ``max_rounds``, as far as is known.
         max_rounds: See there.
+        begun: Share of its rounds that lay behind it when this session took it up.
         seconds: That it took in this session, without start-up and without those of runs beside it.
         error: Why it failed.
     """
@@ -43,6 +44,7 @@ class State:
     status: str = "waiting"
     round: int = 0
     max_rounds: int | None = None
+    begun: float = 0.0
     seconds: float = 0.0
     error: str | None = None
     losses: int = 0
@@ -196,6 +198,8 @@ class Schedule:
             return
         state = worker.states[report.place]
         if isinstance(report, Progress):
+            if state.max_rounds is None:
+                state.begun = (report.round - 1) / report.max_rounds
             state.round, state.max_rounds = report.round, report.max_rounds
             return
         assert isinstance(report, Ended)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.compare import Comparison
-from fedbc_lightning.studies.progress import StudyProgress
+from fedbc_lightning.studies.progress import StudyProgress, seconds_left
 from fedbc_lightning.studies.results import check_pairs, evaluated
 from fedbc_lightning.studies.schedule import Schedule, Workers
 from fedbc_lightning.studies.study import Study
@@ -104,6 +104,11 @@ def test_what_is_seen_of_runs_at_work(project, monkeypatch, is_terminal):
         progress.show(schedule)
     said = out.getvalue()
     assert "runs: 0 of 6 runs" in said
+    monkeypatch.setattr(Schedule, "seconds", 10.0)
+    done = 3 / 8 + 5 / 8 + 3 / 8
+    assert seconds_left(schedule) == pytest.approx(10 * (6 - done) / done)
+    first.begun = 2 / 8  # it went on from there
+    assert seconds_left(schedule) == pytest.approx(10 * (6 - done) / (done - 2 / 8))
     assert re.search(r"E=1 / FedAvg / seed 0 and 2 others +\S* *rounds 3 to 5/8", said)
     assert re.search(r"E=3 / FedAvg / seed 0 +\S* *starting", said)
     assert "E=1 / FedBC" not in said
