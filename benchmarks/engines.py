@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -187,7 +188,7 @@ def ours(
     work: Workload,
     data: Clients,
     algorithm: FederatedAlgorithm,
-    engine: str = "sequential",
+    engine: Literal["sequential", "vectorized", "auto"] = "sequential",
     callbacks: Sequence[Callback] = (),
 ) -> float:
     """Client-steps per second of the framework, tables written."""
@@ -197,7 +198,7 @@ def ours(
             max_rounds=work.warm_up + work.rounds, clients_per_round=work.num_sampled, local_epochs=work.epochs,
             accelerator="cpu", logger=False, eval_every_n_rounds=0, enable_progress_bar=False,
             enable_checkpointing=False, default_root_dir=folder, seed=0, callbacks=[watch, *callbacks],
-            engine=engine,  # type: ignore[arg-type]
+            engine=engine,
         )  # fmt: skip
         trainer.fit(Plain(work.make_net()), data, algorithm)
         with open(f"{trainer.log_dir}/clients.csv") as file:
@@ -286,7 +287,8 @@ class Profile(Callback):
 def profile(name: str, work: Workload, num_shown: int = 8) -> Iterator[str]:
     """For each engine, the files with the largest shares of the time of FedBC's rounds."""
     data = Clients(work.sizes, work.shape)
-    for engine in ("sequential", "vectorized"):
+    engines: tuple[Literal["sequential", "vectorized"], ...] = ("sequential", "vectorized")
+    for engine in engines:
         watch = Profile(work.warm_up)
         ours(work, data, FedBC(dual_lr=1e-3), engine, [watch])
         seconds = seconds_of_files(watch.found)

@@ -100,7 +100,7 @@ class Federation:
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
         self._local, self.participation, self._seed = local, participation, seed
-        self._num_samples, self._num_batches = datamodule.num_samples("train"), datamodule.num_batches()
+        self._num_samples = datamodule.num_samples("train")
         self._tell_module_about_largest_client()
 
         self.schedule = RoundSchedulers(configure(user))
@@ -440,7 +440,7 @@ class Federation:
 
     def _tell_module_about_largest_client(self) -> None:
         """What the module sees outside of clients, and ``configure_optimizers`` when called to learn its form."""
-        num_batches = int(self._num_batches.max())
+        num_batches = int(self.participation.num_batches.max())
         steps = self._local.num_steps(num_batches)
         self.user.shim.set(
             max_epochs=self._local.epochs or 1, max_steps=self._local.steps or -1, num_training_batches=num_batches,

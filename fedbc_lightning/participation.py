@@ -47,6 +47,7 @@ class Participation:
 
     Attributes:
         num_sampled: S.
+        num_batches: Of each client per epoch, int64 (N,).
 
     Raises:
         ConfigurationError: What is asked for does not go with the data or the method.
@@ -58,7 +59,7 @@ class Participation:
     ) -> None:  # fmt: skip
         self._algorithm, self._local, self._sampler = algorithm, local, sampler
         self._stragglers, self._seed = stragglers, seed
-        self._num_clients, self._num_batches = datamodule.num_clients, datamodule.num_batches()
+        self._num_clients, self.num_batches = datamodule.num_clients, datamodule.num_batches()
         self.num_sampled = num_sampled(clients_per_round, self._num_clients)
         name = type(algorithm).__name__
         if algorithm.needs_all_clients and self.num_sampled < self._num_clients:
@@ -106,16 +107,16 @@ class Participation:
 
     def num_steps(self, ids: list[int]) -> list[int]:
         """What each client is asked to do in a round, in steps."""
-        return [self._local.num_steps(int(self._num_batches[i])) if i != POOLED else 1 for i in ids]
+        return [self._local.num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
 
     def late_training(self, round: int, client: int) -> LocalTraining:
         """What a straggler does."""
         rng = numpy_generator(self._seed, "partial work", round, client)
-        return self._local.shortened(int(self._num_batches[client]), rng)
+        return self._local.shortened(int(self.num_batches[client]), rng)
 
     def late_steps(self, round: int, client: int) -> int:
         """That in steps."""
-        return self.late_training(round, client).num_steps(int(self._num_batches[client]))
+        return self.late_training(round, client).num_steps(int(self.num_batches[client]))
 
 
 def deal(steps: list[int], num_ranks: int) -> list[list[int]]:
