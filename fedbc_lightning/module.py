@@ -36,7 +36,7 @@ class UserModule:
         datamodule: Its batch-transfer hooks go before the module's, as in Lightning.
 
     Raises:
-        ConfigurationError: The module cannot be federated; see :func:`check_module`.
+        ConfigurationError: Its precision cannot be had here; see :func:`check_kernels`.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class UserModule:
         self._transfer = _find_transfer_hooks(module, datamodule)
         precision.convert_module(module)
         module.to(self.device)
+        check_kernels(module, precision, self.device)
         self.metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
         # What does not travel must not leak from one client into the next either.
@@ -233,6 +234,30 @@ def check_module(module: Any) -> None:
         )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise ConfigurationError(f"model: {name}.training_step takes dataloader_iter; take (batch, batch_idx).")
+
+
+def check_kernels(module: nn.Module, precision: Precision, device: torch.device) -> None:
+    """Raise if torch has no LSTM for a mixed precision on this processor, as on x86 without AVX-512.
+
+    Args:
+        module: The user's.
+        precision: Fabric's.
+        device: Of the module.
+
+    Raises:
+        ConfigurationError: It holds an LSTM, and torch has none.
+    """
+    if device.type != "cpu" or not any(isinstance(child, nn.LSTM) for child in module.modules()):
+        return
+    try:
+        with torch.no_grad(), precision.forward_context():
+            probe = nn.LSTM(1, 1, device="meta").to_empty(device="cpu")  # draws no random numbers
+            probe(torch.zeros(1, 1, 1))
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"trainer.precision: torch has no LSTM in {precision.precision} for this processor; use 32-true or "
+            "bf16-true."
+        ) from error
 
 
 def step_stage(module: LightningModule, split: str) -> str | None:

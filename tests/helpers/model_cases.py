@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from fedbc_lightning.models import (
     CIFARCNN,
@@ -19,7 +20,7 @@ from fedbc_lightning.models import (
     Sent140LSTM,
 )
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedbc_lightning import FederatedDataModule
@@ -116,3 +117,13 @@ def plain_trainer(root: Any, **options: Any) -> Trainer:
         "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": root, "log_every_n_steps": 1,
     }  # fmt: skip
     return Trainer(**{**settings, **options})
+
+
+def skip_without_lstm(model: nn.Module, precision: str) -> None:
+    """Skip the test where torch has no LSTM in this precision for this processor."""
+    if precision == "bf16-mixed" and any(isinstance(child, nn.LSTM) for child in model.modules()):
+        try:
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                nn.LSTM(1, 1)(torch.zeros(1, 1, 1))
+        except RuntimeError as error:
+            pytest.skip(f"torch has no LSTM in bf16-mixed for this processor: {error}")

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.boring import make_trainer, read_csv
-from helpers.model_cases import CASES, SIZES, ClientsOf, plain_trainer
+from helpers.model_cases import CASES, SIZES, ClientsOf, plain_trainer, skip_without_lstm
 
+from fedbc_lightning import ConfigurationError
 from fedbc_lightning.algorithms import FedAvg, FedBC
 
 
@@ -39,9 +40,24 @@ def test_one_round_is_the_mean_of_plain_fits(case, tmp_path):
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
 def test_federated_in_other_precisions(case, precision, tmp_path):
     model = case.model(lr=0.1)
+    skip_without_lstm(model, precision)
     trainer = fit(tmp_path, case, model, FedBC(dual_lr=0.01), precision=precision)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert np.isfinite(float(trainer.callback_metrics["global/test_loss"]))
+
+
+def test_a_precision_without_an_lstm_is_refused(tmp_path, monkeypatch):
+    """As it is on processors without AVX-512, on this one whichever it is."""
+
+    def forward(self, *args):
+        assert torch.is_autocast_enabled("cpu")
+        raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive")
+
+    monkeypatch.setattr(torch.nn.LSTM, "forward", forward)
+    case = next(case for case in CASES if case.name == "sent140")
+    said = "trainer.precision: torch has no LSTM in bf16-mixed for this processor; use 32-true or bf16-true."
+    with pytest.raises(ConfigurationError, match=said):
+        fit(tmp_path, case, case.model(), precision="bf16-mixed")
 
 
 def test_rmse_is_the_root_over_all_samples_per_client_and_pooled(tmp_path):

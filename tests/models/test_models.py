@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers.model_cases import CASES, plain_trainer
+from helpers.model_cases import CASES, plain_trainer, skip_without_lstm
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -41,7 +41,7 @@ def by_hand(model, case):
 
 @EVERY
 def test_the_loss_falls(case, tmp_path):
-    model = case.model(lr=0.05, momentum=0.9)
+    model = case.model(lr=0.02, momentum=0.9)
     trainer = plain_trainer(tmp_path, max_epochs=30)
     before = trainer.test(model, case.loader(), verbose=False)[0]["test_loss"]
     trainer.fit(model, case.loader(), case.loader())
@@ -51,6 +51,7 @@ def test_the_loss_falls(case, tmp_path):
 @EVERY
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
 def test_other_precisions_come_near(case, precision, tmp_path):
+    skip_without_lstm(case.model(), precision)
     results = []
     for used in ("32-true", precision):
         model = case.model(lr=0.1)
