@@ -1,14 +1,12 @@
 """Every example of docs/data.md is run as it is written there, section by section, each in an empty folder."""
 
 import csv
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.programs import run_python
 
 PAGE = Path(__file__).parents[1] / "docs" / "data.md"
 SECTIONS = {
@@ -24,10 +22,7 @@ def run(command: str, folder: Path) -> str:
     program, *words = shlex.split(command)
     if program == "fedbc-cli":
         words = ["-m", "fedbc_lightning", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_python(words, folder)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 

@@ -1,13 +1,12 @@
 """What the README shows works as it is written there."""
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.programs import run_python
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = {language: [] for language in ("bash", "python", "yaml")}
@@ -19,9 +18,7 @@ COMMANDS = [
 
 
 def run(command: str, folder: Path, *more: str) -> str:
-    arguments = [sys.executable, "-m", "fedbc_lightning", *shlex.split(command)[1:], *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = run_python(["-m", "fedbc_lightning", *shlex.split(command)[1:], *more], folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

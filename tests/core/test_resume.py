@@ -20,6 +20,7 @@ from helpers.boring import (
     read_csv,
     without_times,
 )
+from helpers.programs import run_python
 from lightning.pytorch.callbacks import EarlyStopping
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -54,7 +55,7 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     whole = tmp_path / "whole"
     arguments = [*COMMAND, "--trainer.default_root_dir"]
-    subprocess.run([*arguments, str(whole)], check=True, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    run_python([*arguments[1:], whole], tmp_path).check_returncode()
     broken, rng, kills = tmp_path / "broken", random.Random(0), 0
     resume = [*arguments, str(broken), "--ckpt_path", "last"]
     for _ in range(NUM_KILLS):
@@ -66,7 +67,7 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
         time.sleep(rng.uniform(0, 0.4))
         process.send_signal(signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
-    subprocess.run(resume, check=True, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    run_python(resume[1:], tmp_path).check_returncode()
     assert kills >= 2
     assert [p.name for p in (broken / "run").iterdir()] == ["version_0"]
     same_run(whole / "run" / "version_0", broken / "run" / "version_0")

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 from helpers.command_line import run_cli, start_cli
+from helpers.programs import run_python
 from rich.console import Console
 
 from fedbc_lightning import ConfigurationError
@@ -53,10 +54,9 @@ def write(folder, name="study.yaml", **given):
 
 def compare(*words, cwd, status=0):
     """What it prints; its exit status must be as given."""
-    process = start_cli("compare", *words, cwd=cwd)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == status, out + err
-    return out + err
+    done = run_python(["-m", "fedbc_lightning", "compare", *words], cwd)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def test_runs_of_one_kind_are_trained_together(project, monkeypatch):
