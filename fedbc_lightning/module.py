@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from torchmetrics import Metric
 
 from fedbc_lightning.collector import MetricCollector, batch_size_of
 from fedbc_lightning.datamodule import TRANSFER_HOOKS
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.hooks import Hooks, overrides
 from fedbc_lightning.shim import ModuleTrainer
 
@@ -36,7 +37,7 @@ class UserModule:
         datamodule: Its batch-transfer hooks go before the module's, as in Lightning.
 
     Raises:
-        ConfigurationError: Its precision cannot be had here; see :func:`check_kernels`.
+        ConfigurationError: The module cannot be federated; see :func:`check_module`.
     """
 
     def __init__(
@@ -55,12 +56,13 @@ class UserModule:
         precision = fabric.strategy.precision
         self.precision = precision
         is_plain = type(precision) is Precision
-        self.autocast: Callable[[], AbstractContextManager] = nullcontext if is_plain else precision.forward_context
+        self.autocast: Callable[[], AbstractContextManager] = nullcontext
+        if not is_plain:
+            self.autocast = partial(_steps_in, precision)
         self._convert: Callable[[Any], Any] | None = None if is_plain else precision.convert_input
         self._transfer = _find_transfer_hooks(module, datamodule)
         precision.convert_module(module)
         module.to(self.device)
-        check_kernels(module, precision, self.device)
         self.metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
         # What does not travel must not leak from one client into the next either.
@@ -236,30 +238,6 @@ def check_module(module: Any) -> None:
         raise ConfigurationError(f"model: {name}.training_step takes dataloader_iter; take (batch, batch_idx).")
 
 
-def check_kernels(module: nn.Module, precision: Precision, device: torch.device) -> None:
-    """Raise if torch has no LSTM for a mixed precision on this processor, as on x86 without AVX-512.
-
-    Args:
-        module: The user's.
-        precision: Fabric's.
-        device: Of the module.
-
-    Raises:
-        ConfigurationError: It holds an LSTM, and torch has none.
-    """
-    if device.type != "cpu" or not any(isinstance(child, nn.LSTM) for child in module.modules()):
-        return
-    try:
-        with torch.no_grad(), precision.forward_context():
-            probe = nn.LSTM(1, 1, device="meta").to_empty(device="cpu")  # draws no random numbers
-            probe(torch.zeros(1, 1, 1))
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"trainer.precision: torch has no LSTM in {precision.precision} for this processor; use 32-true or "
-            "bf16-true."
-        ) from error
-
-
 def step_stage(module: LightningModule, split: str) -> str | None:
     """Which step runs on a split: ``test_step`` on test data, without one ``validation_step``; None if neither."""
     stages = ("test", "validation") if split == "test" else ("validation", "test")
@@ -267,6 +245,22 @@ def step_stage(module: LightningModule, split: str) -> str | None:
         if overrides(module, f"{stage}_step", LightningModule):
             return stage
     return None
+
+
+@contextmanager
+def _steps_in(precision: Precision) -> Iterator[None]:
+    """Fabric's context for steps in a precision that torch may not have, such as LSTMs in bfloat16 without AVX-512."""
+    try:
+        with precision.forward_context():
+            yield
+    except RuntimeError as error:
+        said = first_line(error).partition(".")[0]
+        if not said.startswith("could not create a primitive"):
+            raise
+        raise ConfigurationError(
+            f"trainer.precision: torch cannot compute this model in {precision.precision} on this processor ({said}); "
+            "use 32-true."
+        ) from error
 
 
 def _takes_index(step: Callable[..., Any]) -> bool:

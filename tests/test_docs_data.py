@@ -3,6 +3,8 @@
 import csv
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,9 @@ EXAMPLES = [title for title, blocks in SECTIONS.items() if any(language == "bash
 def run(command: str, folder: Path) -> str:
     program, *words = shlex.split(command)
     if program == "fedbc-cli":
-        words = ["-m", "fedbc_lightning", *words]
-    done = run_python(words, folder)
+        done = run_python(["-m", "fedbc_lightning", *words], folder)
+    else:  # what it uses it must import
+        done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 

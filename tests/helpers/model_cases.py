@@ -126,4 +126,6 @@ def skip_without_lstm(model: nn.Module, precision: str) -> None:
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
                 nn.LSTM(1, 1)(torch.zeros(1, 1, 1))
         except RuntimeError as error:
-            pytest.skip(f"torch has no LSTM in bf16-mixed for this processor: {error}")
+            if "could not create a primitive" not in str(error):
+                raise
+            pytest.skip("torch has no LSTM in bf16-mixed for this processor")

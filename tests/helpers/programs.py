@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 
+import torch
+
 from helpers.scripts import ROOT
 
+TESTS = str(ROOT / "tests")
 PRELOADED = ["fedbc_lightning.cli.federated", "fedbc_lightning.engines.lockstep", "torch.utils.tensorboard"]
 START = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 """Seconds are won where a process is a fork of one that has imported all that, and done nothing since."""
@@ -22,7 +25,8 @@ START = multiprocessing.get_context("forkserver" if sys.platform == "linux" else
 def run_python(words: Sequence[str | Path], cwd: Path, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
     """``python`` with these words, ``[-m module | script] argument ...``; its output, and its exit status.
 
-    What depends on how Python starts, on signals, or on several processes of one run takes ``subprocess``.
+    What depends on how Python starts and ends (its imports, ``atexit``), on signals, or on several processes of one run
+    takes ``subprocess``.
     """
     command = [str(word) for word in words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
@@ -60,6 +64,8 @@ def _become(command: list[str], cwd: str, environment: dict[str, str], files: tu
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    torch.set_num_threads(1)
+    sys.path[:] = [path for path in sys.path if not path.startswith(TESTS)]  # pytest's
     is_module = command[0] == "-m"
     sys.argv = command[is_module:]
     sys.path.insert(0, cwd if is_module else str(Path(command[0]).resolve().parent))
