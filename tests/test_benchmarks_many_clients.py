@@ -76,13 +76,13 @@ def test_a_failure_says_why(many_clients, tmp_path):
 
 @pytest.mark.slow
 def test_the_scaling_plots(scaling, tmp_path, monkeypatch, capsys):
-    few = {name: {k: scaling.Point(20, 4, epochs=300, devices=k) for k in (2,)} for name in ("logistic",)}
+    few = {name: {k: scaling.Point(20, 4, epochs=300, devices=k) for k in (1, 2)} for name in ("logistic",)}
     both = {engine: {20: scaling.Point(20, 4, 8, 300, engine)} for engine in scaling.COLORS}
     chosen = {"d": scaling.Panel("MLPs", "parameters d", both), "processes": scaling.Panel("two", "processes", few)}
     monkeypatch.setattr(scaling, "panels", lambda: chosen)
     scaling.main(["--out", str(tmp_path / "scaling.png"), "--rounds", "2"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert all(float(line.split()[-1]) > 0 for line in lines)
     assert (tmp_path / "scaling.png").stat().st_size > 5000
 
