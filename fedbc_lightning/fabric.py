@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +26,7 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.errors import ConfigurationError, first_line
 
 START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
@@ -138,6 +139,25 @@ class WatchingLauncher(_SubprocessScriptLauncher):
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         os._exit(1)
+
+
+@contextmanager
+def missing_kernels_told(precision: str) -> Iterator[None]:
+    """Say what torch lacks in a precision on this processor, such as LSTMs in bfloat16 on x86 without AVX-512.
+
+    Raises:
+        ConfigurationError: An operation inside met that.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        said = first_line(error).partition(".")[0]
+        if precision == "32-true" or not said.startswith("could not create a primitive"):
+            raise
+        raise ConfigurationError(
+            f"trainer.precision: torch cannot compute this model in {precision} on this processor ({said}); use "
+            "32-true."
+        ) from error
 
 
 def make_fabric(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from torchmetrics import Metric
 
 from fedbc_lightning.collector import MetricCollector, batch_size_of
 from fedbc_lightning.datamodule import TRANSFER_HOOKS
-from fedbc_lightning.errors import ConfigurationError, first_line
+from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import Hooks, overrides
 from fedbc_lightning.shim import ModuleTrainer
 
@@ -56,9 +55,7 @@ class UserModule:
         precision = fabric.strategy.precision
         self.precision = precision
         is_plain = type(precision) is Precision
-        self.autocast: Callable[[], AbstractContextManager] = nullcontext
-        if not is_plain:
-            self.autocast = partial(_steps_in, precision)
+        self.autocast: Callable[[], AbstractContextManager] = nullcontext if is_plain else precision.forward_context
         self._convert: Callable[[Any], Any] | None = None if is_plain else precision.convert_input
         self._transfer = _find_transfer_hooks(module, datamodule)
         precision.convert_module(module)
@@ -245,22 +242,6 @@ def step_stage(module: LightningModule, split: str) -> str | None:
         if overrides(module, f"{stage}_step", LightningModule):
             return stage
     return None
-
-
-@contextmanager
-def _steps_in(precision: Precision) -> Iterator[None]:
-    """Fabric's context for steps in a precision that torch may not have, such as LSTMs in bfloat16 without AVX-512."""
-    try:
-        with precision.forward_context():
-            yield
-    except RuntimeError as error:
-        said = first_line(error).partition(".")[0]
-        if not said.startswith("could not create a primitive"):
-            raise
-        raise ConfigurationError(
-            f"trainer.precision: torch cannot compute this model in {precision.precision} on this processor ({said}); "
-            "use 32-true."
-        ) from error
 
 
 def _takes_index(step: Callable[..., Any]) -> bool:

@@ -29,7 +29,7 @@ from fedbc_lightning.engines.sequential import LocalTraining
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Evaluation, Evaluator
 from fedbc_lightning.export import Export
-from fedbc_lightning.fabric import make_fabric
+from fedbc_lightning.fabric import make_fabric, missing_kernels_told
 from fedbc_lightning.federation import Federation
 from fedbc_lightning.hooks import Hooks
 from fedbc_lightning.lifeline import WAS_KILLED, Lifeline, LostProcessError
@@ -476,7 +476,7 @@ def _run_in_process(fabric: Fabric, *arguments: Any) -> bytes | None:
     """What each process runs; rank 0's result goes back to a parent that only spawned."""
     trainer, *run_arguments = arguments
     trainer._fabric = fabric
-    with Lifeline(fabric).held(trainer._how_to_resume):
+    with Lifeline(fabric).held(trainer._how_to_resume), missing_kernels_told(trainer.precision):
         trainer._run(*run_arguments)
     if not fabric.is_global_zero or getattr(fabric.strategy, "_start_method", "popen") == "popen":
         return None

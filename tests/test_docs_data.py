@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.command_line import program_environment
 from helpers.programs import run_python
 
 PAGE = Path(__file__).parents[1] / "docs" / "data.md"
@@ -25,7 +26,9 @@ def run(command: str, folder: Path) -> str:
     if program == "fedbc-cli":
         done = run_python(["-m", "fedbc_lightning", *words], folder)
     else:  # what it uses it must import
-        done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, *words], cwd=folder, env=program_environment(), capture_output=True, text=True, check=False
+        )
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 

@@ -76,13 +76,17 @@ def run_cli(*words: str | Path) -> int:
         return int(stop.code or 0)
 
 
+def program_environment() -> dict[str, str]:
+    """Ours, with one thread and a width of lines."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
 def start_cli(*words: str | Path, cwd: Path, **kwargs: object) -> subprocess.Popen:
     """``python -m fedbc_lightning`` with these words, as a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     return subprocess.Popen(
         [sys.executable, "-m", "fedbc_lightning", *map(str, words)],
         cwd=cwd,
-        env=environment,
+        env=program_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from helpers.command_line import program_environment
 from helpers.scripts import ROOT
 
 TESTS = str(ROOT / "tests")
@@ -29,12 +30,11 @@ def run_python(words: Sequence[str | Path], cwd: Path, timeout: float = 300.0) -
     takes ``subprocess``.
     """
     command = [str(word) for word in words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         if sys.platform == "linux":
             _ensure_preloaded()
-        process = START.Process(target=_become, args=(command, str(cwd), environment, (str(out), str(err))))
+        process = START.Process(target=_become, args=(command, str(cwd), program_environment(), (str(out), str(err))))
         process.start()
         process.join(timeout)
         if process.exitcode is None:
