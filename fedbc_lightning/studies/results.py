@@ -47,8 +47,9 @@ def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
         row = {"variant": run.variant, "algorithm": run.method, "seed": run.seed, "status": state.status}
         metrics = read_metrics(run) if state.status == "finished" else None
         if metrics is not None:
-            reported = metrics.loc[reported_row(study, run, metrics)]
-            row |= {"round": int(reported["round"]), **{name: reported.get(name) for name in study.metrics}}
+            reported = reported_rows(study, run, metrics)
+            values = reported.reindex(columns=study.metrics).mean(skipna=False)
+            row |= {"round": int(reported["round"].iloc[-1]), **values}
             row |= {"rounds": int(metrics["round"].max()), **totals(metrics)}
         rows.append(row | {"error": state.error, "folder": str(version_folder(run) or run.folder)})
     columns = [
@@ -89,22 +90,24 @@ def evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
     return metrics[metrics[columns].notna().any(axis=1) & (metrics["round"] > 0)] if columns else metrics
 
 
-def reported_row(study: Study, run: Run, metrics: pd.DataFrame) -> int:
-    """The index of the round that is reported.
+def reported_rows(study: Study, run: Run, metrics: pd.DataFrame) -> pd.DataFrame:
+    """The round that is reported, or the rounds whose mean is.
 
     Raises:
         ConfigurationError: There is no validation metric to choose the round by.
     """
     rows = evaluated(metrics)
     chosen_by = criterion(study.report, study.metrics[0])
+    if study.report == "mean_of_last_tenth":
+        return rows[10 * rows["round"] > 9 * rows["round"].iloc[-1]]
     if study.report == "last":
-        return int(rows.index[-1])
+        return rows.tail(1)
     if chosen_by not in rows:
         raise ConfigurationError(f"report: {study.report} needs '{chosen_by}', which {run.title} does not log.")
     values = rows[chosen_by].dropna()
     if values.empty:
-        return int(rows.index[-1])
-    return int(values.idxmin() if is_lower_better(chosen_by) else values.idxmax())  # the first of equal ones
+        return rows.tail(1)
+    return rows.loc[[values.idxmin() if is_lower_better(chosen_by) else values.idxmax()]]  # the first of equal ones
 
 
 def criterion(report: Report, metric: str) -> str:

@@ -18,7 +18,7 @@ from fedbc_lightning.studies.run import Run, slug
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
 """What the study itself gives to each run."""
 
-Report = Literal["last", "best_on_validation", "best_on_test"]
+Report = Literal["last", "mean_of_last_tenth", "best_on_validation", "best_on_test"]
 
 
 @dataclass
@@ -41,8 +41,9 @@ class Study:
         seeds: A number of seeds (5: 0 to 4), or the seeds.
         reference: The algorithm that the others are compared with; None: the first.
         metrics: What is reported, the most important first; names as in ``metrics.csv``.
-        report: Which round: ``last``, ``best_on_validation`` (needs ``data.val_fraction``), or ``best_on_test``, which
-            looks at the answers, as much published code does, and is marked in every table.
+        report: Which round: ``last``; ``mean_of_last_tenth``, the mean of the evaluated ones of the last tenth of the
+            rounds, for models that swing with who was sampled; ``best_on_validation`` (needs ``data.val_fraction``);
+            or ``best_on_test``, which looks at the answers, as much published code does, and is marked in every table.
         tuning: See :class:`Tuning`.
         confidence: Of the intervals.
         papers: Name -> what a table of a paper says of the same; shown beside.

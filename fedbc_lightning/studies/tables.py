@@ -27,6 +27,7 @@ TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
 }  # fmt: skip
 REPORTED = {
     "last": "last evaluated round",
+    "mean_of_last_tenth": "mean of the evaluated rounds of the last tenth",
     "best_on_validation": "round with the best validation value",
     "best_on_test": "best round on the test data itself, which flatters every method",
 }

@@ -19,11 +19,12 @@ from rich.console import Console
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.progress import StudyProgress, seconds_left
-from fedbc_lightning.studies.results import check_pairs, evaluated
+from fedbc_lightning.studies.results import check_pairs, evaluated, read_results, reported_rows
 from fedbc_lightning.studies.schedule import Schedule, Workers
 from fedbc_lightning.studies.study import Study
 
 ACCURACY = "global/test_accuracy"
+LOSS = "global/test_loss"
 TINY = {
     "base": "tiny.yaml",
     "algorithms": {"FedAvg": {}, "again": {"algorithm": "FedAvg"}, "FedBC": {"dual_lr": 0.01}},
@@ -268,19 +269,28 @@ def test_an_interval_is_searched_by_optuna_the_same_way_again(project):
 
 def test_the_reported_round(project, monkeypatch):
     importable(project, monkeypatch)
-    overrides = {"trainer.max_rounds": 5, "data.val_fraction": 0.25, "model.lr": 2.0}
-    for report in ("best_on_validation", "best_on_test"):  # of the same runs
-        study = Study(**{**TINY, "algorithms": {"FedAvg": {}}, "overrides": overrides, "report": report})
+    overrides = {"trainer.max_rounds": 12, "data.val_fraction": 0.25, "model.lr": 2.0}
+    for report in ("best_on_validation", "best_on_test", "mean_of_last_tenth"):  # of the same runs
+        given = {"algorithms": {"FedAvg": {}}, "overrides": overrides, "metrics": [ACCURACY, LOSS], "report": report}
+        study = Study(**{**TINY, **given})
         comparison = Comparison(study)
         assert comparison.run()
         for row in comparison.results.to_dict("records"):
-            metrics = pd.read_csv(Path(row["folder"]) / "metrics.csv")[1:]
-            column = ACCURACY if report == "best_on_test" else "global/val_accuracy"
-            assert row["round"] == metrics["round"][metrics[column].idxmax()]
-            assert row[ACCURACY] == metrics.set_index("round")[ACCURACY][row["round"]]
+            metrics = pd.read_csv(Path(row["folder"]) / "metrics.csv").set_index("round")[1:]
+            if report == "mean_of_last_tenth":
+                assert row["round"] == 12
+                assert row[LOSS] == (metrics[LOSS][11] + metrics[LOSS][12]) / 2 != metrics[LOSS][12]
+            else:
+                column = ACCURACY if report == "best_on_test" else "global/val_accuracy"
+                assert row["round"] == metrics[column].idxmax()
+                assert row[ACCURACY] == metrics[ACCURACY][row["round"]]
         assert len(list((study.folder / "hparams").rglob("events.*"))) == len(comparison.results)
         said = (study.folder / "table.md").read_text()
         assert ("test data itself" in said) == (report == "best_on_test")
+        assert ("mean of the evaluated rounds of the last tenth" in said) == (report == "mean_of_last_tenth")
+    metrics.loc[11, LOSS] = None  # evaluated, and not a number: the mean is none either
+    metrics.to_csv(Path(row["folder"]) / "metrics.csv")
+    assert list(read_results(study, comparison.states)[LOSS].isna()) == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -312,10 +322,15 @@ def test_mistakes_are_told_before_anything_starts(project, capfd, given, message
 
 
 def test_a_diverged_round_is_not_passed_over():
-    table = pd.DataFrame(
-        {"round": [0, 1, 2, 3], "global/test_loss": [1.0, 0.5, None, None], "local/test_loss": [1, 1, 2, None]}
-    )
+    table = pd.DataFrame({"round": [0, 1, 2, 3], LOSS: [1.0, 0.5, None, None], "local/test_loss": [1, 1, 2, None]})
     assert list(evaluated(table).index) == [1, 2]  # 3 was not evaluated
+
+
+def test_a_mean_over_rounds_is_of_those_evaluated():
+    study = Study("x.yaml", {"a": {}}, metrics=[ACCURACY], report="mean_of_last_tenth", seeds=1)
+    table = pd.DataFrame({"round": range(31), ACCURACY: [n / 100 if n % 2 == 0 else None for n in range(31)]})
+    reported = reported_rows(study, study.run("all", study.methods[0], seed=0), table)
+    assert list(reported["round"]) == [28, 30]
 
 
 def test_a_metric_that_nobody_logs(project, monkeypatch):
