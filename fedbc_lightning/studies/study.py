@@ -182,7 +182,10 @@ class Study:
             if not all(level in wanted or not wanted & kind for level, kind in kinds):
                 del self.levels[name], self.variants[name]
         if not self.variants or not self.methods:
-            raise ConfigurationError(f"only: {', '.join(sorted(wanted))}: nothing of the study is left.")
+            left = "nothing of the study is left"
+            if self.part:
+                left = f"leaves nothing of {self.part}, which is of {', '.join(sorted(wanted))}"
+            raise ConfigurationError(f"only: {', '.join(self.only)}: {left}.")
 
     @property
     def seed_list(self) -> list[int]:

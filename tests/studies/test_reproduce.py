@@ -94,7 +94,8 @@ def test_a_figure_from_the_command_line(project, capfd):
     ("words", "message"),
     [
         (["table2", "--only", "[C = 4]"], "only: 'C = 4' is no algorithm, variant or level here; did you mean 'C = "),
-        (["table2", "--only", "[E = 1]"], "nothing of the study is left"),
+        (["figure4", "--only", "[E = 1]"], "only: E = 1: leaves nothing of figure4, which is of E = 5."),
+        (["table2", "--only", "[E = 1]"], "only: E = 1: leaves nothing of table2, which is of E = 5, FedAvg, "),
         (["table4", "--scale", "1"], "table4: computed without a study, so there is nothing for --scale to change"),
         (["table1", "--workers", "0"], "workers: got 0; give 1 or more"),
         (["table1", "--overrides.trainer.max_rounds", "4"], "overrides.trainer: give full keys"),
