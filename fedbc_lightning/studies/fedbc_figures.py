@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from fedbc_lightning.studies.figures import legend_below, panels_of, save
+from fedbc_lightning.studies.figures import label_x, legend_below, panels_of, save
 from fedbc_lightning.studies.results import finished, read_table
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
@@ -231,7 +231,7 @@ def _draw_means(panel: Axes, found: Mapping[float, Sequence[float]], label: str,
 
 
 def _finish(panel: Axes, x: str, y: str, title: str) -> None:
-    panel.set_xlabel(x)
+    label_x(panel, x)
     panel.set_ylabel(y)
     panel.set_title(title, fontsize=10)
     panel.grid(alpha=0.3)

@@ -13,7 +13,6 @@ import pandas as pd
 from lightning.pytorch import Callback, LightningModule
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from fedbc_lightning import algorithms
@@ -24,7 +23,7 @@ from fedbc_lightning.cli.names import class_name
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Models
 from fedbc_lightning.module import step_stage
-from fedbc_lightning.studies.figures import legend_below, panels_of, save
+from fedbc_lightning.studies.figures import label_x, legend_below, panels_of, save
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import finished, finished_folder, read_table
 from fedbc_lightning.studies.run import Run
@@ -208,10 +207,9 @@ def _grid(titles: Sequence[str], y: str, x: str = "round") -> tuple[Figure, list
     for panel in panels[len(titles) :]:
         panel.remove()
     for panel, title in zip(panels, titles, strict=False):
-        panel.set(title=title, xlabel=x)
+        panel.set_title(title)
+        label_x(panel, x)
         panel.grid(alpha=0.3)
-        if x == "round":
-            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in panels[: len(titles) : columns]:
         panel.set_ylabel(y)
     return figure, panels[: len(titles)]

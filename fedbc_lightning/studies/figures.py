@@ -12,6 +12,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedbc_lightning.studies.results import read_metrics
 from fedbc_lightning.studies.schedule import State
@@ -60,7 +61,7 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
                     mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == method.name)]
                     _draw(panel, mine.dropna(subset=[metric]), axis, metric, method.name, f"C{place % 10}")
                 panel.set_title(variant if len(variants) > 1 or variant != "all" else str(study.name))
-                panel.set_xlabel(label)
+                label_x(panel, label)
                 panel.grid(alpha=0.3)
             for panel in panels[len(variants) :]:
                 panel.set_visible(False)
@@ -78,6 +79,13 @@ def panels_of(
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
+
+
+def label_x(panel: Axes, label: str) -> None:
+    """Name the horizontal axis; rounds are marked at whole numbers."""
+    panel.set_xlabel(label)
+    if label == AXES["rounds"]:
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def legend_below(figure: Figure, panels: Iterable[Axes], columns: int = 5) -> None:
