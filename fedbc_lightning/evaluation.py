@@ -17,6 +17,7 @@ from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.fabric import gather_objects
 from fedbc_lightning.local import FineTuning
+from fedbc_lightning.metric_names import is_lower_better
 from fedbc_lightning.module import step_stage
 from fedbc_lightning.seeding import derive, numpy_generator, seed_globals
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 MAX_CLIENTS_BY_DEFAULT = 1000
 Task = tuple[str, int]
 """Which model, "global" or "local", on whose data: a client's, or -1: the pooled ones."""
-WORSE_IF_HIGHER = ("loss", "error", "rmse", "perplexity")
 
 
 @dataclass
@@ -221,8 +221,7 @@ def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, floa
         >>> fairness("accuracy", np.array([0.5, 1.0]), np.array([10, 20]))["fairness/accuracy_worst10"]
         0.5
     """
-    worse_if_higher = any(word in name.lower() for word in WORSE_IF_HIGHER)
-    ranked = np.sort(values)[::-1] if worse_if_higher else np.sort(values)
+    ranked = np.sort(values)[::-1] if is_lower_better(name) else np.sort(values)
     return {
         f"fairness/{name}_std": float(values.std()),
         f"fairness/{name}_worst10": float(ranked[: math.ceil(len(values) / 10)].mean()),

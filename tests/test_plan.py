@@ -230,11 +230,27 @@ def test_a_study_is_the_sum_of_its_runs(study, capsys):
 def test_finished_runs_of_a_study_count_for_nothing(study):
     method, tuned = study.methods
     for seed in (0, 1):
-        write_note(study.run("E=1", method, seed), is_finished=True)
+        run = study.run("E=1", method, seed)
+        write_note(run, is_finished=True)
+        (run.folder / "version_0").mkdir()
+        (run.folder / "version_0/metrics.csv").touch()
     write_note(study.run("E=1", method, 2), is_finished=False)
     write_note(study.trial("E=3", tuned, 0, {"algorithm.mu": 0.1}), is_finished=True)
     rows = plan_study(study).rows
     assert [(row.num_finished, row.num_rounds) for row in rows] == [(2, 4), (0, 14), (0, 8), (1, 13)]
+
+
+def test_a_mistake_in_one_run_of_a_study_is_told(study, capfd):
+    overrides = {"algorithm.mu": 0.5}
+    algorithms = {"FedProx": {}, "FedAvg": {}}
+    Path("study.yaml").write_text(
+        yaml.safe_dump({**STUDY, "algorithms": algorithms, "variants": {"a": {}, "b": overrides}})
+    )
+    assert run_cli("plan", "--config", "study.yaml") == 1
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("fedbc-cli: error: b / FedAvg: ")
+    assert said.err.count("\n") == 1
 
 
 def test_durations_are_said_as_people_do():

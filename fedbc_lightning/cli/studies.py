@@ -85,7 +85,10 @@ def read_study(command: str, words: list[str]) -> Study:
         path = find_config(value)
         words[position] = words[position].removesuffix(value) + str(path)
         if isinstance(path, Path):
-            overrides |= _read(path).get("overrides") or {}
+            given_overrides = _read(path).get("overrides") or {}
+            if not isinstance(given_overrides, dict):
+                raise UsageError(f"overrides: got {given_overrides}; give e.g. {{trainer.max_rounds: 10}}.")
+            overrides |= given_overrides
             names.append(path.stem)
     parser = study_parser(command)
     given = parser.parse_args(words)

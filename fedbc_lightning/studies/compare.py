@@ -21,13 +21,13 @@ from fedbc_lightning.studies.figures import draw_curves, read_curves
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.progress import StudyProgress
-from fedbc_lightning.studies.results import check_metrics, check_pairs, criterion, finished, read_results
+from fedbc_lightning.studies.results import check_metrics, check_pairs, finished, is_of_test_data, read_results
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import Schedule, State, Workers
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
-from fedbc_lightning.studies.tuning import tune, validation_metric
+from fedbc_lightning.studies.tuning import check_tried, tune, validation_metric
 
 
 class Comparison:
@@ -47,6 +47,7 @@ class Comparison:
         self.study, self.console = study, console or Console()
         self.results = self.summary = self.differences = pd.DataFrame()
         self.states: list[State] = []
+        self.trials: list[State] = []
         self.problems: list[str] = []
 
     def run(self) -> bool:
@@ -69,12 +70,17 @@ class Comparison:
         devices = list(range(torch.cuda.device_count()))
         with held:
             with Workers(study.num_workers, study.threads, devices) as self._workers:
-                self._is_looked_at = False
-                chosen = tune(study, lambda runs: self._do("tuning", runs))
+                self._is_looked_at, self._tuning_looked_at = False, set[str]()
+                chosen = tune(study, self._tune)
                 self.states = self._do(str(study.name), self._runs(chosen))
             self._write()
         self._show()
         return all(state.status == "finished" for state in self.states) and not self.problems
+
+    def _tune(self, runs: Sequence[Run]) -> list[State]:
+        states = self._do("tuning", runs)
+        self.trials += states
+        return states
 
     def _runs(self, chosen: dict[tuple[str, str], dict[str, Any]]) -> list[Run]:
         """The runs that are reported: seed by seed, so that early tables compare something."""
@@ -96,12 +102,19 @@ class Comparison:
             return Schedule(runs, self._workers, on_change, self.study.together).run()
 
     def _look_at_metrics(self, states: Sequence[State]) -> None:
-        """Once each algorithm has a finished run: that they log what is reported, before all the others are done.
+        """Of the first finished runs: that they log what is looked at, before all the others are done.
+
+        What tunes is looked at in each algorithm's first run, what is reported once all have one.
 
         Raises:
             ConfigurationError: None does.
         """
-        first = {run.method: run for run in reversed(finished(states)) if not run.tried}
+        done = finished(states)
+        for run in done:
+            if run.tried and run.method not in self._tuning_looked_at:
+                self._tuning_looked_at.add(run.method)
+                check_tried(self.study, run)
+        first = {run.method: run for run in reversed(done) if not run.tried}
         if not self._is_looked_at and len(first) == len(self.study.methods):
             self._is_looked_at = True
             check_metrics(self.study, first.values())
@@ -111,7 +124,8 @@ class Comparison:
     def check(self) -> None:
         """Parse command lines in this process, and look at what a study cannot do.
 
-        Those of each algorithm in the first variant, and of the first algorithm in each variant.
+        Those of each algorithm with each value of its grids in the first variant, of the first algorithm in each
+        variant, and of all algorithms in a variant that sets something of the algorithm.
 
         Raises:
             ConfigurationError: Something is wrong, with the run that shows it.
@@ -119,20 +133,25 @@ class Comparison:
         study = self.study
         if any(method.tuned for method in study.methods):
             validation_metric(study)
-        if study.report == "best_on_validation" and "/val_" not in criterion(study.report, study.metrics[0]):
-            raise ConfigurationError(f"report: best_on_validation: '{study.metrics[0]}' is of no test data.")
+        if study.report.startswith("best_on_") and not is_of_test_data(study.metrics[0], study.report):
+            raise ConfigurationError(
+                f"report: {study.report}: '{study.metrics[0]}', the first of metrics, is of no test data; put one "
+                "first that is, e.g. global/test_accuracy."
+            )
         first = next(iter(study.variants))
         for method in study.methods:
-            tried = self._check_run(first, method)
+            for tried in method.each_value():
+                self._check_run(first, method, tried)
             if method.tuned:
-                parse(study.trial(first, method, study.tuning.seeds[0], tried))
-        for variant in list(study.variants)[1:]:
-            self._check_run(variant, study.methods[0])
+                parse(study.trial(first, method, study.tuning.seeds[0], method.first()))
+        for variant, overrides in list(study.variants.items())[1:]:
+            is_of_algorithm = any(key.partition(".")[0] == "algorithm" for key in overrides or {})
+            for method in study.methods if is_of_algorithm else study.methods[:1]:
+                self._check_run(variant, method, method.first())
 
-    def _check_run(self, variant: str, method: Method) -> dict[str, Any]:
-        """Parse the command line of one run; the first values of what is tuned, with which it was."""
+    def _check_run(self, variant: str, method: Method, tried: dict[str, Any]) -> None:
+        """Parse the command line of one run with values of what is tuned."""
         study = self.study
-        tried = method.first()
         run = study.run(variant, method, study.seed_list[0], tried)
         parsed = parse(run)["fit"]
         trainer, data = parsed["trainer"], parsed["data"] or {}
@@ -156,7 +175,6 @@ class Comparison:
         for what, is_asked in refused.items():
             if is_asked:
                 raise ConfigurationError(f"{run.title}: trainer.{what}.")
-        return tried
 
     # afterwards
 
@@ -170,6 +188,7 @@ class Comparison:
         self.problems = check_pairs(study, self.results)
         self.summary = summarise(self.results, study.metrics)
         self.differences = paired_differences(self.results, study.metrics, study.reference_name, study.confidence)
+        self.differences["report"] = study.report
         self.differences.to_csv(folder / "differences.csv", index=False)
         parts = self._parts()
         (folder / "table.md").write_text(markdown(str(study.name), parts, self._notes()))
@@ -184,7 +203,7 @@ class Comparison:
 
     def _notes(self) -> list[str]:
         failures: dict[str, list[str]] = {}
-        for state in self.states:
+        for state in [*self.trials, *self.states]:
             if state.status == "failed":
                 failures.setdefault(str(state.error), []).append(state.run.title)
         failed = [

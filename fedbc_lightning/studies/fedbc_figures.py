@@ -15,8 +15,8 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from fedbc_lightning.studies.figures import label_x, legend_below, panels_of, save
-from fedbc_lightning.studies.results import finished, read_table
+from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
+from fedbc_lightning.studies.results import finished, read_table, reported_rows
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
@@ -45,7 +45,7 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """
     figure, panels = panels_of(1, 2, 4.8, 3.8)
     for panel, place, letter in zip(panels, ("global", "local"), "ab", strict=True):
-        measure = partial(_last, f"{place}/test_accuracy")
+        measure = partial(_reported, study, f"{place}/test_accuracy")
         swept: dict[float, list[float]] = {}
         for name, color in _algorithms(study):
             values = [measure(run) for run in _runs(states, name)]
@@ -66,7 +66,7 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     _draw_coefficients(coefficient, states, "(b) smallest and largest client of a round", E=EPOCHS)
     _draw_duals(duals, states, (), "(c) λ against data", E=EPOCHS)
     variance.set_xscale("log")
-    _draw_against(variance, "E", study, states, _variance)
+    _draw_against(variance, "E", study, states, partial(_variance, study))
     _finish(variance, "local epochs E", "variance of accuracy over clients", "(d) how evenly z serves")
     legend_below(figure, [loss, variance])
     return save(figure, folder, "figure3")
@@ -89,7 +89,7 @@ def figure_7(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 def figure_7f(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """Accuracy of z on all test data against the number of clients N, mean and standard deviation over seeds."""
     figure, (panel,) = panels_of(1, 1, 5.2, 4.2)
-    _draw_against(panel, "N", study, states, partial(_last, "global/test_accuracy"))
+    _draw_against(panel, "N", study, states, partial(_reported, study, "global/test_accuracy"))
     _finish(panel, "clients N", "global test accuracy", "")
     legend_below(figure, [panel])
     return save(figure, folder, "figure7f")
@@ -140,7 +140,7 @@ def _figure_of_variance(study: Study, states: Sequence[State], folder: Path, *, 
     """Variance over clients of the accuracy of z against the exponent e of their sizes, for C = 1, 2, 3."""
     figure, panels = panels_of(1, 3, 4.2, 4.0, sharey=True)
     for panel, classes, letter in zip(panels, CLASSES, "abc", strict=True):
-        _draw_against(panel, "e", study, states, _variance, E=epochs, C=classes)
+        _draw_against(panel, "e", study, states, partial(_variance, study), E=epochs, C=classes)
         _finish(panel, "exponent e", "variance of accuracy over clients", f"({letter}) C = {classes}, E = {epochs}")
         panel.label_outer()
     legend_below(figure, panels)
@@ -245,7 +245,7 @@ def _finish(panel: Axes, x: str, y: str, title: str) -> None:
 
 def _algorithms(study: Study) -> list[tuple[str, str]]:
     """Names with their colours, which stay the same where only some of the study's algorithms are run."""
-    colors = {name: f"C{place % 10}" for place, name in enumerate(study.algorithms)}
+    colors = colors_of(study)
     return [(method.name, colors[method.name]) for method in study.methods]
 
 
@@ -277,11 +277,12 @@ def _extremes(run: Run) -> list[tuple[str, str, pd.DataFrame]]:
     return [("smallest", "C1", clients.loc[sizes.idxmin()]), ("largest", "C0", clients.loc[sizes.idxmax()])]
 
 
-def _last(column: str, run: Run) -> float:
-    """A column of ``metrics.csv`` in the last round that was evaluated."""
-    return float(read_table(run, "metrics")[column].dropna().iloc[-1])
+def _reported(study: Study, column: str, run: Run) -> float:
+    """A column of ``metrics.csv`` in the round, or rounds, that the study reports."""
+    return float(reported_rows(study, run, read_table(run, "metrics"))[column].mean(skipna=False))
 
 
-def _variance(run: Run) -> float:
-    """Variance over clients of the accuracy of z on their own test data, in the last evaluated round."""
-    return _last("fairness/accuracy_std", run) ** 2
+def _variance(study: Study, run: Run) -> float:
+    """Variance over clients of the accuracy of z on their own test data, in the reported round or rounds."""
+    reported = reported_rows(study, run, read_table(run, "metrics"))
+    return float((reported["fairness/accuracy_std"] ** 2).mean(skipna=False))

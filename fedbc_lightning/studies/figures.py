@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -49,7 +50,7 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
 
     A line is the mean over seeds at equal rounds, drawn at their mean cost; the band is one standard deviation.
     """
-    variants = list(study.variants)
+    variants, colors = list(study.variants), colors_of(study)
     columns = min(len(variants), COLUMNS)
     rows = -(-len(variants) // columns)
     files = []
@@ -57,9 +58,9 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
         for axis, label in AXES.items():
             figure, panels = panels_of(rows, columns, 4.6, 3.5, sharey=True)
             for panel, variant in zip(panels, variants, strict=False):
-                for place, method in enumerate(study.methods):
+                for method in study.methods:
                     mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == method.name)]
-                    _draw(panel, mine.dropna(subset=[metric]), axis, metric, method.name, f"C{place % 10}")
+                    _draw(panel, mine.dropna(subset=[metric]), axis, metric, method.name, colors[method.name])
                 panel.set_title(variant if len(variants) > 1 or variant != "all" else str(study.name))
                 label_x(panel, label)
                 panel.grid(alpha=0.3)
@@ -70,6 +71,15 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
             legend_below(figure, panels[:1])
             files += save(figure, folder, f"{metric.replace('/', '_')}_{axis}")
     return files
+
+
+def colors_of(study: Study) -> dict[str, str]:
+    """Algorithm -> its colour, which stays the same where only some of the study's algorithms are run."""
+    names = list(study.algorithms)
+    if len(names) <= 10:
+        return {name: f"C{place}" for place, name in enumerate(names)}
+    many = mpl.colormaps["tab20"]
+    return {name: to_hex(many(place % many.N)) for place, name in enumerate(names)}
 
 
 def panels_of(

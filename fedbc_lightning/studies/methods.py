@@ -102,6 +102,12 @@ class Method:
         """One combination of the tuned values, to look at before anything is tuned."""
         return {key: values.grid[0] if values.grid else values.low for key, values in self.tuned.items()}
 
+    def each_value(self) -> Iterator[dict[str, Any]]:
+        """Combinations in which each value of each grid is there once; one where nothing is tuned."""
+        lists = {key: values.grid or (values.low, values.high) for key, values in self.tuned.items()}
+        for k in range(max((len(values) for values in lists.values()), default=1)):
+            yield {key: values[min(k, len(values) - 1)] for key, values in lists.items()}
+
     def grid(self) -> Iterator[dict[str, Any]]:
         """All combinations of the tuned values; one empty one where nothing is tuned."""
         for values in itertools.product(*(values.grid or () for values in self.tuned.values())):

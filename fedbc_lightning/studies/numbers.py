@@ -1,4 +1,4 @@
-"""What a metric is by its name, and how its values are shown."""
+"""How the values of a metric are shown."""
 
 from __future__ import annotations
 
@@ -9,22 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 import pandas as pd
 
 Rows = list[list[str]]
-
-LOWER_IS_BETTER = (
-    "loss", "error", "rmse", "mae", "mse", "perplexity", "entropy", "nll", "bpc", "distance", "_std",
-    "bytes", "seconds",
-)  # fmt: skip
-"""In a metric's name."""
-
-
-def is_lower_better(metric: str) -> bool:
-    """Whether small values of a metric are good, by its name.
-
-    Example:
-        >>> is_lower_better("global/test_loss"), is_lower_better("local/test_accuracy")
-        (True, False)
-    """
-    return any(word in metric for word in LOWER_IS_BETTER)
 
 
 def is_share(metric: str) -> bool:
@@ -75,12 +59,18 @@ def mean_and_deviation(found: pd.Series, metric: str, num_seeds: int) -> str:
     return text if found["num_seeds"] == num_seeds else f"{text} ({found['num_seeds']} of {num_seeds} seeds)"
 
 
-def difference_and_interval(found: pd.Series, metric: str) -> str:
-    """A row of :func:`~fedbc_lightning.studies.statistics.paired_differences` as it is shown."""
+def difference_and_interval(found: pd.Series, metric: str, num_seeds: int) -> str:
+    """A row of :func:`~fedbc_lightning.studies.statistics.paired_differences` as it is shown.
+
+    Args:
+        found: The row.
+        metric: Its metric.
+        num_seeds: Of the study; where fewer gave a pair, that is said.
+    """
     text = signed(found["difference"], metric)
-    if math.isnan(found["low"]):
-        return text
-    return f"{text} [{signed(found['low'], metric)}, {signed(found['high'], metric)}]"
+    if not math.isnan(found["low"]):
+        text = f"{text} [{signed(found['low'], metric)}, {signed(found['high'], metric)}]"
+    return text if found["num_pairs"] == num_seeds else f"{text} ({found['num_pairs']} of {num_seeds} pairs)"
 
 
 def grid(

@@ -14,7 +14,6 @@ from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.studies.numbers import (
     Rows,
     difference_and_interval,
-    is_lower_better,
     is_share,
     laid_out,
     mean_and_deviation,
@@ -142,7 +141,7 @@ class Paper:
         It holds where the interval lies above 0 (below 0 for a metric that should be small), it fails where the
         interval lies on the other side, and is open where the interval holds 0 or there is none.
         """
-        sign = -1 if is_lower_better(self.metric) else 1
+        sign = -1 if study.is_lower_better(self.metric) else 1
         present = {method.name for method in study.methods}
         cells: dict[tuple[str, str], str] = {}
         for claim in self.claims:
@@ -161,7 +160,9 @@ class Paper:
                     said = verdict(sign * cell["low"], sign * cell["high"])
                     theirs = self.mean(claim.better, levels) - self.mean(other, levels)
                     beside = "" if math.isnan(theirs) else f" (paper {signed(theirs, self.metric)})"
-                    cells[variant, title] = f"{said}: {difference_and_interval(cell, self.metric)}{beside}"
+                    cells[variant, title] = (
+                        f"{said}: {difference_and_interval(cell, self.metric, len(study.seed_list))}{beside}"
+                    )
         titles = list(dict.fromkeys(title for _, title in cells))
         return laid_out(titles, study.blocks(self.only), lambda variant, title: cells[variant, title])
 

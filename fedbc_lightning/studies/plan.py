@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import yaml
 
 from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
@@ -21,7 +20,7 @@ from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.run import Run, slug
 from fedbc_lightning.studies.schedule import NOTE, is_finished
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.tuning import rungs
+from fedbc_lightning.studies.tuning import read_tuned, rungs
 
 
 @dataclass
@@ -137,8 +136,7 @@ def plan_study(study: Study) -> StudyPlan:
         ConfigurationError: The study cannot be done as it is given, with the run that shows it.
     """
     Comparison(study).check()
-    found = study.folder / "tuned.yaml"
-    tuned = yaml.safe_load(found.read_text()) if found.is_file() else {}
+    tuned = read_tuned(study)
     threads = torch.get_num_threads()
     torch.set_num_threads(study.threads)
     try:
@@ -194,3 +192,6 @@ def plan_run(run: Run) -> tuple[Plan, float]:
             return plan, built - started
     except ConfigurationError as error:
         raise ConfigurationError(f"{run.variant} / {run.method}: {error}") from None
+    except SystemExit:  # the parser has said why
+        message = said.getvalue().strip().removeprefix(f"{PROG}: error: ")
+        raise ConfigurationError(f"{run.variant} / {run.method}: {message}") from None

@@ -9,11 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.studies.numbers import is_lower_better
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State, version_folder
-from fedbc_lightning.studies.statistics import KEYS
-from fedbc_lightning.studies.study import Report, Study
+from fedbc_lightning.studies.study import COLUMNS, Report, Study
 
 
 def read_metrics(run: Run) -> pd.DataFrame | None:
@@ -40,11 +38,12 @@ def read_table(run: Run, name: str) -> pd.DataFrame:
 
 
 def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
-    """The tidy table: columns variant, algorithm, seed, status, round, the metrics, rounds, bytes, seconds, folder."""
+    """The tidy table: columns are :data:`~fedbc_lightning.studies.study.COLUMNS`, the metrics after ``round``."""
     rows = []
     for state in states:
         run = state.run
         row = {"variant": run.variant, "algorithm": run.method, "seed": run.seed, "status": state.status}
+        row["report"] = study.report
         metrics = read_metrics(run) if state.status == "finished" else None
         if metrics is not None:
             reported = reported_rows(study, run, metrics)
@@ -52,19 +51,8 @@ def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
             row |= {"round": int(reported["round"].iloc[-1]), **values}
             row |= {"rounds": int(metrics["round"].max()), **totals(metrics)}
         rows.append(row | {"error": state.error, "folder": str(version_folder(run) or run.folder)})
-    columns = [
-        *KEYS,
-        "status",
-        "round",
-        *study.metrics,
-        "rounds",
-        "bytes_up",
-        "bytes_down",
-        "seconds",
-        "error",
-        "folder",
-    ]
-    return pd.DataFrame(rows).reindex(columns=columns)
+    first, last = COLUMNS[: COLUMNS.index("rounds")], COLUMNS[COLUMNS.index("rounds") :]
+    return pd.DataFrame(rows).reindex(columns=[*first, *study.metrics, *last])
 
 
 def check_metrics(study: Study, runs: Iterable[Run]) -> None:
@@ -107,7 +95,9 @@ def reported_rows(study: Study, run: Run, metrics: pd.DataFrame) -> pd.DataFrame
     values = rows[chosen_by].dropna()
     if values.empty:
         return rows.tail(1)
-    return rows.loc[[values.idxmin() if is_lower_better(chosen_by) else values.idxmax()]]  # the first of equal ones
+    return rows.loc[
+        [values.idxmin() if study.is_lower_better(chosen_by) else values.idxmax()]
+    ]  # the first of equal ones
 
 
 def criterion(report: Report, metric: str) -> str:
@@ -118,6 +108,18 @@ def criterion(report: Report, metric: str) -> str:
         ('global/val_accuracy', 'local/test_loss')
     """
     return metric.replace("/test_", "/val_") if report == "best_on_validation" else metric
+
+
+def is_of_test_data(metric: str, report: Report) -> bool:
+    """Whether a round can be chosen by a metric of the study: it is of test data, and of validation data if need be.
+
+    Example:
+        >>> [is_of_test_data(metric, "best_on_test") for metric in ("global/test_f1", "fairness/f1_std", "train_loss")]
+        [True, True, False]
+        >>> is_of_test_data("fairness/f1_std", "best_on_validation")
+        False
+    """
+    return "/test_" in metric or (report == "best_on_test" and metric.startswith("fairness/"))
 
 
 def totals(metrics: pd.DataFrame) -> dict[str, float]:

@@ -12,6 +12,10 @@ from typing import Any
 import yaml
 
 from fedbc_lightning.cli.arguments import find_config
+from fedbc_lightning.errors import ConfigurationError
+
+MAX_BYTES = 250
+"""Of a folder's name."""
 
 
 @dataclass(frozen=True)
@@ -90,5 +94,11 @@ def slug(name: str) -> str:
     Example:
         >>> slug("E = 5"), slug("FedGeoMed+"), slug("C=1, e=1.2")
         ('E_=_5', 'FedGeoMed+', 'C=1_e=1.2')
+
+    Raises:
+        ConfigurationError: It is too long for one.
     """
-    return re.sub(r"[^\w.+=-]+", "_", name).strip("_") or "_"
+    found = re.sub(r"[^\w.+=-]+", "_", name).strip("_.") or "_"
+    if len(found.encode()) > MAX_BYTES:
+        raise ConfigurationError(f"'{name[:40]}...' is too long for the name of a folder; give a shorter name.")
+    return found

@@ -15,6 +15,7 @@ from typing import Any
 
 from fedbc_lightning import run_folder
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.files import write_text
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.worker import Ended, Progress, Task, work
 
@@ -241,10 +242,7 @@ class _environment:  # noqa: N801
 def write_note(run: Run, *, is_finished: bool) -> None:
     """Note in a run's folder what it is, and whether it has ended well."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    path = run.folder / NOTE
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps({"is_finished": is_finished, "run": run.identity()}, indent=1))
-    os.replace(partial, path)
+    write_text(run.folder / NOTE, json.dumps({"is_finished": is_finished, "run": run.identity()}, indent=1))
 
 
 def is_finished(run: Run) -> bool:
@@ -264,7 +262,7 @@ def is_finished(run: Run) -> bool:
                 f"{run.title}: '{run.folder}' was begun with {key} {there.get(key, 'not given')}, and now it is "
                 f"{here.get(key, 'not given')}. Give the study another name, or remove that folder."
             )
-    return found["is_finished"]
+    return found["is_finished"] and version_folder(run) is not None  # its tables may have been removed
 
 
 def version_folder(run: Run) -> Path | None:

@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedbc_lightning.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.metric_names import is_lower_better
 from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, short
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.run import Run, slug
 
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
 """What the study itself gives to each run."""
+
+COLUMNS = ("variant", "algorithm", "seed", "status", "report", "round", "rounds", "bytes_up", "bytes_down", "seconds",
+           "error", "folder")  # fmt: skip
+"""Of ``results.csv``, beside the metrics."""
 
 Report = Literal["last", "mean_of_last_tenth", "best_on_validation", "best_on_test"]
 
@@ -41,6 +46,8 @@ class Study:
         seeds: A number of seeds (5: 0 to 4), or the seeds.
         reference: The algorithm that the others are compared with; None: the first.
         metrics: What is reported, the most important first; names as in ``metrics.csv``.
+        better: Metric -> what is better, ``lower`` or ``higher``, where its name does not say it: loss, error, rmse and
+            the like are better low, all others high.
         report: Which round: ``last``; ``mean_of_last_tenth``, the mean of the evaluated ones of the last tenth of the
             rounds, for models that swing with who was sampled; ``best_on_validation`` (needs ``data.val_fraction``);
             or ``best_on_test``, which looks at the answers, as much published code does, and is marked in every table.
@@ -67,6 +74,7 @@ class Study:
     seeds: int | list[int] = 3
     reference: str | None = None
     metrics: list[str] = field(default_factory=lambda: ["global/test_accuracy", "local/test_accuracy"])
+    better: dict[str, Literal["lower", "higher"]] = field(default_factory=dict)
     report: Report = "last"
     tuning: Tuning = field(default_factory=Tuning)
     confidence: float = 0.95
@@ -81,6 +89,10 @@ class Study:
     def __post_init__(self) -> None:
         if not self.algorithms:
             raise ConfigurationError("algorithms: none given; give e.g. {FedAvg: {}, FedBC: {dual_lr: 0.001}}.")
+        if not self.variants and not self.factors:
+            raise ConfigurationError(
+                "variants: none given; leave it out, or give e.g. {E = 5: {trainer.local_epochs: 5}}."
+            )
         self.variants = dict(self.variants)
         self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
         for kind, names_given in (("algorithms", list(self.algorithms)), ("variants", list(self.variants))):
@@ -97,8 +109,7 @@ class Study:
         rungs = [rounds for rounds in self.tuning.rungs if rounds is not None]
         if rungs != sorted(set(rungs)):
             raise ConfigurationError(f"tuning.max_rounds: got {rungs}; give them ascending: longer for fewer runs.")
-        if not self.metrics:
-            raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [global/test_accuracy].")
+        self._check_metrics()
         if not 0 < self.scale <= 1:
             raise ConfigurationError(f"scale: got {self.scale}; give a share of the rounds and seeds, above 0 up to 1.")
         seeds = self.seed_list
@@ -125,12 +136,15 @@ class Study:
                 other = names.setdefault(slug(name), name)
                 if other != name:
                     raise ConfigurationError(f"{kind}: '{other}' and '{name}' would share a folder; rename one.")
+        self.name = self.name or "study"
+        if Path(self.name).name != self.name or self.name == "..":
+            raise ConfigurationError(f"name: '{self.name}' is no name of a folder; give the folder above it as out.")
         self.part = ""
         self.methods = [Method.read(name, given) for name, given in self.algorithms.items()]
         self.is_untuned = self.tuning.skip and any(method.tuned for method in self.methods)
         if self.is_untuned:
             self.methods = [method.untuned() for method in self.methods]
-        self.name = (self.name or "study") + ("" if self.scale == 1 else f"_scale_{self.scale:g}")
+        self.name += "" if self.scale == 1 else f"_scale_{self.scale:g}"
         self.name += "_untuned" if self.is_untuned else ""
         for name, paper in self.papers.items():
             paper.check(f"papers.{name}", list(self.algorithms), list(self.levels.values()), self.metrics)
@@ -143,6 +157,22 @@ class Study:
         )
         self.narrow(self.only)
 
+    def _check_metrics(self) -> None:
+        if not self.metrics:
+            raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [global/test_accuracy].")
+        twice = next((name for name in self.metrics if self.metrics.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigurationError(f"metrics: '{twice}' is there twice.")
+        taken = next((name for name in self.metrics if name in COLUMNS), None)
+        if taken is not None:
+            raise ConfigurationError(f"metrics: '{taken}' is a column of results.csv anyway; leave it out.")
+        for name, said in self.better.items():
+            if name not in {*self.metrics, self.tuning.metric}:
+                meant = did_you_mean(name, self.metrics, f"there is: {', '.join(self.metrics)}")
+                raise ConfigurationError(f"better: '{name}' is not among the metrics; {meant}")
+            if said not in ("lower", "higher"):
+                raise ConfigurationError(f"better.{name}: got {said!r}; give lower or higher.")
+
     def _cross(self) -> dict[str, tuple[str, ...]]:
         """Make the variants that the factors stand for; the levels of each.
 
@@ -151,7 +181,7 @@ class Study:
         """
         if not all(self.factors):
             raise ConfigurationError("factors: one has no levels; give e.g. [{E = 1: {trainer.local_epochs: 1}}].")
-        if self.variants != {"all": {}}:
+        if self.variants not in ({}, {"all": {}}):
             raise ConfigurationError("variants: given beside factors; put them in a factor, or cross them by hand.")
         self.variants, levels = {}, {}
         for chosen in itertools.product(*(factor.items() for factor in self.factors)):
@@ -186,6 +216,11 @@ class Study:
             if self.part:
                 left = f"leaves nothing of {self.part}, which is of {', '.join(sorted(wanted))}"
             raise ConfigurationError(f"only: {', '.join(self.only)}: {left}.")
+
+    def is_lower_better(self, metric: str) -> bool:
+        """Whether small values of a metric are good: as ``better`` says of it on test data, else by its name."""
+        said = self.better.get(metric) or self.better.get(metric.replace("/val_", "/test_"))
+        return is_lower_better(metric) if said is None else said == "lower"
 
     @property
     def seed_list(self) -> list[int]:

@@ -14,11 +14,11 @@ from fedbc_lightning.studies.numbers import (
     Rows,
     difference_and_interval,
     grid,
-    is_lower_better,
     is_share,
     mean_and_deviation,
 )
 from fedbc_lightning.studies.paper import Paper
+from fedbc_lightning.studies.results import criterion
 from fedbc_lightning.studies.study import Study
 
 TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
@@ -28,8 +28,8 @@ TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
 REPORTED = {
     "last": "last evaluated round",
     "mean_of_last_tenth": "mean of the evaluated rounds of the last tenth",
-    "best_on_validation": "round with the best validation value",
-    "best_on_test": "best round on the test data itself, which flatters every method",
+    "best_on_validation": "round with the best {metric} on validation data",
+    "best_on_test": "round with the best {metric} on the test data itself, which flatters every method",
 }
 
 
@@ -41,7 +41,7 @@ def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
     num_seeds = len(study.seed_list)
     whole = summary[(summary["metric"] == metric) & (summary["num_seeds"] == num_seeds)]
     means = whole.groupby("variant")["mean"]
-    best = means.min() if is_lower_better(metric) else means.max()
+    best = means.min() if study.is_lower_better(metric) else means.max()
 
     def cell(found: pd.Series, metric: str) -> str:
         text = mean_and_deviation(found, metric, num_seeds)
@@ -54,14 +54,18 @@ def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
 def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Rows:
     """A header, then a row per algorithm but the reference: mean difference and its interval in each variant."""
     others = [method.name for method in study.methods if method.name != study.reference_name]
-    return grid(others, study.blocks(), differences, metric, difference_and_interval)
+
+    def cell(found: pd.Series, metric: str) -> str:
+        return difference_and_interval(found, metric, len(study.seed_list))
+
+    return grid(others, study.blocks(), differences, metric, cell)
 
 
 def caption(study: Study, metric: str) -> str:
     """What the numbers of a table are."""
     seeds = study.seed_list
     unit = " in %" if is_share(metric) else ""
-    better = ", lower is better" if is_lower_better(metric) else ""
+    better = ", lower is better" if study.is_lower_better(metric) else ""
     over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
     return f"{metric}{unit}{better}; {over}{circumstances(study)}"
 
@@ -77,7 +81,7 @@ def difference_caption(study: Study, metric: str) -> str:
 
 def circumstances(study: Study) -> str:
     """What every table of a study must say: levels that all of it has, the round, and where it is not the whole."""
-    said = [*study.fixed, REPORTED[study.report]]
+    said = [*study.fixed, REPORTED[study.report].format(metric=criterion(study.report, study.metrics[0]))]
     if study.scale != 1:
         said.append(f"SCALED: {study.scale:g} of the study's rounds and seeds")
     if study.is_untuned:

@@ -6,14 +6,15 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.files import write_text
 from fedbc_lightning.studies.methods import Method
-from fedbc_lightning.studies.numbers import is_lower_better
 from fedbc_lightning.studies.results import evaluated, read_metrics
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
@@ -21,6 +22,9 @@ from fedbc_lightning.studies.study import Study
 
 AT_ONCE = 4
 """Combinations that Optuna is asked for together, whatever the number of workers: its choices depend on it."""
+
+TUNED = "tuned.yaml"
+"""In the study's folder: what was chosen."""
 
 KEPT = 3
 """One of so many combinations stays for the next rung."""
@@ -57,22 +61,33 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
             for k, values in enumerate(batch):
                 done = [states[id(runs[id(search), k, seed])] for seed in study.tuning.seeds]
                 search.tell(values, _score(done, metric))
-    chosen = {(search.variant, search.method.name): search.ranked(metric)[0] for search in searches}
+    chosen = {(search.variant, search.method.name): search.ranked()[0] for search in searches}
     rows = [
         {"variant": search.variant, "algorithm": search.method.name, **values, "rung": rung, metric: score,
          "chosen": values == chosen[search.variant, search.method.name]}
         for search in searches for rung, values, score in search.tried
     ]  # fmt: skip
-    pd.DataFrame(rows).to_csv(study.results_folder / "tuning.csv", index=False)
-    nested: dict[str, dict[str, Values]] = {}
+    _write_tried(study.results_folder / "tuning.csv", pd.DataFrame(rows))
+    nested = read_tuned(study)  # of other parts of the study
     for (variant, name), values in chosen.items():
         nested.setdefault(variant, {})[name] = values
-    path = study.folder / "tuned.yaml"
-    known = yaml.safe_load(path.read_text()) if path.is_file() else {}  # of other parts of the study
-    for variant, found in known.items():
-        nested[variant] = {**found, **nested.get(variant, {})}
-    path.write_text(yaml.safe_dump(nested, sort_keys=False))
+    write_text(study.folder / TUNED, yaml.safe_dump(nested, sort_keys=False))
     return chosen
+
+
+def read_tuned(study: Study) -> dict[str, dict[str, Values]]:
+    """Variant -> algorithm -> the values that were chosen, as far as the study has come."""
+    path = study.folder / TUNED
+    return (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
+
+
+def _write_tried(path: Path, tried: pd.DataFrame) -> None:
+    """``tuning.csv``: what was tried now, after what is there of other parts of the study."""
+    if path.is_file():
+        keys, known = ["variant", "algorithm"], pd.read_csv(path)
+        is_other = ~known.set_index(keys).index.isin(tried.set_index(keys).index)
+        tried = pd.concat([known[is_other], tried]) if is_other.any() else tried
+    write_text(path, tried.to_csv(index=False))
 
 
 def validation_metric(study: Study) -> str:
@@ -89,6 +104,18 @@ def validation_metric(study: Study) -> str:
     return metric
 
 
+def check_tried(study: Study, run: Run) -> None:
+    """Raise if a finished run of tuning does not log what is looked at.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    metric, metrics = validation_metric(study), read_metrics(run)
+    if metrics is not None and metric not in metrics:
+        known = ", ".join(name for name in metrics if "/val_" in name)
+        raise ConfigurationError(f"tuning.metric: {run.title} logs no '{metric}'; there is: {known}.")
+
+
 def _score(states: Iterable[State], metric: str) -> float:
     """Mean over the seeds of the last value; NaN where a run failed."""
     values = []
@@ -96,8 +123,6 @@ def _score(states: Iterable[State], metric: str) -> float:
         metrics = read_metrics(state.run) if state.status == "finished" else None
         if metrics is None:
             return math.nan
-        if metric not in metrics:
-            raise ConfigurationError(f"tuning.metric: {state.run.title} logs no '{metric}'.")
         values.append(float(metrics[metric].loc[evaluated(metrics).index[-1]]))
     return sum(values) / len(values)
 
@@ -109,12 +134,16 @@ class Search:
     Attributes:
         variant: Its name.
         method: The algorithm.
+        metric: What is scored.
+        is_lower_better: Whether its small values are good.
         tried: Rungs and combinations with their scores, NaN where a run failed.
         rung: The one that is asked for.
     """
 
     variant: str
     method: Method
+    metric: str
+    is_lower_better: bool
     tried: list[tuple[int, Values, float]] = field(default_factory=list)
     rung: int = 0
 
@@ -128,7 +157,7 @@ class Search:
         """Take a score, in the order of asking."""
         self.tried.append((self.rung, values, score))
 
-    def ranked(self, metric: str) -> list[Values]:
+    def ranked(self) -> list[Values]:
         """The combinations of the last rung, the best first; of equal ones the first that was asked for.
 
         Raises:
@@ -137,10 +166,10 @@ class Search:
         scored = [(values, score) for rung, values, score in self.tried if rung == self.rung and not math.isnan(score)]
         if not scored:
             raise ConfigurationError(
-                f"algorithms.{self.method.name}: none of {len(self.tried)} combinations gave a {metric} in "
+                f"algorithms.{self.method.name}: none of {len(self.tried)} combinations gave a {self.metric} in "
                 f"{self.variant}; see the log.txt of its runs in tuning/."
             )
-        sign = 1 if is_lower_better(metric) else -1
+        sign = 1 if self.is_lower_better else -1
         return [values for values, _ in sorted(scored, key=lambda pair: sign * pair[1])]
 
 
@@ -165,24 +194,21 @@ class GridSearch(Search):
     """All combinations at once; then, rung by rung, the best third of them for more rounds (successive halving).
 
     Args:
-        variant: See the base class; likewise ``method``.
-        method: See there.
+        *args: Of the base class.
         num_rungs: Of the study's tuning.
-        metric: What is scored.
 
     References:
         Jamieson & Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"; with a
         third in place of a half, as in Hyperband.
     """
 
-    def __init__(self, variant: str, method: Method, num_rungs: int, metric: str) -> None:
-        super().__init__(variant, method)
-        self._metric = metric
-        self._left = rungs(len(list(method.grid())), num_rungs)
+    def __init__(self, *args: Any, num_rungs: int) -> None:
+        super().__init__(*args)
+        self._left = rungs(len(list(self.method.grid())), num_rungs)
 
     def ask(self) -> list[Values]:
         """See the base class."""
-        asked = self.ranked(self._metric) if self.tried else list(self.method.grid())
+        asked = self.ranked() if self.tried else list(self.method.grid())
         self.rung, count = self._left.pop(0)
         self.is_done = not self._left
         return asked[:count]
@@ -192,26 +218,24 @@ class OptunaSearch(Search):
     """Optuna's tree-structured Parzen estimator, seeded, so that a study that goes on asks for the same again.
 
     Args:
-        variant: See the base class; likewise ``method``.
-        method: See there.
+        *args: Of the base class.
         trials: How many combinations.
-        metric: What is scored.
     """
 
-    def __init__(self, variant: str, method: Method, trials: int, metric: str) -> None:
-        super().__init__(variant, method)
+    def __init__(self, *args: Any, trials: int) -> None:
+        super().__init__(*args)
         try:
             import optuna
         except ModuleNotFoundError:
             raise ConfigurationError(
-                f"algorithms.{method.name}: an interval is searched by Optuna: pip install 'fedbc-lightning[optuna]', "
-                "or give a grid."
+                f"algorithms.{self.method.name}: an interval is searched by Optuna: pip install "
+                "'fedbc-lightning[optuna]', or give a grid."
             ) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)  # for several that are asked at once
-        direction = "minimize" if is_lower_better(metric) else "maximize"
+        direction = "minimize" if self.is_lower_better else "maximize"
         self._optuna, self._study = optuna, optuna.create_study(sampler=sampler, direction=direction)
         self._asked: list[Any] = []
         self._trials = trials
@@ -241,8 +265,10 @@ class OptunaSearch(Search):
 
 
 def _search(study: Study, variant: str, method: Method) -> Search:
+    metric = validation_metric(study)
+    what = variant, method, metric, study.is_lower_better(metric)
     if all(values.grid is not None for values in method.tuned.values()):
-        return GridSearch(variant, method, len(study.tuning.rungs), validation_metric(study))
+        return GridSearch(*what, num_rungs=len(study.tuning.rungs))
     if len(study.tuning.rungs) > 1:
         raise ConfigurationError("tuning.max_rounds: an interval is searched with one T; a list of them is for grids.")
-    return OptunaSearch(variant, method, study.tuning.trials, validation_metric(study))
+    return OptunaSearch(*what, trials=study.tuning.trials)

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -182,6 +183,34 @@ def test_failures_are_told_and_stop_nothing(project):
     assert log.read_text().startswith("$ fedbc-cli fit --config tiny.yaml")
 
 
+def test_tuning_tells_what_failed_and_keeps_what_other_parts_have_tried(project):
+    grid = {"grid": [0.1, 3e38]}
+    algorithms = {name: {"algorithm": "FedAvg", "model.lr": grid} for name in ("one", "other")}
+    tuning = {"val_fraction": 0.25, "max_rounds": 1}
+    write(project, algorithms=algorithms, variants={"all": {}}, seeds=1, tuning={**tuning, "metric": "global/val_f1"})
+    said = compare("--config", "study.yaml", cwd=project, status=1)
+    assert "tuning.metric: all / one / lr=0.1 / seed 0 logs no 'global/val_f1'; there is: global/val_" in said
+    write(project, algorithms=algorithms, variants={"all": {}}, seeds=1, tuning=tuning)
+    folder = project / "studies/study"
+    (folder / "tuned.yaml").touch()  # as an earlier version may have left it when it was killed
+    said = compare("--config", "study.yaml", "--only", "[one]", cwd=project)
+    assert said.count("failed: all / one / lr=3e+38 / seed 0: round 1: loss or weights") == 2  # at once, at the end
+    tried = pd.read_csv(folder / "tuning.csv")
+    compare("--config", "study.yaml", "--only", "[other]", cwd=project)
+    both = pd.read_csv(folder / "tuning.csv")
+    assert list(both["algorithm"]) == ["one", "one", "other", "other"]
+    pd.testing.assert_frame_equal(both[:2], tried)
+    assert list(yaml.safe_load((folder / "tuned.yaml").read_text())["all"]) == ["one", "other"]
+
+    (removed,) = (folder / "runs/all/one").glob("seed_0/version_0")
+    shutil.rmtree(removed)
+    assert (
+        "of them done before"
+        not in compare("--config", "study.yaml", "--only", "[one]", cwd=project).split("study:")[1]
+    )
+    assert (removed / "metrics.csv").is_file()
+
+
 def processes_of(folder):
     """Ids of all processes that run in this working directory."""
     found = []
@@ -218,7 +247,7 @@ def test_a_study_killed_twice_ends_as_one_that_was_not(project, together):
             time.sleep(0.1)
         assert not processes_of(project), "workers outlived the study"
     said = compare("--config", "study.yaml", cwd=project)
-    assert "runs" in said
+    assert "study: 3 runs" in said
     logs = [log.read_text() for log in (project / "studies").rglob("log.txt")]
     assert len(logs) == 6
     assert not any("apart" in log for log in logs)
@@ -309,6 +338,16 @@ def test_the_reported_round(project, monkeypatch):
         ),
         ({"algoritms": {"FedAvg": {}}}, "did you mean 'algorithms'"),
         ({"report": "best"}, "best_on_test"),
+        (
+            {"report": "best_on_test", "metrics": ["train_loss"]},
+            "'train_loss', the first of metrics, is of no test data",
+        ),
+        ({"algorithms": {"FedProx": {"mu": {"grid": [0.1, "abc"]}}}}, "E=1 / FedProx: "),
+        (
+            {"algorithms": {"FedProx": {}, "FedAvg": {}}, "variants": {"a": {}, "b": {"algorithm.mu": 1}}},
+            "b / FedAvg: ",
+        ),
+        ({"overrides": ["trainer.max_rounds"]}, "overrides: got ['trainer.max_rounds']; give e.g. {trainer.max_rounds"),
         ({"out": "tiny.yaml"}, "out: 'tiny.yaml/study' cannot be made"),
     ],
 )

@@ -44,7 +44,8 @@ def test_a_claim_that_fails_and_one_of_a_single_seed():
     table = results({"a": [0.80, 0.70, 0.75], "b": [0.70, 0.61, 0.65], "c": [0.1, 0.1, 0.1]})
     assert rows_of(table, make())[1][1][1][1].startswith("fails: −9.67 [")
     single = results({"a": [0.8], "b": [0.9], "c": [0.1]})
-    assert rows_of(single, make())[1][1][1][1] == "open: +10.00 (paper +4.22)"
+    assert rows_of(single, make(seeds=1))[1][1][1][1] == "open: +10.00 (paper +4.22)"
+    assert rows_of(single, make())[1][1][1][1] == "open: +10.00 (1 of 3 pairs) (paper +4.22)"
 
 
 def test_a_metric_that_should_be_small():

@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.tables import latex, markdown, summary_rows, tables
+from fedbc_lightning.studies.tables import difference_rows, latex, markdown, summary_rows, tables
 
 METRIC = "global/test_accuracy"
 
@@ -74,12 +74,19 @@ def test_tables_show_what_was_computed():
     assert "%" not in tex.replace("\\%", "").partition("\n")[2]
 
 
+def test_a_difference_says_how_many_pairs_it_is_of():
+    study = Study("x.yaml", {"a": {}, "b": {}}, metrics=[METRIC], seeds=3)
+    table = results({"a": [0.5, 0.6, 0.7], "b": [0.6, 0.8, None]})
+    rows = difference_rows(study, paired_differences(table, [METRIC], "a"), METRIC)
+    assert rows[1] == ["b", "+15.00 [−48.53, +78.53] (2 of 3 pairs)"]
+
+
 def test_a_table_of_losses_has_the_smallest_in_bold():
     study = Study("x.yaml", {"a": {}, "b": {}}, metrics=["global/test_loss"], report="best_on_test", seeds=1)
     table = results({"a": [0.5], "b": [0.4]}).rename(columns={METRIC: "global/test_loss"})
     parts = list(tables(study, table, summarise(table, study.metrics), paired_differences(table, study.metrics, "a")))
     assert parts[0][1][1:] == [["a", "0.5000"], ["b", "**0.4000**"]]
-    assert "best round on the test data itself" in parts[0][0]
+    assert "round with the best global/test_loss on the test data itself" in parts[0][0]
 
 
 def test_the_best_is_one_whose_seeds_all_finished():

@@ -91,6 +91,17 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
     [
         ({"algorithms": {}}, "algorithms: none given"),
         ({"metrics": []}, "metrics: none given"),
+        ({"metrics": ["a/test_f1", "a/test_f1"]}, "metrics: 'a/test_f1' is there twice"),
+        ({"metrics": ["round"]}, "metrics: 'round' is a column of results.csv anyway"),
+        (
+            {"better": {"global/test_acuracy": "lower"}},
+            "better: 'global/test_acuracy' is not among the metrics; did you",
+        ),
+        ({"better": {"global/test_accuracy": "low"}}, "better.global/test_accuracy: got 'low'; give lower or higher"),
+        ({"variants": {}}, "variants: none given"),
+        ({"variants": {"x" * 251: {}}}, "'xxx.*' is too long for the name of a folder"),
+        ({"name": "a/../../b"}, "name: 'a/../../b' is no name of a folder"),
+        ({"name": ".."}, "name: '..' is no name of a folder"),
         ({"seeds": 0}, "seeds: got 0"),
         ({"seeds": [1, 1]}, r"seeds: got \[1, 1\]"),
         ({"seeds": [-1]}, r"seeds: got \[-1\]"),
@@ -127,7 +138,16 @@ def test_mistakes(given, message):
 
 def test_names_that_no_file_system_takes():
     assert slug("a/b: c") == "a_b_c"
+    assert slug("..") == "_"
     assert slug("///") == "_"
+
+
+def test_what_is_better_may_be_said():
+    study = make(metrics=["global/test_accuracy", "global/test_regret"], better={"global/test_regret": "lower"})
+    assert study.is_lower_better("global/test_regret")
+    assert study.is_lower_better("global/val_regret")  # what tunes
+    assert study.is_lower_better("global/test_MeanSquaredError")
+    assert not study.is_lower_better("global/test_accuracy")
 
 
 def test_only_what_is_named_is_left():
