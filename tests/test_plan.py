@@ -235,6 +235,7 @@ def test_finished_runs_of_a_study_count_for_nothing(study):
         (run.folder / "version_0").mkdir()
         (run.folder / "version_0/metrics.csv").touch()
     write_note(study.run("E=1", method, 2), is_finished=False)
+    write_note(study.run("E=1", method, 3), is_finished=True)  # whose tables were removed
     write_note(study.trial("E=3", tuned, 0, {"algorithm.mu": 0.1}), is_finished=True)
     rows = plan_study(study).rows
     assert [(row.num_finished, row.num_rounds) for row in rows] == [(2, 4), (0, 14), (0, 8), (1, 13)]

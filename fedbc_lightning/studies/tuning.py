@@ -67,7 +67,7 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
          "chosen": values == chosen[search.variant, search.method.name]}
         for search in searches for rung, values, score in search.tried
     ]  # fmt: skip
-    _write_tried(study.results_folder / "tuning.csv", pd.DataFrame(rows))
+    write_tried(study.results_folder / "tuning.csv", pd.DataFrame(rows))
     nested = read_tuned(study)  # of other parts of the study
     for (variant, name), values in chosen.items():
         nested.setdefault(variant, {})[name] = values
@@ -81,7 +81,7 @@ def read_tuned(study: Study) -> dict[str, dict[str, Values]]:
     return (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
 
 
-def _write_tried(path: Path, tried: pd.DataFrame) -> None:
+def write_tried(path: Path, tried: pd.DataFrame) -> None:
     """``tuning.csv``: what was tried now, after what is there of other parts of the study."""
     if path.is_file():
         keys, known = ["variant", "algorithm"], pd.read_csv(path)
