@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-PARTS = ("loss", "error", "perplexity", "entropy", "distance", "rmse", "mse", "mae", "nll", "bpc")
+PARTS = (
+    "loss", "error", "perplexity", "entropy", "distance", "divergence", "brier", "rmse", "mse", "mae", "nll", "bpc",
+)  # fmt: skip
 """Anywhere in the name of a metric of which less is better."""
-WORDS = frozenset({"brier", "bytes", "cer", "ece", "mape", "ppl", "seconds", "std", "wer"})
+WORDS = frozenset({"bytes", "cer", "ece", "mape", "ppl", "seconds", "std", "wer"})
 """Whole words of such a name."""
 
 

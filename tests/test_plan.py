@@ -10,11 +10,11 @@ from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_mod
 from helpers.command_line import run_cli
 from torch import nn
 
-from fedbc_lightning import FedAvg, FedBC, client_rows, plan
+from fedbc_lightning import ConfigurationError, FedAvg, FedBC, client_rows, plan
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, FedPD, L2SGDPlus, Local, PerFedAvg
 from fedbc_lightning.stragglers import Stragglers
 from fedbc_lightning.studies.methods import Tuning
-from fedbc_lightning.studies.plan import plan_study
+from fedbc_lightning.studies.plan import plan_run, plan_study
 from fedbc_lightning.studies.schedule import write_note
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.units import duration
@@ -236,7 +236,12 @@ def test_finished_runs_of_a_study_count_for_nothing(study):
         (run.folder / "version_0/metrics.csv").touch()
     write_note(study.run("E=1", method, 2), is_finished=False)
     write_note(study.run("E=1", method, 3), is_finished=True)  # whose tables were removed
-    write_note(study.trial("E=3", tuned, 0, {"algorithm.mu": 0.1}), is_finished=True)
+    for mu in (0.1, 1.0):
+        trial = study.trial("E=3", tuned, 0, {"algorithm.mu": mu})
+        write_note(trial, is_finished=True)
+        if mu == 0.1:  # the other's tables were removed
+            (trial.folder / "version_0").mkdir()
+            (trial.folder / "version_0/metrics.csv").touch()
     rows = plan_study(study).rows
     assert [(row.num_finished, row.num_rounds) for row in rows] == [(2, 4), (0, 14), (0, 8), (1, 13)]
 
@@ -252,6 +257,12 @@ def test_a_mistake_in_one_run_of_a_study_is_told(study, capfd):
     assert said.out == ""
     assert said.err.startswith("fedbc-cli: error: b / FedAvg: ")
     assert said.err.count("\n") == 1
+
+
+def test_what_the_parser_refuses_is_told(study):
+    run = study.run("E=1", study.methods[0], 0, {"trainer.max_round": 3})
+    with pytest.raises(ConfigurationError, match=r"E=1 / FedAvg: .*did you mean '(trainer\.)?max_rounds'"):
+        plan_run(run)
 
 
 def test_durations_are_said_as_people_do():

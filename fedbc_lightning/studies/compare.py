@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import filelock
@@ -21,7 +21,7 @@ from fedbc_lightning.studies.figures import draw_curves, read_curves
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.progress import StudyProgress
-from fedbc_lightning.studies.results import check_metrics, check_pairs, finished, is_of_test_data, read_results
+from fedbc_lightning.studies.results import can_choose, check_metrics, check_pairs, finished, read_results
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import Schedule, State, Workers
 from fedbc_lightning.studies.statistics import paired_differences, summarise
@@ -70,7 +70,7 @@ class Comparison:
         devices = list(range(torch.cuda.device_count()))
         with held:
             with Workers(study.num_workers, study.threads, devices) as self._workers:
-                self._is_looked_at, self._tuning_looked_at = False, set[str]()
+                self._is_looked_at, self._tuning_looked_at = False, set[tuple[str, str]]()
                 chosen = tune(study, self._tune)
                 self.states = self._do(str(study.name), self._runs(chosen))
             self._write()
@@ -104,15 +104,15 @@ class Comparison:
     def _look_at_metrics(self, states: Sequence[State]) -> None:
         """Of the first finished runs: that they log what is looked at, before all the others are done.
 
-        What tunes is looked at in each algorithm's first run, what is reported once all have one.
+        What tunes is looked at in the first run of each algorithm in each variant, what is reported once all have one.
 
         Raises:
             ConfigurationError: None does.
         """
         done = finished(states)
         for run in done:
-            if run.tried and run.method not in self._tuning_looked_at:
-                self._tuning_looked_at.add(run.method)
+            if run.tried and (run.variant, run.method) not in self._tuning_looked_at:
+                self._tuning_looked_at.add((run.variant, run.method))
                 check_tried(self.study, run)
         first = {run.method: run for run in reversed(done) if not run.tried}
         if not self._is_looked_at and len(first) == len(self.study.methods):
@@ -133,7 +133,7 @@ class Comparison:
         study = self.study
         if any(method.tuned for method in study.methods):
             validation_metric(study)
-        if study.report.startswith("best_on_") and not is_of_test_data(study.metrics[0], study.report):
+        if study.report.startswith("best_on_") and not can_choose(study.report, study.metrics[0]):
             raise ConfigurationError(
                 f"report: {study.report}: '{study.metrics[0]}', the first of metrics, is of no test data; put one "
                 "first that is, e.g. global/test_accuracy."
@@ -261,10 +261,21 @@ def parse(run: Run) -> Namespace:
     Raises:
         ConfigurationError: Its command line is wrong, with the parser's own words.
     """
+    with parser_errors(run):
+        return _Parsed(args=run.words(), parser_kwargs={"prog": PROG}).config
+
+
+@contextlib.contextmanager
+def parser_errors(run: Run) -> Iterator[None]:
+    """Make an error of what a parser says of a run's command line; what else is printed to stderr is dropped.
+
+    Raises:
+        ConfigurationError: The parser ended the process.
+    """
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return _Parsed(args=run.words(), parser_kwargs={"prog": PROG}).config
+            yield
     except SystemExit:
         message = said.getvalue().strip().removeprefix(f"{PROG}: error: ")
         raise ConfigurationError(f"{run.variant} / {run.method}: {message}") from None

@@ -103,7 +103,7 @@ class Method:
         return {key: values.grid[0] if values.grid else values.low for key, values in self.tuned.items()}
 
     def each_value(self) -> Iterator[dict[str, Any]]:
-        """Combinations in which each value of each grid is there once; one where nothing is tuned."""
+        """Combinations in which each value of each grid is there; one where nothing is tuned."""
         lists = {key: values.grid or (values.low, values.high) for key, values in self.tuned.items()}
         for k in range(max((len(values) for values in lists.values()), default=1)):
             yield {key: values[min(k, len(values) - 1)] for key, values in lists.items()}

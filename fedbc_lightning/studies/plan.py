@@ -15,12 +15,15 @@ from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.plan import Plan
-from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.compare import Comparison, parser_errors
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.run import Run, slug
 from fedbc_lightning.studies.schedule import NOTE, is_finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tuning import read_tuned, rungs
+
+TABLES = "version_*/metrics.csv"
+"""In the folder of a run that has begun."""
 
 
 @dataclass
@@ -162,7 +165,7 @@ def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, A
         settings = study.trial(variant, method, study.tuning.seeds[0], tried, rung).settings
         places = study.folder / "tuning" / slug(variant) / slug(method.name)
         notes = places.glob(f"*/rung_{rung}/seed_*/{NOTE}")
-        done = sum(json.loads(note.read_text())["is_finished"] for note in notes)
+        done = sum(json.loads(n.read_text())["is_finished"] and any(n.parent.glob(TABLES)) for n in notes)
         num_trials, num_tried = num_trials + count, num_tried + min(count, done)
         num_rounds += (count - min(count, done)) * settings.get("trainer.max_rounds", plan.max_rounds)
     counts = len(runs), num_trials, num_done + num_tried, num_rounds
@@ -185,13 +188,10 @@ def plan_run(run: Run) -> tuple[Plan, float]:
     Raises:
         ConfigurationError: It cannot be done, with its title.
     """
-    said, started = io.StringIO(), time.perf_counter()
+    started = time.perf_counter()
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(io.StringIO()), parser_errors(run):
             plan, built = _Planned(args=["plan", *run.words()[1:]], parser_kwargs={"prog": PROG}).result
             return plan, built - started
     except ConfigurationError as error:
         raise ConfigurationError(f"{run.variant} / {run.method}: {error}") from None
-    except SystemExit:  # the parser has said why
-        message = said.getvalue().strip().removeprefix(f"{PROG}: error: ")
-        raise ConfigurationError(f"{run.variant} / {run.method}: {message}") from None

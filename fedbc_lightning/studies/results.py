@@ -110,16 +110,18 @@ def criterion(report: Report, metric: str) -> str:
     return metric.replace("/test_", "/val_") if report == "best_on_validation" else metric
 
 
-def is_of_test_data(metric: str, report: Report) -> bool:
-    """Whether a round can be chosen by a metric of the study: it is of test data, and of validation data if need be.
+def can_choose(report: Report, metric: str) -> bool:
+    """Whether the reported round can be chosen by a metric: it is of the data that the report speaks of.
 
     Example:
-        >>> [is_of_test_data(metric, "best_on_test") for metric in ("global/test_f1", "fairness/f1_std", "train_loss")]
+        >>> [can_choose("best_on_test", name) for name in ("global/test_f1", "fairness/f1_std", "train_loss")]
         [True, True, False]
-        >>> is_of_test_data("fairness/f1_std", "best_on_validation")
-        False
+        >>> [can_choose("best_on_validation", name) for name in ("global/test_f1", "global/val_f1", "fairness/f1_std")]
+        [True, True, False]
     """
-    return "/test_" in metric or (report == "best_on_test" and metric.startswith("fairness/"))
+    if report == "best_on_validation":
+        return "/val_" in criterion(report, metric)
+    return "/test_" in metric or metric.startswith("fairness/")
 
 
 def totals(metrics: pd.DataFrame) -> dict[str, float]:

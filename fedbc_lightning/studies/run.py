@@ -98,7 +98,8 @@ def slug(name: str) -> str:
     Raises:
         ConfigurationError: It is too long for one.
     """
-    found = re.sub(r"[^\w.+=-]+", "_", name).strip("_.") or "_"
+    found = re.sub(r"[^\w.+=-]+", "_", name).strip("_")
+    found = found if found.strip(".") else "_"
     if len(found.encode()) > MAX_BYTES:
         raise ConfigurationError(f"'{name[:40]}...' is too long for the name of a folder; give a shorter name.")
     return found

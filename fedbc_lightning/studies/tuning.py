@@ -83,8 +83,8 @@ def read_tuned(study: Study) -> dict[str, dict[str, Values]]:
 
 def write_tried(path: Path, tried: pd.DataFrame) -> None:
     """``tuning.csv``: what was tried now, after what is there of other parts of the study."""
-    if path.is_file():
-        keys, known = ["variant", "algorithm"], pd.read_csv(path)
+    if path.is_file() and path.stat().st_size:
+        keys, known = ["variant", "algorithm"], pd.read_csv(path, dtype=str, keep_default_na=False)  # names may be "5"
         is_other = ~known.set_index(keys).index.isin(tried.set_index(keys).index)
         tried = pd.concat([known[is_other], tried]) if is_other.any() else tried
     write_text(path, tried.to_csv(index=False))
