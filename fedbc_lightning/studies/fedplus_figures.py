@@ -23,7 +23,7 @@ from fedbc_lightning.cli.names import class_name
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Models
 from fedbc_lightning.module import step_stage
-from fedbc_lightning.studies.figures import label_x, legend_below, panels_of, save
+from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import finished, finished_folder, read_table
 from fedbc_lightning.studies.run import Run
@@ -164,12 +164,13 @@ def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     That is z, or the client's own model where the method has such. Mean and deviation over seeds, a panel per variant.
     """
     figure, panels = _grid(list(study.variants), "accuracy, mean over clients")
+    colors = colors_of(study)
     for panel, variant in zip(panels, study.variants, strict=True):
-        for place, method in enumerate(study.methods):
+        for method in study.methods:
             curves = [_served(run, method) for run in _runs(states, variant, method.name)]
             if curves:
                 values = pd.concat(curves, axis=1)
-                _draw(panel, values.mean(axis=1), values.std(axis=1), method.name, f"C{place}")
+                _draw(panel, values.mean(axis=1), values.std(axis=1), method.name, colors[method.name])
     return _save(figure, folder, "fedplus_figure4")
 
 

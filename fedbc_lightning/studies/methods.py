@@ -100,7 +100,7 @@ class Method:
 
     def first(self) -> dict[str, Any]:
         """One combination of the tuned values, to look at before anything is tuned."""
-        return {key: values.grid[0] if values.grid else values.low for key, values in self.tuned.items()}
+        return next(self.each_value())
 
     def each_value(self) -> Iterator[dict[str, Any]]:
         """Combinations in which each value of each grid is there; one where nothing is tuned."""

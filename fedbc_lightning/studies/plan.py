@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +17,9 @@ from fedbc_lightning.plan import Plan
 from fedbc_lightning.studies.compare import Comparison, parser_errors
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.run import Run, slug
-from fedbc_lightning.studies.schedule import NOTE, is_finished
+from fedbc_lightning.studies.schedule import NOTE, has_ended, is_finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tuning import read_tuned, rungs
-
-TABLES = "version_*/metrics.csv"
-"""In the folder of a run that has begun."""
 
 
 @dataclass
@@ -165,7 +161,7 @@ def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, A
         settings = study.trial(variant, method, study.tuning.seeds[0], tried, rung).settings
         places = study.folder / "tuning" / slug(variant) / slug(method.name)
         notes = places.glob(f"*/rung_{rung}/seed_*/{NOTE}")
-        done = sum(json.loads(n.read_text())["is_finished"] and any(n.parent.glob(TABLES)) for n in notes)
+        done = sum(has_ended(note.parent) for note in notes)
         num_trials, num_tried = num_trials + count, num_tried + min(count, done)
         num_rounds += (count - min(count, done)) * settings.get("trainer.max_rounds", plan.max_rounds)
     counts = len(runs), num_trials, num_done + num_tried, num_rounds

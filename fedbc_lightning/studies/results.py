@@ -16,7 +16,7 @@ from fedbc_lightning.studies.study import COLUMNS, Report, Study
 
 def read_metrics(run: Run) -> pd.DataFrame | None:
     """``metrics.csv`` of a run, a row per round; None: it has not begun."""
-    folder = version_folder(run)
+    folder = version_folder(run.folder)
     return None if folder is None else pd.read_csv(folder / "metrics.csv")
 
 
@@ -27,7 +27,7 @@ def finished(states: Iterable[State]) -> list[Run]:
 
 def finished_folder(run: Run) -> Path:
     """Where the tables of a finished run lie."""
-    folder = version_folder(run)
+    folder = version_folder(run.folder)
     assert folder is not None
     return folder
 
@@ -50,7 +50,7 @@ def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
             values = reported.reindex(columns=study.metrics).mean(skipna=False)
             row |= {"round": int(reported["round"].iloc[-1]), **values}
             row |= {"rounds": int(metrics["round"].max()), **totals(metrics)}
-        rows.append(row | {"error": state.error, "folder": str(version_folder(run) or run.folder)})
+        rows.append(row | {"error": state.error, "folder": str(version_folder(run.folder) or run.folder)})
     first, last = COLUMNS[: COLUMNS.index("rounds")], COLUMNS[COLUMNS.index("rounds") :]
     return pd.DataFrame(rows).reindex(columns=[*first, *study.metrics, *last])
 

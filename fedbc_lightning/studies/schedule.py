@@ -254,18 +254,22 @@ def is_finished(run: Run) -> bool:
     path = run.folder / NOTE
     if not path.is_file():
         return False
-    found, here = json.loads(path.read_text()), run.identity()
-    there = found["run"]
+    there, here = json.loads(path.read_text())["run"], run.identity()
     for key in dict.fromkeys([*here, *there]):
         if here.get(key) != there.get(key):
             raise ConfigurationError(
                 f"{run.title}: '{run.folder}' was begun with {key} {there.get(key, 'not given')}, and now it is "
                 f"{here.get(key, 'not given')}. Give the study another name, or remove that folder."
             )
-    return found["is_finished"] and version_folder(run) is not None  # its tables may have been removed
+    return has_ended(run.folder)
 
 
-def version_folder(run: Run) -> Path | None:
-    """The folder of a run's tables; None: there is none yet."""
-    found = [folder for folder in run_folder.versions(run.folder) if (folder / "metrics.csv").is_file()]
+def has_ended(folder: Path) -> bool:
+    """Whether the run in a folder has ended well, as its note says, and its tables have not been removed since."""
+    return json.loads((folder / NOTE).read_text())["is_finished"] and version_folder(folder) is not None
+
+
+def version_folder(run: Path) -> Path | None:
+    """Where the tables lie of the run in a folder; None: there are none yet."""
+    found = [folder for folder in run_folder.versions(run) if (folder / "metrics.csv").is_file()]
     return found[-1] if found else None
