@@ -39,15 +39,17 @@ class TensorPool:
         if not self.tensors or any(tensor.size(0) != self.tensors[0].size(0) for tensor in self.tensors):
             raise ValueError(f"tensors: lengths {[len(t) for t in self.tensors]}; give one or more, all of one length")
         self._copies: dict[torch.device, tuple[Tensor, ...]] = {}
-        self.kind = tuple((tensor.dtype, tensor.shape[1:], tensor.device) for tensor in self.tensors)
+        kind = tuple((tensor.dtype, tensor.shape[1:], tensor.device) for tensor in self.tensors)
+        self.kind = _KINDS.setdefault(kind, kind)
         self.sample_bytes = max(1, sum(tensor[:1].nbytes for tensor in self.tensors))
+        self._num_samples, self._device = self.tensors[0].size(0), self.tensors[0].device
 
     def __len__(self) -> int:
-        return self.tensors[0].size(0)
+        return self._num_samples
 
     def on(self, device: torch.device | None) -> tuple[Tensor, ...]:
         """On a device, copied there once, or left where they are, as ``keep_on_device`` says."""
-        if device is None or device == self.tensors[0].device:
+        if device is None or device == self._device:
             return self.tensors
         if device not in self._copies:
             fits = self.keep_on_device
@@ -57,6 +59,8 @@ class TensorPool:
         return self._copies[device]
 
 
+_KINDS: dict[tuple, tuple] = {}
+"""One object for each kind, so that equal ones are the same: thousands are compared in a round."""
 _POOLS: WeakKeyDictionary[TensorDataset, TensorPool] = WeakKeyDictionary()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -289,8 +290,8 @@ class Federation:
         """What each client received and sent, into its row of ``clients.csv``."""
         down, up = self._bytes_of_client()
         for record in self.server.records:
-            sends = record["status"] in ("ok", "nonfinite")
-            record.update(bytes_down=down, bytes_up=up if sends else 0)
+            record["bytes_down"] = down
+            record["bytes_up"] = up if record["status"] in ("ok", "nonfinite") else 0
 
     def _check_records(self, round: int) -> None:
         """Say which clients drop out of the round; stop if nobody is left, or nobody had a loss."""
@@ -369,7 +370,8 @@ class Federation:
 
     def make_cohort(self, clients: list[int], positions: list[int]) -> Cohort:
         """Clients of this round, by their positions in it, that are trained together."""
-        sizes = [int(self._num_samples.sum() if i == POOLED else self._num_samples[i]) for i in clients]
+        pooled = clients == [POOLED]
+        sizes = [int(self._num_samples.sum())] if pooled else self._num_samples[clients].tolist()
         cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
         cohort.start_counters = self.server["counters"]
         if self._buffer_policy == "local":
@@ -427,15 +429,12 @@ class Federation:
         names = dict.fromkeys(name for kind in kinds for name in kind if name.startswith("train_"))
         metrics: dict[str, float] = {}
         for name in names:
-            having = [record for record in valid if name in record]
-            total = sum(record["num_samples"] for record in having)
-            metrics[name] = sum(record[name] * record["num_samples"] for record in having) / total
-        for status in ("nonfinite", "absent", "straggler"):
-            count = sum(record["status"] == status for record in self.server.records)
-            if count:
-                metrics[f"num_{status}"] = float(count)
+            having = [(record[name], record["num_samples"]) for record in valid if name in record]
+            metrics[name] = sum([value * size for value, size in having]) / sum([size for _, size in having])
+        count = Counter([record["status"] for record in self.server.records])
+        metrics |= {f"num_{s}": float(count[s]) for s in ("nonfinite", "absent", "straggler") if count[s]}
         for name in ("bytes_up", "bytes_down"):
-            metrics[f"comm/{name}"] = float(sum(record[name] for record in self.server.records))
+            metrics[f"comm/{name}"] = float(sum([record[name] for record in self.server.records]))
         return metrics | self.server.metrics
 
     def _tell_module_about_largest_client(self) -> None:

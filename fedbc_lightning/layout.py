@@ -89,6 +89,7 @@ class ParameterLayout:
         device = order[0].device
         self._no_buffers = torch.empty(0, dtype=self.master_dtype, device=device)
         self._no_counters = torch.empty(0, dtype=torch.int64, device=device)
+        self._addresses: list[int] = []  # of the parameters while they are views of the row
         self.num_buffers = sum(_buffer(m, n).numel() for m, n in self.float_buffers)
 
     @property
@@ -132,10 +133,9 @@ class ParameterLayout:
     def is_attached(self, row: Tensor) -> bool:
         """Whether the parameters still are views of ``row``: ``.to()`` or ``load_state_dict(assign=True)`` end that."""
         start, size = row.data_ptr(), row.element_size()
-        return all(
-            parameter.data_ptr() == start + entry.offset * size
-            for parameter, entry in zip(self.parameters, self.entries, strict=True)
-        )
+        if self._addresses[:1] != [start]:
+            self._addresses = [start + entry.offset * size for entry in self.entries]
+        return [parameter.data_ptr() for parameter in self.parameters] == self._addresses
 
     def read(self) -> Tensor:
         """A copy of the module's parameters as one vector (d,) of ``master_dtype``."""

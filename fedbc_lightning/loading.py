@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
@@ -177,6 +178,11 @@ def _stack(samples: list[Any]) -> Any:
             f"data: samples cannot be stacked into a batch ({first_line(error)}); give data.collate_fn, which makes a "
             "batch of a list of samples"
         ) from error
+
+
+def lengths(loaders: Sequence[ClientLoader]) -> np.ndarray:
+    """Batches per epoch of each, int64 (K,)."""
+    return np.array([len(loader) for loader in loaders])
 
 
 def num_batches(num_samples: int, batch_size: int, drop_last: bool = False) -> int:

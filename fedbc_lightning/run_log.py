@@ -51,7 +51,7 @@ class CSVFile:
             self._columns = self._ordered(dict.fromkeys([*self._columns, *new]))
             self._rewrite(old)
         with self.path.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([[row.get(c, "") for c in self._columns] for row in rows])
+            file.write(_as_text([tuple([row.get(c, "") for c in self._columns]) for row in rows]))
 
     def sync(self) -> None:
         """Wait until the file is on the disk."""
@@ -75,6 +75,19 @@ class CSVFile:
             writer.writeheader()
             writer.writerows(rows)
         os.replace(temporary, self.path)
+
+
+def _as_text(rows: list[tuple[Any, ...]]) -> str:
+    """What ``csv.writer`` makes of rows of one length; where nothing needs quotes, in half of its time."""
+    num_commas = len(rows[0]) - 1
+    row_as_text = ",".join(["%s"] * (num_commas + 1)) + "\n"
+    text = "".join([row_as_text % row for row in rows])
+    is_plain = (text.count(","), text.count("\n")) == (num_commas * len(rows), len(rows))
+    if is_plain and '"' not in text and "None" not in text:
+        return text
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
 
 
 class RunLog:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbc_lightning.datasets import ArrayDataset, kind_of
+from fedbc_lightning.datasets import ArrayDataset, TensorPool, kind_of
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.loading import BYTES_AT_ONCE, ClientLoader
+from fedbc_lightning.loading import BYTES_AT_ONCE, ClientLoader, lengths
 
 JOINED_BYTES = 2**28
 """Of clients' own tensors that are copied into one, anew in each round."""
@@ -58,50 +58,72 @@ def stacked_batches(
         num_epochs: Epochs that hold all the steps.
         num_steps: Of each client, descending.
     """
-    return (_gathered if can_gather(loaders) else _collected)(loaders, num_epochs, np.asarray(num_steps))
+    pools = _pools(loaders)
+    if pools is None:
+        return _collected(loaders, num_epochs, np.asarray(num_steps))
+    return _gathered(loaders, pools, num_epochs, np.asarray(num_steps))
 
 
 def can_gather(loaders: Sequence[ClientLoader]) -> bool:
     """Whether all draw alike from tensors in memory: from the same ones, or from few enough bytes to be joined."""
+    return _pools(loaders) is not None
+
+
+class _Pools(NamedTuple):
+    """The tensors in memory that K clients draw from.
+
+    Attributes:
+        pools: Each once.
+        start: Where each client's own begins if they stand one after another, int64 (K,).
+    """
+
+    pools: list[TensorPool]
+    start: np.ndarray
+
+
+def _pools(loaders: Sequence[ClientLoader]) -> _Pools | None:
+    """None: they do not draw alike from tensors in memory, or from too many bytes to be joined."""
     first, batch_size = loaders[0].dataset, loaders[0].batch_size
     if not isinstance(first, ArrayDataset) or first.augment is not None:
-        return False
-    kind, pools = kind_of(first), {}
+        return None
+    kind, num_rows = kind_of(first), 0
+    starts: dict[int, int] = {}  # by pool
+    start, pools = [], []
     for loader in loaders:
         dataset = loader.dataset
         if not loader.gathers or loader.batch_size != batch_size or kind_of(dataset) != kind:  # type: ignore[arg-type]
-            return False
-        pools[id(dataset.pool)] = dataset.pool  # type: ignore[attr-defined]
-    return len(pools) == 1 or sum(map(len, pools.values())) * first.pool.sample_bytes <= JOINED_BYTES
+            return None
+        pool: TensorPool = dataset.pool  # type: ignore[attr-defined]
+        if id(pool) not in starts:
+            starts[id(pool)] = num_rows
+            num_rows += len(pool)
+            pools.append(pool)
+        start.append(starts[id(pool)])
+    if len(pools) > 1 and num_rows * first.pool.sample_bytes > JOINED_BYTES:
+        return None
+    return _Pools(pools, np.array(start))
 
 
 def _gathered(
-    loaders: Sequence[ClientLoader], num_epochs: int, num_steps: np.ndarray
+    loaders: Sequence[ClientLoader], pools: _Pools, num_epochs: int, num_steps: np.ndarray
 ) -> Iterator[tuple[int, list[Stack]]]:
     """From tensors in memory: positions of all batches first, then one gather for every stack."""
     datasets: list[Any] = [loader.dataset for loader in loaders]
-    device = loaders[0].device
-    pools = {id(dataset.pool): dataset.pool for dataset in datasets}
-    starts, parts = dict[int, int](), list[tuple[Tensor, ...]]()
-    num_rows = 0
-    for key, pool in pools.items():
-        starts[key], num_rows = num_rows, num_rows + len(pool)
-        parts.append(pool.on(device))
-    tensors = [parts[0][k] if len(parts) == 1 else torch.cat([part[k] for part in parts]) for k in range(len(parts[0]))]
-    batch_size = loaders[0].batch_size
+    device, batch_size = loaders[0].device, loaders[0].batch_size
+    parts = [pool.on(device) for pool in pools.pools]
+    tensors = [column[0] if len(parts) == 1 else torch.cat(column) for column in zip(*parts, strict=True)]
     sizes = np.array([loader.num_samples for loader in loaders])
-    length = np.minimum(np.array([len(loader) for loader in loaders]) * batch_size, sizes)  # without what is dropped
+    length = np.minimum(lengths(loaders) * batch_size, sizes)  # without what is dropped
     orders = []
     for loader, kept, size in zip(loaders, length.tolist(), sizes.tolist(), strict=True):
         for epoch in range(num_epochs):
             loader.set_epoch(epoch)
             orders.append(loader.sampler.order() if kept == size else loader.sampler.order()[:kept])
     order = torch.cat(orders)
-    start = np.array([starts[id(dataset.pool)] for dataset in datasets])
     if any(dataset.indices is not None for dataset in datasets):
-        of_all = torch.cat([dataset.rows(torch.arange(size)) for dataset, size in zip(datasets, sizes, strict=True)])
+        of_all = torch.cat([torch.arange(len(d)) if d.indices is None else d.indices for d in datasets])
         order = of_all[order + _repeated(np.cumsum(sizes) - sizes, length * num_epochs)]
-    order = (order + _repeated(start, length * num_epochs)).to(tensors[0].device)
+    order = (order + _repeated(pools.start, length * num_epochs)).to(tensors[0].device)
     first = (np.cumsum(length) - length) * num_epochs
     per_epoch = -(-length // batch_size)
     within = np.arange(batch_size)
@@ -118,7 +140,7 @@ def _gathered(
         offset = first[:width] + epochs * length[:width] + batch * batch_size
         sizes = np.minimum(batch_size, length[:width] - batch * batch_size)
         positions = torch.from_numpy(offset[..., None] + np.minimum(within, sizes[..., None] - 1)).to(order.device)
-        chosen = order[positions.reshape(-1)]
+        chosen = order.index_select(0, positions.reshape(-1))
         columns = [tensor.index_select(0, chosen) for tensor in tensors]
         if device is not None and columns[0].device != device:
             columns = [column.to(device, non_blocking=True) for column in columns]

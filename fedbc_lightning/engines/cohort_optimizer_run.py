@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.engines.cohort_batches import stacked_batches
 from fedbc_lightning.engines.cohort_run import CohortRun
+from fedbc_lightning.loading import lengths
 from fedbc_lightning.local import AfterStep, Term
 
 if TYPE_CHECKING:
@@ -51,8 +53,9 @@ class CohortOptimizerRun(CohortRun):
     def train(self) -> list[int]:
         """All steps of all clients; how many each has taken."""
         loaders, optimizer = self.loaders, self.optimizer
-        steps = [self.local.num_steps(len(loader)) for loader in loaders]
-        num_epochs = self.local.epochs or max(-(-s // len(loader)) for s, loader in zip(steps, loaders, strict=True))
+        num_batches = lengths(loaders)
+        steps = list(map(self.local.num_steps, num_batches.tolist()))
+        num_epochs = self.local.epochs or int((-(-np.array(steps) // num_batches)).max())
         terms: list[Any] = self.terms
         num_rows, can_shrink = len(loaders), all(hasattr(term, "first") for term in terms)
         for active, stacks in stacked_batches(loaders, num_epochs, steps):

@@ -151,15 +151,18 @@ class CohortRun:
         cohort.step_size = engine.step_sizes(self.optimizer.rates).expand(num_clients, -1)
         counts = torch.tensor(steps, dtype=torch.float64)
         cohort.losses = means.plain.tolist()
-        finite = torch.isfinite(self.w).all(dim=1).cpu() & torch.isfinite(means.plain)
+        for values in (self.w, means.plain):
+            cohort.require_finite(values)
         if gradient_sum is not None:
             cohort.gradient_mean = gradient_sum / counts.to(self.w)[:, None]
-            finite &= torch.isfinite(cohort.gradient_mean).all(dim=1).cpu()
-        cohort.valid &= finite
-        columns = {f"train_{name}": values.tolist() for name, values in means.by_name.items()}
-        has_logged = {f"train_{name}": (weight > 0).tolist() for name, weight in means.weights.items()}
-        for k, record in enumerate(cohort.records):
-            record.update(num_steps=steps[k], **{n: values[k] for n, values in columns.items() if has_logged[n][k]})
+            cohort.require_finite(cohort.gradient_mean)
+        for record, num_steps in zip(cohort.records, steps, strict=True):
+            record["num_steps"] = num_steps
+        for name, values in means.by_name.items():
+            has_logged = (means.weights[name] > 0).tolist()
+            for record, value, is_there in zip(cohort.records, values.tolist(), has_logged, strict=True):
+                if is_there:
+                    record[f"train_{name}"] = value
 
 
 class Means(NamedTuple):

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedbc_lightning.engines.few_classes import use_columns
 from fedbc_lightning.errors import first_line
 
 aten = torch.ops.aten
@@ -22,6 +23,8 @@ VIEWS = frozenset({
     aten.reshape.default, aten.transpose.int, aten.permute.default, aten.slice.Tensor,
 })  # fmt: skip
 """Of these a result with the shape, strides and offset of the input is the input."""
+SWAPS = frozenset({aten.t.default, aten.transpose.int})
+"""Done twice with the same arguments, they give back their input."""
 CONSTANTS = frozenset({
     aten.scalar_tensor.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
     aten.new_zeros.default, aten.new_ones.default, aten.zeros.default, aten.ones.default, aten.full.default,
@@ -137,6 +140,7 @@ def _simplify(traced: fx.GraphModule, device: torch.device) -> None:
         node.replace_all_uses_with(constant)
         graph.erase_node(node)
     graph.eliminate_dead_code()
+    use_columns(graph, device)
 
 
 def _unchanged(node: fx.Node) -> fx.Node | None:
@@ -144,7 +148,7 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node):
         return None
-    if node.target is aten.transpose.int and source.target is aten.transpose.int and node.args[1:] == source.args[1:]:
+    if node.target in SWAPS and source.target is node.target and node.args[1:] == source.args[1:]:
         return source.args[0]  # type: ignore[return-value]
     before, after = source.meta.get("val"), node.meta.get("val")
     if not isinstance(before, Tensor) or not isinstance(after, Tensor):

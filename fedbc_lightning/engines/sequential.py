@@ -381,7 +381,8 @@ class SequentialEngine:
                 "model: its parameters were replaced during training (by .to(), .half() or "
                 "load_state_dict(assign=True) inside a hook or step?); change them in place."
             )
-        self.row.copy_(model[: self.layout.num_parameters])
+        has_more = len(model) > self.layout.num_parameters
+        self.row.copy_(model[: self.layout.num_parameters] if has_more else model)
         if self.layout.has_buffers:
             values = model[self.layout.num_parameters :] if buffers is None else buffers
             self.layout.write_buffers(values, counters)
