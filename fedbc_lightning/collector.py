@@ -118,11 +118,14 @@ class MetricCollector:
             logged.metric = value
             return
         if isinstance(value, Tensor):
-            if value.numel() != 1:
-                raise ConfigurationError(f"self.log('{name}'): a tensor of shape {tuple(value.shape)}; log one number.")
-            value = value.detach().reshape(())
+            value = self._checked(name, value)
         weight = batch_size if batch_size is not None else self._batch_size
         logged.add(value, 1.0 if weight is None else weight)
+
+    def _checked(self, name: str, value: Tensor) -> Tensor:
+        if value.numel() != 1:
+            raise ConfigurationError(f"self.log('{name}'): a tensor of shape {tuple(value.shape)}; log one number.")
+        return value.detach().reshape(())
 
     def end_epoch(self) -> None:
         """Close an epoch: compute the Metrics, fold everything into the means over epochs."""
@@ -156,3 +159,27 @@ class MetricCollector:
     def result(self) -> dict[str, float]:
         """Plain name (see :func:`plain_name`) -> value."""
         return {plain_name(name): value for name, value in self.logged().items()}
+
+
+class ColumnCollector(MetricCollector):
+    """The same for K clients at once, whose batches are of one size: a value is a number for all, or (K,).
+
+    Args:
+        num_clients: K.
+    """
+
+    def __init__(self, num_clients: int) -> None:
+        super().__init__()
+        self._num_clients = num_clients
+
+    def _checked(self, name: str, value: Tensor) -> Tensor:
+        return value.detach().expand(self._num_clients)
+
+    def results(self) -> list[dict[str, float]]:
+        """Of each client what :meth:`result` gives."""
+        self.end_epoch()
+        columns = {}
+        for name, (total, weight) in self._totals.items():
+            mean = total / weight
+            columns[plain_name(name)] = mean.tolist() if isinstance(mean, Tensor) else [mean] * self._num_clients
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

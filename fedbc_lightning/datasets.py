@@ -60,7 +60,7 @@ class TensorPool:
 
 
 _KINDS: dict[tuple, tuple] = {}
-"""One object for each kind, so that equal ones are the same: thousands are compared in a round."""
+"""One object for each kind: equal ones are then mostly the same, and thousands are compared in a round."""
 _POOLS: WeakKeyDictionary[TensorDataset, TensorPool] = WeakKeyDictionary()
 
 

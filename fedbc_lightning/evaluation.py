@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.engines.cohort_run import FEW
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.fabric import gather_objects
@@ -154,7 +156,9 @@ class Evaluator:
     def _measure(self, split: str, stage: str, models: Models, round: int) -> dict[Task, dict[str, float]]:
         """Task -> name -> value, from all ranks."""
         tasks = self.tasks(split, models)
-        results = self.do(tasks[self._fabric.global_rank :: self._fabric.world_size], split, stage, models, round)
+        units = self._units(tasks, split, stage, models)  # the same whatever the number of ranks
+        mine = units[self._fabric.global_rank :: self._fabric.world_size]
+        results = self._do_units(mine, split, stage, models, round)
         merged: dict[Task, dict[str, float]] = {}
         for part in gather_objects(self._fabric, results):
             merged |= part
@@ -164,23 +168,67 @@ class Evaluator:
         self, tasks: Sequence[Task], split: str, stage: str, models: Models, round: int
     ) -> dict[Task, dict[str, float]]:
         """Task -> name -> value, where there are data."""
-        user, engine, results = self._engine.user, self._engine, {}
+        return self._do_units(self._units(tasks, split, stage, models), split, stage, models, round)
+
+    def _units(self, tasks: Sequence[Task], split: str, stage: str, models: Models) -> list[list[Task]]:
+        """The tasks, together those that a mapped step may do: of clients with as many samples, in one batch in all."""
+        most, counts = self._datamodule.eval_batch_size, self._datamodule.num_samples(split)
+        is_mapped = self._engine.mapped_evaluation(stage) is not None
+        groups = defaultdict[Any, list[Task]](list)
+        for task in tasks:
+            which, client = task
+            is_alone = not is_mapped or client < 0 or not counts[client] or (which == "local" and models.fine_tuning)
+            groups[task if is_alone else (which, "of", counts[client])].append(task)
+        units = []
+        for group in groups.values():
+            size = max(1, most // counts[group[0][1]]) if len(group) > 1 else 1
+            units += [group[start : start + size] for start in range(0, len(group), size)]
+        return units
+
+    def _do_units(
+        self, units: Sequence[Sequence[Task]], split: str, stage: str, models: Models, round: int
+    ) -> dict[Task, dict[str, float]]:
+        user, engine = self._engine.user, self._engine
+        results: dict[Task, dict[str, float]] = {}
         loaded = None
         with self._evaluating(stage, round):
-            for which, client in tasks:
-                loader = self._loader(split, client)
-                if loader is None:
+            for unit in units:
+                found = self._do_together(unit, split, stage, models) if len(unit) >= FEW else None
+                if found is not None:
+                    results |= zip(unit, found, strict=True)
+                    loaded = None
                     continue
-                seed_globals(derive(self._seed, "eval", round, client), user.device)
-                if which == "local":
-                    self._load_local(models, client)
-                elif loaded != "global":
-                    engine.load(models.z, models.counters)
-                loaded = which
-                results[which, client] = user.evaluate(loader, stage)
+                for which, client in unit:
+                    loader = self._loader(split, client)
+                    if loader is None:
+                        continue
+                    seed_globals(derive(self._seed, "eval", round, client), user.device)
+                    if which == "local":
+                        self._load_local(models, client)
+                    elif loaded != "global":
+                        engine.load(models.z, models.counters)
+                    loaded = which
+                    results[which, client] = user.evaluate(loader, stage)
         return results
 
-    def _loader(self, split: str, client: int) -> object | None:
+    def _do_together(
+        self, unit: Sequence[Task], split: str, stage: str, models: Models
+    ) -> list[dict[str, float]] | None:
+        """A unit's by one mapped step; None: it cannot be mapped."""
+        mapped = self._engine.mapped_evaluation(stage)
+        loaders = [self._loader(split, client) for _, client in unit]
+        if mapped is None or len({loader and loader.num_samples for loader in loaders}) > 1:
+            return None
+        return mapped.run(loaders, self._weights(models, unit[0][0], [client for _, client in unit]))
+
+    def _weights(self, models: Models, which: str, clients: Sequence[int]) -> Tensor:
+        """Those of z (d,), or of the clients' own models (K, d)."""
+        if which == "global" or models.local is None:
+            return models.z[: self._engine.layout.num_parameters]
+        own = torch.stack([models.local(client)[0] for client in clients])
+        return own[:, : self._engine.layout.num_parameters].to(models.z.device)
+
+    def _loader(self, split: str, client: int) -> Any:
         device = self._engine.user.device
         if client < 0:
             return self._datamodule.pooled_dataloader(split, device=device)

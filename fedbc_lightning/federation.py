@@ -370,8 +370,7 @@ class Federation:
 
     def make_cohort(self, clients: list[int], positions: list[int]) -> Cohort:
         """Clients of this round, by their positions in it, that are trained together."""
-        pooled = clients == [POOLED]
-        sizes = [int(self._num_samples.sum())] if pooled else self._num_samples[clients].tolist()
+        sizes = [int(self._num_samples.sum())] if POOLED in clients else self._num_samples[clients].tolist()
         cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
         cohort.start_counters = self.server["counters"]
         if self._buffer_policy == "local":

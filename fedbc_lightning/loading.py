@@ -180,7 +180,7 @@ def _stack(samples: list[Any]) -> Any:
         ) from error
 
 
-def lengths(loaders: Sequence[ClientLoader]) -> np.ndarray:
+def batches_of_each(loaders: Sequence[ClientLoader]) -> np.ndarray:
     """Batches per epoch of each, int64 (K,)."""
     return np.array([len(loader) for loader in loaders])
 

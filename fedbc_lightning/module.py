@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
+STEPS = ("training_step", "validation_step", "test_step")
+
+
 class UserModule:
     """Runs the user's steps under Fabric's precision, and listens to what they log.
 
@@ -70,8 +73,7 @@ class UserModule:
             if buffer is not None and name in child._non_persistent_buffers_set and not isinstance(child, Metric)
         ]
         self._modes = [(m, m.training) for m in module.modules()]
-        self.training_takes_index = _takes_index(module.training_step)
-        self._evaluation_takes_index = {s: _takes_index(getattr(module, f"{s}_step")) for s in ("validation", "test")}
+        self.takes_index = {name: _takes_index(getattr(module, name)) for name in STEPS}
 
     @property
     def scratch(self) -> list[tuple[Tensor, Tensor]]:
@@ -168,7 +170,7 @@ class UserModule:
         Raises:
             ConfigurationError: ``training_step`` returned neither a tensor, a dict with ``loss`` nor None.
         """
-        arguments = (batch, batch_idx) if self.training_takes_index else (batch,)
+        arguments = (batch, batch_idx) if self.takes_index["training_step"] else (batch,)
         if self.autocast is nullcontext:
             output = self.module.training_step(*arguments)
         else:
@@ -193,8 +195,7 @@ class UserModule:
             loader: Batches.
             stage: ``"validation"`` or ``"test"``: which step and hooks.
         """
-        step = getattr(self.module, f"{stage}_step")
-        takes_index = self._evaluation_takes_index[stage]
+        step, takes_index = getattr(self.module, f"{stage}_step"), self.takes_index[f"{stage}_step"]
         collector = self.start_collecting()
         self.hooks.call_module(f"on_{stage}_epoch_start")
         start, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"

@@ -346,13 +346,13 @@ class Planner:
     def _evaluate_some(self, tasks: Sequence[tuple[str, int]], split: str, stage: str) -> tuple[float, int, int]:
         """Seconds and samples of the first tasks, and how many numbers each gives."""
         models, sizes = self.federation.models(), self.trainer.datamodule.num_samples(split)
-        samples = width = 0
+        done = width = 0
         started = time.perf_counter()
-        for task in tasks:
-            found = self.trainer.evaluator.do([task], split, stage, models, 0)
-            samples, width = samples + int(sizes[task[1]]), len(found.get(task, {}))
-            if time.perf_counter() - started > MAX_EVALUATION_SECONDS:
-                break
+        while done < len(tasks) and time.perf_counter() - started <= MAX_EVALUATION_SECONDS:
+            some = tasks[done : 2 * done + 1]  # ever more at once: the engine may evaluate several by one step
+            found = self.trainer.evaluator.do(some, split, stage, models, 0)
+            done, width = done + len(some), len(found.get(some[-1], {}))
+        samples = int(sizes[[client for _, client in tasks[:done]]].sum())
         return time.perf_counter() - started, samples, width
 
     # space

@@ -79,11 +79,11 @@ class CSVFile:
 
 def _as_text(rows: list[tuple[Any, ...]]) -> str:
     """What ``csv.writer`` makes of rows of one length; where nothing needs quotes, in half of its time."""
-    num_commas = len(rows[0]) - 1
-    row_as_text = ",".join(["%s"] * (num_commas + 1)) + "\n"
+    num_cells = len(rows[0]) if rows else 0
+    row_as_text = ",".join(["%s"] * num_cells) + "\n"
     text = "".join([row_as_text % row for row in rows])
-    is_plain = (text.count(","), text.count("\n")) == (num_commas * len(rows), len(rows))
-    if is_plain and '"' not in text and "None" not in text:
+    is_plain = (text.count(","), text.count("\n")) == ((num_cells - 1) * len(rows), len(rows))
+    if num_cells > 1 and is_plain and not any(special in text for special in ('"', "\r", "None")):
         return text
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedbc_lightning.datasets import ArrayDataset, TensorPool, kind_of
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.loading import BYTES_AT_ONCE, ClientLoader, lengths
+from fedbc_lightning.loading import BYTES_AT_ONCE, ClientLoader, batches_of_each
 
 JOINED_BYTES = 2**28
 """Of clients' own tensors that are copied into one, anew in each round."""
@@ -80,11 +80,16 @@ class _Pools(NamedTuple):
     pools: list[TensorPool]
     start: np.ndarray
 
+    def tensors(self, device: torch.device | None) -> list[Tensor]:
+        """Them one after another."""
+        parts = [pool.on(device) for pool in self.pools]
+        return [column[0] if len(parts) == 1 else torch.cat(column) for column in zip(*parts, strict=True)]
+
 
 def _pools(loaders: Sequence[ClientLoader]) -> _Pools | None:
     """None: they do not draw alike from tensors in memory, or from too many bytes to be joined."""
     first, batch_size = loaders[0].dataset, loaders[0].batch_size
-    if not isinstance(first, ArrayDataset) or first.augment is not None:
+    if not isinstance(first, ArrayDataset) or (first.augment is not None and loaders[0].sampler.seed is not None):
         return None
     kind, num_rows = kind_of(first), 0
     starts: dict[int, int] = {}  # by pool
@@ -110,10 +115,9 @@ def _gathered(
     """From tensors in memory: positions of all batches first, then one gather for every stack."""
     datasets: list[Any] = [loader.dataset for loader in loaders]
     device, batch_size = loaders[0].device, loaders[0].batch_size
-    parts = [pool.on(device) for pool in pools.pools]
-    tensors = [column[0] if len(parts) == 1 else torch.cat(column) for column in zip(*parts, strict=True)]
+    tensors = pools.tensors(device)
     sizes = np.array([loader.num_samples for loader in loaders])
-    length = np.minimum(lengths(loaders) * batch_size, sizes)  # without what is dropped
+    length = np.minimum(batches_of_each(loaders) * batch_size, sizes)  # without what is dropped
     orders = []
     for loader, kept, size in zip(loaders, length.tolist(), sizes.tolist(), strict=True):
         for epoch in range(num_epochs):
@@ -121,13 +125,11 @@ def _gathered(
             orders.append(loader.sampler.order() if kept == size else loader.sampler.order()[:kept])
     order = torch.cat(orders)
     if any(dataset.indices is not None for dataset in datasets):
-        of_all = torch.cat([torch.arange(len(d)) if d.indices is None else d.indices for d in datasets])
-        order = of_all[order + _repeated(np.cumsum(sizes) - sizes, length * num_epochs)]
+        order = _own_rows(datasets)[order + _repeated(np.cumsum(sizes) - sizes, length * num_epochs)]
     order = (order + _repeated(pools.start, length * num_epochs)).to(tensors[0].device)
     first = (np.cumsum(length) - length) * num_epochs
     per_epoch = -(-length // batch_size)
     within = np.arange(batch_size)
-    transform = datasets[0].transform
     bytes_per_row = sum(tensor[:1].nbytes for tensor in tensors) * batch_size
     step = 0
     while step < num_steps[0]:
@@ -141,11 +143,7 @@ def _gathered(
         sizes = np.minimum(batch_size, length[:width] - batch * batch_size)
         positions = torch.from_numpy(offset[..., None] + np.minimum(within, sizes[..., None] - 1)).to(order.device)
         chosen = order.index_select(0, positions.reshape(-1))
-        columns = [tensor.index_select(0, chosen) for tensor in tensors]
-        if device is not None and columns[0].device != device:
-            columns = [column.to(device, non_blocking=True) for column in columns]
-        if transform is not None:
-            columns[0] = transform(columns[0])
+        columns = datasets[0].gather(chosen, tensors, None, device)
         columns = [column.view(len(steps), width, batch_size, *column.shape[1:]) for column in columns]
         everybody = np.arange(active)
         all_full = (sizes[:, :active] == batch_size).all(axis=1).tolist()
@@ -155,6 +153,28 @@ def _gathered(
             else:
                 yield active, _by_size(batches, sizes[k, :active], batch_size)
         step += len(steps)
+
+
+def gathered_whole(loaders: Sequence[ClientLoader]) -> list[Tensor] | None:
+    """All samples of K clients, in the order of their data sets, each (K, n, ...); None: see :func:`can_gather`.
+
+    Args:
+        loaders: Of K clients with n samples each, which they do not shuffle.
+    """
+    pools = _pools(loaders)
+    if pools is None:
+        return None
+    datasets: list[Any] = [loader.dataset for loader in loaders]
+    device, shape = loaders[0].device, (len(loaders), loaders[0].num_samples)
+    tensors = pools.tensors(device)
+    rows = _own_rows(datasets) + _repeated(pools.start, np.full(*shape))
+    columns = datasets[0].gather(rows.to(tensors[0].device), tensors, None, device)
+    return [column.view(*shape, *column.shape[1:]) for column in columns]
+
+
+def _own_rows(datasets: Sequence[ArrayDataset]) -> Tensor:
+    """Of each data set its rows of its tensors, one data set after another."""
+    return torch.cat([torch.arange(len(d)) if d.indices is None else d.indices for d in datasets])
 
 
 def _by_size(tensors: Sequence[Tensor], sizes: np.ndarray, batch_size: int) -> list[Stack]:

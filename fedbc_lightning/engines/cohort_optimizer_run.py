@@ -12,7 +12,7 @@ from torch import Tensor
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.engines.cohort_batches import stacked_batches
 from fedbc_lightning.engines.cohort_run import CohortRun
-from fedbc_lightning.loading import lengths
+from fedbc_lightning.loading import batches_of_each
 from fedbc_lightning.local import AfterStep, Term
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class CohortOptimizerRun(CohortRun):
     def train(self) -> list[int]:
         """All steps of all clients; how many each has taken."""
         loaders, optimizer = self.loaders, self.optimizer
-        num_batches = lengths(loaders)
+        num_batches = batches_of_each(loaders)
         steps = list(map(self.local.num_steps, num_batches.tolist()))
         num_epochs = self.local.epochs or int((-(-np.array(steps) // num_batches)).max())
         terms: list[Any] = self.terms

@@ -15,6 +15,7 @@ from fedbc_lightning.engines.cohort_run import CohortRun
 from fedbc_lightning.engines.mappable import SEQUENTIAL
 from fedbc_lightning.engines.solver_run import weight_decay_terms
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.loading import batches_of_each
 from fedbc_lightning.local import Solver, Term
 from fedbc_lightning.seeding import derive, seed_globals
 
@@ -69,7 +70,7 @@ class CohortSolverRun(CohortRun):
         """
         self.begin(start, lr_scale, purpose, self.w)
         client = cast("SolverRun", self)  # a solver may ask for the same things
-        solver, lengths = self.solver, [len(loader) for loader in self.loaders]
+        solver, lengths = self.solver, batches_of_each(self.loaders).tolist()
         self.num_batches = torch.tensor(lengths, dtype=torch.float64)[:, None]
         self.rates = self.engine.step_sizes(self.optimizer.rates)
         steps = torch.as_tensor(solver.num_steps(client)).unique()

@@ -24,7 +24,7 @@ VIEWS = frozenset({
 })  # fmt: skip
 """Of these a result with the shape, strides and offset of the input is the input."""
 SWAPS = frozenset({aten.t.default, aten.transpose.int})
-"""Done twice with the same arguments, they give back their input."""
+"""Done twice with the same arguments, they give back their input, strides and all."""
 CONSTANTS = frozenset({
     aten.scalar_tensor.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
     aten.new_zeros.default, aten.new_ones.default, aten.zeros.default, aten.ones.default, aten.full.default,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from fedbc_lightning.module import UserModule
 from fedbc_lightning.optimizers import LocalOptimizer
 from fedbc_lightning.seeding import derive, seed_globals
 from fedbc_lightning.server.base import FEW_ROWS
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.mapped_evaluation import MappedEvaluation
 
 log = logging.getLogger("lightning.pytorch." + __name__)  # below Lightning's logger, whose lines people see
 
@@ -339,6 +342,9 @@ class SequentialEngine:
         self.user.train_mode()
         shares = torch.tensor(self.component_shares(client), dtype=torch.float64)
         return (torch.stack(losses).cpu().double() @ shares).reshape(1)
+
+    def mapped_evaluation(self, stage: str) -> MappedEvaluation | None:
+        """What evaluates several clients at once in ``"validation"`` or ``"test"``; None: they go one by one."""
 
     def fine_tune(self, client: int, fine_tuning: FineTuning) -> None:
         """Take one plain step from the loaded model on the first samples of a client, for its evaluation."""

@@ -1,4 +1,4 @@
-"""The user's ``training_step`` as a function of weights and batch."""
+"""The user's steps as functions of weights and batch."""
 
 from __future__ import annotations
 
@@ -101,17 +101,17 @@ for _name in vars(int):
         setattr(WatchedIndex, _name, _used(_name))
 
 
-class TrainingStep(nn.Module):
-    """``training_step`` as a ``forward``, which ``functional_call`` wants."""
+class Step(nn.Module):
+    """``training_step`` and the like as a ``forward``, which ``functional_call`` wants."""
 
-    def __init__(self, module: nn.Module, takes_index: bool) -> None:
+    def __init__(self, module: nn.Module, name: str, takes_index: bool) -> None:
         super().__init__()
         self.module, self._takes_index = module, takes_index
-        self._training_step: Callable[..., Any] = module.training_step  # type: ignore[assignment]
+        self._step: Callable[..., Any] = getattr(module, name)
 
     def forward(self, batch: Sequence[Tensor], batch_idx: int) -> Any:
         """What it returns."""
-        return self._training_step(*((batch, batch_idx) if self._takes_index else (batch,)))
+        return self._step(*((batch, batch_idx) if self._takes_index else (batch,)))
 
 
 class StepFunction:
@@ -120,11 +120,12 @@ class StepFunction:
     Args:
         user: The user's module.
         layout: Of its parameters.
+        name: Of the step.
     """
 
-    def __init__(self, user: UserModule, layout: ParameterLayout) -> None:
+    def __init__(self, user: UserModule, layout: ParameterLayout, name: str = "training_step") -> None:
         self.user, self.layout = user, layout
-        self._step = TrainingStep(user.module, user.training_takes_index)
+        self._step = Step(user.module, name, user.takes_index[name])
         self._names = [f"module.{entry.name}" for entry in layout.entries]
 
     def single(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
@@ -160,6 +161,30 @@ class StepFunction:
         gradients, (losses, values) = step(list(parameters[:num_grouped]), list(parameters[num_grouped:]), batch)
         return StepOutput(gradients, losses, with_tensors(calls, values))
 
+    def evaluated(
+        self, parameters: Sequence[Tensor], batch: Sequence[Tensor], *, is_one_model: bool
+    ) -> list[LoggedCall]:
+        """What a validation or test step of K clients logs; without gradients.
+
+        Args:
+            parameters: As in the module where all have the same model, else with K in front.
+            batch: With K in front.
+            is_one_model: See there.
+
+        Raises:
+            NotRecordableError: It logs something else than numbers.
+        """
+        calls: list[LoggedCall] = []
+
+        def logged(parameters: list[Tensor], batch: Sequence[Tensor]) -> list[Tensor]:
+            calls[:] = self._logged(parameters, batch, 0)[1]
+            if any(isinstance(call.batch_size, Tensor) for call in calls):
+                raise NotRecordableError("it logs with a batch_size that is a tensor")
+            return tensors_of(calls)
+
+        step = vmap(logged, in_dims=(None if is_one_model else 0, 0), randomness="error")
+        return with_tensors(calls, step(list(parameters), batch))
+
     def written(self, batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
         """The module's own step on its own parameters, which are left without gradients.
 
@@ -190,6 +215,17 @@ class StepFunction:
     def _call(
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
     ) -> tuple[Tensor, list[LoggedCall]]:
+        """The loss, and what was logged."""
+        output, calls = self._logged(parameters, batch, batch_idx)
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor):
+            raise NotRecordableError("training_step returns no loss")
+        return loss.reshape(()), calls
+
+    def _logged(
+        self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
+    ) -> tuple[Any, list[LoggedCall]]:
+        """What the step returns, and what it logs."""
         collector, calls = self.user.collector, LoggedCalls()
         self.user.collector = calls  # type: ignore[assignment]
         children = list(self.user.module.modules())
@@ -205,7 +241,4 @@ class StepFunction:
                 child._parameters.update(parameters_before)  # a child with two names is not put back by torch
                 if isinstance(child, nn.RNNBase):  # and these keep a list of their weights
                     child._flat_weights = [getattr(child, name) for name in child._flat_weights_names]
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if not isinstance(loss, Tensor):
-            raise NotRecordableError("training_step returns no loss")
-        return loss.reshape(()), calls.calls
+        return output, calls.calls

@@ -1,7 +1,10 @@
 """CSV files, run folders, checkpoint files: what survives a kill."""
 
+import csv
+import io
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,3 +106,26 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     with pytest.raises(AttributeError):
         checkpoint.save_atomically({checkpoint.KEY: lambda: None}, path)
     assert checkpoint.load(path)[checkpoint.KEY] == {"format": checkpoint.FORMAT}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1, -2.5, 1e-30, float("nan"), float("inf"), np.float64(0.1), np.int64(7), True, "ok", "", None, "None", "a,b",
+     'a "b"', "two\nlines", "a\rb", "%s", "100 %", " a "],
+)  # fmt: skip
+def test_rows_are_written_as_the_csv_module_does(tmp_path, value):
+    rows = [{"round": 1, "value": 0.5, "last": "x"}, {"round": 2, "value": value, "last": 3}]
+    make_file(tmp_path).append(rows)
+    expected = io.StringIO()
+    writer = csv.writer(expected, lineterminator="\n")
+    writer.writerow(rows[0])
+    writer.writerows(row.values() for row in rows)
+    assert (tmp_path / "m.csv").read_bytes().decode() == expected.getvalue()
+
+
+def test_no_rows_write_nothing(tmp_path):
+    file = make_file(tmp_path)
+    file.append([{"round": 1, "loss": 2.0}])
+    before = file.path.read_text()
+    file.append([])
+    assert file.path.read_text() == before
