@@ -61,8 +61,9 @@ class FederatedTrainer(CallbackView):
         sampler: Which clients take part; default uniform without replacement.
         stragglers: Sampled clients that do less work or vanish; None: nobody.
         engine: ``"sequential"``: one client after another, for any module. ``"vectorized"``: many at once, by
-            ``torch.func`` over ``training_step``, for small models; what it cannot do is refused by name. ``"auto"``:
-            the faster of the two on a few steps of the first round's clients; kept on resume.
+            ``torch.func`` over ``training_step``, for small models; what it cannot do is refused by name; clients with
+            equal numbers of samples are evaluated together, too. ``"auto"``: the faster of the two on a few steps of
+            the first round's clients; kept on resume.
         record_steps: Whether a ``training_step`` that is a function of weights and batch is recorded once it came
             often, and replayed: the same numbers, sooner. False: it runs as written in every step.
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...

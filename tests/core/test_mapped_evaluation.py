@@ -279,9 +279,10 @@ def test_two_processes_evaluate_the_same_clients_together(tmp_path):
     found = []
     for devices in (1, 2):
         words = [
-            "fit", "--config", ROOT / "configs/digits.yaml",
-            "--data.partitioner", "IID", "--data.partitioner.num_clients", "60", "--trainer.engine", "vectorized", "--trainer.max_rounds", "1", "--trainer.accelerator", "cpu",
-            "--trainer.devices", str(devices), "--trainer.logger", "false", "--trainer.default_root_dir", str(devices),
+            "fit", "--config", ROOT / "configs/digits.yaml", "--trainer.engine", "vectorized",
+            "--data.partitioner", "IID", "--data.partitioner.num_clients", 60, "--trainer.devices", devices,
+            "--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.default_root_dir", devices,
+            "--trainer.max_rounds", 1,
         ]  # fmt: skip
         process = start_cli(*words, cwd=tmp_path)
         err = process.communicate(timeout=200)[1]
