@@ -173,15 +173,18 @@ class Evaluator:
     def _units(self, tasks: Sequence[Task], split: str, stage: str, models: Models) -> list[list[Task]]:
         """The tasks, together those that a mapped step may do: of clients with as many samples, in one batch in all."""
         most, counts = self._datamodule.eval_batch_size, self._datamodule.num_samples(split)
-        is_mapped = self._engine.mapped_evaluation(stage) is not None
+        mapped = self._engine.mapped_evaluation(stage)
         groups = defaultdict[Any, list[Task]](list)
         for task in tasks:
             which, client = task
-            is_alone = not is_mapped or client < 0 or not counts[client] or (which == "local" and models.fine_tuning)
+            is_alone = mapped is None or client < 0 or not counts[client] or (which == "local" and models.fine_tuning)
             groups[task if is_alone else (which, "of", counts[client])].append(task)
         units = []
         for group in groups.values():
-            size = max(1, most // counts[group[0][1]]) if len(group) > 1 else 1
+            which, client = group[0]
+            size = max(1, most // counts[client]) if len(group) > 1 else 1
+            if mapped is not None and which == "local":
+                size = min(size, mapped.most_models)
             units += [group[start : start + size] for start in range(0, len(group), size)]
         return units
 
@@ -193,11 +196,12 @@ class Evaluator:
         loaded = None
         with self._evaluating(stage, round):
             for unit in units:
-                found = self._do_together(unit, split, stage, models) if len(unit) >= FEW else None
-                if found is not None:
-                    results |= zip(unit, found, strict=True)
-                    loaded = None
-                    continue
+                if len(unit) >= FEW:
+                    loaded = None  # it may use the workbench
+                    found = self._do_together(unit, split, stage, models)
+                    if found is not None:
+                        results |= zip(unit, found, strict=True)
+                        continue
                 for which, client in unit:
                     loader = self._loader(split, client)
                     if loader is None:

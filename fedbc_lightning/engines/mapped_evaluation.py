@@ -37,6 +37,7 @@ class MappedEvaluation:
         stage: ``"validation"`` or ``"test"``.
 
     Attributes:
+        most_models: That are evaluated together, if each client has its own.
         reason: Why clients are evaluated one after another from now on; None: they are not.
     """
 
@@ -46,6 +47,7 @@ class MappedEvaluation:
         self._function = StepFunction(user, engine.layout, f"{stage}_step")
         self._watched = StepRecorder(user, engine.layout).watched
         self._compared: set[tuple] = set()
+        self.most_models = max(1, engine.most_rows)
         self.reason: str | None = None
 
     def run(self, loaders: Sequence[ClientLoader], w: Tensor) -> list[dict[str, float]] | None:

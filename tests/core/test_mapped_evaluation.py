@@ -19,6 +19,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from fedbc_lightning import ConfigurationError, FedAvg, FedBC, FederatedDataModule
 from fedbc_lightning.algorithms import PerFedBC
 from fedbc_lightning.data import ArrayDataset
+from fedbc_lightning.engines import vectorized
+from fedbc_lightning.engines.mapped_evaluation import MappedEvaluation
 from fedbc_lightning.module import UserModule
 
 NUM_CLIENTS = 40
@@ -292,3 +294,16 @@ def test_two_processes_evaluate_the_same_clients_together(tmp_path):
     assert len(of_the_initial_model[0]) == 60
     assert of_the_initial_model[0] == of_the_initial_model[1]
     assert_close(found[0], found[1])
+
+
+def test_own_models_are_stacked_as_far_as_there_is_space(tmp_path, monkeypatch):
+    num_models = []
+    run = MappedEvaluation.run
+    monkeypatch.setattr(
+        MappedEvaluation, "run", lambda self, loaders, w: num_models.append(w.shape[:-1]) or run(self, loaders, w)
+    )
+    row_bytes = 4 * sum(parameter.numel() for parameter in Model().parameters())
+    monkeypatch.setattr(vectorized, "BYTES_OF_ROWS", 7 * vectorized.NUM_MATRICES * row_bytes)
+    rows = evaluate(tmp_path)[0]
+    assert_close(rows, evaluate(tmp_path, "sequential")[0])
+    assert set(num_models) == {(), (7,), (6,)}
