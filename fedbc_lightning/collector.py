@@ -178,8 +178,10 @@ class ColumnCollector(MetricCollector):
     def results(self) -> list[dict[str, float]]:
         """Of each client what :meth:`result` gives."""
         self.end_epoch()
-        columns = {}
+        found: list[dict[str, float]] = [{} for _ in range(self._num_clients)]
         for name, (total, weight) in self._totals.items():
             mean = total / weight
-            columns[plain_name(name)] = mean.tolist() if isinstance(mean, Tensor) else [mean] * self._num_clients
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            values = mean.expand(self._num_clients).tolist() if isinstance(mean, Tensor) else [mean] * len(found)
+            for result, value in zip(found, values, strict=True):
+                result[plain_name(name)] = value
+        return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +15,19 @@ from torch import Tensor
 
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.engines.cohort_run import FEW
+from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.engines.sequential import SequentialEngine
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.fabric import gather_objects
 from fedbc_lightning.local import FineTuning
 from fedbc_lightning.metric_names import is_lower_better
 from fedbc_lightning.module import step_stage
-from fedbc_lightning.seeding import derive, numpy_generator, seed_globals
+from fedbc_lightning.seeding import Generators, derive, numpy_generator, seed_globals
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+    from fedbc_lightning.engines.mapped_evaluation import MappedEvaluation
 
 MAX_CLIENTS_BY_DEFAULT = 1000
 Task = tuple[str, int]
@@ -139,10 +142,12 @@ class Evaluator:
         user.eval_mode()
         user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None,
                       current_epoch=round, global_step=round)  # fmt: skip
-        with torch.no_grad():
-            yield
-        user.train_mode()
-        user.shim.set(validating=False, testing=False)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            user.train_mode()
+            user.shim.set(validating=False, testing=False)
 
     def tasks(self, split: str, models: Models) -> list[Task]:
         """What is evaluated on a split, in order."""
@@ -155,75 +160,127 @@ class Evaluator:
 
     def _measure(self, split: str, stage: str, models: Models, round: int) -> dict[Task, dict[str, float]]:
         """Task -> name -> value, from all ranks."""
-        tasks = self.tasks(split, models)
-        units = self._units(tasks, split, stage, models)  # the same whatever the number of ranks
-        mine = units[self._fabric.global_rank :: self._fabric.world_size]
-        results = self._do_units(mine, split, stage, models, round)
+        tasks, mapped = self.tasks(split, models), self._engine.mapped_evaluation(stage)
+        if mapped is not None and split not in mapped.settled:
+            mapped.settled.add(split)
+            results = self._settle(mapped, tasks, split, stage, models, round)
+        elif mapped is None or mapped.reason is not None:
+            results = self.do(self._share(tasks), split, stage, models, round)
+        else:
+            results = {}
+            for unit in self._share(self._units(mapped, tasks, split, models)):
+                results |= self._do_together(mapped, unit, split, stage, models, round)
         merged: dict[Task, dict[str, float]] = {}
         for part in gather_objects(self._fabric, results):
             merged |= part
         return {task: merged[task] for task in tasks if task in merged}
 
+    def _share(self, parts: list) -> list:
+        """Those of this rank."""
+        return parts[self._fabric.global_rank :: self._fabric.world_size]
+
     def do(
         self, tasks: Sequence[Task], split: str, stage: str, models: Models, round: int
     ) -> dict[Task, dict[str, float]]:
-        """Task -> name -> value, where there are data."""
-        return self._do_units(self._units(tasks, split, stage, models), split, stage, models, round)
+        """Task -> name -> value, where there are data; one after another."""
+        user, engine, results = self._engine.user, self._engine, dict[Task, dict[str, float]]()
+        loaded = None
+        with self._evaluating(stage, round):
+            for which, client in tasks:
+                loader = self._loader(split, client)
+                if loader is None:
+                    continue
+                seed_globals(derive(self._seed, "eval", round, client), user.device)
+                if which == "local":
+                    self._load_local(models, client)
+                elif loaded != "global":
+                    engine.load(models.z, models.counters)
+                loaded = which
+                results[which, client] = user.evaluate(loader, stage)
+        return results
 
-    def _units(self, tasks: Sequence[Task], split: str, stage: str, models: Models) -> list[list[Task]]:
-        """The tasks, together those that a mapped step may do: of clients with as many samples, in one batch in all."""
+    # several clients by one mapped step
+
+    def _units(self, mapped: MappedEvaluation, tasks: Sequence[Task], split: str, models: Models) -> list[list[Task]]:
+        """The tasks, together those that a mapped step may do: of clients with as many samples, in one batch in all.
+
+        They are the same whatever the number of ranks.
+        """
         most, counts = self._datamodule.eval_batch_size, self._datamodule.num_samples(split)
-        mapped = self._engine.mapped_evaluation(stage)
         groups = defaultdict[Any, list[Task]](list)
         for task in tasks:
             which, client = task
-            is_alone = mapped is None or client < 0 or not counts[client] or (which == "local" and models.fine_tuning)
+            is_alone = client < 0 or not counts[client] or (which == "local" and models.fine_tuning is not None)
             groups[task if is_alone else (which, "of", counts[client])].append(task)
         units = []
         for group in groups.values():
             which, client = group[0]
             size = max(1, most // counts[client]) if len(group) > 1 else 1
-            if mapped is not None and which == "local":
-                size = min(size, mapped.most_models)
+            size = min(size, mapped.most_models) if which == "local" else size
             units += [group[start : start + size] for start in range(0, len(group), size)]
         return units
 
-    def _do_units(
-        self, units: Sequence[Sequence[Task]], split: str, stage: str, models: Models, round: int
+    def _settle(
+        self, mapped: MappedEvaluation, tasks: list[Task], split: str, stage: str, models: Models, round: int
     ) -> dict[Task, dict[str, float]]:
-        user, engine = self._engine.user, self._engine
-        results: dict[Task, dict[str, float]] = {}
-        loaded = None
-        with self._evaluating(stage, round):
-            for unit in units:
-                if len(unit) >= FEW:
-                    loaded = None  # it may use the workbench
-                    found = self._do_together(unit, split, stage, models)
-                    if found is not None:
-                        results |= zip(unit, found, strict=True)
-                        continue
-                for which, client in unit:
-                    loader = self._loader(split, client)
-                    if loader is None:
-                        continue
-                    seed_globals(derive(self._seed, "eval", round, client), user.device)
-                    if which == "local":
-                        self._load_local(models, client)
-                    elif loaded != "global":
-                        engine.load(models.z, models.counters)
-                    loaded = which
-                    results[which, client] = user.evaluate(loader, stage)
-        return results
+        """The first evaluation: one client after another, each once, and then by mapped steps.
+
+        These count from now on, on all ranks, unless the step changes something or draws, or the numbers are others.
+        """
+        units = self._share(self._units(mapped, tasks, split, models))
+        together = [unit for unit in units if len(unit) >= FEW]
+        mine = {task for unit in units for task in unit}
+        alone = [task for task in tasks if task in mine]
+        results, found = dict[Task, dict[str, float]](), dict[Task, dict[str, float]]()
+        reason = mapped.obstacle()
+        try:
+            if reason is None and together:
+                results = self.do(together[0][:1], split, stage, models, round)  # which may set up things
+                if self._has_drawn(together[0][0][1], round):
+                    raise NotRecordableError("it draws random numbers")
+                before = mapped.described()
+                results |= self.do([task for task in alone if task not in results], split, stage, models, round)
+                if mapped.described() != before:
+                    raise NotRecordableError("it changes the module, or a global")
+        except NotRecordableError as error:
+            reason = str(error)
+        results |= self.do([task for task in alone if task not in results], split, stage, models, round)
+        try:
+            for unit in together if reason is None else ():
+                with mapped.watched():
+                    found |= self._do_mapped(mapped, unit, split, stage, models, round)
+        except Exception as error:  # whatever it is, one after another the clients have been evaluated
+            reason = first_line(error)
+        num_others = sum(not _is_close(values, results.get(task, {})) for task, values in found.items())
+        if reason is None and num_others > max(1, len(found) // 100):  # one or another may have two equal logits
+            reason = "mapped over clients, it gives other numbers"
+        reasons = [reason for reason in gather_objects(self._fabric, reason) if reason is not None]
+        if reasons and mapped.reason is None:
+            mapped.stop(reasons[0])
+        return results if mapped.reason is not None else results | found
+
+    def _has_drawn(self, client: int, round: int) -> bool:
+        """Whether the step that has just been taken for a client drew random numbers."""
+        now = Generators(self._engine.user.device)
+        seed_globals(derive(self._seed, "eval", round, client), self._engine.user.device)
+        return Generators(self._engine.user.device) != now
 
     def _do_together(
-        self, unit: Sequence[Task], split: str, stage: str, models: Models
-    ) -> list[dict[str, float]] | None:
-        """A unit's by one mapped step; None: it cannot be mapped."""
-        mapped = self._engine.mapped_evaluation(stage)
-        loaders = [self._loader(split, client) for _, client in unit]
-        if mapped is None or len({loader and loader.num_samples for loader in loaders}) > 1:
-            return None
-        return mapped.run(loaders, self._weights(models, unit[0][0], [client for _, client in unit]))
+        self, mapped: MappedEvaluation, unit: Sequence[Task], split: str, stage: str, models: Models, round: int
+    ) -> dict[Task, dict[str, float]]:
+        """A unit's, by a mapped step if that is possible this time."""
+        if len(unit) >= FEW:
+            with suppress(Exception):  # one after another they give the same error, or none
+                return self._do_mapped(mapped, unit, split, stage, models, round)
+        return self.do(unit, split, stage, models, round)
+
+    def _do_mapped(
+        self, mapped: MappedEvaluation, unit: Sequence[Task], split: str, stage: str, models: Models, round: int
+    ) -> dict[Task, dict[str, float]]:
+        clients = [client for _, client in unit]
+        with self._evaluating(stage, round):
+            found = mapped.run([self._loader(split, i) for i in clients], self._weights(models, unit[0][0], clients))
+        return dict(zip(unit, found, strict=True))
 
     def _weights(self, models: Models, which: str, clients: Sequence[int]) -> Tensor:
         """Those of z (d,), or of the clients' own models (K, d)."""
@@ -255,6 +312,13 @@ class Evaluator:
                 elif split == "test":
                     metrics |= fairness(name, values, train_sizes[clients])
                     metrics["fairness/num_clients"] = float(len(clients))
+
+
+def _is_close(a: dict[str, float], b: dict[str, float]) -> bool:
+    def is_close(x: float, y: float) -> bool:
+        return math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-5) or (math.isnan(x) and math.isnan(y))
+
+    return a.keys() == b.keys() and all(is_close(a[name], b[name]) for name in a)
 
 
 def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, float]:

@@ -38,9 +38,13 @@ class Description:
     Args:
         scratch: Buffers whose content is put back for each client: these are told by what they are alone.
         left_out: Modules that are not looked at, such as Metrics of the evaluation.
+        with_methods: Whether to look at the globals that any method of the module's own classes names.
     """
 
-    def __init__(self, scratch: Collection[Tensor] = (), left_out: Collection[nn.Module] = ()) -> None:
+    def __init__(
+        self, scratch: Collection[Tensor] = (), left_out: Collection[nn.Module] = (), *, with_methods: bool = False
+    ) -> None:
+        self._with_methods = with_methods
         self._scratch = {id(buffer) for buffer in scratch}
         self._left_out = {id(child) for module in left_out for child in module.modules()}
         self._num_values, self._seen = 0, set[int]()
@@ -63,13 +67,19 @@ class Description:
                 break
             shared = {k: v for k, v in vars(cls).items() if not k.startswith("__") and not _is_code(v)}
             parts.append(self._fields(shared, cls.__name__))
-        step: Any = getattr(type(module), "training_step", None)
-        code = getattr(step, "__code__", None)
-        if code is not None:
-            known = step.__globals__
-            named = {name: known[name] for name in code.co_names if name in known and not _is_code(known[name])}
-            parts += [self._fields(named, "global"), self.value(step, "training_step")]
+            if self._with_methods:
+                parts += map(self._function, vars(cls).values())
+        parts.append(self._function(getattr(type(module), "training_step", None)))
         return tuple(parts)
+
+    def _function(self, function: Any) -> tuple:
+        """The globals that it names, and what it has closed over."""
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return ()
+        known = function.__globals__
+        named = {name: known[name] for name in code.co_names if name in known and not _is_code(known[name])}
+        return self._fields(named, "global"), self.value(function, function.__name__)
 
     def value(self, value: Any, name: str) -> Any:
         """One value's.

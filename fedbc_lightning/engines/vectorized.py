@@ -15,7 +15,7 @@ from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.engines.cohort_optimizer_run import CohortOptimizerRun
 from fedbc_lightning.engines.cohort_solver_run import CohortSolverRun
 from fedbc_lightning.engines.mappable import SEQUENTIAL, check_step
-from fedbc_lightning.engines.mapped_evaluation import MappedEvaluation, find_obstacle, say_why_not
+from fedbc_lightning.engines.mapped_evaluation import MappedEvaluation
 from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
 from fedbc_lightning.engines.stacked_optimizer import StackedOptimizer
 from fedbc_lightning.errors import ConfigurationError
@@ -59,7 +59,7 @@ class VectorizedEngine(SequentialEngine):
         self.draws = False
         self.beside: Member | None = None
         self._checked: set[tuple] = set()
-        self._evaluations: dict[str, MappedEvaluation | None] = {}
+        self._evaluations: dict[str, MappedEvaluation] = {}
         self.most_rows = BYTES_OF_ROWS // (NUM_MATRICES * self.row.nbytes)
         self.cohort_size = max(2, min(MAX_COHORT, self.most_rows))
 
@@ -133,10 +133,7 @@ class VectorizedEngine(SequentialEngine):
     def mapped_evaluation(self, stage: str) -> MappedEvaluation | None:
         """See the base class."""
         if stage not in self._evaluations:
-            obstacle = find_obstacle(self.user, stage)
-            self._evaluations[stage] = None if obstacle else MappedEvaluation(self, stage)
-            if obstacle:
-                say_why_not(self.user, stage, obstacle)
+            self._evaluations[stage] = MappedEvaluation(self, stage)
         return self._evaluations[stage]
 
     def _is_sorted(self, cohort: Cohort, local: LocalTraining) -> bool:
