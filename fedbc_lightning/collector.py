@@ -181,7 +181,7 @@ class ColumnCollector(MetricCollector):
         found: list[dict[str, float]] = [{} for _ in range(self._num_clients)]
         for name, (total, weight) in self._totals.items():
             mean = total / weight
-            values = mean.expand(self._num_clients).tolist() if isinstance(mean, Tensor) else [mean] * len(found)
+            values = mean.expand(self._num_clients).tolist() if isinstance(mean, Tensor) else [float(mean)] * len(found)
             for result, value in zip(found, values, strict=True):
                 result[plain_name(name)] = value
         return found

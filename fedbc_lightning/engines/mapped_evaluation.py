@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import warnings
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor, nn
-from torchmetrics import Metric
+from torch import Tensor
 
 from fedbc_lightning.collector import ColumnCollector
 from fedbc_lightning.engines.cohort_batches import gathered_whole
 from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.engines.step_function import StepFunction
 from fedbc_lightning.engines.step_state import Description
+from fedbc_lightning.errors import first_line
 from fedbc_lightning.hooks import overrides
 from fedbc_lightning.loading import ClientLoader
 
@@ -41,18 +42,18 @@ class MappedEvaluation:
 
     Attributes:
         most_models: That are evaluated together, if each client has its own.
-        reason: Why clients are evaluated one after another, the same on all ranks; None: they are not.
-        settled: The splits of which that is known.
+        reasons: Split -> why its clients are evaluated one after another, the same on all ranks; None: they are not.
+            Of other splits it is not known yet.
     """
 
     def __init__(self, engine: VectorizedEngine, stage: str) -> None:
         self._user, self._layout, self._stage = engine.user, engine.layout, stage
         self._row = engine.row
         self._function = StepFunction(engine.user, engine.layout, f"{stage}_step")
-        self._description = Description([buffer for buffer, _ in engine.user.scratch], with_methods=True)
+        self._description = Description([buffer for buffer, _ in engine.user.scratch], step=f"{stage}_step")
         self.most_models = max(1, engine.most_rows)
-        self.reason: str | None = None
-        self.settled: set[str] = set()
+        self.reasons: dict[str, str | None] = {}
+        self._said: set[str] = set()
 
     def obstacle(self) -> str | None:
         """What of the module or a callback has a part in the evaluation of each client; None: nothing is known."""
@@ -62,8 +63,7 @@ class MappedEvaluation:
         hooks += [name for name in of_module if overrides(user.module, name, LightningModule)]
         if hooks:
             return f"the hook {', '.join(hooks)} is called for each of them"
-        is_measuring = bool(user.metrics) or any(_holds_metric(vars(child)) for child in user.module.modules())
-        return "the module holds a torchmetrics Metric" if is_measuring else None
+        return "the module holds a torchmetrics Metric" if user.metrics else None
 
     def described(self) -> Any:
         """What a step may change; equal where it has changed nothing.
@@ -71,7 +71,15 @@ class MappedEvaluation:
         Raises:
             NotRecordableError: Something's changes could not be seen.
         """
-        return self._description.of(self._user.module)
+        try:
+            return self._description.of(self._user.module)
+        except (ValueError, RecursionError, AttributeError) as error:
+            raise NotRecordableError(f"its attributes cannot be looked through ({first_line(error)})") from error
+
+    def num_tensors(self) -> int:
+        """That exist in the process: a step that keeps what it computes, wherever, leaves more of them."""
+        gc.collect(1)  # what is new; all would take half a second
+        return sum(issubclass(type(held), Tensor) for held in gc.get_objects())
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -112,6 +120,7 @@ class MappedEvaluation:
         batch = gathered_whole(there)
         if batch is None:
             raise NotRecordableError("their data are not tensors in memory of one kind")
+        self._user.start_collecting()  # scratch buffers are as each client finds them
         batch = self._user.to_device(batch)
         parameters = [w[..., e.offset : e.end].view(*w.shape[:-1], *e.shape) for e in self._layout.entries]
         calls = self._function.evaluated(parameters, batch, is_one_model=w.ndim == 1)
@@ -121,22 +130,10 @@ class MappedEvaluation:
             collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
         return collector.results()
 
-    def stop(self, reason: str) -> None:
-        """Evaluate one after another from now on, and say so."""
-        self.reason = reason.rstrip(".")
-        name = type(self._user.module).__name__
-        say = rank_zero_only(log.info)
-        say(f"{name}.{self._stage}_step: clients are evaluated one after another: {self.reason}.")
-
-
-def _holds_metric(value: Any) -> bool:
-    """Whether a Metric stands in attributes or containers of them, where torch does not register it."""
-    if isinstance(value, dict):
-        return any(map(_holds_metric, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_holds_metric, value))
-    return isinstance(value, Metric) or (isinstance(value, nn.Module) and any(map(_is_metric, value.modules())))
-
-
-def _is_metric(module: nn.Module) -> bool:
-    return isinstance(module, Metric)
+    def say(self, reason: str) -> None:
+        """Tell why clients are not evaluated together, each reason once."""
+        if reason not in self._said:
+            self._said.add(reason)
+            name = type(self._user.module).__name__
+            say = rank_zero_only(log.info)
+            say(f"{name}.{self._stage}_step: clients are evaluated one after another: {reason.rstrip('.')}.")

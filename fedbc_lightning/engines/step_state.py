@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import logging
 import types
 from collections import deque
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from fedbc_lightning.engines.recording import NotRecordableError
 
@@ -33,18 +35,19 @@ LEFT_OUT = (set(vars(LightningModule())) - set(vars(nn.Module()))) | {
 
 
 class Description:
-    """Describes a module's attributes, those of its class, and the globals that its ``training_step`` names.
+    """Describes a module's attributes, those of its classes, and the globals that its step names.
 
     Args:
         scratch: Buffers whose content is put back for each client: these are told by what they are alone.
         left_out: Modules that are not looked at, such as Metrics of the evaluation.
-        with_methods: Whether to look at the globals that any method of the module's own classes names.
+        step: Where its code starts. Another one than ``training_step`` is followed into the methods and functions that
+            it names, and may meet no Metric.
     """
 
     def __init__(
-        self, scratch: Collection[Tensor] = (), left_out: Collection[nn.Module] = (), *, with_methods: bool = False
+        self, scratch: Collection[Tensor] = (), left_out: Collection[nn.Module] = (), step: str = "training_step"
     ) -> None:
-        self._with_methods = with_methods
+        self._step, self._is_deep = step, step != "training_step"
         self._scratch = {id(buffer) for buffer in scratch}
         self._left_out = {id(child) for module in left_out for child in module.modules()}
         self._num_values, self._seen = 0, set[int]()
@@ -65,21 +68,43 @@ class Description:
         for cls in type(module).__mro__:
             if cls in (LightningModule, nn.Module) or cls.__module__.partition(".")[0] in ("torch", "lightning"):
                 break
-            shared = {k: v for k, v in vars(cls).items() if not k.startswith("__") and not _is_code(v)}
+            shared = {k: v for k, v in vars(cls).items() if not k.startswith(("__", "_abc_")) and self._is_state(v, k)}
             parts.append(self._fields(shared, cls.__name__))
-            if self._with_methods:
-                parts += map(self._function, vars(cls).values())
-        parts.append(self._function(getattr(type(module), "training_step", None)))
+        step: Any = getattr(type(module), self._step, None)
+        if self._is_deep:
+            for name in (self._step, "forward"):
+                parts += self._code(getattr(type(module), name, None), type(module))
+        elif getattr(step, "__code__", None) is not None:
+            known = step.__globals__
+            named = {k: known[k] for k in step.__code__.co_names if k in known and not _is_code(known[k])}
+            parts += [self._fields(named, "global"), self.value(step, self._step)]
         return tuple(parts)
 
-    def _function(self, function: Any) -> tuple:
-        """The globals that it names, and what it has closed over."""
-        code = getattr(function, "__code__", None)
-        if code is None:
-            return ()
-        known = function.__globals__
-        named = {name: known[name] for name in code.co_names if name in known and not _is_code(known[name])}
-        return self._fields(named, "global"), self.value(function, function.__name__)
+    def _code(self, function: Any, cls: type) -> list[Any]:
+        """The globals that it names, what it has closed over, and those of the functions and methods that it names."""
+        function = getattr(function, "__func__", getattr(function, "fget", function))
+        function = inspect.unwrap(function) if callable(function) else None
+        if not isinstance(function, types.FunctionType) or id(function) in self._seen:
+            return []
+        if function.__module__.partition(".")[0] in ("torch", "lightning", "torchmetrics", "numpy"):
+            return []
+        self._seen.add(id(function))
+        names, known = _names(function.__code__), function.__globals__
+        state = {k: known[k] for k in names if k in known and self._is_state(known[k], k)}
+        state |= {
+            name: cell.cell_contents
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            if self._is_state(cell.cell_contents, name)
+        }
+        parts: list[Any] = [self._fields(state, "global")]
+        for name in names:
+            parts += self._code(known.get(name), cls) + self._code(inspect.getattr_static(cls, name, None), cls)
+        return parts
+
+    def _is_state(self, value: Any, name: str) -> bool:
+        if self._is_deep and isinstance(value, Metric):
+            raise NotRecordableError(f"'{name}' is a torchmetrics Metric")
+        return not _is_code(value)
 
     def value(self, value: Any, name: str) -> Any:
         """One value's.
@@ -96,6 +121,7 @@ class Description:
             is_versioned = id(value) not in self._scratch and not value.is_inference()
             return id(value), value._version if is_versioned else None
         if isinstance(value, (*FIXED, nn.Module)) or id(value) in self._seen:
+            self._is_state(value, name)
             return id(value)
         self._seen.add(id(value))
         if isinstance(value, types.FunctionType):
@@ -127,6 +153,12 @@ class Description:
 
     def _fields(self, fields: dict[str, Any], name: str) -> tuple:
         return tuple((key, self.value(value, f"{name}.{key}".lstrip("."))) for key, value in fields.items())
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Those of globals and attributes in a function and the functions inside it."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return [*code.co_names, *(name for other in inner for name in _names(other))]
 
 
 def _slots(cls: type) -> list[str]:

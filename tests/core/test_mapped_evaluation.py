@@ -1,6 +1,8 @@
 """Clients that are evaluated by one mapped step: the numbers that each has by itself, or one after another."""
 
 import logging
+import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ NUM_TASKS = 1 + 2 * (NUM_CLIENTS - 1)
 NUM_ALONE = NUM_TASKS + 2 * 3
 """In three evaluations: the first time all, then the pooled data, and both models on those of the large client."""
 ALONE, KEPT = [], []
+GLOBAL_METRIC = MulticlassAccuracy(3)
 """The loaders of clients that were evaluated by themselves."""
 
 
@@ -93,6 +96,22 @@ class LogsMore(Model):
         super().test_step(batch, batch_idx)
 
 
+class AbstractModel(ABC, Model):
+    @abstractmethod
+    def anything(self): ...
+
+
+class Abstract(AbstractModel):
+    """Without a gradient, and of an abstract base."""
+
+    def anything(self):
+        return None
+
+    @torch.no_grad()
+    def test_step(self, batch, batch_idx):
+        super().test_step(batch, batch_idx)
+
+
 def evaluate(root, engine="vectorized", model=Model, data=Data, algorithm=FedBC, **options):
     """Rows of ``evaluation.csv``, those of ``metrics.csv``, and how many clients were evaluated by themselves."""
     torch.manual_seed(0)
@@ -124,7 +143,9 @@ def said(caplog):
 
 
 @pytest.mark.parametrize("data", [Data, OfOneTensor])
-@pytest.mark.parametrize(("model", "algorithm"), [(Model, FedBC), (Model, FedAvg), (LogsMore, FedBC)])
+@pytest.mark.parametrize(
+    ("model", "algorithm"), [(Model, FedBC), (Model, FedAvg), (LogsMore, FedBC), (Abstract, FedBC)]
+)
 def test_the_numbers_of_one_after_another(tmp_path, said, model, algorithm, data):
     rows, metrics, calls = evaluate(tmp_path, model=model, data=data, algorithm=algorithm)
     expected = evaluate(tmp_path, "sequential", model=model, data=data, algorithm=algorithm)
@@ -216,6 +237,41 @@ class AppendsToAGlobal(Model):
         super().test_step(batch, batch_idx)
 
 
+def keep(outputs):
+    KEPT.append(outputs.argmax(1))
+
+
+class AppendsInAFunction(Model):
+    def test_step(self, batch, batch_idx):
+        keep(self(batch[0]))
+        super().test_step(batch, batch_idx)
+
+
+class AppendsOutOfSight(Model):
+    """Where no description looks: only the tensors that stay tell."""
+
+    def test_step(self, batch, batch_idx):
+        sys.modules[__name__].KEPT.append(self(batch[0]).argmax(1))
+        super().test_step(batch, batch_idx)
+
+
+class CountsInAFunction(Model):
+    @staticmethod
+    def count(outputs):
+        (lambda: KEPT.append(len(outputs)))()
+
+    @torch.no_grad()
+    def test_step(self, batch, batch_idx):
+        self.count(self(batch[0]))
+        super().test_step(batch, batch_idx)
+
+
+class UsesAGlobalMetric(Model):
+    def test_step(self, batch, batch_idx):
+        GLOBAL_METRIC.update(self(batch[0]), batch[1])
+        super().test_step(batch, batch_idx)
+
+
 class HidesAMetric(Model):
     def __init__(self):
         super().__init__()
@@ -294,9 +350,13 @@ class LooksAtMemory(Model):
         (LooksAtSomeValues, "item"),
         (Draws, "random"),
         (DrawsFromNumPy, "random"),
-        (Appends, "changes the module"),
-        (AppendsToAGlobal, "changes the module, or a global"),
-        (HidesAMetric, "holds a torchmetrics Metric"),
+        (Appends, "keeps what it computes"),
+        (AppendsToAGlobal, "keeps what it computes"),
+        (AppendsInAFunction, "keeps what it computes"),
+        (AppendsOutOfSight, "keeps what it computes"),
+        (CountsInAFunction, "changes the module, or a global"),
+        (UsesAGlobalMetric, "'GLOBAL_METRIC' is a torchmetrics Metric"),
+        (HidesAMetric, "is a torchmetrics Metric"),
         (UsesAParameterElsewhere, "other numbers"),
         (Prints, "prints"),
         (IsDoneInTurn, "each of them in turn"),
