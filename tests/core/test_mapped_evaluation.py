@@ -10,7 +10,7 @@ import pytest
 import torch
 from fedbc_lightning.models import MLP, LogisticRegression
 from helpers.boring import BoringModel, Hidden, make_trainer, read_csv
-from helpers.command_line import start_cli
+from helpers.command_line import run_cli, start_cli
 from helpers.scripts import ROOT
 from lightning.pytorch import Callback
 from torch import nn
@@ -486,18 +486,19 @@ def test_numbers_that_differ_when_mapped_are_not_used(tmp_path, said):
 
 
 def test_two_processes_evaluate_the_same_clients_together(tmp_path):
-    found = []
-    for devices in (1, 2):
-        words = [
+    def words(devices):
+        return [
             "fit", "--config", ROOT / "configs/digits.yaml", "--trainer.engine", "vectorized",
             "--data.partitioner", "IID", "--data.partitioner.num_clients", 60, "--trainer.devices", devices,
-            "--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.default_root_dir", devices,
-            "--trainer.max_rounds", 1,
+            "--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.max_rounds", 1,
+            "--trainer.default_root_dir", tmp_path / str(devices),
         ]  # fmt: skip
-        process = start_cli(*words, cwd=tmp_path)
-        err = process.communicate(timeout=200)[1]
-        assert process.returncode == 0, err
-        found.append(read_csv(tmp_path / str(devices) / "digits" / "version_0" / "evaluation.csv"))
+
+    assert run_cli(*words(1)) == 0
+    process = start_cli(*words(2), cwd=tmp_path)
+    err = process.communicate(timeout=200)[1]
+    assert process.returncode == 0, err
+    found = [read_csv(tmp_path / devices / "digits" / "version_0" / "evaluation.csv") for devices in ("1", "2")]
     of_the_initial_model = [[row for row in rows if row["round"] == "0"] for rows in found]
     assert len(of_the_initial_model[0]) == 60
     assert of_the_initial_model[0] == of_the_initial_model[1]
