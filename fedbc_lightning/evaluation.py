@@ -225,7 +225,8 @@ class Evaluator:
 
         These count from now on, on all ranks, unless the step changes something or draws, or the numbers are others.
         """
-        obstacle = mapped.obstacle()
+        obstacles = gather_objects(self._fabric, mapped.obstacle())  # callbacks may be a rank's own
+        obstacle = next((obstacle for obstacle in obstacles if obstacle is not None), None)
         units = self._share(self._units(mapped, tasks, split, models) if obstacle is None else [[t] for t in tasks])
         together = [unit for unit in units if len(unit) >= FEW]
         mine = {task for unit in units for task in unit}
