@@ -225,13 +225,12 @@ class Evaluator:
 
         These count from now on, on all ranks, unless the step changes something or draws, or the numbers are others.
         """
-        obstacles = gather_objects(self._fabric, mapped.obstacle())  # callbacks may be a rank's own
-        obstacle = next((obstacle for obstacle in obstacles if obstacle is not None), None)
-        units = self._share(self._units(mapped, tasks, split, models) if obstacle is None else [[t] for t in tasks])
+        reason = next(filter(None, gather_objects(self._fabric, mapped.obstacle())), None)  # callbacks may differ
+        units = self._share(self._units(mapped, tasks, split, models) if reason is None else [[t] for t in tasks])
         together = [unit for unit in units if len(unit) >= FEW]
         mine = {task for unit in units for task in unit}
         alone = [task for task in tasks if task in mine]
-        results, found, reason = dict[Task, dict[str, float]](), dict[Task, dict[str, float]](), obstacle
+        results, found = dict[Task, dict[str, float]](), dict[Task, dict[str, float]]()
 
         def evaluate(some: Sequence[Task]) -> None:
             results.update(self.do([task for task in some if task not in results], split, stage, models, round))
@@ -261,11 +260,12 @@ class Evaluator:
             reason = first_line(error)
         if reason is None and not _agree(found, results):
             reason = "mapped over clients, it gives other numbers"
-        reasons = [reason for reason in gather_objects(self._fabric, reason) if reason is not None]
-        mapped.reasons[split] = reasons[0] if reasons else None
-        if reasons:
-            mapped.say(reasons[0])
-        return results if reasons else results | found
+        reason = next(filter(None, gather_objects(self._fabric, reason)), None)
+        mapped.reasons[split] = reason
+        if reason is not None:
+            mapped.say(reason)
+            return results
+        return results | found
 
     def _has_drawn(self, client: int, round: int) -> bool:
         """Whether the step that has just been taken for a client drew random numbers."""
