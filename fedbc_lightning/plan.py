@@ -18,6 +18,7 @@ from fedbc_lightning.datasets import num_items
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.sequential import NUM_MATRICES, SequentialEngine
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.evaluation import Measurement
 from fedbc_lightning.federation import NUM_ROUNDS_LOOKED_AT, PlannedRound
 from fedbc_lightning.module import step_stage
 from fedbc_lightning.participation import deal
@@ -337,7 +338,7 @@ class Planner:
                 seconds = (rate or 0.0) * num_items(pooled)
                 if seconds < MAX_EVALUATION_SECONDS:
                     started = time.perf_counter()
-                    trainer.evaluator.do([("global", -1)], split, stage, models, 0)
+                    trainer.evaluator.do([("global", -1)], Measurement(split, stage, models, 0))
                     seconds = time.perf_counter() - started
                 total, longest = total + seconds, max(longest, seconds)
         splits = [split for split in ("test", "val") if trainer.has_split(split)]
@@ -355,7 +356,7 @@ class Planner:
         samples = width = 0
         started = time.perf_counter()
         for task in tasks:
-            found = self.trainer.evaluator.do([task], split, stage, models, 0)
+            found = self.trainer.evaluator.do([task], Measurement(split, stage, models, 0))
             samples, width = samples + int(sizes[task[1]]), len(found.get(task, {}))
             if time.perf_counter() - started > MAX_EVALUATION_SECONDS:
                 break

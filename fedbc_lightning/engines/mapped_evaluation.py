@@ -34,7 +34,7 @@ class MappedEvaluation:
     """The user's ``validation_step`` or ``test_step`` under ``vmap``, for clients of one batch each.
 
     The step is run as written, so it must be a function of weights and batch. Whether it is shows in the first
-    evaluation, which is done both ways (see :class:`~fedbc_lightning.evaluation.Evaluator`).
+    evaluation, which is done both ways (see :class:`~fedbc_lightning.clients_together.ClientsTogether`).
 
     Args:
         engine: Its module is used.
