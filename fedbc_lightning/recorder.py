@@ -206,6 +206,7 @@ def settings(trainer: FederatedTrainer) -> dict[str, Any]:
         "trainer.clients_per_round": trainer.clients_per_round,
         "trainer.engine": trainer.federation.engine_kind,
         "trainer.precision": trainer.precision,
+        "trainer.deterministic": trainer.deterministic,
         "trainer.buffers": trainer.buffers,
         "trainer.sampler": type(trainer.sampler).__name__,
         **_flat("trainer.stragglers", vars(trainer.stragglers) if trainer.stragglers else {}),

@@ -193,8 +193,8 @@ class ServerState:
         self._staged = {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All but z, which the checkpoint holds under the parameters' names."""
-        return {name: value.clone() for name, value in self.values.items() if name != "z"}
+        """All but z, which the checkpoint holds under the parameters' names; on the CPU, wherever it is read."""
+        return {name: value.to("cpu", copy=True) for name, value in self.values.items() if name != "z"}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """The inverse of :meth:`state_dict`."""

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
-from fedbc_lightning import checkpoint, row_file, run_folder
+from fedbc_lightning import checkpoint, determinism, row_file, run_folder
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.arguments import check_arguments, check_callbacks, check_datamodule, default_callbacks
 from fedbc_lightning.callback_view import CallbackView
@@ -73,6 +73,8 @@ class FederatedTrainer(CallbackView):
         num_nodes: Number of machines.
         precision: ``32-true``, ``64-true``, ``16-mixed``, ``bf16-mixed``, ``16-true`` or ``bf16-true``. Server state is
             at least float32.
+        deterministic: For equal digits on GPUs. True: an operation without a deterministic algorithm is an error;
+            ``"warn"``: a warning. None: cuDNN's are chosen, which is enough for most networks; False: not even these.
         callbacks: Lightning callbacks, with the hooks of the README's event table.
         logger: None or True: TensorBoard in the run folder; False: none; or Lightning loggers.
         eval_every_n_rounds: Evaluate after every n-th round and the last; 0: never.
@@ -120,6 +122,7 @@ class FederatedTrainer(CallbackView):
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
         precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"] = "32-true",
+        deterministic: bool | Literal["warn"] | None = None,
         callbacks: list[Callback] | Callback | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
         eval_every_n_rounds: int = 1,
@@ -152,6 +155,8 @@ class FederatedTrainer(CallbackView):
         self.stragglers = stragglers
         self._fabric_settings = (accelerator, strategy, devices, num_nodes, precision)
         self.precision, self.num_nodes = precision, num_nodes
+        self.deterministic = deterministic
+        determinism.prepare(deterministic)
         callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         check_callbacks(callbacks)
         self.callbacks: list[Callback] = default_callbacks(callbacks, enable_progress_bar)
@@ -393,6 +398,7 @@ class FederatedTrainer(CallbackView):
                 self.user.detach()
                 self.hooks.call("teardown", stage)
                 datamodule.teardown(stage)
+                model.cpu()  # where lightning.Trainer leaves it, too
 
     def _set_up(self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
                 stage: str, engine: Literal["sequential", "vectorized", "auto"]) -> None:  # fmt: skip
@@ -477,7 +483,8 @@ def _run_in_process(fabric: Fabric, *arguments: Any) -> bytes | None:
     """What each process runs; rank 0's result goes back to a parent that only spawned."""
     trainer, *run_arguments = arguments
     trainer._fabric = fabric
-    with Lifeline(fabric).held(trainer._how_to_resume), missing_kernels_told(trainer.precision):
+    alike = determinism.deterministic_algorithms(trainer.deterministic)
+    with Lifeline(fabric).held(trainer._how_to_resume), missing_kernels_told(trainer.precision), alike:
         trainer._run(*run_arguments)
     if not fabric.is_global_zero or getattr(fabric.strategy, "_start_method", "popen") == "popen":
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: threads of small tests only wait for each other
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from helpers.command_line import write_project
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -43,6 +45,24 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.skip(f"no real data: FEDBC_TEST_DATA (default ../shared/data) names no folder, looked at {root}")
     return root
+
+
+@pytest.fixture(scope="session")
+def pretended_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of :mod:`devices.pretended`, compiled once for all workers of a test run."""
+    from devices import pretended
+
+    folder = tmp_path_factory.getbasetemp()
+    file = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "pretended_gpu.so"
+    with FileLock(file.with_suffix(".lock")):
+        try:
+            if not file.exists():
+                pretended.build(file)
+        except FileNotFoundError:
+            pytest.skip("there is no g++ to compile the pretended GPU with")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"the pretended GPU does not compile with torch {torch.__version__}: {error.stderr[:200]}")
+    return file
 
 
 @pytest.fixture(autouse=True)

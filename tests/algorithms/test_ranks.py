@@ -1,4 +1,4 @@
-"""Two processes give the numbers of one (DESIGN 7, 11.2, ALGORITHMS 4.4): one launch for the whole registry."""
+"""Several processes and devices give the numbers of one (DESIGN 7, 11.2, ALGORITHMS 4.4), for the whole registry."""
 
 from __future__ import annotations
 
@@ -16,24 +16,18 @@ from algorithms.two_processes import VECTORIZED, run_all
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.distributed
-def test_two_processes_equal_one(tmp_path):
-    """z to 1e-12 in float64 and 1e-6 in float32, relative, after one round; state alike on both ranks, bit for bit."""
-    expected = run_all(tmp_path, 1)
+def launch(folder: Path, *command: str) -> None:
+    """Run a module of the tests, which starts processes of its own, with none left behind."""
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(("LOCAL_RANK", "MASTER_", "NODE_RANK"))
     }
-    command = [sys.executable, "-m", "algorithms.two_processes", str(tmp_path), "2"]
-    log = tmp_path / "log.txt"
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT / "tests")])
+    log = folder / "log.txt"
     with log.open("w") as file:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", *command],
             cwd=ROOT,
-            env=kept
-            | {
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT / "tests")]),
-            },
+            env=kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -41,18 +35,28 @@ def test_two_processes_equal_one(tmp_path):
         try:
             process.wait(timeout=150)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"the two processes hang:\n{log.read_text()[-4000:]}")
+            pytest.fail(f"the processes hang:\n{log.read_text()[-4000:]}")
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     assert process.returncode == 0, log.read_text()[-4000:]
-    ranks = [torch.load(tmp_path / f"results-2-rank{rank}.pt", weights_only=True) for rank in (0, 1)]
-    assert ranks[0].keys() == ranks[1].keys() == expected.keys()
+
+
+@pytest.fixture(scope="module")
+def one_cpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
+    return run_all(tmp_path_factory.mktemp("one"), 1)
+
+
+def assert_equal(folder: Path, devices: int, expected: dict[str, dict[str, torch.Tensor]]) -> None:
+    """z to 1e-12 in float64 and 1e-6 in float32, relative, after one round; state alike on all ranks, bit for bit."""
+    ranks = [torch.load(folder / f"results-{devices}-rank{rank}.pt", weights_only=True) for rank in range(devices)]
+    assert all(rank.keys() == expected.keys() for rank in ranks)
     for case, state in expected.items():
         for name, value in state.items():
-            one, two = ranks[0][case][name], ranks[1][case][name]
-            assert case.endswith("metrics") or torch.equal(one, two), f"{case}: {name} differs between the ranks"
+            one, *others = (rank[case][name] for rank in ranks)
+            alike = case.endswith("metrics") or all(torch.equal(one, other) for other in others)
+            assert alike, f"{case}: {name} differs between the ranks"
             # rounds amplify; the promise is about one round
             bound = 1e-12 if value.dtype == torch.float64 else 1e-6
             bound = 1e-6 if case.endswith("metrics") else bound * (1000 if case.endswith("after 4") else 1)
@@ -63,3 +67,17 @@ def test_two_processes_equal_one(tmp_path):
         for rank in ranks:
             whole, resumed = rank[f"{name} vectorized after 4"], rank[f"{name} resumed after 4"]
             assert all(torch.equal(value, resumed[key]) for key, value in whole.items()), name
+
+
+@pytest.mark.distributed
+def test_two_processes_equal_one(tmp_path, one_cpu):
+    launch(tmp_path, "algorithms.two_processes", str(tmp_path), "2")
+    assert_equal(tmp_path, 2, one_cpu)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("devices", [1, 2])
+def test_devices_equal_a_cpu(tmp_path, one_cpu, pretended_gpu, devices):
+    """One GPU, and two processes with one each, whose collectives take what NCCL's do."""
+    launch(tmp_path, "devices.ranks", str(tmp_path), str(devices), str(pretended_gpu))
+    assert_equal(tmp_path, devices, one_cpu)

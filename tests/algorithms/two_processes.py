@@ -24,11 +24,12 @@ VECTORIZED = ("fedavg-samples", "scaffold-auto", "fedbc-learned")
 
 def state_of(trainer: Any, setting: Any) -> dict[str, torch.Tensor]:
     """z and the named state after a fit."""
-    out = {"z": trainer.server.z.clone()}
-    out |= {name: trainer.clients.scalar(name).clone() for name in setting.scalars}
+    out = {"z": trainer.server.z}
+    out |= {name: trainer.clients.scalar(name) for name in setting.scalars}
     for name in setting.vectors:
         out[name] = torch.stack([trainer.clients.vector(name, client) for client in range(5)])
-    return out | {f"server_{name}": trainer.server[name].clone() for name in setting.server}
+    out |= {f"server_{name}": trainer.server[name] for name in setting.server}
+    return {name: value.to("cpu", copy=True) for name, value in out.items()}
 
 
 def run_vectorized(folder: Path, name: str, options: dict[str, Any], stops: list[int]) -> dict[str, torch.Tensor]:
@@ -74,9 +75,13 @@ def run_all(folder: Path, devices: int) -> dict[str, dict[str, torch.Tensor]]:
     return results
 
 
-if __name__ == "__main__":
-    target, number = Path(sys.argv[1]), int(sys.argv[2])
+def main(folder: Path, devices: int) -> None:
+    """What each process does."""
     Figure.savefig = lambda *args, **kwargs: None  # type: ignore[method-assign]
-    found = run_all(target, number)
+    found = run_all(folder, devices)
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    torch.save(found, target / f"results-{number}-rank{rank}.pt")
+    torch.save(found, folder / f"results-{devices}-rank{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,185 @@
+"""What is done on a CPU and, as a script, on a GPU, pretended if there is a LIBRARY.
+
+``python -m devices.scenarios FOLDER [LIBRARY]``
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from fedbc_lightning.datamodules import DigitsDataModule, MNISTDataModule
+from fedbc_lightning.models import CIFARCNN, MLP, LogisticRegression
+from helpers.boring import BoringData, BoringModel, make_trainer, read_csv
+from helpers.data_formats import write_mnist
+from helpers.user_modules import CLASSES, FEATURES, UserData
+from lightning.pytorch import Callback, LightningModule
+from torch import Tensor
+from torchvision.transforms import v2
+
+from devices import pretended
+from fedbc_lightning import FedAvg, FedBC, FederatedAlgorithm
+from fedbc_lightning.algorithms import FedBCFineTune
+from fedbc_lightning.module import UserModule
+from fedbc_lightning.partition import IID, Dirichlet
+
+Results = dict[str, Tensor]
+accelerator = "cpu"
+"""On which is trained; ``"gpu"`` in the script."""
+AUGMENT = v2.Compose([v2.RandomCrop(28, padding=2), v2.RandomHorizontalFlip()])
+
+
+def train(
+    folder: Path, module: LightningModule, data: Any, algorithm: FederatedAlgorithm, **options: Any
+) -> tuple[Any, Results]:
+    """Two rounds, and all that they show: the model, on the CPU as Lightning leaves it, and the metrics."""
+    own = {"max_rounds": 2, "clients_per_round": 1.0, "accelerator": accelerator, "devices": 1} | options
+    trainer = make_trainer(folder, **own)
+    trainer.fit(module, data, algorithm, "last")
+    results = dict(module.state_dict())
+    assert all(tensor.device.type == "cpu" for tensor in results.values())
+    for row in read_csv(f"{trainer.log_dir}/metrics.csv"):
+        shown = {name: float(value or "nan") for name, value in row.items() if not name.startswith("time/")}
+        results |= {f"{name} after {row['round']}": torch.tensor(value) for name, value in shown.items()}
+    return trainer, results
+
+
+def images(folder: Path, keep_on_device: bool, engine: str) -> Results:
+    """Augmented and scaled, moved at once or batch by batch."""
+    torch.manual_seed(0)
+    write_mnist(folder, num_train=240, num_test=60)
+    data = MNISTDataModule(
+        str(folder), IID(4), download=False, augment=AUGMENT, batch_size=10, seed=0, keep_on_device=keep_on_device
+    )
+    return train(folder, LogisticRegression(784, 10), data, FedBC(dual_lr=0.1), engine=engine)[1]
+
+
+def convolutions(folder: Path) -> Results:
+    """A network whose dropout draws on the device."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    data = BoringData()
+    data.arrays = [(torch.randn(12, 3, 32, 32, generator=generator), targets[:12]) for _, targets in data.arrays]
+    return train(folder, CIFARCNN(), data, FedAvg(), gradient_clip_val=1.0, engine="sequential")[1]
+
+
+def buffers(folder: Path) -> Results:
+    """Of BatchNorm, each client's own, with other optimizer steps than SGD's."""
+    torch.manual_seed(0)
+
+    class WithAdam(BoringModel):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 0.01)
+
+    return train(folder, WithAdam(), BoringData(), FedBCFineTune(dual_lr=0.1), buffers="local")[1]
+
+
+def evaluation(folder: Path) -> Results:
+    """Clients of equal sizes are evaluated together, on a GPU as on a CPU: few are evaluated by themselves."""
+    torch.manual_seed(0)
+    data = UserData((20,) * 60, test_size=5)  # of tensors of their own
+    with patch.object(UserModule, "evaluate", autospec=True, side_effect=UserModule.evaluate) as alone:
+        _, results = train(folder, MLP(FEATURES, 16, CLASSES), data, FedBC(dual_lr=0.1), engine="vectorized")
+    assert alone.call_count < 2 * 120, "clients were evaluated one by one in every evaluation"
+    return results | {"evaluated alone": torch.tensor(alone.call_count)}
+
+
+def resumed(folder: Path) -> Results:
+    """Four rounds in two parts, and a client's model, exported; the first part is kept for the other device."""
+    for rounds in (2, 4):
+        torch.manual_seed(0)
+        data = DigitsDataModule(Dirichlet(6, alpha=0.5), batch_size=10, seed=0)
+        model, algorithm = LogisticRegression(64, 10), FedBC(dual_lr=0.1)
+        trainer, results = train(folder, model, data, algorithm, max_rounds=rounds, name="run")
+        if rounds == 2:
+            shutil.copytree(folder / "run", folder / "half")
+    exported = torch.load(trainer.export(model, data, algorithm, client=3), weights_only=True)["state_dict"]
+    return results | {f"exported {name}": value for name, value in exported.items()}
+
+
+def planned(folder: Path) -> Results:
+    """A plan leaves the model as it came."""
+    torch.manual_seed(0)
+    model, data = LogisticRegression(64, 10), DigitsDataModule(IID(4), batch_size=10, seed=0)
+    plan = make_trainer(folder, accelerator=accelerator, devices=1).plan(model, data, FedBC(dual_lr=0.1))
+    assert plan.num_parameters == 650
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+DRAWING = {"convolutions", "evaluation"}
+"""Scenarios with dropout, for which a real GPU has generators of its own."""
+
+SCENARIOS: dict[str, Callable[[Path], Results]] = {
+    **{
+        f"images, {'kept on the device' if keep else 'moved'}, {engine}": partial(
+            images, keep_on_device=keep, engine=engine
+        )
+        for keep in (True, False)
+        for engine in ("sequential", "vectorized")
+    },
+    "convolutions": convolutions,
+    "buffers": buffers,
+    "evaluation": evaluation,
+    "resumed": resumed,
+    "planned": planned,
+}
+
+
+NUM_CLIENTS = 5
+"""Whose rounds' reads are counted."""
+
+
+class CountReads(Callback):
+    """How often the CPU waited for the device in each round."""
+
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+
+    def on_round_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        self.reads.append(-pretended.num_reads())
+
+    def on_round_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        self.reads[-1] += pretended.num_reads()
+
+
+def count_reads(folder: Path, engine: str, epochs: int) -> list[int]:
+    """Of each round with so many local epochs, of ten steps each."""
+    torch.manual_seed(0)
+    counted = CountReads()
+    data = DigitsDataModule(
+        IID(
+            5,
+        ),
+        batch_size=30,
+        seed=0,
+    )
+    options = {"local_epochs": epochs, "callbacks": [counted], "eval_every_n_rounds": 0, "record_steps": False}
+    train(folder, MLP(64, 16, 10), data, FedBC(dual_lr=0.1), engine=engine, **options)
+    return counted.reads
+
+
+def main(target: Path, library: Path | None) -> None:
+    """All scenarios, and on a pretended GPU the reads of rounds with one and three local epochs."""
+    if library is not None:
+        pretended.use(library)
+    found = {}
+    for name, scenario in SCENARIOS.items():
+        (target / name).mkdir()
+        found[name] = scenario(target / name)
+    reads = {
+        engine: [count_reads(target / f"reads {engine} {epochs}", engine, epochs) for epochs in (1, 3)]
+        for engine in ("sequential", "vectorized")
+        if library is not None
+    }
+    torch.save((found, reads), target / "results.pt")
+
+
+if __name__ == "__main__":
+    accelerator = "gpu"
+    main(Path(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2:] else None)

@@ -1,0 +1,63 @@
+"""On a GPU everything works, and gives a CPU's numbers: on a pretended one, and on a real one where there is one."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from helpers.programs import run_python
+from helpers.scripts import ROOT
+
+from devices.scenarios import DRAWING, NUM_CLIENTS, SCENARIOS, Results
+
+
+@pytest.fixture(scope="module", params=["pretended", pytest.param("real", marks=pytest.mark.gpu)])
+def on_gpu(request, tmp_path_factory):
+    """A folder, what each scenario gave there, and how often rounds waited for the device."""
+    folder = tmp_path_factory.mktemp("gpu")
+    if request.param == "pretended":
+        words = [request.getfixturevalue("pretended_gpu")]
+    elif torch.cuda.is_available():
+        words = []
+    else:
+        pytest.skip("there is no CUDA GPU")
+    done = run_python(["-m", "devices.scenarios", folder, *words], ROOT / "tests")
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder, *torch.load(folder / "results.pt", weights_only=True)
+
+
+def assert_close(found: Results, expected: Results, is_real: bool) -> None:
+    """A real GPU adds in another order: models are compared, not how many samples they get right."""
+    assert found.keys() == expected.keys()
+    rtol, atol = (1e-2, 1e-3) if is_real else (1e-4, 1e-6)
+    for name, value in expected.items():
+        if not (is_real and " after " in name):
+            close = torch.isclose(found[name], value, rtol=rtol, atol=atol, equal_nan=True)
+            assert close.all(), f"{name}: {found[name]}, not {value}"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_numbers_of_a_cpu(tmp_path, on_gpu, name):
+    _, results, reads = on_gpu
+    if not reads and name in DRAWING:
+        pytest.skip("a GPU's dropout draws other masks than a CPU's; that it runs was shown")
+    assert_close(results[name], SCENARIOS[name](tmp_path), is_real=not reads)
+
+
+def test_a_checkpoint_of_a_gpu_is_read_and_goes_on_without_one(tmp_path, on_gpu):
+    """Night on the GPU, morning on the laptop: its rounds 3 and 4 are here done on a CPU."""
+    folder, results, reads = on_gpu
+    shutil.copytree(folder / "resumed" / "half", tmp_path / "run")
+    checkpoint = torch.load(tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["epoch"] == 2
+    assert_close(SCENARIOS["resumed"](tmp_path), results["resumed"], is_real=not reads)
+
+
+def test_steps_do_not_wait_for_the_device(on_gpu):
+    """Rounds wait as often whether clients take ten steps or thirty; in lockstep all clients wait together."""
+    if not on_gpu[2]:
+        pytest.skip("only the pretended GPU counts")
+    for engine, (short, long) in on_gpu[2].items():
+        assert short == long, engine
+        assert long[1] <= (4 * NUM_CLIENTS if engine == "sequential" else 10), engine
