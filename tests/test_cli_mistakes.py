@@ -104,6 +104,11 @@ MISTAKES = [
         "trainer.callbacks: EarlyStopping needs monitor: give --trainer.callbacks.monitor ...",
     ),
     ("fit --config tiny.yaml --trainer.clients_per_round few", 2, "clients_per_round: few is not an int or a float"),
+    (
+        "fit --config tiny.yaml --trainer.deterministic maybe",
+        2,
+        "trainer.deterministic: got 'maybe'; use true, false or warn\n",
+    ),
     ("fit --config tiny.yaml --trainer.buffers avg", 2, "trainer.buffers: got 'avg'; use average, local or global"),
     (
         "fit --config tiny.yaml --trainer.callbacks Nothing",

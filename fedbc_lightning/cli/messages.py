@@ -146,6 +146,9 @@ def _wrong_value(value: str, expected: list[tuple[str, str]]) -> str:
     words = [word.strip(" '") for _, literals in expected for word in literals.split(",") if word]
     if kinds == ["list"] and not words:
         return f"{value} is not a list: give a list: [{value if value.isidentifier() else '...'}]"
+    if words and "bool" in kinds:
+        kinds.remove("bool")
+        words = ["true", "false", *words]
     named = [f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in kinds]
     if not words:
         return f"{value} is not {_either(named)}"
