@@ -159,7 +159,7 @@ def loop(work: Workload, data: Clients, *, flat: bool) -> float:
                     if optimizer is not None:
                         optimizer.step()
                     else:
-                        torch.cat([p.grad.reshape(-1) for p in parameters], out=grad)  # type: ignore[union-attr]
+                        torch.cat([p.grad.reshape(-1) for p in parameters], out=grad)
                         row.sub_(moment.mul_(MOMENTUM).add_(grad), alpha=LEARNING_RATE)
                     steps += 1
             total.add_(row, alpha=len(inputs))
@@ -179,7 +179,7 @@ class Stopwatch(Callback):
         if trainer.current_round == self.warm_up + 1:
             self.started = CLOCK()
 
-    def on_train_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
         """Stop."""
         self.seconds = CLOCK() - self.started
 

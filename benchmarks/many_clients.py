@@ -198,7 +198,7 @@ def train(run: Run) -> None:
     model = CIFARCNN() if run.data == "images" else LogisticRegression(60, 10)
     trainer = FederatedTrainer(
         max_rounds=run.rounds, clients_per_round=run.num_sampled, accelerator="cpu", devices=run.devices,
-        engine=run.engine, callbacks=Watch(run.folder), logger=False, eval_every_n_rounds=0,  # type: ignore[arg-type]
+        engine=run.engine, callbacks=Watch(run.folder), logger=False, eval_every_n_rounds=0,
         enable_progress_bar=False, checkpoint_every_n_rounds=run.checkpoint_every, default_root_dir=run.folder,
         name="run", seed=0,
     )  # fmt: skip

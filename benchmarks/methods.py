@@ -251,7 +251,7 @@ def train(algorithm: FederatedAlgorithm, rounds: int, settings: Point, callbacks
 class EvaluateLast(Callback):
     """Leaves out the evaluation of all rounds but the last ones, which takes as long as training."""
 
-    def on_train_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
         """Off."""
         trainer.eval_every_n_rounds = 0
 
@@ -379,7 +379,7 @@ def methods_table(names: list[str], finished: Finished, quick: bool) -> Iterator
         point = tune(name, finished, 2 if quick else METHODS[name].tuning_rounds)
         key = {"method": name, "point": point, "rounds": rounds, "stage": "final"}
         algorithm, settings = make(name, point)
-        result = finished.run(key, lambda a=algorithm, s=settings: summary(train(a, rounds, s)))  # type: ignore[misc]
+        result = finished.run(key, lambda a=algorithm, s=settings: summary(train(a, rounds, s)))
         note = "; ".join(filter(None, [METHODS[name].note, result.get("failed")]))
         numbers = [_percent(result.get(column)) for column in ACCURACIES]
         cost = [f"{result[key]:.{digits}f}" if key in result else "" for key, digits in COSTS.items()]
@@ -403,7 +403,7 @@ def attacks_table(names: list[str], finished: Finished, quick: bool) -> Iterator
             row = [data, name]
             for kind in ATTACKS:
                 key = {"rule": name, "attack": kind, "rounds": rounds, "settings": settings}
-                result = finished.run(key, lambda run=(name, kind, rounds, settings): attack(*run))  # type: ignore[misc]
+                result = finished.run(key, lambda run=(name, kind, rounds, settings): attack(*run))
                 row.append(f"{_percent(result.get('honest_final'))} ({_percent(result.get('honest_best'))})")
             yield row
 

@@ -101,7 +101,7 @@ def train(point: Point, rounds: int, folder: str) -> None:
     data = GeneratedImages(point.num_clients) if point.hidden < 0 else EqualRows(point.num_clients)
     trainer = FederatedTrainer(
         max_rounds=point.warm_up + rounds, clients_per_round=point.num_sampled, local_epochs=point.epochs,
-        accelerator="cpu", devices=point.devices, engine=point.engine, logger=False,  # type: ignore[arg-type]
+        accelerator="cpu", devices=point.devices, engine=point.engine, logger=False,
         eval_every_n_rounds=0, enable_progress_bar=False, enable_checkpointing=False, default_root_dir=folder,
         name="run", seed=0,
     )  # fmt: skip
@@ -187,7 +187,7 @@ def _draw_panel(axes: Axes, panel: Panel, found: dict[Point, float]) -> None:
     for name, points in panel.curves.items():
         seconds = [found[point] for point in points.values()]
         style = {"color": COLORS.get(name), "marker": MARKERS.get(name, "o"), "markersize": 5}
-        (curve,) = axes.plot([*points], seconds, label=name, **style)  # type: ignore[arg-type]
+        (curve,) = axes.plot([*points], seconds, label=name, **style)
         if [*points] == [1, 2]:
             axes.plot([1, 2], [seconds[0], seconds[0] / 2], color=curve.get_color(), linestyle=":", linewidth=1.2)
             ratio = f"{seconds[0] / seconds[1]:.2f} ×"
