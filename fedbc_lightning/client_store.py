@@ -61,7 +61,7 @@ class ClientStore:
             "table": torch.zeros(0, dtype=start.dtype),
         }
         kinds = declaration.client_vectors
-        self._tables = TableRows({name: starts[kind] for name, kind in kinds.items() if kind == "table"})
+        self._tables = TableRows(dict.fromkeys(declaration.table_names, starts["table"]))
         vectors = {name: starts[kind] for name, kind in kinds.items() if kind != "table"}
         dtypes = {name: dtype if dtype and row.is_floating_point() else row.dtype for name, row in vectors.items()}
         self.row_bytes = row_bytes = sum(len(row) * dtypes[name].itemsize for name, row in vectors.items())

@@ -52,6 +52,11 @@ class StateDeclaration:
         self._claim("client", name)
         self.client_vectors[name] = "table"
 
+    @property
+    def table_names(self) -> list[str]:
+        """Of the clients' tables."""
+        return [name for name, kind in self.client_vectors.items() if kind == "table"]
+
     def client_model(self, name: str) -> None:
         """One model (d + b,) per client: parameters and floating-point buffers; z of round 0 at the start."""
         self._claim("client", name)

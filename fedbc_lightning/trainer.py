@@ -35,7 +35,7 @@ from fedbc_lightning.hooks import Hooks
 from fedbc_lightning.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.module import UserModule, check_module
 from fedbc_lightning.participation import Participation
-from fedbc_lightning.plan import Plan, make_plan
+from fedbc_lightning.planning import Plan, make_plan
 from fedbc_lightning.recorder import Recorder, settings, warn_of_other_settings
 from fedbc_lightning.round_loop import RoundLoop
 from fedbc_lightning.sampling import ClientSampler, UniformSampler
@@ -288,7 +288,7 @@ class FederatedTrainer(CallbackView):
             algorithm: As for :meth:`fit`.
 
         Returns:
-            See :class:`~fedbc_lightning.plan.Plan`.
+            See :class:`~fedbc_lightning.planning.Plan`.
 
         Raises:
             ConfigurationError: As :meth:`fit` would.

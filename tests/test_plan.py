@@ -10,8 +10,9 @@ from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_mod
 from helpers.command_line import run_cli
 from torch import nn
 
-from fedbc_lightning import ConfigurationError, FedAvg, FedBC, client_rows, plan
+from fedbc_lightning import ConfigurationError, FedAvg, FedBC, client_rows
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, FedPD, L2SGDPlus, Local, PerFedAvg
+from fedbc_lightning.planning import drawn
 from fedbc_lightning.stragglers import Stragglers
 from fedbc_lightning.studies.methods import Tuning
 from fedbc_lightning.studies.plan import plan_run, plan_study
@@ -122,7 +123,7 @@ def test_rows_in_a_file(tmp_path, monkeypatch):
 
 
 def test_rounds_that_are_not_drawn_count_like_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "MAX_DRAW_SECONDS", 0.0)
+    monkeypatch.setattr(drawn, "MAX_DRAW_SECONDS", 0.0)
     found = make_trainer(tmp_path, max_rounds=1000).plan(make_model(), BoringData(), FedAvg())
     assert not found.is_counted
     per_client = 4 * (131 + 16)

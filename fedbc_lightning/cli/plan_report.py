@@ -11,7 +11,7 @@ from rich.table import Table
 from fedbc_lightning.units import bytes_said, duration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.plan import Plan
+    from fedbc_lightning.planning import Plan
     from fedbc_lightning.studies.plan import StudyPlan
 
 ROUGH = "Times are rough: from a few steps, on this machine as busy as it is now; without start-up and checkpoints."

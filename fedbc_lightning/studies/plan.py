@@ -13,7 +13,7 @@ import torch
 from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.plan import Plan
+from fedbc_lightning.planning import Plan
 from fedbc_lightning.studies.compare import Comparison, parser_errors
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.run import Run, slug
@@ -80,7 +80,7 @@ class PlannedMethod:
 
 @dataclass
 class StudyPlan:
-    """What a study would take; see :class:`~fedbc_lightning.plan.Plan` for how rough its times are.
+    """What a study would take; see :class:`~fedbc_lightning.planning.Plan` for how rough its times are.
 
     Attributes:
         name: Of the study.

@@ -1,0 +1,85 @@
+"""How long an evaluation takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedbc_lightning.datasets import num_items
+from fedbc_lightning.evaluation import Measurement, Task
+from fedbc_lightning.module import step_stage
+
+if TYPE_CHECKING:
+    from fedbc_lightning.trainer import FederatedTrainer
+
+MAX_EVALUATION_SECONDS = 1.5
+"""So long clients are evaluated, for each split and kind of model; those that remain count by their samples."""
+
+
+class EvaluationTime(NamedTuple):
+    """One evaluation of the initial model.
+
+    Attributes:
+        seconds: It takes.
+        num_values: That it gives for each client.
+        num_metrics: That it logs, roughly.
+    """
+
+    seconds: float = 0.0
+    num_values: int = 0
+    num_metrics: int = 0
+
+
+def time_evaluation(trainer: FederatedTrainer, num_processes: int) -> EvaluationTime:
+    """Evaluate z of round 0, which the module holds afterwards, too.
+
+    Args:
+        trainer: Set up, in one process.
+        num_processes: That will share the clients.
+    """
+    evaluator, datamodule = trainer.evaluator, trainer.datamodule
+    total, longest, num_values, num_metrics = 0.0, 0.0, 0, 0
+    models, splits = trainer.federation.models(), [split for split in ("test", "val") if trainer.has_split(split)]
+    for split in splits:
+        stage = step_stage(trainer.user.module, split)
+        if stage is None:
+            continue
+        what = Measurement(split, stage, models, 0)
+        tasks = evaluator.tasks(split, models)
+        sizes, rate = datamodule.num_samples(split), None
+        for which in ("global", "local"):
+            mine = [task for task in tasks if task[0] == which and task[1] >= 0]
+            if mine:
+                seconds, samples, width = _evaluate_some(trainer, mine, what)
+                rate = seconds / samples if rate is None else rate
+                total += seconds / samples * int(sizes[[client for _, client in mine]].sum())
+                num_values, num_metrics = num_values + width, num_metrics + 3 * width
+        pooled = datamodule.pooled_dataset(split)
+        if pooled is not None:
+            seconds = (rate or 0.0) * num_items(pooled)
+            if seconds < MAX_EVALUATION_SECONDS:
+                started = time.perf_counter()
+                evaluator.do([("global", -1)], what)
+                seconds = time.perf_counter() - started
+            total, longest = total + seconds, max(longest, seconds)
+    if total < MAX_EVALUATION_SECONDS and trainer.federation.engine.mapped_evaluation("test") is not None:
+        for _ in range(2):  # the first time it is done one client after another as well
+            started = time.perf_counter()
+            evaluator.run(splits, models, 0)
+        total = min(total, time.perf_counter() - started)
+    trainer.federation.load_global()
+    return EvaluationTime(max(total / num_processes, longest), num_values, num_metrics)
+
+
+def _evaluate_some(trainer: FederatedTrainer, tasks: Sequence[Task], what: Measurement) -> tuple[float, int, int]:
+    """Seconds and samples of the first tasks, and how many numbers each gives."""
+    sizes = trainer.datamodule.num_samples(what.split)
+    samples = width = 0
+    started = time.perf_counter()
+    for task in tasks:
+        found = trainer.evaluator.do([task], what)
+        samples, width = samples + int(sizes[task[1]]), len(found.get(task, {}))
+        if time.perf_counter() - started > MAX_EVALUATION_SECONDS:
+            break
+    return time.perf_counter() - started, samples, width

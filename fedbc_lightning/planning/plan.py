@@ -1,0 +1,113 @@
+"""What a run would take: time, memory, disk and bytes, from a few steps of its own clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedbc_lightning.engines import choice
+from fedbc_lightning.planning.drawn import draw_rounds
+from fedbc_lightning.planning.evaluation_time import EvaluationTime, time_evaluation
+from fedbc_lightning.planning.round_time import RoundTimer
+from fedbc_lightning.planning.space import Space, checkpoint_bytes
+
+if TYPE_CHECKING:
+    from fedbc_lightning.trainer import FederatedTrainer
+
+
+@dataclass
+class Plan:
+    """What a run would take. Times are rough: from a few steps, on a machine that may be busy.
+
+    Attributes:
+        algorithm: Its usual name.
+        model: The module's class.
+        engine: That would train.
+        device: On which was measured.
+        num_processes: That share the clients; times are for all of them, measured in one.
+        num_parameters: d.
+        num_clients: N.
+        max_rounds: T.
+        clients_per_round: S; like the next two the mean over the first rounds.
+        steps_per_client: Optimizer steps of a client that takes part in a round.
+        steps_per_round: Of all its clients.
+        num_steps: Of all rounds.
+        is_counted: Whether all rounds were drawn for the numbers of steps and bytes; else the first ones.
+        round_seconds: Engine -> seconds of a round, without evaluation; the other engine, too, if it was timed.
+        not_timed: Why the other engine was not timed; empty: it was.
+        evaluation_seconds: Of one evaluation.
+        num_evaluations: With that of the initial model.
+        bytes_up: That clients send in all rounds.
+        bytes_down: That they receive.
+        memory: What -> bytes of this process.
+        disk: What -> bytes at the end.
+    """
+
+    algorithm: str
+    model: str
+    engine: choice.Kind
+    device: str
+    num_processes: int
+    num_parameters: int
+    num_clients: int
+    max_rounds: int
+    clients_per_round: float
+    steps_per_client: float
+    steps_per_round: float
+    num_steps: int
+    is_counted: bool
+    round_seconds: dict[choice.Kind, float]
+    not_timed: str
+    evaluation_seconds: float
+    num_evaluations: int
+    bytes_up: int
+    bytes_down: int
+    memory: dict[str, int]
+    disk: dict[str, int]
+
+    @property
+    def seconds(self) -> float:
+        """Of the run, without start-up and checkpoints."""
+        return self.max_rounds * self.round_seconds[self.engine] + self.num_evaluations * self.evaluation_seconds
+
+
+def make_plan(trainer: FederatedTrainer, path: Path | None, *, num_processes: int) -> Plan:
+    """Measure a trainer that is set up for ``fit``; the module holds z of round 0 afterwards.
+
+    Args:
+        trainer: Set up, in one process.
+        path: None.
+        num_processes: That will train.
+
+    Raises:
+        ConfigurationError: What ``fit`` would raise in its first rounds.
+    """
+    federation, device = trainer.federation, trainer.user.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    trainer.hooks.call_callbacks("setup", "fit")
+    for name in ("on_fit_start", "on_train_start"):
+        getattr(trainer.user.module, name)()
+    empty = checkpoint_bytes(trainer)
+    drawn = draw_rounds(trainer)
+    every = trainer.eval_every_n_rounds
+    num_evaluations = 1 + -(-trainer.max_rounds // every) if every else 0
+    evaluation = time_evaluation(trainer, num_processes) if every else EvaluationTime()
+    timer = RoundTimer(trainer, num_processes)
+    round_seconds = timer.time(drawn.first)
+    space = Space(trainer, drawn, timer.whole, timer.table_bytes)
+    num_trained, steps = sum(len(round.ids) for round in drawn.first), sum(sum(round.steps) for round in drawn.first)
+    return Plan(
+        algorithm=str(federation.algorithm), model=type(trainer.user.module).__name__,
+        engine=federation.engine_kind, device=str(device), num_processes=num_processes,
+        num_parameters=trainer.layout.num_parameters, num_clients=trainer.datamodule.num_clients,
+        max_rounds=trainer.max_rounds, clients_per_round=num_trained / len(drawn.first),
+        steps_per_client=steps / max(num_trained, 1), steps_per_round=steps / len(drawn.first),
+        num_steps=drawn.num_steps, is_counted=drawn.is_counted, round_seconds=round_seconds,
+        not_timed=timer.not_timed, evaluation_seconds=evaluation.seconds, num_evaluations=num_evaluations,
+        bytes_up=drawn.bytes_up, bytes_down=drawn.bytes_down, memory=space.memory(),
+        disk=space.disk(empty, evaluation, num_evaluations),
+    )  # fmt: skip

@@ -1,0 +1,126 @@
+"""The memory and disk that a run takes."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import IO, TYPE_CHECKING, cast
+
+import torch
+
+from fedbc_lightning.callbacks.round_checkpoint import RoundCheckpoint
+from fedbc_lightning.engines.sequential import NUM_MATRICES
+from fedbc_lightning.planning.drawn import Drawn, round_up
+from fedbc_lightning.planning.evaluation_time import EvaluationTime
+from fedbc_lightning.planning.round_time import WholeRounds
+from fedbc_lightning.recorder import run_checkpoint, settings, states_of_callbacks
+
+if TYPE_CHECKING:
+    from fedbc_lightning.trainer import FederatedTrainer
+
+BYTES_OF_VALUE, BYTES_OF_EVENT, BYTES_OF_HISTOGRAM = 18, 70, 1000
+"""In tables and TensorBoard's events, roughly."""
+BYTES_OF_METRIC, BYTES_OF_TENSOR = 40, 400
+"""In a checkpoint: a number with its name, and what a tensor takes beside its values."""
+
+
+class Space:
+    """Of one run.
+
+    Args:
+        trainer: Set up, and measured.
+        drawn: What its rounds do.
+        whole: What whole rounds have shown.
+        table_bytes: Of a row of the clients' tables, which have one for each batch.
+    """
+
+    def __init__(self, trainer: FederatedTrainer, drawn: Drawn, whole: WholeRounds, table_bytes: int) -> None:
+        self._trainer, self._drawn, self._whole = trainer, drawn, whole
+        self._tables = 0
+        if table_bytes:
+            per_client = float(trainer.datamodule.num_batches().mean()) * table_bytes
+            per_client += len(trainer.federation.declaration.table_names) * BYTES_OF_TENSOR
+            self._tables = round_up(drawn.num_touched * per_client)
+
+    def memory(self) -> dict[str, int]:
+        """What this process held at its peak, and what a run adds."""
+        federation, drawn = self._trainer.federation, self._drawn
+        memory = {"now, at its peak": peak_memory()}
+        num_rows = drawn.num_touched if federation.clients.file_rows is None else 0
+        rows = num_rows * federation.clients.row_bytes + self._tables
+        if rows:
+            memory["clients' rows, and their copy for the checkpoint"] = 2 * rows
+        if not self._whole.seconds:
+            width = max((len(round.ids) for round in drawn.first), default=0)
+            engine = federation.engine
+            memory["cohort matrices"] = NUM_MATRICES * min(engine.cohort_size, width) * engine.row.nbytes
+        device = self._trainer.user.device
+        if device.type == "cuda":
+            memory["on the GPU, at its peak"] = torch.cuda.max_memory_allocated(device)
+        return memory
+
+    def disk(self, checkpoint_bytes: int, evaluation: EvaluationTime, num_evaluations: int) -> dict[str, int]:
+        """What is there at the end.
+
+        Args:
+            checkpoint_bytes: See :func:`checkpoint_bytes`.
+            evaluation: One of them.
+            num_evaluations: Of the run.
+        """
+        trainer, clients, disk = self._trainer, self._trainer.federation.clients, dict[str, int]()
+        num_metrics = evaluation.num_metrics + self._whole.num_metrics
+        if trainer.enable_checkpointing:
+            checkpoint = checkpoint_bytes + num_metrics * BYTES_OF_METRIC + self._tables
+            if clients.file_rows is None:
+                checkpoint += self._drawn.num_touched * clients.row_bytes
+            disk["last.ckpt"] = checkpoint
+            disk["last.ckpt again, while it is written"] = checkpoint
+            kept = sum(isinstance(callback, RoundCheckpoint) for callback in trainer.hooks.callbacks)
+            if kept:
+                disk["checkpoints of chosen rounds"] = kept * checkpoint
+        if clients.file_rows is not None:
+            disk["clients.bin, at most"] = self._drawn.num_slots * clients.row_bytes
+        evaluated = len(trainer.evaluator.client_ids)
+        disk["tables, roughly"] = (
+            self._drawn.num_sampled * (self._whole.record_bytes or 6 * BYTES_OF_VALUE)
+            + num_evaluations * evaluated * (evaluation.num_values + 1) * BYTES_OF_VALUE
+            + (trainer.max_rounds + 1) * num_metrics * BYTES_OF_VALUE
+        )
+        if trainer.logger_setting is None or trainer.logger_setting is True:
+            histograms = num_evaluations * (evaluation.num_values + len(clients.scalar_names)) * BYTES_OF_HISTOGRAM
+            disk["events, roughly"] = trainer.max_rounds * num_metrics * BYTES_OF_EVENT + histograms
+        return disk
+
+
+def checkpoint_bytes(trainer: FederatedTrainer) -> int:
+    """Of ``last.ckpt`` as it would be now: before any client has rows."""
+    sink = _Counting()
+    content = run_checkpoint(trainer, settings(trainer), states_of_callbacks(trainer), is_last=True)
+    torch.save(content, cast("IO[bytes]", sink))
+    return sink.size
+
+
+class _Counting(io.RawIOBase):
+    """Takes bytes and keeps none."""
+
+    size = 0
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        """Count them."""
+        length = memoryview(data).nbytes
+        self.size += length
+        return length
+
+
+def peak_memory() -> int:
+    """Bytes that this process held at its peak; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
