@@ -73,8 +73,9 @@ def check_arguments(arguments: dict[str, Any]) -> None:
             wrong.append(f"trainer.{name}: got {value}; give a number of clients from 1, or a fraction in (0, 1]")
     if arguments["gradient_clip_algorithm"] not in (None, "norm", "value"):
         wrong.append(f"trainer.gradient_clip_algorithm: got {arguments['gradient_clip_algorithm']}; use norm or value")
-    if arguments["deterministic"] not in (None, True, False, "warn"):
-        wrong.append(f"trainer.deterministic: got {arguments['deterministic']}; use true, false, warn or null")
+    deterministic = arguments["deterministic"]
+    if not (deterministic is None or isinstance(deterministic, bool) or deterministic == "warn"):
+        wrong.append(f"trainer.deterministic: got {deterministic}; use true, false, warn or null")
     if arguments["buffers"] not in ("average", "local", "global"):
         wrong.append(f"trainer.buffers: got {arguments['buffers']}; use average, local or global")
     if arguments["engine"] not in ("sequential", "vectorized", "auto"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedbc_lightning.devices import upload
 from fedbc_lightning.engines.cohort_run import FEW
 from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.errors import first_line
@@ -156,7 +157,7 @@ class ClientsTogether:
         if which == "global" or models.local is None:
             return models.z[:num_parameters]
         own = torch.stack([models.local(client)[0] for client in clients])
-        return own[:, :num_parameters].to(models.z.device)
+        return upload(own[:, :num_parameters], models.z.device)
 
 
 def _agree(found: Results, expected: Results) -> bool:

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torchmetrics import Metric
 
+from fedbc_lightning.devices import read
 from fedbc_lightning.errors import ConfigurationError
 
 PREFIXES = ("train", "val", "valid", "validation", "test")
@@ -154,7 +155,8 @@ class MetricCollector:
     def logged(self) -> dict[str, float]:
         """Name as logged -> value."""
         self.end_epoch()
-        return {name: float(total / weight) for name, (total, weight) in self._totals.items()}
+        means = read(total / weight for total, weight in self._totals.values())
+        return dict(zip(self._totals, means, strict=True))
 
     def result(self) -> dict[str, float]:
         """Plain name (see :func:`plain_name`) -> value."""

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from fedbc_lightning.devices import upload
 from fedbc_lightning.errors import ConfigurationError
 
 Transform = Callable[[Tensor], Tensor]
@@ -178,7 +179,7 @@ def finish_batch(
 ) -> list[Tensor]:
     """Move a batch to the device, augment its inputs if there is a generator, transform them."""
     if device is not None:
-        batch = [t if t.device == device else t.to(device, non_blocking=True) for t in batch]
+        batch = [t if t.device == device else upload(t, device) for t in batch]
     if augment is not None and generator is not None:
         batch[0] = augment(batch[0], generator)
     if transform is not None:

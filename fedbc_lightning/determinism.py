@@ -47,10 +47,11 @@ def deterministic_algorithms(asked: Asked) -> Iterator[None]:
     except RuntimeError as error:
         if asked is not True or "torch.use_deterministic_algorithms(True)" not in str(error):
             raise
-        raise ConfigurationError(
-            f"trainer.deterministic: {first_line(error).partition(', but you set')[0]}; replace the operation, or use "
-            "warn, which lets it pass."
-        ) from error
+        said = first_line(error).partition(", but you set")[0]
+        how = "replace the operation, or use warn, which lets it pass"
+        if "CUBLAS_WORKSPACE_CONFIG" in said:  # it has another value, or cuBLAS was used before there was a trainer
+            said, how = "cuBLAS is not set up for it", "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts"
+        raise ConfigurationError(f"trainer.deterministic: {said}; {how}.") from error
     finally:
         torch.use_deterministic_algorithms(is_on, warn_only=warns)
         cudnn.deterministic, cudnn.benchmark = flags

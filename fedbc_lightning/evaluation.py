@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedbc_lightning.clients_together import ClientsTogether
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.devices import upload
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.fabric import gather_objects
@@ -144,7 +145,7 @@ class Evaluator:
         """Write a client's own model into the module, and fine-tune it there if the method does."""
         assert models.local is not None
         model, counters = models.local(client)
-        self.engine.load(model.to(models.z.device), counters.to(models.z.device))
+        self.engine.load(upload(model, models.z.device), upload(counters, models.z.device))
         if models.fine_tuning is not None:
             self.engine.fine_tune(client, models.fine_tuning)
 

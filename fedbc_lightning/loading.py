@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from fedbc_lightning import seeding
 from fedbc_lightning.datasets import ArrayDataset, BatchTransformDataset, num_items
+from fedbc_lightning.devices import upload
 from fedbc_lightning.errors import ConfigurationError, first_line
 
 BYTES_AT_ONCE = 2**20
@@ -129,7 +130,7 @@ class ClientLoader:
     def _gathered(self, dataset: ArrayDataset) -> Iterator[list[Tensor]]:
         tensors = dataset.pool.on(self.device)
         device = None if self.device == tensors[0].device else self.device
-        rows = dataset.rows(self.sampler.order()).to(tensors[0].device)
+        rows = upload(dataset.rows(self.sampler.order()), tensors[0].device)
         if self.drop_last:
             rows = rows[: len(self) * self.batch_size]
         is_plain = device is None and self.gathers_plainly

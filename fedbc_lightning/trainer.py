@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -378,7 +379,7 @@ class FederatedTrainer(CallbackView):
         engine = self.engine
         if engine == "auto" and (saved is not None or not fitting):  # a run keeps its choice
             engine = saved[checkpoint.KEY]["settings"]["trainer.engine"] if saved is not None else "sequential"
-        with preserved_globals(self._fabric.device):
+        with preserved_globals(self._fabric.device), _left_on_the_cpu(model):
             self._set_up(model, datamodule, algorithm, stage, engine)
             try:
                 if saved is not None:
@@ -398,7 +399,6 @@ class FederatedTrainer(CallbackView):
                 self.user.detach()
                 self.hooks.call("teardown", stage)
                 datamodule.teardown(stage)
-                model.cpu()  # where lightning.Trainer leaves it, too
 
     def _set_up(self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
                 stage: str, engine: Literal["sequential", "vectorized", "auto"]) -> None:  # fmt: skip
@@ -477,6 +477,15 @@ class FederatedTrainer(CallbackView):
         self.callback_metrics = {name: torch.tensor(value) for name, value in self.evaluation.metrics.items()}
         self.hooks.call(f"on_{name}_end")
         return self.evaluation.metrics
+
+
+@contextmanager
+def _left_on_the_cpu(model: LightningModule) -> Iterator[None]:
+    """Where lightning.Trainer leaves it, too."""
+    try:
+        yield
+    finally:
+        model.cpu()
 
 
 def _run_in_process(fabric: Fabric, *arguments: Any) -> bytes | None:

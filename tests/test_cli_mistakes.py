@@ -107,7 +107,7 @@ MISTAKES = [
     (
         "fit --config tiny.yaml --trainer.deterministic maybe",
         2,
-        "trainer.deterministic: got 'maybe'; use true, false or warn\n",
+        "trainer.deterministic: got 'maybe'; use true, false, warn or null\n",
     ),
     ("fit --config tiny.yaml --trainer.buffers avg", 2, "trainer.buffers: got 'avg'; use average, local or global"),
     (

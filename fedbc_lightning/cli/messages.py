@@ -149,6 +149,8 @@ def _wrong_value(value: str, expected: list[tuple[str, str]]) -> str:
     if words and "bool" in kinds:
         kinds.remove("bool")
         words = ["true", "false", *words]
+    if words and any(kind == "NoneType" for kind, _ in expected):
+        words.append("null")
     named = [f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in kinds]
     if not words:
         return f"{value} is not {_either(named)}"

@@ -6,10 +6,10 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.devices import read
 from fedbc_lightning.seeding import derive, seed_globals
 
 if TYPE_CHECKING:
@@ -142,18 +142,13 @@ class ClientRun:
         self.buffers, self.counters = self.layout.read_buffers(), self.layout.read_counters()
         self.mean_rates = self._rates_on_average()
         logged = self.collector.result()
-        losses = self._read_losses()
+        losses = read(self.losses)
         self.loss, self.is_finite = math.nan, all(map(math.isfinite, losses))
         if losses:
             self.loss = sum(losses) / len(losses)
             total = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True))
             logged = {"loss": total / sum(self.sizes), **logged}
         self.record = {"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}}
-
-    def _read_losses(self) -> list[float]:
-        if self.user.device.type == "cpu":
-            return [loss.item() for loss in self.losses]
-        return torch.stack(self.losses).tolist() if self.losses else []  # one wait for the device
 
     def _rates_on_average(self) -> tuple[float, ...]:
         if not self.num_updates:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.datasets import ArrayDataset, TensorPool, kind_of
+from fedbc_lightning.devices import upload
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.loading import BYTES_AT_ONCE, ClientLoader, batches_of_each
 
@@ -126,7 +127,7 @@ def _gathered(
     order = torch.cat(orders)
     if any(dataset.indices is not None for dataset in datasets):
         order = _own_rows(datasets)[order + _repeated(np.cumsum(sizes) - sizes, length * num_epochs)]
-    order = (order + _repeated(pools.start, length * num_epochs)).to(tensors[0].device)
+    order = upload(order + _repeated(pools.start, length * num_epochs), tensors[0].device)
     first = (np.cumsum(length) - length) * num_epochs
     per_epoch = -(-length // batch_size)
     within = np.arange(batch_size)
@@ -141,7 +142,7 @@ def _gathered(
         epochs, batch = np.divmod(np.minimum(steps[:, None], num_steps[:width] - 1), per_epoch[:width])
         offset = first[:width] + epochs * length[:width] + batch * batch_size
         sizes = np.minimum(batch_size, length[:width] - batch * batch_size)
-        positions = torch.from_numpy(offset[..., None] + np.minimum(within, sizes[..., None] - 1)).to(order.device)
+        positions = upload(torch.from_numpy(offset[..., None] + np.minimum(within, sizes[..., None] - 1)), order.device)
         chosen = order.index_select(0, positions.reshape(-1))
         columns = datasets[0].gather(chosen, tensors, None, device)
         columns = [column.view(len(steps), width, batch_size, *column.shape[1:]) for column in columns]
@@ -168,7 +169,7 @@ def gathered_whole(loaders: Sequence[ClientLoader]) -> list[Tensor] | None:
     device, shape = loaders[0].device, (len(loaders), loaders[0].num_samples)
     tensors = pools.tensors(device)
     rows = _own_rows(datasets) + _repeated(pools.start, np.full(*shape))
-    columns = datasets[0].gather(rows.to(tensors[0].device), tensors, None, device)
+    columns = datasets[0].gather(upload(rows, tensors[0].device), tensors, None, device)
     return [column.view(*shape, *column.shape[1:]) for column in columns]
 
 
@@ -187,7 +188,8 @@ def _by_size(tensors: Sequence[Tensor], sizes: np.ndarray, batch_size: int) -> l
         left = left[~is_full]
     for size in np.unique(sizes[left])[::-1].tolist():
         rows = left[sizes[left] == size]
-        stacks.append(Stack(rows, [tensor[rows, :size] for tensor in tensors], size, is_aligned=False))
+        chosen = upload(torch.from_numpy(rows), tensors[0].device)
+        stacks.append(Stack(rows, [tensor[chosen, :size] for tensor in tensors], size, is_aligned=False))
     return stacks
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.collector import plain_name
+from fedbc_lightning.devices import upload
 from fedbc_lightning.engines.cohort_batches import Stack
 from fedbc_lightning.engines.mappable import SEQUENTIAL
 from fedbc_lightning.engines.step_function import StepOutput, at_entries
@@ -90,14 +91,15 @@ class CohortRun:
         num_entries, num_optimized = len(batch[0]), self.layout.num_optimized
         is_few = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
         if not is_few:
-            parameters = self._aligned(w, num_entries) if stack.is_aligned else self._views(w[stack.rows])
+            rows = None if stack.is_aligned else upload(torch.from_numpy(stack.rows), w.device)
+            parameters = self._aligned(w, num_entries) if rows is None else self._views(w[rows])
             output = self._step("mapped", parameters, batch)
             into = grad[:num_entries, :num_optimized]
             flat = [gradient.reshape(num_entries, -1) for gradient in output.gradients]
-            if stack.is_aligned:
+            if rows is None:
                 torch.cat(flat, dim=1, out=into)
             else:
-                grad[stack.rows, :num_optimized] = torch.cat(flat, dim=1)
+                grad[rows, :num_optimized] = torch.cat(flat, dim=1)
             yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
@@ -105,7 +107,8 @@ class CohortRun:
                 parameters = [view[0] for view in self._views(w[row : row + 1])]
                 output = self._step("single", parameters, [part[k] for part in batch])
             else:  # twice, for the bits that it has among others: a step of one client is computed in another order
-                output = self._step("mapped", self._views(w[[row, row]]), [part[[k, k]] for part in batch])
+                twice = [torch.stack([part[k], part[k]]) for part in batch]
+                output = self._step("mapped", self._views(torch.stack([w[row], w[row]])), twice)
                 output = at_entries(output, [0])
             torch.cat([gradient.reshape(-1) for gradient in output.gradients], out=grad[row, :num_optimized])
             yield stack._replace(rows=np.array([row]), is_aligned=False), output

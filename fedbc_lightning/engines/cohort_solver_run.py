@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.devices import upload
 from fedbc_lightning.engines.cohort_batches import Stack, stacked_batches
 from fedbc_lightning.engines.cohort_run import CohortRun
 from fedbc_lightning.engines.mappable import SEQUENTIAL
@@ -136,7 +137,8 @@ class CohortSolverRun(CohortRun):
         for stack in batch.stacks:
             for part, output in self.gradients(w, stack, gradient):
                 losses = output.loss.reshape(-1).to(loss)
-                loss[part.rows, 0] = losses[part.rows] if part.is_aligned else losses
+                rows = upload(torch.from_numpy(part.rows), w.device)
+                loss[rows, 0] = losses[rows] if part.is_aligned else losses
                 if not batch.is_counted:
                     self.counted.add(part, output)
         batch.is_counted = True

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.devices import upload
 from fedbc_lightning.engines.cohort_batches import Stack
 from fedbc_lightning.engines.cohort_optimizer_run import CohortOptimizerRun
 from fedbc_lightning.engines.step_function import StepOutput, at_entries
@@ -67,7 +68,7 @@ class JointRun(CohortOptimizerRun):
         sizes = [len(run.cohort) for run in runs]
         self._owner = np.repeat(np.arange(len(runs)), sizes)[order]
         self._own_row = np.concatenate([np.arange(size) for size in sizes])[order]
-        place = torch.from_numpy(order).to(self.w.device)
+        place = upload(torch.from_numpy(order), self.w.device)
         self._rows = torch.argsort(place).split(sizes)
         torch.index_select(torch.cat([run.w for run in runs]), 0, place, out=self.w)
         self.terms = [term for kind in JOINABLE for term in joined_terms(kind, runs, place)]
@@ -114,14 +115,16 @@ class JointRun(CohortOptimizerRun):
             filled = np.full(own_rows.max() + 1, entries[0])
             filled[own_rows] = entries
             entries = filled
-        run.w[own_rows] = w[rows]
-        own = Stack(own_rows, [part[entries] for part in stack.tensors], stack.size, stack.is_aligned)
+        here, there = (upload(torch.from_numpy(some), w.device) for some in (rows, own_rows))
+        run.w[there] = w[here]
+        chosen = upload(torch.from_numpy(entries), w.device)
+        own = Stack(own_rows, [part[chosen] for part in stack.tensors], stack.size, stack.is_aligned)
         for part, output in run.gradients(run.w, own, run.grad):
             if part.is_aligned:
                 output = at_entries(output, part.rows)
             rows_now = np.array([of_row[row] for row in part.rows.tolist()])
             yield part._replace(rows=rows_now, is_aligned=False), output
-        grad[rows] = run.grad[own_rows]
+        grad[here] = run.grad[there]
 
     def _is_as_alone(self, w: Tensor, stack: Stack, taken: Sequence[tuple[Stack, StepOutput]]) -> bool:
         """Whether a step of all runs gave what their own give; looked at for all of them, for one, or not at all."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torchmetrics import Metric
 
+from fedbc_lightning.devices import upload
 from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.layout import ParameterLayout
 
@@ -54,8 +55,9 @@ def with_tensors(calls: Sequence[LoggedCall], values: Iterable[Tensor]) -> list[
 
 def at_entries(output: StepOutput, entries: Sequence[int] | np.ndarray) -> StepOutput:
     """What some of the clients of a mapped step gave."""
-    logged = with_tensors(output.logged, [value[entries] for value in tensors_of(output.logged)])
-    return StepOutput([gradient[entries] for gradient in output.gradients], output.loss[entries], logged)
+    chosen = upload(torch.as_tensor(entries), output.loss.device)
+    logged = with_tensors(output.logged, [value[chosen] for value in tensors_of(output.logged)])
+    return StepOutput([gradient[chosen] for gradient in output.gradients], output.loss[chosen], logged)
 
 
 class LoggedCalls:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedbc_lightning.devices import upload
 from fedbc_lightning.local.terms import Term
 
 if TYPE_CHECKING:
@@ -231,15 +232,19 @@ class Armijo(Solver):
         if not searches.any():
             return
         self.has_searched |= searches
+
+        def there(steps: Tensor) -> Tensor:
+            return upload(steps.to(square.dtype), square.device)
+
         step = (self.accepted * self.growth ** (1 / client.num_batches)).clamp(max=self.max_step)
         taken, left = self.FALLBACK_STEP * searches.double(), searches
         roundings = 4 * torch.finfo(loss.dtype).eps * loss.abs().clamp(min=1.0)
         for trial in range(self.MAX_TRIALS):
             step = torch.where(left, step * self.shrink, step) if trial else step
-            bound = loss - (self.sufficient_decrease * step).to(square) * square + roundings
-            found = left & (client.trial_loss(w - step.to(square) * gradient, batch) <= bound).cpu()
+            bound = loss - there(self.sufficient_decrease * step) * square + roundings
+            found = left & (client.trial_loss(w - there(step) * gradient, batch) <= bound).cpu()
             taken, left = torch.where(found, step, taken), left & ~found
             if not left.any():
                 break
         self.accepted = torch.where(searches, step, self.accepted)
-        w -= taken.to(square) * gradient
+        w -= there(taken) * gradient

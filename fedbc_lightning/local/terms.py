@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedbc_lightning.devices import upload
+
 
 class Term(Protocol):
     """One summand of the local objective."""
@@ -52,15 +54,16 @@ class Proximal:
     """
 
     def __init__(self, coefficient: float | Tensor, center: Tensor) -> None:
-        coefficient = torch.as_tensor(coefficient, dtype=center.dtype, device=center.device)
-        self.coefficient = coefficient if coefficient.ndim == 2 else coefficient.reshape(-1, 1)
+        coefficient = torch.as_tensor(coefficient, dtype=center.dtype)
+        self._given = coefficient if coefficient.ndim == 2 else coefficient.reshape(-1, 1)
+        self.coefficient = upload(self._given, center.device)
         self.center = center
         self._difference: Tensor | None = None
 
     @property
     def is_zero(self) -> bool:
         """Whether c is 0 for all clients of the cohort."""
-        return not (self.coefficient if self.coefficient.numel() == 1 else self.coefficient.any()).item()
+        return not (self._given if self._given.numel() == 1 else self._given.any()).item()
 
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
         """``grad += c (w - z)``."""
@@ -75,7 +78,7 @@ class Proximal:
 
     def rows(self, num_clients: int) -> list[Proximal]:
         """See :class:`Term`."""
-        coefficients, centers = rows_of(self.coefficient, num_clients), rows_of(self.center, num_clients)
+        coefficients, centers = rows_of(self._given, num_clients), rows_of(self.center, num_clients)
         return [Proximal(coefficient, center) for coefficient, center in zip(coefficients, centers, strict=True)]
 
     def first(self, num_rows: int) -> Proximal:

@@ -13,15 +13,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from fedbc_lightning.devices import wide_dtype
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.state import ServerState, StateDeclaration
 
 log = logging.getLogger(__name__)
-
-
-def wide_dtype(device: torch.device) -> torch.dtype:
-    """The dtype that sums over clients are taken in."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def weighted_sum(points: Tensor, coefficients: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from fedbc_lightning.devices import wide_dtype
 from fedbc_lightning.local.penalties import Penalty
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def smoothed_center(w: Tensor, penalty: Penalty) -> Tensor:
         >>> smoothed_center(w, AbsoluteNorm(1.0)).round(decimals=6)
         tensor([1.], dtype=torch.float64)
     """
-    w = w.to(torch.float32 if w.device.type == "mps" else torch.float64)  # MPS has no float64
+    w = w.to(wide_dtype(w.device))
     z = w.mean(dim=0)
     for _ in range(MAX_SWEEPS):
         away = w - z

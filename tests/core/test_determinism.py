@@ -54,14 +54,15 @@ class PutsInOrderOfArrival(BoringModel):
         ("warn", (True, True, True, False)),
     ],
 )
-def test_how_torch_is_set(tmp_path, before, asked, inside):
+def test_how_torch_is_set(tmp_path, monkeypatch, before, asked, inside):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     enabled, warns, torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
     torch.use_deterministic_algorithms(enabled, warn_only=warns)
     model = make_model(Telling)
     make_trainer(tmp_path, deterministic=asked).fit(model, BoringData(), FedAvg())
     assert model.seen == {tuple(was if now is ... else now for was, now in zip(before, inside, strict=True))}
     assert settings() == before
-    assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) >= bool(asked)
+    assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == bool(asked)
 
 
 def test_an_operation_that_has_no_such_algorithm(tmp_path):
@@ -90,6 +91,24 @@ def test_the_numbers_of_a_cpu_are_the_same(tmp_path, engine):
     assert_equal_trees(*states)
 
 
-def test_another_word(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"trainer\.deterministic: got always; use true, false, warn or null"):
-        make_trainer(tmp_path, deterministic="always")
+def test_cublas_that_is_not_set_up(tmp_path):
+    """Its words, from a step, for there is no cuBLAS here."""
+
+    class Multiplies(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            raise RuntimeError(
+                "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
+                "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it "
+                "uses CuBLAS and you have CUDA >= 10.2. To enable deterministic behavior in this case, you must set an "
+                "environment variable before running your PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8"
+            )
+
+    with pytest.raises(ConfigurationError, match="cuBLAS is not set up for it; set CUBLAS_WORKSPACE_CONFIG=:4096:8 be"):
+        make_trainer(tmp_path, deterministic=True).fit(make_model(Multiplies), BoringData(), FedAvg())
+
+
+@pytest.mark.parametrize("word", ["always", 0, 1])
+def test_another_word(tmp_path, word):
+    said = rf"trainer\.deterministic: got {word}; use true, false, warn or null"
+    with pytest.raises(ConfigurationError, match=said):
+        make_trainer(tmp_path, deterministic=word)

@@ -1,8 +1,9 @@
 // A device that this machine has always: the CPU's kernels on memory of its own, under the rules of a GPU.
 //
 // It takes the place of a GPU in tests where there is none. Tensors of it cannot meet tensors of the CPU (but for single
-// numbers, as on CUDA), NumPy does not read them, backward passes run in a thread of their own. What it cannot show:
-// speed, memory, streams, atomics, cuDNN, NCCL itself.
+// numbers, as on CUDA), NumPy does not read them, backward passes run in a thread of their own. It counts where the CPU
+// would wait for a GPU: copies from it, copies to it that are asked to be waited for, and operations whose results have
+// a size that depends on values. What it cannot show: speed, memory, streams, atomics, cuDNN, NCCL itself.
 
 #include <cstring>
 #include <string>
@@ -36,7 +37,7 @@ using std::optional;
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 const c10::Device kDevice(kType, 0);
 const c10::Stream kStream(c10::Stream::DEFAULT, kDevice);
-int64_t num_reads = 0;
+int64_t num_waits = 0;
 
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<kType> {
   c10::Device exchangeDevice(c10::Device) const override { return kDevice; }
@@ -113,15 +114,16 @@ Tensor moved(const Tensor& tensor) {
   return found;
 }
 
-Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
-  num_reads += !to.device().is_privateuseone();
+Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
+  const bool is_upload = to.device().is_privateuseone();
+  num_waits += !is_upload || (!from.device().is_privateuseone() && !non_blocking);
   at::AutoDispatchBelowAutograd below;
   shared(to).copy_(shared(from));
   return to;
 }
 
 at::Scalar read_number(const Tensor& tensor) {
-  ++num_reads;
+  ++num_waits;
   return shared(tensor).item();
 }
 
@@ -200,16 +202,19 @@ void replace_tensors(IValue& value, const Function& function) {
 
 // Any other operation: the CPU's kernel on the same memory.
 void run_cpu_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  // CUDA takes indices from the CPU, too.
-  static const std::unordered_set<std::string> take_cpu_indices = {"aten::index", "aten::index_put_",
-                                                                   "aten::_index_put_impl_", "aten::index_put"};
+  // From the CPU, too, as on CUDA.
+  static const std::unordered_set<std::string> take_indices = {"aten::index", "aten::index_put_",
+                                                               "aten::_index_put_impl_", "aten::index_put"};
+  static const std::unordered_set<std::string> wait = {
+      "aten::equal", "aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim",
+      "aten::unique_consecutive", "aten::bincount", "aten::repeat_interleave"};
   const auto& schema = op.schema();
   const size_t first = stack->size() - schema.arguments().size();
   std::vector<std::pair<Tensor, Tensor>> seen;  // of the device, of the CPU
-  bool is_of_cpu = false, is_of_device = false;
+  bool is_of_cpu = false, is_of_device = false, waits = wait.count(schema.name());
   for (size_t i = first; i < stack->size(); ++i) {
     IValue& value = (*stack)[i];
-    const bool may_be_of_cpu = take_cpu_indices.count(schema.name()) && !value.isTensor();
+    const bool is_index = take_indices.count(schema.name()) && value.isOptionalTensorList();
     if (value.isDevice() && value.toDevice().is_privateuseone()) {
       is_of_device = true;
       value = c10::Device(c10::kCPU);
@@ -217,10 +222,12 @@ void run_cpu_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     replace_tensors(value, [&](const Tensor& tensor) -> Tensor {
       if (!tensor.defined()) return tensor;
       if (!tensor.device().is_privateuseone()) {
-        is_of_cpu |= tensor.dim() > 0 && !may_be_of_cpu;
+        is_of_cpu |= tensor.dim() > 0 && !is_index;
+        waits |= is_index;  // until it is there
         return tensor;
       }
       is_of_device = true;
+      waits |= is_index && tensor.scalar_type() == at::kBool;
       for (auto& [there, here] : seen)
         if (there.is_same(tensor)) return here;
       seen.emplace_back(tensor, shared(tensor));
@@ -228,6 +235,7 @@ void run_cpu_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     });
   }
   TORCH_CHECK(!(is_of_cpu && is_of_device), "Expected all tensors to be on the same device, in ", schema.name());
+  num_waits += is_of_device && waits;
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   for (auto& [there, here] : seen)
     if (here.sizes() != there.sizes() || here.strides() != there.strides()) {
@@ -267,5 +275,5 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_cpu_kernel>()); }
 
 TORCH_LIBRARY(test_device, m) {
-  m.def("num_reads() -> int", []() { return num_reads; });
+  m.def("num_waits() -> int", []() { return num_waits; });
 }

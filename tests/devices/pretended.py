@@ -40,9 +40,9 @@ def build(library: Path) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
-def num_reads() -> int:
-    """How often the CPU has waited for the device: numbers and tensors that were read from it."""
-    return torch.ops.test_device.num_reads()
+def num_waits() -> int:
+    """How often the CPU has waited for the device, in this process."""
+    return torch.ops.test_device.num_waits()
 
 
 class Module:

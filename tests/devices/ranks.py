@@ -1,14 +1,21 @@
-"""Every method on pretended GPUs, one for each process: ``python -m devices.ranks FOLDER DEVICES LIBRARY``."""
+"""Every method on GPUs, one for each process, pretended ones if there is a LIBRARY.
+
+``python -m devices.ranks FOLDER DEVICES [LIBRARY]``
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import torch
 from algorithms.two_processes import main
 
 from devices import pretended
 
 if __name__ == "__main__":
-    pretended.use(Path(sys.argv[3]))
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    folder, devices, *library = sys.argv[1:]
+    if library:
+        pretended.use(Path(library[0]))
+    main(Path(folder), int(devices), "gpu")
+    assert pretended.num_waits() if library else torch.cuda.max_memory_allocated(), "nothing was done on the device"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from fedbc_lightning.datamodules import DigitsDataModule, MNISTDataModule
 from fedbc_lightning.models import CIFARCNN, MLP, LogisticRegression
@@ -24,7 +25,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from devices import pretended
-from fedbc_lightning import FedAvg, FedBC, FederatedAlgorithm
+from fedbc_lightning import ConfigurationError, FedAvg, FedBC, FederatedAlgorithm
 from fedbc_lightning.algorithms import FedBCFineTune
 from fedbc_lightning.module import UserModule
 from fedbc_lightning.partition import IID, Dirichlet
@@ -112,6 +113,16 @@ def planned(folder: Path) -> Results:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+def refused(folder: Path) -> Results:
+    """What is refused only once the model has been moved leaves it on the CPU, too."""
+    torch.manual_seed(0)
+    model, data = LogisticRegression(64, 10), DigitsDataModule(IID(4), batch_size=10, seed=0)
+    trainer = make_trainer(folder, accelerator=accelerator, devices=1, engine="vectorized", precision="bf16-mixed")
+    with pytest.raises(ConfigurationError, match=r"trainer\.engine: vectorized"):
+        trainer.fit(model, data, FedBC(dual_lr=0.1))
+    return dict(model.state_dict())
+
+
 DRAWING = {"convolutions", "evaluation"}
 """Scenarios with dropout, for which a real GPU has generators of its own."""
 
@@ -128,56 +139,51 @@ SCENARIOS: dict[str, Callable[[Path], Results]] = {
     "evaluation": evaluation,
     "resumed": resumed,
     "planned": planned,
+    "refused": refused,
 }
 
 
-NUM_CLIENTS = 5
-"""Whose rounds' reads are counted."""
+NUM_CLIENTS = 12
+"""Whose rounds' waits are counted; of unequal sizes, so that their last batches are, too."""
 
 
-class CountReads(Callback):
+class CountWaits(Callback):
     """How often the CPU waited for the device in each round."""
 
     def __init__(self) -> None:
-        self.reads: list[int] = []
+        self.waits: list[int] = []
 
     def on_round_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.reads.append(-pretended.num_reads())
+        self.waits.append(-pretended.num_waits())
 
     def on_round_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        self.reads[-1] += pretended.num_reads()
+        self.waits[-1] += pretended.num_waits()
 
 
-def count_reads(folder: Path, engine: str, epochs: int) -> list[int]:
-    """Of each round with so many local epochs, of ten steps each."""
+def count_waits(folder: Path, engine: str, epochs: int) -> list[int]:
+    """Of each round but the first, in which things are set up, with so many local epochs."""
     torch.manual_seed(0)
-    counted = CountReads()
-    data = DigitsDataModule(
-        IID(
-            5,
-        ),
-        batch_size=30,
-        seed=0,
-    )
+    counted = CountWaits()
+    data = DigitsDataModule(Dirichlet(NUM_CLIENTS, alpha=0.5), batch_size=20, seed=0)
     options = {"local_epochs": epochs, "callbacks": [counted], "eval_every_n_rounds": 0, "record_steps": False}
-    train(folder, MLP(64, 16, 10), data, FedBC(dual_lr=0.1), engine=engine, **options)
-    return counted.reads
+    train(folder, MLP(64, 16, 10), data, FedBC(dual_lr=0.1), engine=engine, max_rounds=3, **options)
+    return counted.waits[1:]
 
 
 def main(target: Path, library: Path | None) -> None:
-    """All scenarios, and on a pretended GPU the reads of rounds with one and three local epochs."""
+    """All scenarios, and on a pretended GPU the waits of rounds with one and three local epochs."""
     if library is not None:
         pretended.use(library)
     found = {}
     for name, scenario in SCENARIOS.items():
         (target / name).mkdir()
         found[name] = scenario(target / name)
-    reads = {
-        engine: [count_reads(target / f"reads {engine} {epochs}", engine, epochs) for epochs in (1, 3)]
+    waits = {
+        engine: [count_waits(target / f"waits {engine} {epochs}", engine, epochs) for epochs in (1, 3)]
         for engine in ("sequential", "vectorized")
         if library is not None
     }
-    torch.save((found, reads), target / "results.pt")
+    torch.save((found, waits), target / "results.pt")
 
 
 if __name__ == "__main__":
