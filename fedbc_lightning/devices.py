@@ -10,7 +10,7 @@ from torch import Tensor
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
     """Values of the CPU on a device, which meanwhile goes on with what it does; MPS alone must be waited for."""
-    return values.to(device, non_blocking=device.type != "mps")
+    return values if values.device == device else values.to(device, non_blocking=device.type != "mps")
 
 
 def read(values: Iterable[Tensor | float]) -> list[float]:

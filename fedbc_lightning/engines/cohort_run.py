@@ -126,7 +126,8 @@ class CohortRun:
 
     def _step(self, kind: str, parameters: Sequence[Tensor], batch: list[Tensor]) -> StepOutput:
         recorder = self.engine.recorder
-        output = recorder.step(kind, parameters, batch)
+        with torch.no_grad():
+            output = recorder.step(kind, parameters, batch)
         if output is not None:
             return output
         try:

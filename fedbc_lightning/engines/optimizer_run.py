@@ -105,7 +105,7 @@ class OptimizerRun(ClientRun):
         layout, grad, terms, collector = self.layout, engine.grad, self.terms, self.collector
         batch_size, num_samples = self.loader.batch_size, self.loader.num_samples
         recorder.start(engine.round)
-        optimized, step = engine.optimized_grad, optimizer.plain_step()
+        step = optimizer.plain_step()
         clips = bool(self.local.gradient_clip_val)
         if layout.num_optimized < layout.num_parameters:
             grad[layout.num_optimized :].zero_()
@@ -113,27 +113,27 @@ class OptimizerRun(ClientRun):
             batch = user.to_device(raw)
             size = batch_size_of(batch, min(batch_size, num_samples - batch_idx * batch_size))
             collector.start_batch(batch, size)
-            replayed = recorder.step("single", layout.parameters, batch)
-            loss: Tensor | None
-            if replayed is not None:
-                loss = replayed.loss
-                torch.cat([gradient.reshape(-1) for gradient in replayed.gradients], out=optimized)
-                for call in replayed.logged:
-                    collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
-            else:
-                if not self.is_told:
-                    self.tell_module()
-                is_compared = recorder.listen()
-                loss = self._backward_plain(batch, batch_idx)
-                if is_compared:
-                    recorder.compare(None if loss is None else self._written(loss))
-            if loss is not None:
-                self.losses.append(loss)
-                self.sizes.append(size)
-                if self.gradient_sum is not None:
-                    self.gradient_sum += grad
-                    self.num_gradients += 1
-                with torch.no_grad():
+            with torch.no_grad():
+                replayed = recorder.step("single", layout.parameters, batch)
+                loss: Tensor | None
+                if replayed is not None:
+                    loss = replayed.loss
+                    torch._foreach_copy_(engine.grad_views, list(replayed.gradients))
+                    for call in replayed.logged:
+                        collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
+                else:
+                    if not self.is_told:
+                        self.tell_module()
+                    is_compared = recorder.listen()
+                    loss = self._backward_plain(batch, batch_idx)
+                    if is_compared:
+                        recorder.compare(None if loss is None else self._written(loss))
+                if loss is not None:
+                    self.losses.append(loss)
+                    self.sizes.append(size)
+                    if self.gradient_sum is not None:
+                        self.gradient_sum += grad
+                        self.num_gradients += 1
                     if terms:
                         engine.add_terms(terms)
                     if clips:
@@ -151,6 +151,7 @@ class OptimizerRun(ClientRun):
         grouped = self.layout.parameters[: self.layout.num_grouped]
         return StepOutput([parameter.grad for parameter in grouped], loss, [])  # type: ignore[misc]
 
+    @torch.enable_grad()
     def _backward_plain(self, batch: Any, batch_idx: int) -> Tensor | None:
         """The loss of a batch, with its gradient in the engine's row; None: the module gave none."""
         loss, _ = self.user.training_step(batch, batch_idx)

@@ -122,6 +122,7 @@ class SequentialEngine:
         self.user, self.layout, self.optimizer = user, layout, optimizer
         self.row, self.grad, self.optimized_grad = row, grad, grad[: layout.num_optimized]
         self._rows = grad[None], row[None]
+        self.grad_views = [grad[e.offset : e.end].view(e.shape) for e in layout.entries[: layout.num_grouped]]
         self.local, self.datamodule, self.seed = local, datamodule, seed
         self.round = 0
         self.is_trial = self.has_solver = False

@@ -119,7 +119,7 @@ class StepRecorder:
             self._counts.clear()
 
     def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
-        """The replayed step, or None: it is to be run as written, and given to :meth:`compare`.
+        """The replayed step, or None: it is to be run as written, and given to :meth:`compare`; without autograd.
 
         Args:
             kind: ``"single"`` or ``"mapped"``, see :class:`StepFunction`.
@@ -176,8 +176,7 @@ class StepRecorder:
     # parts
 
     def _replay(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
-        with torch.no_grad():
-            results = found.replay(*parameters, *batch)
+        results = found.replay(*parameters, *batch)
         first = self._layout.num_grouped
         calls = found.calls
         return StepOutput(results[:first], results[first], calls and with_tensors(calls, results[first + 1 :]))

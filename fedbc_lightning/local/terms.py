@@ -59,11 +59,14 @@ class Proximal:
         self.coefficient = upload(self._given, center.device)
         self.center = center
         self._difference: Tensor | None = None
+        self._is_zero: bool | None = None
 
     @property
     def is_zero(self) -> bool:
         """Whether c is 0 for all clients of the cohort."""
-        return not (self._given if self._given.numel() == 1 else self._given.any()).item()
+        if self._is_zero is None:
+            self._is_zero = not self._given.any().item()
+        return self._is_zero
 
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
         """``grad += c (w - z)``."""
@@ -77,9 +80,14 @@ class Proximal:
         return (self.coefficient / 2 * (w - self.center).square()).sum(dim=1)
 
     def rows(self, num_clients: int) -> list[Proximal]:
-        """See :class:`Term`."""
+        """See :class:`Term`; they are used one after another, and share the space for their differences."""
         coefficients, centers = rows_of(self._given, num_clients), rows_of(self.center, num_clients)
-        return [Proximal(coefficient, center) for coefficient, center in zip(coefficients, centers, strict=True)]
+        found = [Proximal(coefficient, center) for coefficient, center in zip(coefficients, centers, strict=True)]
+        difference = torch.empty_like(centers[0].reshape(1, -1))
+        is_there = self._given.any(dim=1).expand(num_clients).tolist()
+        for term, is_more in zip(found, is_there, strict=True):
+            term._is_zero, term._difference = not is_more, difference
+        return found
 
     def first(self, num_rows: int) -> Proximal:
         """The term of the first clients."""

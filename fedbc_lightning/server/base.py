@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.devices import wide_dtype
 from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Sums:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.dtype = torch.float32 if device.type == "mps" else torch.float64
+        self.dtype = wide_dtype(device)
         self._sums: dict[str, Tensor] = {}
         self.kept: dict[str, dict[int, Tensor]] = {}
 
