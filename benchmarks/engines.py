@@ -115,7 +115,7 @@ class Workload:
     """Rounds before those that are timed: until steps are recorded, which takes 60 of a shape where they are mapped."""
 
     def warm_up_of(self, engine: str) -> int:
-        """So many for an engine."""
+        """So many for an engine. The rounds that follow have other clients, in W4 of the same size."""
         return min(self.warm_up, FEW_ROUNDS) if engine == "sequential" else self.warm_up
 
 

@@ -14,7 +14,7 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
 
 
 def read(values: Iterable[Tensor | float]) -> list[float]:
-    """Single numbers, for which the CPU waits once wherever they are."""
+    """Single numbers and truth values, for which the CPU waits once wherever they are."""
     values = list(values)
     there = {k: value for k, value in enumerate(values) if isinstance(value, Tensor) and not value.is_cpu}
     if there:

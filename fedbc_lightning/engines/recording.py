@@ -173,7 +173,7 @@ def quickest(node: fx.Node) -> Callable[..., Any]:
     if not isinstance(target, OpOverload):
         return target  # type: ignore[return-value]
     name = target._schema.name.removeprefix("aten::")
-    for place in (torch, torch._C._nn, Tensor):
+    for place in (torch, Tensor):
         function = getattr(place, name, None)
         if isinstance(function, (BuiltinFunctionType, MethodDescriptorType)):
             args, kwargs = fx.map_arg((node.args, node.kwargs), _without_memory)

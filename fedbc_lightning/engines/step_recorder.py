@@ -296,8 +296,8 @@ class StepRecorder:
         """The module, and what ``self.trainer`` answers to what was asked; None where that cannot be seen any more."""
         answers = self._user.shim.__dict__["_values"]
         try:
-            read = tuple((name, self._description.value(answers.get(name), name)) for name in sorted(self._reads))
-            return read, self._description.of(self._module)
+            known = tuple((name, self._description.value(answers.get(name), name)) for name in sorted(self._reads))
+            return known, self._description.of(self._module)
         except NotRecordableError:
             return None
 
@@ -338,7 +338,7 @@ def is_same(written: StepOutput, replayed: StepOutput, tolerance: float = 0.0) -
     values = [(written.loss, replayed.loss), *((a.value, b.value) for a, b in pairs)]
     values += zip(written.gradients, replayed.gradients, strict=True)
     verdicts = [_is_near(a, b, tolerance) for a, b in values]
-    return not any(verdict is False for verdict in verdicts) and all(read(verdicts))
+    return not any(verdict is False for verdict in verdicts) and all(read(verdicts))  # those of a device at once
 
 
 def _is_near(a: Any, b: Any, tolerance: float) -> bool | Tensor:

@@ -43,7 +43,7 @@ class Proximal:
     FedProx has c = μ, FedBC c = 2λ_i: "each client's step adds 2 λ_i (w − z)".
 
     Args:
-        coefficient: c, a number, (K,), or (K, d) by parameter.
+        coefficient: c, a number, (K,), or (K, d) by parameter. It may be given anew, but not changed in place.
         center: z, (d,) or (K, d).
 
     Example:
@@ -54,39 +54,45 @@ class Proximal:
     """
 
     def __init__(self, coefficient: float | Tensor, center: Tensor) -> None:
-        coefficient = torch.as_tensor(coefficient, dtype=center.dtype)
-        self._given = coefficient if coefficient.ndim == 2 else coefficient.reshape(-1, 1)
-        self.coefficient = upload(self._given, center.device)
         self.center = center
-        self._difference: Tensor | None = None
-        self._is_zero: bool | None = None
+        self.coefficient = coefficient
+        self._space: list[Tensor] = []  # for w - z, from one step to the next
+
+    @property
+    def coefficient(self) -> Tensor:
+        """c, (1, 1), (K, 1) or (K, d), where the centre is."""
+        return self._coefficient
+
+    @coefficient.setter
+    def coefficient(self, value: float | Tensor) -> None:
+        value = torch.as_tensor(value, dtype=self.center.dtype)
+        self._given = value if value.ndim == 2 else value.reshape(-1, 1)  # looked at without waiting for a device
+        self._coefficient = upload(self._given, self.center.device)
+        self._is_zero: bool | None = None  # as long as nobody knows
 
     @property
     def is_zero(self) -> bool:
         """Whether c is 0 for all clients of the cohort."""
-        if self._is_zero is None:
-            self._is_zero = not self._given.any().item()
-        return self._is_zero
+        return not self._given.any().item() if self._is_zero is None else self._is_zero
 
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
         """``grad += c (w - z)``."""
-        if self._difference is None:
-            self._difference = torch.empty_like(w, dtype=self.center.dtype)
-        torch.sub(w, self.center, out=self._difference)
-        grad.addcmul_(self.coefficient, self._difference)
+        if not self._space:
+            self._space.append(torch.empty_like(w, dtype=self.center.dtype))
+        torch.sub(w, self.center, out=self._space[0])
+        grad.addcmul_(self._coefficient, self._space[0])
 
     def value(self, w: Tensor) -> Tensor:
         """``c/2 ||w - z||^2``, (K,)."""
         return (self.coefficient / 2 * (w - self.center).square()).sum(dim=1)
 
     def rows(self, num_clients: int) -> list[Proximal]:
-        """See :class:`Term`; they are used one after another, and share the space for their differences."""
+        """See :class:`Term`; they are used one after another, and share their space."""
         coefficients, centers = rows_of(self._given, num_clients), rows_of(self.center, num_clients)
         found = [Proximal(coefficient, center) for coefficient, center in zip(coefficients, centers, strict=True)]
-        difference = torch.empty_like(centers[0].reshape(1, -1))
-        is_there = self._given.any(dim=1).expand(num_clients).tolist()
+        is_there, space = self._given.any(dim=1).expand(num_clients).tolist(), list[Tensor]()
         for term, is_more in zip(found, is_there, strict=True):
-            term._is_zero, term._difference = not is_more, difference
+            term._is_zero, term._space = not is_more, space
         return found
 
     def first(self, num_rows: int) -> Proximal:

@@ -30,6 +30,24 @@ def test_closed_form_gradient_equals_autograd_of_the_value(term, num_clients):
     torch.testing.assert_close(grad, w.grad, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("center", [torch.ones(4), torch.ones(3, 4), torch.ones(1)], ids=["one", "each", "a number"])
+def test_the_terms_of_single_clients_are_those_of_all(center):
+    """Also where the coefficient is given anew, one of them is 0, and the terms of all have been used before."""
+    term, w, together = Proximal(1.0, center), torch.rand(3, 4), torch.zeros(3, 4)
+    term.add_gradient(torch.zeros(3, 4), w)
+    term.coefficient = torch.tensor([2.0, 0.0, 3.0])
+    term.add_gradient(together, w)
+    rows = term.rows(3)
+    for row, own, expected in zip(rows, w.split(1), together.split(1), strict=True):
+        alone = torch.zeros(1, 4)
+        row.add_gradient(alone, own)
+        assert torch.equal(alone, expected)
+    assert [row.is_zero for row in rows] == [False, True, False]
+    rows[0].coefficient = 0.0
+    assert rows[0].is_zero
+    assert not term.is_zero
+
+
 def test_sums_are_float64_and_survive_the_reduction():
     sums = Sums(torch.device("cpu"))
     sums.declare("a", 2)
