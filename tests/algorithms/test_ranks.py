@@ -76,11 +76,10 @@ def test_two_processes_equal_one(tmp_path, one_cpu):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("devices", [1, 2])
-def test_pretended_gpus_equal_a_cpu(tmp_path, one_cpu, pretended_gpu, devices):
-    """One GPU, and two processes with one each, whose collectives take what NCCL's do."""
-    launch(tmp_path, "devices.ranks", str(tmp_path), str(devices), str(pretended_gpu))
-    assert_equal(tmp_path, devices, one_cpu)
+def test_pretended_gpus_equal_a_cpu(tmp_path, one_cpu, pretended_gpu):
+    """Two processes with one GPU each, whose collectives take what NCCL's do."""
+    launch(tmp_path, "devices.ranks", str(tmp_path), "2", str(pretended_gpu))
+    assert_equal(tmp_path, 2, one_cpu)
 
 
 @pytest.mark.gpu
