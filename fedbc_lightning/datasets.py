@@ -179,7 +179,7 @@ def finish_batch(
 ) -> list[Tensor]:
     """Move a batch to the device, augment its inputs if there is a generator, transform them."""
     if device is not None:
-        batch = [t if t.device == device else upload(t, device) for t in batch]
+        batch = [upload(t, device) for t in batch]
     if augment is not None and generator is not None:
         batch[0] = augment(batch[0], generator)
     if transform is not None:

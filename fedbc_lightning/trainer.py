@@ -75,7 +75,8 @@ class FederatedTrainer(CallbackView):
         precision: ``32-true``, ``64-true``, ``16-mixed``, ``bf16-mixed``, ``16-true`` or ``bf16-true``. Server state is
             at least float32.
         deterministic: For equal digits on GPUs. True: an operation without a deterministic algorithm is an error;
-            ``"warn"``: a warning. None: cuDNN's are chosen, which is enough for most networks; False: not even these.
+            ``"warn"``: a warning. None: cuDNN's are chosen, which is enough for most networks; False: torch stays as it
+            is set.
         callbacks: Lightning callbacks, with the hooks of the README's event table.
         logger: None or True: TensorBoard in the run folder; False: none; or Lightning loggers.
         eval_every_n_rounds: Evaluate after every n-th round and the last; 0: never.
