@@ -48,6 +48,7 @@ from fedbc_lightning.seeding import generator, numpy_generator
 EARLY = 5
 """The round whose peak memory the last one is compared with."""
 CHECKPOINT_EVERY = 5
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 SOME = 10
 """Rounds at the beginning (but for the first) and at the end whose CPU seconds are compared."""
 
@@ -145,21 +146,20 @@ class Run:
         """The run folder."""
         return Path(self.folder, "run", "version_0")
 
-    def start(self) -> subprocess.Popen:
-        """In a process of its own, with one thread."""
-        command = [sys.executable, __file__, "--train", json.dumps(asdict(self))]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        with Path(self.folder, "output.txt").open("ab") as output:
-            return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    @property
+    def command(self) -> list[str]:
+        """Of a process of its own."""
+        return [sys.executable, __file__, "--train", json.dumps(asdict(self))]
 
     def finish(self) -> None:
-        """Start it and wait.
+        """Do it in a process of its own.
 
         Raises:
             RuntimeError: It failed; with the end of what it wrote.
         """
-        if self.start().wait():
-            raise RuntimeError(Path(self.folder, "output.txt").read_text()[-2000:])
+        done = subprocess.run(self.command, env=ENVIRONMENT, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
 
 
 @dataclass
@@ -317,7 +317,9 @@ def killed_rows(num_clients: int, num_sampled: int, rounds: int = 8, kill_in: in
         whole.finish()
         expected = digests(whole)
         killed = Run("images", num_clients, num_sampled, rounds, other, checkpoint_every=2)
-        process = killed.start()
+        process = subprocess.Popen(
+            killed.command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         while process.poll() is None and _rounds_in(killed) < kill_in - 1:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)

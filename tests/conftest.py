@@ -15,6 +15,7 @@ import pytest
 import torch
 from filelock import FileLock
 from helpers.command_line import write_project
+from helpers.programs import run_forked
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 ALLOWED_VARIABLES = {
@@ -96,6 +97,12 @@ def leave_process_group():
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     rank_zero_only.rank = 0
+
+
+@pytest.fixture
+def forks(monkeypatch):
+    """``subprocess.run`` of a Python command forks, which is the same seconds sooner."""
+    monkeypatch.setattr(subprocess, "run", run_forked)
 
 
 @pytest.fixture

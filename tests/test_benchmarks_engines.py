@@ -73,6 +73,7 @@ def test_a_peer_has_a_speed(script, name, package):
     assert script.speed_of_peer(name, "W1") > 0
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_peer_that_fails_is_named(script):
     with pytest.raises(RuntimeError, match=r"(?s)Flower failed on W9:.*invalid choice: 'W9'"):
         script.speed_of_peer("Flower", "W9")

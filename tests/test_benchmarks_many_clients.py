@@ -8,6 +8,8 @@ import pytest
 import torch
 from helpers.scripts import imported_script
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 @pytest.fixture
 def many_clients():

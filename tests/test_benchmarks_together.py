@@ -5,6 +5,8 @@ import re
 import pytest
 from helpers.scripts import imported_script
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 @pytest.fixture
 def script():

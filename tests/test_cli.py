@@ -3,7 +3,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +10,15 @@ import pytest
 import torch
 import yaml
 from fedbc_lightning.models import LogisticRegression
-from helpers.command_line import run_cli, start_cli
+from helpers.command_line import run_cli
 from helpers.data_formats import write_mnist
+from helpers.programs import fresh, run_python, wait_until
 
 from fedbc_lightning.cli import FederatedCLI
 from fedbc_lightning.trainer import FederatedTrainer
 
 RUN = Path("runs/tiny/version_0")
+FIT = ("fit", "--config", "tiny.yaml")
 
 
 @pytest.fixture
@@ -104,13 +105,11 @@ def test_partition_of_many_clients(project, capsys, monkeypatch):
 @pytest.mark.distributed
 def test_two_processes_are_started_and_speak_once(project):
     words = ("--trainer.devices", "2", "--trainer.enable_progress_bar", "true")
-    process = start_cli("fit", "--config", "tiny.yaml", *words, cwd=project)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert (out + err).count("runs/tiny/version_0") == 1
-    assert "error" not in err
-    one = start_cli("fit", "--config", "tiny.yaml", cwd=project)
-    one.communicate(timeout=120)
+    done = run_python(["-m", "fedbc_lightning", *FIT, *words], project)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("runs/tiny/version_0") == 1
+    assert "error" not in done.stderr
+    assert run_cli(*FIT) == 0
     states = [
         torch.load(project / f"runs/tiny/version_{k}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
         for k in (0, 1)
@@ -120,25 +119,13 @@ def test_two_processes_are_started_and_speak_once(project):
 
 
 def test_an_interrupted_process_says_how_to_go_on(project):
-    words = ("fit", "--config", "tiny.yaml", "--trainer.max_rounds", "100000")
-    process = start_cli(*words, cwd=project)
-    wait_for(project / RUN / "checkpoints/last.ckpt", process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert f"fedbc-cli fit --config {RUN}/config.yaml --ckpt_path last" in err.replace("\n", " ")
-
-
-def wait_for(path: Path, process) -> None:
-    for _ in range(600):
-        if path.exists():
-            return
-        if process.poll() is not None:
-            pytest.fail(f"the process ended early: {process.communicate()[1]}")
-        time.sleep(0.1)
-    process.kill()
-    pytest.fail(f"{path} was never written")
+    with fresh(["-m", "fedbc_lightning", *FIT, "--trainer.max_rounds", "100000"], project) as program:
+        wait_until((project / RUN / "checkpoints/last.ckpt").exists, program)
+        program.send_signal(signal.SIGINT)
+        done = program.finish()
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert f"fedbc-cli fit --config {RUN}/config.yaml --ckpt_path last" in done.stderr.replace("\n", " ")
 
 
 # what is built

@@ -3,13 +3,10 @@
 import csv
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers.command_line import program_environment
-from helpers.programs import run_python
+from helpers.programs import run_fresh, run_python
 
 PAGE = Path(__file__).parents[1] / "docs" / "data.md"
 SECTIONS = {
@@ -23,12 +20,8 @@ EXAMPLES = [title for title, blocks in SECTIONS.items() if any(language == "bash
 
 def run(command: str, folder: Path) -> str:
     program, *words = shlex.split(command)
-    if program == "fedbc-cli":
-        done = run_python(["-m", "fedbc_lightning", *words], folder)
-    else:  # what it uses it must import
-        done = subprocess.run(
-            [sys.executable, *words], cwd=folder, env=program_environment(), capture_output=True, text=True, check=False
-        )
+    is_ours = program == "fedbc-cli"  # what another uses it must import
+    done = run_python(["-m", "fedbc_lightning", *words], folder) if is_ours else run_fresh(words, folder)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 

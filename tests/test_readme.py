@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.command_line import start_cli
-from helpers.programs import run_python
+from helpers.programs import run_fresh, run_python
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = {language: [] for language in ("bash", "python", "yaml")}
@@ -29,9 +28,9 @@ def test_own_module_and_data_in_30_lines(tmp_path):
     (command,) = [c for c in COMMANDS if "mine.Iris" in c]
     assert len([line for line in source.splitlines() if line.strip()]) <= 35
     (tmp_path / "mine.py").write_text(source)
-    words = [*shlex.split(command)[1:], "--trainer.max_rounds", "2"]
-    out, err = start_cli(*words, cwd=tmp_path).communicate()  # a new Python: what it uses it must import
-    assert "global/test_accuracy" in out, err
+    words = ["-m", "fedbc_lightning", *shlex.split(command)[1:], "--trainer.max_rounds", "2"]
+    done = run_fresh(words, tmp_path)  # what it uses it must import
+    assert "global/test_accuracy" in done.stdout, done.stderr
 
 
 def test_a_new_method_trains(tmp_path):

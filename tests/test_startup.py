@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fedbc_lightning.datamodules import digits
-from helpers.command_line import start_cli
+from helpers.programs import run_fresh
 from sklearn.datasets import load_digits
 
 from fedbc_lightning.cli import main
@@ -113,10 +113,9 @@ def test_the_console_script_imports_without_collecting_garbage(monkeypatch, caps
 
 def test_a_process_ends_in_silence(tmp_path):
     """Extension modules report what is never freed."""
-    process = start_cli("fit", "--help", cwd=tmp_path)
-    said, errors = process.communicate()
-    assert (process.returncode, errors) == (0, "")
-    assert "--trainer.max_rounds" in said
+    done = run_fresh(["-m", "fedbc_lightning", "fit", "--help"], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--trainer.max_rounds" in done.stdout
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.programs import TESTS, run_python
 
 from algorithms.two_processes import VECTORIZED, run_all
 
-ROOT = Path(__file__).parents[2]
 
-
-def launch(folder: Path, *command: str) -> None:
-    """Run a module of the tests, which starts processes of its own, with none left behind."""
-    kept = {
-        key: value for key, value in os.environ.items() if not key.startswith(("LOCAL_RANK", "MASTER_", "NODE_RANK"))
-    }
-    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT / "tests")])
-    log = folder / "log.txt"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=ROOT,
-            env=kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            process.wait(timeout=150)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"the processes hang:\n{log.read_text()[-4000:]}")
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    assert process.returncode == 0, log.read_text()[-4000:]
+def launch(*words: object) -> None:
+    """Run a module of the tests, which starts processes of its own."""
+    done = run_python(["-m", *words], TESTS)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +45,14 @@ def assert_equal(folder: Path, devices: int, expected: dict[str, dict[str, torch
 
 @pytest.mark.distributed
 def test_two_processes_equal_one(tmp_path, one_cpu):
-    launch(tmp_path, "algorithms.two_processes", str(tmp_path), "2")
+    launch("algorithms.two_processes", tmp_path, 2)
     assert_equal(tmp_path, 2, one_cpu)
 
 
 @pytest.mark.distributed
 def test_pretended_gpus_equal_a_cpu(tmp_path, one_cpu, pretended_gpu):
     """Two processes with one GPU each, whose collectives take what NCCL's do."""
-    launch(tmp_path, "devices.ranks", str(tmp_path), "2", str(pretended_gpu))
+    launch("devices.ranks", tmp_path, 2, pretended_gpu)
     assert_equal(tmp_path, 2, one_cpu)
 
 
@@ -89,5 +63,5 @@ def test_gpus_equal_a_cpu(tmp_path, one_cpu, devices):
     """Real ones, which in float32 add in another order."""
     if torch.cuda.device_count() < devices:
         pytest.skip(f"there are {torch.cuda.device_count()} CUDA GPUs, not {devices}")
-    launch(tmp_path, "devices.ranks", str(tmp_path), str(devices))
+    launch("devices.ranks", tmp_path, devices)
     assert_equal(tmp_path, devices, one_cpu, single=1e-4)

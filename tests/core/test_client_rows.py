@@ -5,13 +5,12 @@ import random
 import shutil
 import socket
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer, read_csv, without_times
+from helpers.programs import TESTS, forked, run_python
 from helpers.row_processes import ALGORITHMS, fit, state_of
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback
@@ -23,7 +22,6 @@ from fedbc_lightning.file_rows import FileRows
 from fedbc_lightning.row_file import RowFile, RowLayout
 
 ALGORITHMS |= {"pfedme": lambda: PFedMe(penalty=1.0), "l2sgd+": lambda: L2SGDPlus(0.1, 0.3, 0.05)}
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -240,28 +238,9 @@ def test_a_reader_notices_that_the_run_goes_on(tmp_path):
 # several processes
 
 
-def start(*arguments, log, **environment):
-    """``python -m helpers.row_processes`` in a session of its own."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOCAL_RANK", "MASTER_", "NODE_RANK"))}
-    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT / "tests")])
-    return subprocess.Popen(
-        [sys.executable, "-m", "helpers.row_processes", *map(str, arguments)], cwd=ROOT, start_new_session=True,
-        env=kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | environment, stdout=log, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-
-
-def wait_for(processes, log):
-    try:
-        for process in processes:
-            process.wait(timeout=120)
-    except subprocess.TimeoutExpired:
-        pytest.fail(f"the processes hang:\n{Path(log.name).read_text()[-4000:]}")
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-                process.wait()
-    assert [process.returncode for process in processes] == [0] * len(processes), Path(log.name).read_text()[-4000:]
+def run(mode, folder):
+    done = run_python(["-m", "helpers.row_processes", mode, folder], TESTS)
+    assert done.returncode == 0, done.stderr
 
 
 def assert_equal_to_one(folder, names):
@@ -273,16 +252,14 @@ def assert_equal_to_one(folder, names):
 
 
 def test_sigkill_at_any_moment_changes_nothing(tmp_path):
-    with (tmp_path / "log").open("w") as log:
-        wait_for([start("killed", tmp_path, log=log)], log)
+    run("killed", tmp_path)
     whole = fit(tmp_path / "whole", checkpoint_every_n_rounds=2)
     assert_equal_trees(torch.load(tmp_path / "broken.pt", weights_only=True), state_of(whole))
 
 
 @pytest.mark.distributed
 def test_two_processes_share_the_file(tmp_path):
-    with (tmp_path / "log").open("w") as log:
-        wait_for([start("ranks", tmp_path, log=log)], log)
+    run("ranks", tmp_path)
     assert_equal_to_one(tmp_path, ("fedbc", "scaffold", "ditto"))
 
 
@@ -291,10 +268,11 @@ def test_two_nodes_share_the_folder_or_are_told(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    with (tmp_path / "log").open("w") as log:
-        place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
-        nodes = [start("nodes", tmp_path, log=log, NODE_RANK=rank, **place) for rank in "01"]
-        wait_for(nodes, log)
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    words = ["-m", "helpers.row_processes", "nodes", tmp_path]
+    with forked(words, TESTS, NODE_RANK=0, **place) as first, forked(words, TESTS, NODE_RANK=1, **place) as second:
+        for done in (second.finish(), first.finish()):
+            assert done.returncode == 0, done.stderr
     assert_equal_to_one(tmp_path, ("fedbc", "fedavg+"))
     for rank in (0, 1):
         message = (tmp_path / f"error-{rank}.txt").read_text()

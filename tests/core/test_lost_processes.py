@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
-import time
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers.boring import assert_equal_trees
 from helpers.command_line import TINY
+from helpers.programs import Forked, forked, wait_until
 
 pytestmark = pytest.mark.distributed
 
-ROOT = Path(__file__).parents[2]
 MODULE = """\
 import os, time
 from pathlib import Path
@@ -49,39 +48,33 @@ class Module(LightningModule):
 """
 
 
-def start(folder: Path, *words: str, launcher: tuple[str, ...] = (), **environment: str) -> subprocess.Popen:
+def started(
+    folder: Path, *words: object, launcher: tuple[str, ...] = (), **changes: object
+) -> AbstractContextManager[Forked]:
     """``fedbc-cli fit`` of :data:`MODULE` on two processes."""
     (folder / "user_module.py").write_text(MODULE)
     head, _, _ = TINY.partition("model:")
     config = f"{head}model:\n  class_path: user_module.Module\ndata:\n  class_path: tiny_data.TinyData\n"
     (folder / "two.yaml").write_text(config)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOCAL_RANK", "MASTER_", "NODE_RANK"))}
-    paths = os.pathsep.join([str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, *launcher, "-m", "fedbc_lightning", "fit", "--config", "two.yaml", "--trainer.devices", "2",
-         "--trainer.clients_per_round", "4", "--trainer.max_rounds", "12", *words],
-        cwd=folder, env=kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths} | environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+    command = [*launcher, "-m", "fedbc_lightning", "fit", "--config", "two.yaml", "--trainer.devices", 2,
+               "--trainer.clients_per_round", 4, "--trainer.max_rounds", 12, *words]  # fmt: skip
+    return forked(command, folder, **changes)
 
 
-def finish(process: subprocess.Popen) -> str:
-    """What was printed by all processes: the pipe closes when the last of them has ended."""
-    try:
-        out, err = process.communicate(timeout=90)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        pytest.fail(f"some process hangs: {out + err}")
-    return " ".join((out + err).split())
+def fit(folder: Path, *words: object, **given: Any) -> tuple[int, str]:
+    """Exit status and words of such a run."""
+    with started(folder, *words, **given) as program:
+        return ended(program)
 
 
-def wait_for_round(folder: Path, round: int, process: subprocess.Popen) -> None:
+def ended(program: Forked) -> tuple[int, str]:
+    done = program.finish()
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+def has_done(folder: Path, round: int) -> bool:
     metrics = folder / "runs/tiny/version_0/metrics.csv"
-    while not metrics.exists() or len(metrics.read_text().splitlines()) < round + 2:
-        if process.poll() is not None:
-            pytest.fail(f"ended early: {finish(process)}")
-        time.sleep(0.02)
+    return metrics.exists() and len(metrics.read_text().splitlines()) >= round + 2
 
 
 def last(folder: Path, version: int = 0) -> dict:
@@ -91,16 +84,16 @@ def last(folder: Path, version: int = 0) -> dict:
     return {key: saved[key] for key in ("state_dict", "fedbc_lightning", "callbacks")}
 
 
-def kill(folder: Path, rank: int, *words: str, after: int, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
+def kill(folder: Path, rank: int, *words: object, after: int, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
     """Exit status and words of a run of which one process is killed in the round ``after``."""
-    process = start(folder, *words, "--model.seconds", "0.03", launcher=launcher)
-    wait_for_round(folder, after, process)
-    os.kill(int((folder / f"rank{rank}.pid").read_text()), signal.SIGKILL)
-    said = finish(process)
+    with started(folder, *words, "--model.seconds", 0.03, launcher=launcher) as program:
+        wait_until(lambda: has_done(folder, after), program)
+        os.kill(int((folder / f"rank{rank}.pid").read_text()), signal.SIGKILL)
+        status, said = ended(program)
     assert said.count(f"process {rank} of 2 (counted from 0) was killed") == 1, said
     assert "runs/tiny/version_0/checkpoints/last.ckpt' by the same command with ckpt_path: last" in said
     assert "gloo/" not in said
-    return process.returncode, said
+    return status, said
 
 
 def test_a_run_goes_on_after_each_process_was_killed(project):
@@ -111,8 +104,8 @@ def test_a_run_goes_on_after_each_process_was_killed(project):
     status, said = kill(project, 0, "--ckpt_path", "last", after=6)
     assert status == -signal.SIGKILL
     assert "Traceback" not in said
-    finish(start(project, "--ckpt_path", "last"))
-    finish(start(project))
+    fit(project, "--ckpt_path", "last")
+    fit(project)
     assert_equal_trees(last(project, 0), last(project, 1))
 
 
@@ -127,38 +120,31 @@ def test_a_killed_process_ends_all(project, start_method):
 
 @pytest.mark.parametrize(("strategy", "rank"), [("auto", 0), ("auto", 1), ("ddp_spawn", 1)])
 def test_a_mistake_on_one_rank_is_told_once(project, strategy, rank):
-    process = start(project, "--trainer.strategy", strategy, "--model.failing_rank", str(rank))
-    said = finish(process)
-    assert process.returncode == 1
+    status, said = fit(project, "--trainer.strategy", strategy, "--model.failing_rank", rank)
+    assert status == 1
     assert said.count("ValueError: a mistake of the user's") == 1, said
     assert said.count("process 1 of 2 (counted from 0) failed") == (1 if (strategy, rank) == ("auto", 1) else 0)
     assert last(project)["fedbc_lightning"]["round"] == 2
 
 
 def test_a_mistake_on_all_ranks_is_told_once(project):
-    process = start(project, "--model.returns_loss", "false")
-    said = finish(process)
-    assert process.returncode == 1
+    status, said = fit(project, "--model.returns_loss", "false")
+    assert status == 1
     assert said.count("training_step returned no loss") == 1, said
     assert "Traceback" not in said
 
 
 def test_a_process_that_never_comes_ends_the_start(project):
-    process = start(project, ABSENT_RANK="1")
-    said = finish(process)
-    assert process.returncode == 1
+    status, said = fit(project, ABSENT_RANK=1)
+    assert status == 1
     assert said.count("process 1 of 2 (counted from 0) ended with status 3 before the run began") == 1, said
 
 
 def test_a_node_says_for_whom_it_waits(project):
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    process = start(project, "--trainer.num_nodes", "2", MASTER_ADDR="localhost", MASTER_PORT=port, NODE_RANK="0")
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "waiting at" in line:
-            break
-    os.killpg(process.pid, signal.SIGKILL)
-    finish(process)
-    assert f"this is node 0, waiting at localhost:{port} for the others, 4 processes in all" in line
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "NODE_RANK": 0}
+    expected = f"this is node 0, waiting at localhost:{port} for the others, 4 processes in all"
+    with started(project, "--trainer.num_nodes", 2, **place) as program:
+        wait_until(lambda: expected in program.errors, program)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from fedbc_lightning.models import MLP, LogisticRegression
 from helpers.boring import BoringModel, Hidden, make_trainer, read_csv
-from helpers.command_line import run_cli, start_cli
+from helpers.command_line import run_cli
+from helpers.programs import run_python
 from helpers.scripts import ROOT
 from lightning.pytorch import Callback
 from torch import nn
@@ -495,9 +496,8 @@ def test_two_processes_evaluate_the_same_clients_together(tmp_path):
         ]  # fmt: skip
 
     assert run_cli(*words(1)) == 0
-    process = start_cli(*words(2), cwd=tmp_path)
-    err = process.communicate(timeout=200)[1]
-    assert process.returncode == 0, err
+    done = run_python(["-m", "fedbc_lightning", *words(2)], tmp_path)
+    assert done.returncode == 0, done.stderr
     found = [read_csv(tmp_path / devices / "digits" / "version_0" / "evaluation.csv") for devices in ("1", "2")]
     of_the_initial_model = [[row for row in rows if row["round"] == "0"] for rows in found]
     assert len(of_the_initial_model[0]) == 60

@@ -1,11 +1,8 @@
 """Stop and resume, bit for bit: DESIGN sections 8 and 11.4. The processes and the SIGKILLs are real."""
 
 import csv
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,7 +17,7 @@ from helpers.boring import (
     read_csv,
     without_times,
 )
-from helpers.programs import run_python
+from helpers.programs import forked, run_python, wait_until
 from lightning.pytorch.callbacks import EarlyStopping
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -30,8 +27,9 @@ from fedbc_lightning.server import CoordinateMedian, ServerSGD, TrimmedMean, Wei
 
 NUM_KILLS = 3
 COMMAND = [
-    sys.executable, "-m", "fedbc_lightning", "fit", "--config", "digits.yaml", "--trainer.max_rounds", "25",
+    "-m", "fedbc_lightning", "fit", "--config", "digits.yaml", "--trainer.max_rounds", "25",
     "--trainer.name", "run", "--algorithm", "FedBC", "--algorithm.dual_lr", "0.01", "--algorithm.dual_momentum", "0.5",
+    "--trainer.default_root_dir",
 ]  # fmt: skip
 
 
@@ -52,22 +50,18 @@ def scalars(run: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def test_sigkill_at_random_moments_changes_nothing(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     whole = tmp_path / "whole"
-    arguments = [*COMMAND, "--trainer.default_root_dir"]
-    run_python([*arguments[1:], whole], tmp_path).check_returncode()
+    run_python([*COMMAND, whole], tmp_path).check_returncode()
     broken, rng, kills = tmp_path / "broken", random.Random(0), 0
-    resume = [*arguments, str(broken), "--ckpt_path", "last"]
+    resume = [*COMMAND, broken, "--ckpt_path", "last"]
     for _ in range(NUM_KILLS):
-        process = subprocess.Popen(resume, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL)
-        seen = _rounds(broken)
-        deadline = time.monotonic() + 120
-        while _rounds(broken) <= seen and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(rng.uniform(0, 0.4))
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-    run_python(resume[1:], tmp_path).check_returncode()
+        enough = _rounds(broken) + rng.randint(1, 6)
+        with forked(resume, tmp_path) as program:
+            wait_until(lambda enough=enough: _rounds(broken) >= enough, program)
+            time.sleep(rng.uniform(0, 0.05))
+            program.kill()
+            kills += program.finish().returncode == -signal.SIGKILL
+    run_python(resume, tmp_path).check_returncode()
     assert kills >= 2
     assert [p.name for p in (broken / "run").iterdir()] == ["version_0"]
     same_run(whole / "run" / "version_0", broken / "run" / "version_0")
@@ -85,22 +79,14 @@ def _rounds(root: Path) -> int:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_polite_signal_leaves_the_last_finished_round(tmp_path, number):
     """DESIGN section 8: a checkpoint on Ctrl-C and SIGTERM, even if none was due."""
-    command = [*COMMAND, "--trainer.default_root_dir", str(tmp_path), "--trainer.max_rounds", "5000"]
+    command = [*COMMAND, tmp_path, "--trainer.max_rounds", "5000"]
     command += ["--trainer.checkpoint_every_n_rounds", "5000", "--trainer.eval_every_n_rounds", "0"]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 120
-    while _rounds(tmp_path) < 4 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == (130 if number == signal.SIGINT else 143), errors
-    assert "Traceback" not in errors
+    with forked(command, tmp_path) as program:
+        wait_until(lambda: _rounds(tmp_path) >= 4, program)
+        program.send_signal(number)
+        done = program.finish()
+    assert done.returncode == (130 if number == signal.SIGINT else 143), done.stderr
+    assert "Traceback" not in done.stderr
     run = tmp_path / "run" / "version_0"
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     with (run / "metrics.csv").open() as file:

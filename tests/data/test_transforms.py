@@ -1,10 +1,6 @@
 """Transforms of images: what they do, whose random numbers they take, and the same batches on every path."""
 
-import os
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +21,7 @@ from fedbc_lightning.datamodules.transforms import (
 from helpers.augmented_ranks import AUGMENT, train_on_images
 from helpers.command_line import run_cli
 from helpers.data_formats import write_image_folder, write_mnist
+from helpers.programs import TESTS, run_python
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -181,24 +178,8 @@ def test_two_ranks_train_on_the_same_augmented_images(tmp_path):
     root = write_image_folder(tmp_path / "images")
     expected = train_on_images(root, tmp_path / "one", 1)
     assert not torch.equal(expected, train_on_images(root, tmp_path / "still", 1, augment=False))
-    command = [sys.executable, "-m", "helpers.augmented_ranks", str(root), str(tmp_path / "two")]
-    ranked = ("LOCAL_RANK", "MASTER_", "NODE_RANK")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(ranked)}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT / 'tests'}"}
-    log = tmp_path / "log.txt"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            process.wait(timeout=120)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"the two processes hang:\n{log.read_text()[-4000:]}")
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    assert process.returncode == 0, log.read_text()[-4000:]
+    done = run_python(["-m", "helpers.augmented_ranks", root, tmp_path / "two"], TESTS)
+    assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "two" / "server.pt", weights_only=True)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 

@@ -1,10 +1,7 @@
-"""Running ``fedbc-cli`` in tests, in this process or as a real one."""
+"""Running ``fedbc-cli`` in this process, and a tiny project for it."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from fedbc_lightning.cli import main
@@ -74,21 +71,3 @@ def run_cli(*words: str | Path) -> int:
         return main([str(word) for word in words])
     except SystemExit as stop:
         return int(stop.code or 0)
-
-
-def program_environment() -> dict[str, str]:
-    """Ours, with one thread and a width of lines."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-
-
-def start_cli(*words: str | Path, cwd: Path, **kwargs: object) -> subprocess.Popen:
-    """``python -m fedbc_lightning`` with these words, as a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedbc_lightning", *map(str, words)],
-        cwd=cwd,
-        env=program_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **kwargs,
-    )

@@ -1,47 +1,207 @@
-"""Python programs run to their end in processes of their own, which need not import torch and Lightning again."""
+"""Python programs in processes of their own, of which none outlives the test that started it."""
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Protocol
 
+import pytest
 import torch
 
-from helpers.command_line import program_environment
 from helpers.scripts import ROOT
 
-TESTS = str(ROOT / "tests")
+TESTS = ROOT / "tests"
+LAUNCHERS = ("LOCAL_RANK", "MASTER_", "NODE_RANK")
 PRELOADED = ["fedbc_lightning.cli.federated", "fedbc_lightning.engines.lockstep", "torch.utils.tensorboard"]
 START = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-"""Seconds are won where a process is a fork of one that has imported all that, and done nothing since."""
+Words = Sequence[object]
+"""``[-m module | script] argument ...``"""
 
 
-def run_python(words: Sequence[str | Path], cwd: Path, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
-    """``python`` with these words, ``[-m module | script] argument ...``; its output, and its exit status.
+class Program(Protocol):
+    """A process that was started."""
 
-    What depends on how Python starts and ends (its imports, ``atexit``), on signals, or on several processes of one run
-    takes ``subprocess``.
-    """
-    command = [str(word) for word in words]
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def finish(self, seconds: float = 300.0) -> subprocess.CompletedProcess[str]: ...
+
+
+def program_environment(**changes: object) -> dict[str, str]:
+    """Ours, with one thread and a width of lines, without what a launcher in this process has left."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return kept | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | {name: str(value) for name, value in changes.items()}
+
+
+def kill_session(program: Program) -> None:
+    """Kill it and all that it has started, whether or not it has ended."""
+    program.kill()  # it may have no session yet
+    with suppress(ProcessLookupError, PermissionError):  # there is none left
+        os.killpg(program.pid, signal.SIGKILL)
+
+
+def wait_until(is_so: Callable[[], object], program: Program | None = None, seconds: float = 300.0) -> None:
+    """Look again and again, for as long as the process lives."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if program is not None and program.poll() is not None and not is_so():
+            pytest.fail(f"it ended before it came to that: {program.finish()}")
+        if time.monotonic() > deadline:
+            pytest.fail(f"it did not come to that in {seconds:g} s")
+        time.sleep(0.01)
+
+
+# a new Python
+
+
+class Fresh(subprocess.Popen[str]):
+    """One that imports what it uses; for what depends on how Python starts and ends, and on who holds its pipes."""
+
+    def finish(self, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
+        """Its exit status, and what it and all that it has started have printed: until the last of them has ended."""
+        try:
+            out, err = self.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            kill_session(self)
+            pytest.fail(f"some process hangs: {self.communicate()}")
+        return subprocess.CompletedProcess(self.args, self.returncode, out, err)
+
+
+@contextmanager
+def fresh(words: Words, cwd: Path, **changes: object) -> Iterator[Fresh]:
+    """``python`` with these words, killed at the end with all that it has started."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+    try:
+        program = Fresh(
+            [sys.executable, *map(str, words)],
+            cwd=cwd,
+            env=program_environment(**changes),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with program:
+        try:
+            yield program
+        finally:
+            kill_session(program)
+
+
+def run_fresh(words: Words, cwd: Path, **changes: object) -> subprocess.CompletedProcess[str]:
+    """The same, to its end."""
+    with fresh(words, cwd, **changes) as program:
+        return program.finish()
+
+
+# a fork
+
+
+class Forked:
+    """A fork of a process that has imported torch, Lightning and us, and done nothing since: that wins seconds."""
+
+    def __init__(self, words: Words, cwd: Path, folder: Path, changes: dict[str, object]):
+        self.words = [str(word) for word in words]
+        self._files = folder / "out", folder / "err"
         if sys.platform == "linux":
             _ensure_preloaded()
-        process = START.Process(target=_become, args=(command, str(cwd), program_environment(), (str(out), str(err))))
-        process.start()
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired(command, timeout, out.read_text(), err.read_text())
-        return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), err.read_text())
+        given = self.words, str(cwd), program_environment(**changes), tuple(map(str, self._files))
+        self._process = START.Process(target=_become, args=given)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit status, if it has ended."""
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        self._process.kill()
+
+    @property
+    def errors(self) -> str:
+        """What it has said so far."""
+        return self._files[1].read_text() if self._files[1].exists() else ""
+
+    def send_signal(self, number: int) -> None:
+        """Send it another one."""
+        os.kill(self.pid, number)
+
+    def finish(self, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
+        """Its exit status, and what it and all that it has started have printed: until the last of them has ended."""
+        self._process.join(seconds)
+        deadline = time.monotonic() + seconds
+        while self.poll() is not None and _is_open(self._files[0]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        out, err = (path.read_text() if path.exists() else "" for path in self._files)
+        if self.poll() is None or _is_open(self._files[0]):
+            kill_session(self)
+            pytest.fail(f"some process hangs: {' '.join(self.words)}\n{out[-4000:]}\n{err[-4000:]}")
+        return subprocess.CompletedProcess(self.words, self.poll(), out, err)
+
+
+@contextmanager
+def forked(words: Words, cwd: Path, **changes: object) -> Iterator[Forked]:
+    """``python`` with these words, killed at the end with all that it has started."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Forked(words, cwd, Path(folder), changes)
+        try:
+            yield program
+        finally:
+            kill_session(program)
+            program._process.join()
+
+
+def run_python(words: Words, cwd: Path, **changes: object) -> subprocess.CompletedProcess[str]:
+    """The same, to its end."""
+    with forked(words, cwd, **changes) as program:
+        return program.finish()
+
+
+def run_forked(
+    command: Sequence[str],
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    check: bool = False,
+    **where_it_prints: object,
+) -> subprocess.CompletedProcess[str]:
+    """In place of ``subprocess.run`` in a script that starts Python."""
+    python, *words = command
+    assert python == sys.executable
+    done = run_python(words, Path(cwd or Path.cwd()), **(env or {}))
+    if check:
+        done.check_returncode()
+    return done
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a process that :func:`_become` made still has it, or one that was started by it."""
+    if not path.exists():
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _ensure_preloaded() -> None:
@@ -57,15 +217,18 @@ def _ensure_preloaded() -> None:
 
 def _become(command: list[str], cwd: str, environment: dict[str, str], files: tuple[str, str]) -> None:
     """Be that program from here on."""
+    os.setsid()
     for stream, path in enumerate(files, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
+    fcntl.flock(1, fcntl.LOCK_EX)  # until it is closed by all
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
-    sys.path[:] = [path for path in sys.path if not path.startswith(TESTS)]  # pytest's
+    sys.path[:] = [path for path in sys.path if not path.startswith(str(TESTS))]  # pytest's
     is_module = command[0] == "-m"
     sys.argv = command[is_module:]
     sys.path.insert(0, cwd if is_module else str(Path(command[0]).resolve().parent))

@@ -1,10 +1,10 @@
 """``fedbc-cli compare`` as a person runs it: real runs in real processes."""
 
+import glob
 import io
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +12,8 @@ import filelock
 import pandas as pd
 import pytest
 import yaml
-from helpers.command_line import run_cli, start_cli
-from helpers.programs import run_python
+from helpers.command_line import run_cli
+from helpers.programs import forked, run_python, wait_until
 from rich.console import Console
 
 from fedbc_lightning import ConfigurationError
@@ -54,9 +54,12 @@ def write(folder, name="study.yaml", **given):
     (folder / name).write_text(yaml.safe_dump({**TINY, **given}))
 
 
-def compare(*words, cwd, status=0):
+COMPARE = ("-m", "fedbc_lightning", "compare", "--config")
+
+
+def compare(config, *words, cwd, status=0):
     """What it prints; its exit status must be as given."""
-    done = run_python(["-m", "fedbc_lightning", "compare", *words], cwd)
+    done = run_python([*COMPARE, config, *words], cwd)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -118,7 +121,7 @@ def test_what_is_seen_of_runs_at_work(project, monkeypatch, is_terminal):
 
 def test_together_needs_the_vectorized_engine(project):
     write(project, together=4)
-    said = compare("--config", "study.yaml", cwd=project, status=1)
+    said = compare("study.yaml", cwd=project, status=1)
     assert "trainer.engine: vectorized" in said
     assert not (project / "studies").exists()
 
@@ -129,7 +132,7 @@ def results(folder):
 
 def test_a_study(project):
     write(project, workers=2)
-    said = compare("--config", "study.yaml", cwd=project)
+    said = compare("study.yaml", cwd=project)
     folder = project / "studies/study"
     table = results(folder)
     assert len(table) == 12
@@ -155,12 +158,12 @@ def test_a_study(project):
     assert "difference to FedAvg of the same seed" in said
 
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.csv")}
-    said = compare("--config", "study.yaml", cwd=project)
+    said = compare("study.yaml", cwd=project)
     assert "12 runs, 12 of them done before" in said
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.csv")} == before
     pd.testing.assert_frame_equal(results(folder), table)
 
-    said = compare("--config", "study.yaml", "--overrides", "{trainer.max_rounds: 3}", cwd=project, status=1)
+    said = compare("study.yaml", "--overrides", "{trainer.max_rounds: 3}", cwd=project, status=1)
     assert "was begun with trainer.max_rounds not given, and now it is 3. Give the study another name" in said
 
 
@@ -171,7 +174,7 @@ def test_failures_are_told_and_stop_nothing(project):
         variants={"all": {}},
         overrides={"trainer.local_epochs": 5},
     )
-    said = compare("--config", "study.yaml", cwd=project, status=1)
+    said = compare("study.yaml", cwd=project, status=1)
     error = "round 1: loss or weights of all 2 sampled clients became NaN"
     assert said.count(f"failed: all / bad / seed 0: {error}") == 1  # at once
     assert said.count(f"failed: all / bad / seed 0 and 1 more: {error}") == 1  # at the end
@@ -188,11 +191,11 @@ def test_tuning_tells_what_failed(project):
     tuning = {"val_fraction": 0.25, "max_rounds": 1}
     given = {"algorithms": algorithms, "variants": {"all": {}}, "seeds": 1}
     write(project, **given, tuning={**tuning, "metric": "global/val_f1"})
-    said = compare("--config", "study.yaml", cwd=project, status=1)
+    said = compare("study.yaml", cwd=project, status=1)
     assert "tuning.metric: all / tuned / lr=0.1 / seed 0 logs no 'global/val_f1'; there is: global/val_" in said
     write(project, **given, tuning=tuning)
     (project / "studies/study/tuned.yaml").touch()  # as an earlier version may have left it when it was killed
-    said = compare("--config", "study.yaml", cwd=project)
+    said = compare("study.yaml", cwd=project)
     assert said.count("failed: all / tuned / lr=3e+38 / seed 0: round 1: loss or weights") == 2  # at once, at the end
 
 
@@ -206,6 +209,11 @@ def test_what_other_parts_of_a_study_have_tried_is_kept(tmp_path):
         write_tried(path, table(name, scores))
     both = pd.concat([table("None", [0.7, 0.8]), table("5", [0.9, 0.4])])
     pd.testing.assert_frame_equal(pd.read_csv(path, keep_default_na=False), both.reset_index(drop=True))
+
+
+def checkpoints(folder):
+    """Of which runs something was saved; folders may go while one looks."""
+    return glob.glob(f"{folder}/**/last.ckpt", recursive=True)
 
 
 def processes_of(folder):
@@ -222,28 +230,22 @@ def processes_of(folder):
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc, which is not here")
-@pytest.mark.parametrize("together", [1, 8])
-def test_a_study_killed_twice_ends_as_one_that_was_not(project, together):
+@pytest.mark.parametrize(("together", "workers"), [(1, 2), (8, 1)])
+def test_a_killed_study_ends_as_one_that_was_not(project, together, workers):
+    """Killed as soon as all of its three runs have a checkpoint."""
     overrides = {"trainer.max_rounds": 60, **({"trainer.engine": "vectorized"} if together > 1 else {})}
-    long = {"overrides": overrides, "variants": {"all": {}}, "workers": 2, "seeds": 1, "together": together}
-    write(project, **long)
-    write(project, "whole.yaml", **{**long, "workers": 1})
-    compare("--config", "whole.yaml", cwd=project)
+    long = {"overrides": overrides, "variants": {"all": {}}, "seeds": 1, "together": together}
+    write(project, **long, workers=workers)
+    write(project, "whole.yaml", **long, workers=1)
+    compare("whole.yaml", cwd=project)
     folder = project / "studies/study"
-    for num_begun in (1, 3):
-        process = start_cli("compare", "--config", "study.yaml", cwd=project)
-        deadline = time.monotonic() + 120
-        while len(list(folder.rglob("last.ckpt"))) < num_begun and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert len(list(folder.rglob("last.ckpt"))) >= num_begun
+    with forked([*COMPARE, "study.yaml"], project) as program:
+        wait_until(lambda: len(checkpoints(folder)) == 3, program)
+        program.kill()
+        assert program.finish().returncode == -signal.SIGKILL
         assert not (folder / "results.csv").exists()
-        deadline = time.monotonic() + 10
-        while processes_of(project) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not processes_of(project), "workers outlived the study"
-    said = compare("--config", "study.yaml", cwd=project)
+        wait_until(lambda: not processes_of(project))  # or its workers outlived the study
+    said = compare("study.yaml", "--workers", "1", cwd=project)
     assert "study: 3 runs" in said
     logs = [log.read_text() for log in (project / "studies").rglob("log.txt")]
     assert len(logs) == 6
@@ -260,7 +262,7 @@ def test_tuning_looks_at_validation_data_alone_and_longer_at_what_has_promise(pr
     tuned = {"algorithm": "FedAvg", "model.lr": {"grid": [1e-6, 0.1, 0.01, 0.001]}}
     tuning = {"val_fraction": 0.25, "max_rounds": [1, None], "seeds": [0, 1]}
     write(project, algorithms={"FedAvg": {}, "tuned": tuned}, variants={"all": {}}, seeds=1, tuning=tuning)
-    compare("--config", "study.yaml", cwd=project)
+    compare("study.yaml", cwd=project)
     folder = project / "studies/study"
     tried = pd.read_csv(folder / "tuning.csv")
     first, second = tried[tried["rung"] == 0], tried[tried["rung"] == 1]
@@ -284,8 +286,8 @@ def test_an_interval_is_searched_by_optuna_the_same_way_again(project):
     pytest.importorskip("optuna", reason="the extra 'optuna' is not installed")
     tuned = {"algorithm": "FedProx", "mu": {"low": 0.001, "high": 1.0, "log": True}}
     write(project, algorithms={"tuned": tuned}, variants={"all": {}}, seeds=1, tuning={"trials": 5, "max_rounds": 1})
-    compare("--config", "study.yaml", cwd=project)
-    compare("--config", "study.yaml", "--name", "again", cwd=project)
+    compare("study.yaml", cwd=project)
+    compare("study.yaml", "--name", "again", cwd=project)
     first, second = (pd.read_csv(project / f"studies/{name}/tuning.csv") for name in ("study", "again"))
     pd.testing.assert_frame_equal(first, second)
     assert len(first) == 5
@@ -414,21 +416,10 @@ def test_one_process_at_a_time(project, monkeypatch):
 
 def test_ctrl_c_leaves_a_study_that_goes_on(project):
     write(project, overrides={"trainer.max_rounds": 5000}, seeds=1, variants={"all": {}})
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs ignore it, and so would it
-    try:
-        process = start_cli("compare", "--config", "study.yaml", cwd=project)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    deadline = time.monotonic() + 120
-    while not list((project / "studies").rglob("last.ckpt")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    try:
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130, out + err
-    assert "stopped; the same command goes on" in err
-    assert "Traceback" not in err
+    with forked([*COMPARE, "study.yaml"], project) as program:
+        wait_until(lambda: checkpoints(project / "studies"), program)
+        program.send_signal(signal.SIGINT)
+        done = program.finish()
+    assert done.returncode == 130, done.stderr
+    assert "stopped; the same command goes on" in done.stderr
+    assert "Traceback" not in done.stderr
