@@ -141,6 +141,19 @@ class WatchingLauncher(_SubprocessScriptLauncher):
         os._exit(1)
 
 
+class ClientParallelFabric(Fabric):
+    """Fabric that leaves DataLoader as torch made it.
+
+    Fabric replaces its methods while a function runs, so that ``setup_dataloaders``, which nothing here calls, can make
+    loaders anew. Each loader of each client then takes ten times as long to make, and where the function fails the
+    methods stay replaced, once more by each failure.
+    """
+
+    def _wrap_with_setup(self, to_run: Callable, *args: Any, **kwargs: Any) -> Any:
+        self._strategy.setup_environment()
+        return to_run(*args, **kwargs)
+
+
 @contextmanager
 def missing_kernels_told(precision: str) -> Iterator[None]:
     """Say what torch lacks in a precision on this processor, such as LSTMs in bfloat16 on x86 without AVX-512.
@@ -180,14 +193,14 @@ def make_fabric(
     settings: dict[str, Any] = {"accelerator": accelerator, "num_nodes": num_nodes, "precision": precision}
     try:
         if isinstance(strategy, Strategy):
-            return Fabric(devices=devices, strategy=strategy, **settings)
-        fabric = Fabric(devices=devices, strategy=strategy, **settings)
+            return ClientParallelFabric(devices=devices, strategy=strategy, **settings)
+        fabric = ClientParallelFabric(devices=devices, strategy=strategy, **settings)
     except Exception as error:
         raise ConfigurationError(f"trainer.accelerator / devices / precision: {error}") from error
     if isinstance(fabric.strategy, DDPStrategy):
         start_method = START_METHODS.get(str(strategy), fabric.strategy._start_method)
         parallel = ClientParallelStrategy(start_method=start_method)  # type: ignore[arg-type]
-        return Fabric(devices=devices, strategy=parallel, **settings)
+        return ClientParallelFabric(devices=devices, strategy=parallel, **settings)
     if not isinstance(fabric.strategy, SingleDeviceStrategy):
         raise ConfigurationError(
             f"trainer.accelerator: {accelerator} would use {type(fabric.strategy).__name__}, which is not supported."

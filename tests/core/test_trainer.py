@@ -10,6 +10,7 @@ from helpers.boring import BoringData, BoringModel, make_model, make_trainer, re
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelSummary, Timer
 from torch.nn import functional
+from torch.utils.data import BatchSampler, DataLoader
 
 from fedbc_lightning import ClientSampler, ConfigurationError, FedAvg, FedBC, FedProx
 from fedbc_lightning.callbacks import RoundCheckpoint
@@ -435,6 +436,26 @@ def test_a_forgotten_return_is_named(tmp_path):
 
     with pytest.raises(ConfigurationError, match="return loss"):
         fit(tmp_path, model=make_model(Model))
+
+
+def methods_of_loaders():
+    return [getattr(kind, name) for kind in (DataLoader, BatchSampler) for name in ("__init__", "__setattr__")]
+
+
+def test_dataloaders_are_as_torch_made_them_in_a_run_and_after_one_that_fails(tmp_path):
+    """Fabric's replaced methods would be another layer deep after each run that fails."""
+    methods = methods_of_loaders()
+    seen = []
+
+    class Model(BoringModel):
+        def training_step(self, batch, batch_idx):
+            seen.append(methods_of_loaders())
+            raise ValueError("a mistake of the user's")
+
+    with pytest.raises(ValueError, match="mistake of the user's"):
+        fit(tmp_path, model=make_model(Model))
+    assert seen == [methods]
+    assert methods_of_loaders() == methods
 
 
 def test_a_state_that_could_not_be_read_back_is_refused_at_the_start(tmp_path):
