@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fedbc_lightning.errors import ConfigurationError, first_line
+from fedbc_lightning.files import replacing
 
 KEY = "fedbc_lightning"
 """Where a checkpoint, otherwise an ordinary Lightning one, holds the federated state."""
@@ -28,12 +29,10 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
     Temporary file, fsync, replace, fsync of the folder: the replace is the only commit point.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         torch.save(checkpoint, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

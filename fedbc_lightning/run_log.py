@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedbc_lightning.files import replacing
+
 METRICS_FIRST = ("round", "train_loss")
 METRICS_GROUPS = ("global/", "local/", "fairness/", "dual/", "comm/", "time/")
 CLIENTS_FIRST = ("round", "client", "num_samples", "num_steps", "status", "train_loss", "weight")
@@ -36,7 +38,7 @@ class CSVFile:
         """Drop rows after ``round`` and a row that was cut off; read the header."""
         if not self.path.is_file():
             return
-        text = self.path.read_text()
+        text = self.path.read_text(encoding="utf-8")
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
         rows = list(reader)
         self._columns = list(reader.fieldnames or [])
@@ -47,10 +49,10 @@ class CSVFile:
         names = {name: None for kind in dict.fromkeys(map(tuple, rows)) for name in kind}  # most rows have the same
         new = [name for name in names if name not in self._columns]
         if new:
-            old = list(csv.DictReader(io.StringIO(self.path.read_text()))) if self.path.is_file() else []
+            text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
             self._columns = self._ordered(dict.fromkeys([*self._columns, *new]))
-            self._rewrite(old)
-        with self.path.open("a", newline="") as file:
+            self._rewrite(csv.DictReader(io.StringIO(text)))
+        with self.path.open("a", newline="", encoding="utf-8") as file:
             file.write(_as_text([tuple([row.get(c, "") for c in self._columns]) for row in rows]))
 
     def sync(self) -> None:
@@ -69,12 +71,10 @@ class CSVFile:
         return sorted(names, key=place)
 
     def _rewrite(self, rows: Iterable[dict[str, Any]]) -> None:
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        with temporary.open("w", newline="") as file:
+        with replacing(self.path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(temporary, self.path)
 
 
 def _as_text(rows: list[tuple[Any, ...]]) -> str:

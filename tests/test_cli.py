@@ -1,3 +1,5 @@
+import gc
+import io
 import json
 import re
 import shutil
@@ -14,7 +16,7 @@ from helpers.command_line import run_cli
 from helpers.data_formats import write_mnist
 from helpers.programs import fresh, run_python, wait_until
 
-from fedbc_lightning.cli import FederatedCLI
+from fedbc_lightning.cli import FederatedCLI, main
 from fedbc_lightning.trainer import FederatedTrainer
 
 RUN = Path("runs/tiny/version_0")
@@ -126,6 +128,17 @@ def test_an_interrupted_process_says_how_to_go_on(project):
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
     assert f"fedbc-cli fit --config {RUN}/config.yaml --ckpt_path last" in done.stderr.replace("\n", " ")
+
+
+def test_what_a_terminal_cannot_show_stops_nothing(monkeypatch):
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["fedbc-cli", "fit", "--algorithm.help", "FedBC"])
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with pytest.raises(SystemExit):
+        main()
+    terminal.flush()
+    assert b"multiplier ?_i prices" in terminal.buffer.getvalue()
 
 
 # what is built

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import os
 import sys
 import warnings
@@ -49,6 +50,8 @@ def main(args: Sequence[str] | None = None) -> int:
         2
     """
     words = list(sys.argv[1:] if args is None else args)
+    if args is None:
+        _say_what_can_be_said()
     if words in (["--version"], ["version"]):
         print(version())
         return 0
@@ -65,6 +68,13 @@ def main(args: Sequence[str] | None = None) -> int:
     if args is None:
         _import_uncollected()
     return _run(words, is_of_studies=is_of_studies)
+
+
+def _say_what_can_be_said() -> None:
+    """On a terminal, or into a file, whose encoding has no λ there stands ``?``; it stops nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _import_uncollected() -> None:

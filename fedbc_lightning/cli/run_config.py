@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import SaveConfigCallback
+
+from fedbc_lightning.files import replacing
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -26,6 +27,5 @@ class SaveRunConfig(SaveConfigCallback):
         path.parent.mkdir(parents=True, exist_ok=True)
         config = self.config.clone()
         config["ckpt_path"] = None
-        partial = path.with_suffix(".yaml.tmp")
-        self.parser.save(config, str(partial), skip_none=False, overwrite=True, multifile=False)
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            self.parser.save(config, str(partial), skip_none=False, overwrite=True, multifile=False)

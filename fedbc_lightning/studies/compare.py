@@ -17,6 +17,7 @@ from rich.console import Console
 from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.files import write_text
 from fedbc_lightning.studies.figures import draw_curves, read_curves
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
@@ -191,8 +192,8 @@ class Comparison:
         self.differences["report"] = study.report
         self.differences.to_csv(folder / "differences.csv", index=False)
         parts = self._parts()
-        (folder / "table.md").write_text(markdown(str(study.name), parts, self._notes()))
-        (folder / "table.tex").write_text(latex(parts))
+        write_text(folder / "table.md", markdown(str(study.name), parts, self._notes()))
+        write_text(folder / "table.tex", latex(parts))
         curves = read_curves(study, self.states)
         if not curves.empty:
             draw_curves(study, curves, folder / "figures")

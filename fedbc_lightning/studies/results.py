@@ -149,7 +149,7 @@ def check_pairs(study: Study, results: pd.DataFrame) -> list[str]:
 
 def partition_hash(folder: Path) -> str:
     """Of a run's ``partition.json``."""
-    return json.loads((folder / "partition.json").read_text())["hash"][:12]
+    return json.loads((folder / "partition.json").read_text(encoding="utf-8"))["hash"][:12]
 
 
 def initial_values(folder: Path) -> tuple[float, ...]:

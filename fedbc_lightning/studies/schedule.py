@@ -254,7 +254,7 @@ def is_finished(run: Run) -> bool:
     path = run.folder / NOTE
     if not path.is_file():
         return False
-    there, here = json.loads(path.read_text())["run"], run.identity()
+    there, here = json.loads(path.read_text(encoding="utf-8"))["run"], run.identity()
     for key in dict.fromkeys([*here, *there]):
         if here.get(key) != there.get(key):
             raise ConfigurationError(
@@ -266,7 +266,7 @@ def is_finished(run: Run) -> bool:
 
 def has_ended(folder: Path) -> bool:
     """Whether the run in a folder has ended well, as its note says, and its tables have not been removed since."""
-    return json.loads((folder / NOTE).read_text())["is_finished"] and version_folder(folder) is not None
+    return json.loads((folder / NOTE).read_text(encoding="utf-8"))["is_finished"] and version_folder(folder) is not None
 
 
 def version_folder(run: Path) -> Path | None:

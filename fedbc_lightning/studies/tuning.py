@@ -78,7 +78,7 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
 def read_tuned(study: Study) -> dict[str, dict[str, Values]]:
     """Variant -> algorithm -> the values that were chosen, as far as the study has come."""
     path = study.folder / TUNED
-    return (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
 
 
 def write_tried(path: Path, tried: pd.DataFrame) -> None:

@@ -137,7 +137,7 @@ def _error_of(task: Task, connection: Connection, place: int, beside: Member | N
                 connection.send(Progress(place, trainer.current_round, trainer.max_rounds))
 
     task.log.parent.mkdir(parents=True, exist_ok=True)
-    with task.log.open("a", buffering=1) as log:
+    with task.log.open("a", buffering=1, encoding="utf-8") as log:
         print(f"$ {PROG} {' '.join(task.words)}", file=log)
         out, err = sys.stdout, sys.stderr
         sys.stdout = sys.stderr = log
@@ -159,5 +159,5 @@ def _error_of(task: Task, connection: Connection, place: int, beside: Member | N
 
 
 def _last_line(path: Path) -> str:
-    lines = path.read_text().strip().splitlines()
+    lines = path.read_text(encoding="utf-8").strip().splitlines()
     return lines[-1].removeprefix("fedbc-cli: error: ") if lines else "no reason given"
