@@ -14,7 +14,7 @@ import yaml
 from fedbc_lightning.models import LogisticRegression
 from helpers.command_line import run_cli
 from helpers.data_formats import write_mnist
-from helpers.programs import fresh, run_python, wait_until
+from helpers.programs import fresh, run_fresh, wait_until
 
 from fedbc_lightning.cli import FederatedCLI, main
 from fedbc_lightning.trainer import FederatedTrainer
@@ -107,7 +107,7 @@ def test_partition_of_many_clients(project, capsys, monkeypatch):
 @pytest.mark.distributed
 def test_two_processes_are_started_and_speak_once(project):
     words = ("--trainer.devices", "2", "--trainer.enable_progress_bar", "true")
-    done = run_python(["-m", "fedbc_lightning", *FIT, *words], project)
+    done = run_fresh(["-m", "fedbc_lightning", *FIT, *words], project)  # how it ends counts, too
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count("runs/tiny/version_0") == 1
     assert "error" not in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer, read_csv, without_times
-from helpers.programs import TESTS, forked, run_python
+from helpers.programs import TESTS, forked, fresh, run_python
 from helpers.row_processes import ALGORITHMS, fit, state_of
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback
@@ -270,9 +270,9 @@ def test_two_nodes_share_the_folder_or_are_told(tmp_path):
         port = str(free.getsockname()[1])
     place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
     words = ["-m", "helpers.row_processes", "nodes", tmp_path]
-    with forked(words, TESTS, NODE_RANK=0, **place) as first, forked(words, TESTS, NODE_RANK=1, **place) as second:
-        for done in (second.finish(), first.finish()):
-            assert done.returncode == 0, done.stderr
+    with forked(words, TESTS, NODE_RANK=0, **place) as first, fresh(words, TESTS, NODE_RANK=1, **place) as second:
+        done = [first.finish(), second.finish()]
+    assert [node.returncode for node in done] == [0, 0], done
     assert_equal_to_one(tmp_path, ("fedbc", "fedavg+"))
     for rank in (0, 1):
         message = (tmp_path / f"error-{rank}.txt").read_text()

@@ -147,4 +147,4 @@ def test_a_node_says_for_whom_it_waits(project):
     place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "NODE_RANK": 0}
     expected = f"this is node 0, waiting at localhost:{port} for the others, 4 processes in all"
     with started(project, "--trainer.num_nodes", 2, **place) as program:
-        wait_until(lambda: expected in program.errors, program)
+        wait_until(lambda: expected in program.printed[1], program)

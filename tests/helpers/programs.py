@@ -17,13 +17,14 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pytest
 import torch
 
 from helpers.scripts import ROOT
 
 TESTS = ROOT / "tests"
-LAUNCHERS = ("LOCAL_RANK", "MASTER_", "NODE_RANK")
+LEFT_BY_LAUNCHERS = ("LOCAL_RANK", "MASTER_", "NODE_RANK")
 PRELOADED = ["fedbc_lightning.cli.federated", "fedbc_lightning.engines.lockstep", "torch.utils.tensorboard"]
 START = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 Words = Sequence[object]
@@ -43,9 +44,11 @@ class Program(Protocol):
 
 
 def program_environment(**changes: object) -> dict[str, str]:
-    """Ours, with one thread and a width of lines, without what a launcher in this process has left."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    return kept | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | {name: str(value) for name, value in changes.items()}
+    """Ours, with one thread, a width of lines, and this package before an installed one, not what a launcher left."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_BY_LAUNCHERS)}
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    ours = {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": path}
+    return kept | ours | {name: str(value) for name, value in changes.items()}
 
 
 def kill_session(program: Program) -> None:
@@ -115,14 +118,18 @@ def run_fresh(words: Words, cwd: Path, **changes: object) -> subprocess.Complete
 
 
 class Forked:
-    """A fork of a process that has imported torch, Lightning and us, and done nothing since: that wins seconds."""
+    """A fork of a process that has imported torch, Lightning and us, and done nothing since: that wins seconds.
 
-    def __init__(self, words: Words, cwd: Path, folder: Path, changes: dict[str, object]):
+    All forks have the same hash seed, but this process, fresh ones, and those that forks start have others: what is to
+    be the same again whatever the order of sets is compared with one of these. No ``atexit`` runs in a fork.
+    """
+
+    def __init__(self, words: Words, cwd: Path, folder: Path, environment: Mapping[str, str]):
         self.words = [str(word) for word in words]
         self._files = folder / "out", folder / "err"
         if sys.platform == "linux":
             _ensure_preloaded()
-        given = self.words, str(cwd), program_environment(**changes), tuple(map(str, self._files))
+        given = self.words, str(cwd), dict(environment), tuple(map(str, self._files))
         self._process = START.Process(target=_become, args=given)
         self._process.start()
         assert self._process.pid is not None
@@ -136,33 +143,37 @@ class Forked:
         """Send it SIGKILL."""
         self._process.kill()
 
-    @property
-    def errors(self) -> str:
-        """What it has said so far."""
-        return self._files[1].read_text() if self._files[1].exists() else ""
-
     def send_signal(self, number: int) -> None:
-        """Send it another one."""
-        os.kill(self.pid, number)
+        """Send it another one, if it lives."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    @property
+    def printed(self) -> tuple[str, str]:
+        """Its standard output and error so far."""
+        out, err = (path.read_text() if path.exists() else "" for path in self._files)
+        return out, err
 
     def finish(self, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
         """Its exit status, and what it and all that it has started have printed: until the last of them has ended."""
-        self._process.join(seconds)
         deadline = time.monotonic() + seconds
-        while self.poll() is not None and _is_open(self._files[0]) and time.monotonic() < deadline:
+        self._process.join(seconds)
+        while self.poll() is not None and any(map(_is_open, self._files)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        out, err = (path.read_text() if path.exists() else "" for path in self._files)
-        if self.poll() is None or _is_open(self._files[0]):
+        who = "it" if self.poll() is None else "what it has started" if any(map(_is_open, self._files)) else None
+        if who is not None:
             kill_session(self)
-            pytest.fail(f"some process hangs: {' '.join(self.words)}\n{out[-4000:]}\n{err[-4000:]}")
-        return subprocess.CompletedProcess(self.words, self.poll(), out, err)
+            pytest.fail(f"{who} hangs: {' '.join(self.words)}\n{self.printed}")
+        return subprocess.CompletedProcess(self.words, self.poll(), *self.printed)
 
 
 @contextmanager
-def forked(words: Words, cwd: Path, **changes: object) -> Iterator[Forked]:
+def forked(
+    words: Words, cwd: Path, environment: Mapping[str, str] | None = None, **changes: object
+) -> Iterator[Forked]:  # fmt: skip
     """``python`` with these words, killed at the end with all that it has started."""
     with tempfile.TemporaryDirectory() as folder:
-        program = Forked(words, cwd, Path(folder), changes)
+        program = Forked(words, cwd, Path(folder), environment or program_environment(**changes))
         try:
             yield program
         finally:
@@ -178,15 +189,20 @@ def run_python(words: Words, cwd: Path, **changes: object) -> subprocess.Complet
 
 def run_forked(
     command: Sequence[str],
+    *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     check: bool = False,
-    **where_it_prints: object,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    capture_output: bool = False,
+    text: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """In place of ``subprocess.run`` in a script that starts Python."""
+    """In place of ``subprocess.run`` in a script that starts Python; what is printed is always captured."""
     python, *words = command
     assert python == sys.executable
-    done = run_python(words, Path(cwd or Path.cwd()), **(env or {}))
+    with forked(words, Path(cwd or Path.cwd()), os.environ if env is None else env) as program:
+        done = program.finish()
     if check:
         done.check_returncode()
     return done
@@ -219,15 +235,17 @@ def _become(command: list[str], cwd: str, environment: dict[str, str], files: tu
     """Be that program from here on."""
     os.setsid()
     for stream, path in enumerate(files, start=1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
-    fcntl.flock(1, fcntl.LOCK_EX)  # until it is closed by all
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+        fcntl.flock(stream, fcntl.LOCK_EX)  # until it is closed by all
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
+    torch.seed()
+    np.random.seed()
     sys.path[:] = [path for path in sys.path if not path.startswith(str(TESTS))]  # pytest's
     is_module = command[0] == "-m"
     sys.argv = command[is_module:]
