@@ -64,6 +64,7 @@ class ClientStore:
         self._tables = TableRows(dict.fromkeys(declaration.table_names, starts["table"]))
         vectors = {name: starts[kind] for name, kind in kinds.items() if kind != "table"}
         dtypes = {name: dtype if dtype and row.is_floating_point() else row.dtype for name, row in vectors.items()}
+        self._dtypes = dtypes
         self.row_bytes = row_bytes = sum(len(row) * dtypes[name].itemsize for name, row in vectors.items())
         self._vectors: MemoryRows | FileRows = (
             MemoryRows(vectors, dtypes, num_clients)
@@ -104,6 +105,10 @@ class ClientStore:
         if name in self._scalars:
             return torch.from_numpy(self._scalars[name].numpy()[ids])
         return self._storage(name).gather(name, ids).to(device)
+
+    def as_kept(self, name: str, values: Tensor) -> Tensor:
+        """Values of a state, in the dtype that they have, as they are read again: those of vectors are rounded."""
+        return values.to(self._dtypes.get(name, values.dtype)).to(values.dtype)
 
     def stage(self, name: str, clients: list[int], values: Tensor) -> None:
         """Give K clients' rows (K, ...) or scalars (K,) their values for the next round.

@@ -116,10 +116,10 @@ class Cohort:
         return torch.cat([self.w, self.buffers], dim=1) if self.buffers.numel() else self.w
 
     def stage(self, name: str, value: Tensor) -> None:
-        """Give a declared state its value (K, ...) for the next round."""
+        """Give a declared state its value (K, ...) for the next round, in the precision in which it is kept."""
         expected = self._store.row_shape(name)
         assert expected is None or value.shape == (len(self), *expected), (name, value.shape, expected)
-        self._staged[name] = value
+        self._staged[name] = self._store.as_kept(name, value)
 
     def committed(self, name: str) -> Tensor:
         """The value of the round before, by name; read from the store when it is first asked for."""

@@ -45,7 +45,8 @@ class FedLiLS(FedAvg):
         Trials see the gradient's batch and random state, and leave buffers alone. 100 failed trials: a step of 1e-6,
         the last tried η is kept. ‖g‖ < 1e-8: no step; a client without any does not count in η_s. A trial may exceed
         its bound by four roundings of the loss, else η shrinks without end near an optimum in float32. The public code
-        has η_s = 1. torchmetrics objects that ``training_step`` updates see the trials too.
+        has η_s = 1. torchmetrics objects that ``training_step`` updates see the trials too. The weight decay of torch's
+        SGD is part of f_B and g; nothing else of the model's optimizer is used.
 
     References:
         "Towards Hyper-parameter-free Federated Learning", FedLi-LS; Vaswani et al. 2019.
@@ -129,8 +130,8 @@ class FedLiLU(FedAvg):
     Degenerate cases:
         η_s = 1, μ_s = 0, wd = 0 with γ = 1 is FedAvg.
     Departures:
-        None known; the defaults are the public code's. With its η_s = 0.01 a round moves z by 1 % of the mean update:
-        on few rounds give a larger ``server_lr``.
+        r = 0 for parameters that the model's optimizer leaves alone. The defaults are the public code's: with its
+        η_s = 0.01 a round moves z by 1 % of the mean update, so on few rounds give a larger ``server_lr``.
 
     References:
         "Towards Hyper-parameter-free Federated Learning", FedLi-LU; Berrada et al. 2019, "Deep Frank-Wolfe".

@@ -38,7 +38,7 @@ class QFedAvg(FederatedAlgorithm):
     Local model:
         The last w_i.
     Degenerate cases:
-        q = 0 is FedAvg with uniform weights.
+        q = 0 is FedAvg with uniform weights, where all clients have the same η or ``lipschitz`` is given.
     Departures:
         F_i is taken as F_i + 1e-10, in evaluation mode (no dropout). With a scheduler η is the mean of the step sizes.
         The FedBC code weights both sums by n_i and leaves L² out of ‖Δw_i‖². Buffers are averaged uniformly.

@@ -19,7 +19,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.optimizer_run import MissingGradientError, OptimizerRun
 from fedbc_lightning.engines.oracle import Oracle
-from fedbc_lightning.engines.solver_run import SolverRun
+from fedbc_lightning.engines.solver_run import SolverRun, weight_decay_terms
 from fedbc_lightning.engines.step_recorder import StepRecorder
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import CLIENT_HOOKS, STEP_HOOKS, overrides
@@ -356,6 +356,8 @@ class SequentialEngine:
         w = self.row.to(self.layout.master_dtype)[None]
         self.user.train_mode()
         _, gradient = Oracle(self, calls_hooks=False).loss_and_gradient(w, self.user.to_device(batch), 0)
+        for term in weight_decay_terms(self):
+            term.add_gradient(gradient, w)
         self.user.eval_mode()
         self.row.copy_((w - fine_tuning.lr * gradient)[0])
         self.layout.write_buffers(buffers, counts)

@@ -12,6 +12,8 @@ from fedbc_lightning.checks import check_at_least, check_choice
 class FineTuning:
     """At evaluation: x ← x − α g_i(x) on the first samples of the client, unshuffled, buffers unchanged; then test.
 
+    The weight decay of torch's SGD is part of g_i, as in training.
+
     Attributes:
         lr: α.
         batch_size: How many samples.

@@ -7,6 +7,8 @@ z + θ, and the server's z is the point of least Σ min_θ Ψ(θ)/σ + ½ ‖w_i
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -20,11 +22,15 @@ if TYPE_CHECKING:
 
 
 class Penalty:
-    """Base class of the penalties Ψ. One of one's own overrides :meth:`prox`."""
+    """Base class of the penalties Ψ. One of one's own overrides :meth:`prox`, and :meth:`pull` where v − θ cancels."""
 
     def prox(self, v: Tensor) -> Tensor:
         """The θ of each client, (n, d), where ``v`` = w − z, (n, d)."""
         raise NotImplementedError
+
+    def pull(self, v: Tensor) -> Tensor:
+        """What θ leaves of the way, v − θ, (n, d): with it a client pulls z, and z pulls the client."""
+        return v - self.prox(v)
 
     def bind(self, layout: ParameterLayout) -> Penalty:
         """The penalty for vectors of this layout; itself, unless it tells parameters apart by their names."""
@@ -60,6 +66,10 @@ class SquaredNorm(_Scaled):
         """``v / (1 + delta)``."""
         return v / (1 + self.delta)
 
+    def pull(self, v: Tensor) -> Tensor:
+        """``v delta / (1 + delta)``."""
+        return v * (1.0 if math.isinf(self.delta) else self.delta / (1 + self.delta))
+
 
 class Norm(_Scaled):
     """Ψ = σδ ‖·‖₂, so θ = max(0, 1 − δ/‖v‖) v: a client keeps its way from z but for the last δ (FedGeoMed+).
@@ -80,8 +90,15 @@ class Norm(_Scaled):
 
     def prox(self, v: Tensor) -> Tensor:
         """``max(0, 1 - delta / ||v||) v``, 0 at 0."""
-        norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-        return v * (1 - self.delta / norm.clamp(min=torch.finfo(v.dtype).tiny)).clamp(min=0)
+        return v * (1 - self._share(v)).clamp(min=0)
+
+    def pull(self, v: Tensor) -> Tensor:
+        """``min(1, delta / ||v||) v``."""
+        return v * self._share(v).clamp(max=1)
+
+    def _share(self, v: Tensor) -> Tensor:
+        """``delta / ||v||``, (n, 1)."""
+        return self.delta / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
 
 
 class AbsoluteNorm(_Scaled):
@@ -102,7 +119,11 @@ class AbsoluteNorm(_Scaled):
 
     def prox(self, v: Tensor) -> Tensor:
         """``sign(v) max(|v| - delta, 0)``."""
-        return v - v.clamp(-self.delta, self.delta)
+        return v - self.pull(v)
+
+    def pull(self, v: Tensor) -> Tensor:
+        """``sign(v) min(|v|, delta)``."""
+        return v.clamp(-self.delta, self.delta)
 
 
 class Layerwise(Penalty):
@@ -152,11 +173,18 @@ class Layerwise(Penalty):
 
     def prox(self, v: Tensor) -> Tensor:
         """Each block's own, (n, d); only after :meth:`bind`."""
+        return self._of_blocks(v, lambda penalty, block: penalty.prox(block))
+
+    def pull(self, v: Tensor) -> Tensor:
+        """Likewise."""
+        return self._of_blocks(v, lambda penalty, block: penalty.pull(block))
+
+    def _of_blocks(self, v: Tensor, function: Callable[[Penalty, Tensor], Tensor]) -> Tensor:
         assert self._blocks is not None, "bind(layout) gives the penalty that knows the slices"
-        theta = torch.empty_like(v)
+        found = torch.empty_like(v)
         for penalty, parts in self._blocks:
             if parts:
-                block = penalty.prox(torch.cat([v[:, part] for part in parts], dim=1))
+                block = function(penalty, torch.cat([v[:, part] for part in parts], dim=1))
                 for part, piece in zip(parts, block.split([p.stop - p.start for p in parts], dim=1), strict=True):
-                    theta[:, part] = piece
-        return theta
+                    found[:, part] = piece
+        return found

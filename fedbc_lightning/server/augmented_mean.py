@@ -38,7 +38,7 @@ class AugmentedMean(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add u_i − u_i^old of the valid clients."""
-        change = cohort.w - cohort.local_model[:, : server.z.numel()]
+        change = (cohort.staged("local_model") - cohort.local_model)[:, : server.z.numel()]
         change = change + (cohort.staged("multiplier") - cohort.multiplier) / self.rho
         sums.add_valid("augmented", cohort, change)
 

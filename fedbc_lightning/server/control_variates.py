@@ -45,13 +45,13 @@ class ControlVariates(ServerCallback):
         state.server_vector("control")
 
     def new_control(self, cohort: Cohort, server: ServerState) -> Tensor:
-        """c_i⁺ of the cohort's clients, (K, d); c_i where nothing was trained."""
-        is_trained = cohort.num_steps.to(cohort.control.device)[:, None] > 0
+        """c_i⁺ of the cohort's clients, (K, d); c_i where no step was taken, or steps of size 0 say nothing."""
+        num_steps = cohort.num_steps.to(cohort.w)[:, None]
         if self.gradient_mean:
-            return torch.where(is_trained, cohort.gradient_mean, cohort.control)
-        moved = cohort.num_steps.to(cohort.w)[:, None] * cohort.step_size
-        drift = torch.where(moved > 0, (server.z - cohort.w) / moved, 0.0)
-        return torch.where(is_trained, cohort.control - server["control"] + drift, cohort.control)
+            return torch.where(num_steps > 0, cohort.gradient_mean, cohort.control)
+        moved = num_steps * cohort.step_size
+        control = cohort.control - server["control"] + (server.z - cohort.w) / moved
+        return torch.where(moved > 0, control, cohort.control)
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
         """The sum of the changes of the c_i."""
@@ -59,9 +59,8 @@ class ControlVariates(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Stage c_i⁺ and add its change."""
-        control = self.new_control(cohort, server)
-        cohort.stage("control", control)
-        sums.add_valid("control", cohort, control.to(sums.dtype) - cohort.control)
+        cohort.stage("control", self.new_control(cohort, server))
+        sums.add_valid("control", cohort, cohort.staged("control").to(sums.dtype) - cohort.control)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """C moves by the mean over all N clients."""

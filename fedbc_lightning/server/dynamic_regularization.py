@@ -10,6 +10,8 @@ from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 class DynamicRegularization(ServerCallback):
     """h ← h − (α/N) Σ_{S_t} (w_i − z), and z ← aggregate − h/α; stands behind the aggregation.
 
+    −α (w_i − z) is the change of h_i, the staged client vector ``correction``; h is the mean of all of these.
+
     Args:
         alpha: α.
 
@@ -17,6 +19,7 @@ class DynamicRegularization(ServerCallback):
         Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", Algorithm 1.
     """
 
+    reads = ("correction",)
     follows_aggregation = True
 
     def __init__(self, alpha: float) -> None:
@@ -27,15 +30,15 @@ class DynamicRegularization(ServerCallback):
         state.server_vector("correction")
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
-        """Σ (w_i − z)."""
-        sums.declare("drift", server.z.numel())
+        """The sum of the changes of the h_i."""
+        sums.declare("correction", server.z.numel())
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients."""
-        sums.add_valid("drift", cohort, cohort.w - server.z)
+        sums.add_valid("correction", cohort, cohort.staged("correction") - cohort.correction)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Move h, then z."""
-        correction = server["correction"] - self.alpha / server.num_clients * sums["drift"]
+        correction = server["correction"] + sums["correction"] / server.num_clients
         server.stage("correction", correction)
         server.stage("z", server.staged("z") - correction / self.alpha)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.server.base import Sums
 from fedbc_lightning.server.optimizers import ServerOptimizer
 from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import SequentialEngine
 
 
 class LargestClientStep(ServerOptimizer):
@@ -36,7 +40,8 @@ class LargestClientStep(ServerOptimizer):
 class FrankWolfe(ServerOptimizer):
     """A Deep-Frank-Wolfe step, whose size follows from the clients' losses.
 
-    With δ = Δ̄, F = Σ p_i (mean over client i's batches of the loss before each step), r = wd z::
+    With δ = Δ̄, F = Σ p_i (mean over client i's batches of the loss before each step), and r = wd z for the parameters
+    of the model's optimizer, 0 for others::
 
         γ = clip((F − η_s ⟨δ, r⟩) / (η_s ‖δ‖² + 1e-5), 0, 1)
         z ← z − η_s (r + γ δ);    m ← μ m − η_s γ (δ + r),    z ← z + μ m
@@ -56,6 +61,10 @@ class FrankWolfe(ServerOptimizer):
         check_at_least("algorithm.weight_decay", weight_decay, 0)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
+    def check(self, engine: SequentialEngine, num_sampled: int) -> None:
+        """See which parameters are optimized."""
+        self._num_optimized = engine.layout.num_optimized
+
     def declare_state(self, state: StateDeclaration) -> None:
         """The momentum m, 0 at the start."""
         state.server_vector("momentum")
@@ -70,6 +79,7 @@ class FrankWolfe(ServerOptimizer):
         """See the class."""
         delta = -direction.to(sums.dtype)
         decay = self.weight_decay * server.z.to(sums.dtype)
+        decay[self._num_optimized :] = 0
         with_loss = [record for record in server.valid_records if "batch_loss" in record]
         share = sum(record["weight"] for record in with_loss)
         loss = sum(record["weight"] * record["batch_loss"] for record in with_loss) / share if share else 0.0

@@ -21,11 +21,12 @@ def smoothed_center(w: Tensor, penalty: Penalty) -> Tensor:
     """The z of least Σ_i min_θ Ψ(θ)/σ + ½ ‖w_i − z − θ‖², (d,) in float64; ``w`` (n, d), all of the same weight.
 
     From z = mean(w_i): θ_i = prox(w_i − z), z ← z + Σ (w_i − z − θ_i) / Σ b_i, until ‖step‖ ≤ 1e-8 max(1, ‖z‖) or after
-    1,000 sweeps. b_i is the share of w_i − z that θ_i leaves, by coordinate. With n in place of Σ b_i, as the paper has
-    it, the sweeps have the same fixed points but move z by at most δ each, and need thousands where clients lie far
-    beyond δ. It is the mean for :class:`~fedbc_lightning.local.penalties.SquaredNorm`, a smoothed geometric median
-    for ``Norm``, a smoothed coordinate median (Huber's location) for ``AbsoluteNorm`` (some
-    point of the median's interval, where the number of clients is even and they lie far apart). Kundu et al., "Fed+".
+    1,000 sweeps; on MPS, which has no float64, 5e-7. b_i is the share of w_i − z that θ_i leaves, by coordinate. With n
+    in place of Σ b_i, as the paper has it, the sweeps have the same fixed points but move z by at most δ each, and need
+    thousands where clients lie far beyond δ. It is the mean for
+    :class:`~fedbc_lightning.local.penalties.SquaredNorm`, a smoothed geometric median for ``Norm``, a smoothed
+    coordinate median (Huber's location) for ``AbsoluteNorm`` (some point of the median's interval, where the number of
+    clients is even and they lie far apart). Kundu et al., "Fed+".
 
     Example:
         >>> from fedbc_lightning.local.penalties import AbsoluteNorm
@@ -35,13 +36,14 @@ def smoothed_center(w: Tensor, penalty: Penalty) -> Tensor:
     """
     w = w.to(wide_dtype(w.device))
     z = w.mean(dim=0)
+    tolerance = max(1e-8, 4 * torch.finfo(w.dtype).eps)
     for _ in range(MAX_SWEEPS):
         away = w - z
-        pull = away - penalty.prox(away)
+        pull = penalty.pull(away)
         share = torch.where(away != 0, pull / away, 1.0).sum(dim=0)
         step = torch.where(share > 0, pull.sum(dim=0) / share, 0.0)
         z = z + step
-        if torch.linalg.vector_norm(step) <= 1e-8 * torch.linalg.vector_norm(z).clamp(min=1):
+        if torch.linalg.vector_norm(step) <= tolerance * torch.linalg.vector_norm(z).clamp(min=1):
             return z
     _warn_of_sweeps(penalty)
     return z

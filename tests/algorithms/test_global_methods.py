@@ -445,6 +445,57 @@ def test_fedpd_needs_all_clients(tmp_path):
         fit(tmp_path, FedPD(), QuadraticData(sample_quadratics()), Recorder(), clients_per_round=4, max_rounds=1)
 
 
+# What optimizers leave alone, and what is kept in less precision
+
+
+def test_steps_of_size_0_tell_scaffold_nothing(tmp_path):
+    """Section 2: c_i⁺ is formed from (z − w_i)/(K_i η)."""
+
+    class Module(QuadraticModule):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: float(done != 3))  # not in round 4
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "round"}}
+
+    recorder = Recorder(vectors=("control",), server=("control",))
+    settings = {"max_rounds": 5, "clients_per_round": 2, "local_steps": 3, "callbacks": [recorder]}
+    trainer = FederatedTrainer(**QUIET | settings, default_root_dir=str(tmp_path))
+    trainer.fit(Module(), QuadraticData(sample_quadratics()), SCAFFOLD(control="step_size"))
+    for name, values in recorder.arrays().items():
+        np.testing.assert_array_equal(values[3], values[2], err_msg=name)
+        assert (values[4] != values[3]).any()
+
+
+def test_fedlilu_decays_only_what_is_optimized(tmp_path):
+    class Module(QuadraticModule):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([self.tail], lr=self.lr)
+
+    module = Module()
+    trainer = FederatedTrainer(**QUIET, max_rounds=3, default_root_dir=str(tmp_path))
+    trainer.fit(module, QuadraticData(sample_quadratics()), FedLiLU(server_lr=1.0, weight_decay=0.5))
+    (still, *moved) = module.vector() != start_point()
+    assert not still
+    assert all(moved)
+
+
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedDyn", "FedADMM"])
+def test_the_servers_mean_is_that_of_the_rows_as_they_are_kept(tmp_path, name):
+    """In bfloat16, too, whose rounding must not pile up: section 2, c, h and the mean of the u_i."""
+    vectors, server = {
+        "SCAFFOLD": (("control",), "control"),
+        "FedDyn": (("correction",), "correction"),
+        "FedADMM": (("local_model", "multiplier"), "augmented_mean"),
+    }[name]
+    build = {"SCAFFOLD": SCAFFOLD, "FedDyn": partial(FedDyn, alpha=1.0), "FedADMM": partial(FedADMM, rho=0.5)}[name]
+    recorder = Recorder(vectors=vectors, server=(server,))
+    options = {"max_rounds": 40, "clients_per_round": 2, "local_epochs": 2, "client_dtype": "bfloat16"}
+    fit(tmp_path, build(), QuadraticData(sample_quadratics(), batch_size=2), recorder, **options)
+    found = {key: values[-1] for key, values in recorder.arrays().items()}
+    rows = found[vectors[0]] + (found["multiplier"] / 0.5 if name == "FedADMM" else 0)
+    np.testing.assert_allclose(found[f"server_{server}"], rows.mean(0), rtol=0, atol=1e-12)
+
+
 # A client that fails
 
 

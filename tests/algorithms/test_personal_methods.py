@@ -539,11 +539,13 @@ def evaluated(trainer: FederatedTrainer, which: str = "local") -> np.ndarray:
     return np.array([[values[client] for values in found] for client in found[0]])
 
 
-def measure(root: Path, algorithm: Any, data: QuadraticData, recorder: Recorder, **options: Any) -> FederatedTrainer:
+def measure(
+    root: Path, algorithm: Any, data: QuadraticData, recorder: Recorder, weight_decay: float = 0.0, **options: Any
+) -> FederatedTrainer:
     settings: dict[str, Any] = {"max_rounds": 3, "clients_per_round": 2, "local_epochs": 2, "seed": 2}
     settings |= {"sampler": RecordingSampler(), "callbacks": [recorder], "default_root_dir": str(root)} | options
     trainer = FederatedTrainer(**QUIET | settings)
-    trainer.fit(Measured(), datamodule=data, algorithm=algorithm)
+    trainer.fit(Measured(weight_decay=weight_decay), datamodule=data, algorithm=algorithm)
     return trainer
 
 
@@ -580,16 +582,20 @@ def test_apfl_evaluates_the_mixture_with_the_current_z(tmp_path, options):
         assert len(np.unique(found["mixture"])) == 3
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("size", [20, 4])
-def test_perfedavg_evaluates_one_step_from_z(tmp_path, split, size):
-    """Section 3: 'one step of alpha from z', on the first ``finetune_batch_size`` samples, unshuffled, of the split."""
+def test_perfedavg_evaluates_one_step_from_z(tmp_path, split, size, weight_decay):
+    """Section 3: 'one step of alpha from z', on the first ``finetune_batch_size`` samples, unshuffled, of the split.
+
+    It is the inner step of training, in which SGD's weight decay is part of the gradient.
+    """
     data, alpha, recorder = DataWithTests((26, 5, 31), (3, 23, 40), batch_size=7), 0.3, Recorder()
     options = {"finetune_split": split} | ({} if size == 20 else {"finetune_batch_size": size})
-    trainer = measure(tmp_path, PerFedAvg(inner_lr=alpha, outer_lr=0.1, **options), data, recorder)
+    trainer = measure(tmp_path, PerFedAvg(inner_lr=alpha, outer_lr=0.1, **options), data, recorder, weight_decay)
     z, clients = recorder.arrays()["z"][-1], data.clients if split == "train" else data.tests
     rows = [np.arange(min(size, len(clients[i][1]))) for i in range(3)]
-    expected = [z - alpha * reference.gradient(clients, i, z, rows[i]) for i in range(3)]
+    expected = [z - alpha * (reference.gradient(clients, i, z, rows[i]) + weight_decay * z) for i in range(3)]
     np.testing.assert_allclose(evaluated(trainer), expected, rtol=0, atol=1e-8)
     np.testing.assert_allclose(evaluated(trainer, "global"), [z] * 3, rtol=0, atol=1e-8)
     assert not [name for name in trainer.callback_metrics if "test_objective" in name]

@@ -84,6 +84,13 @@ def test_delta_zero_lets_go_and_infinity_holds(penalty):
 
 
 @simple_penalties
+@pytest.mark.parametrize("delta", [0.0, 0.3, math.inf])
+def test_pull_is_what_prox_leaves(penalty, delta):
+    v = torch.cat([points(5), torch.zeros(1, 6, dtype=torch.float64)])
+    torch.testing.assert_close(penalty(delta).pull(v), v - penalty(delta).prox(v), rtol=0, atol=1e-15)
+
+
+@simple_penalties
 def test_clients_do_not_mix(penalty):
     v = points(4)
     together = penalty(0.4).prox(v)
@@ -220,10 +227,22 @@ def test_norm_gives_the_point_where_the_clipped_pulls_cancel(n, delta):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_squared_norm_gives_the_mean(dtype):
     w = points(7, dtype=dtype)
-    for delta in (0.0, 0.001, 5.0, math.inf):
+    for delta in (0.0, 1e-12, 0.001, 5.0, math.inf):
         z = smoothed_center(w, SquaredNorm(delta))
         assert z.dtype == torch.float64
         torch.testing.assert_close(z, w.double().mean(dim=0), rtol=1e-12, atol=1e-12)
+
+
+@simple_penalties
+def test_sweeps_in_float32_come_to_rest(penalty, monkeypatch, caplog):
+    """On MPS there is nothing wider."""
+    w = torch.randn(10, 1000, generator=torch.Generator().manual_seed(0))
+    expected = smoothed_center(w, penalty(0.1))
+    monkeypatch.setattr(center_module, "wide_dtype", lambda device: torch.float32)
+    z = smoothed_center(w, penalty(0.1))
+    assert z.dtype == torch.float32
+    torch.testing.assert_close(z.double(), expected, rtol=0, atol=1e-4)
+    assert not caplog.records
 
 
 @simple_penalties
@@ -264,9 +283,9 @@ class Counted(AbsoluteNorm):
 
     num_calls = 0
 
-    def prox(self, v):
+    def pull(self, v):
         self.num_calls += 1
-        return super().prox(v)
+        return super().pull(v)
 
 
 @pytest.mark.parametrize(("scale", "tolerance"), [(1e-9, 1e-8), (1.0, 1e-7), (1e9, 1e2)])

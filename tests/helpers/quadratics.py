@@ -41,6 +41,7 @@ class QuadraticModule(LightningModule):
         tail_lr: Makes two optimizer groups, ``tail`` FIRST, so that the flat vector is (tail, head).
         decay: Per-step factor of the learning rate (an ExponentialLR of interval ``step``).
         lbfgs: LBFGS in place of SGD: four closure calls in a step.
+        weight_decay: Of SGD.
     """
 
     def __init__(
@@ -51,13 +52,14 @@ class QuadraticModule(LightningModule):
         tail_lr: float | None = None,
         decay: float | None = None,
         lbfgs: bool = False,
+        weight_decay: float = 0.0,
     ) -> None:
         super().__init__()
         start = torch.linspace(-1.0, 1.0, dim, dtype=torch.float64)
         self.head = torch.nn.Parameter(start[:1].clone())
         self.tail = torch.nn.Parameter(start[1:].clone())
         self.lr, self.momentum, self.tail_lr, self.decay = lr, momentum, tail_lr, decay
-        self.lbfgs = lbfgs
+        self.lbfgs, self.weight_decay = lbfgs, weight_decay
 
     def vector(self) -> np.ndarray:
         """The parameters as (head, tail), whatever the order of the trainer's flat vector."""
@@ -80,7 +82,7 @@ class QuadraticModule(LightningModule):
         groups: list[dict[str, Any]] = [{"params": [self.head, self.tail]}]
         if self.tail_lr is not None:
             groups = [{"params": [self.tail], "lr": self.tail_lr}, {"params": [self.head]}]
-        optimizer = torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
+        optimizer = torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         if self.decay is None:
             return optimizer
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, self.decay)
