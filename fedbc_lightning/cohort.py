@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedbc_lightning.devices import wide_dtype
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.state import ClientStore
 
@@ -116,10 +117,10 @@ class Cohort:
         return torch.cat([self.w, self.buffers], dim=1) if self.buffers.numel() else self.w
 
     def stage(self, name: str, value: Tensor) -> None:
-        """Give a declared state its value (K, ...) for the next round, in the precision in which it is kept."""
+        """Give a declared state its value (K, ...) for the next round."""
         expected = self._store.row_shape(name)
         assert expected is None or value.shape == (len(self), *expected), (name, value.shape, expected)
-        self._staged[name] = self._store.as_kept(name, value)
+        self._staged[name] = value
 
     def committed(self, name: str) -> Tensor:
         """The value of the round before, by name; read from the store when it is first asked for."""
@@ -130,6 +131,14 @@ class Cohort:
     def staged(self, name: str) -> Tensor:
         """The value for the next round: what was staged, else the committed one."""
         return self._staged[name] if name in self._staged else self.committed(name)
+
+    def change(self, name: str) -> Tensor:
+        """What the next round will read of a vector less what this one did, (K, ...), in the dtype of sums.
+
+        Rows may be kept rounded; a sum of such changes over the rounds stays that of the rows.
+        """
+        kept = self._store.as_kept(name, self.staged(name))
+        return kept.to(wide_dtype(kept.device)) - self.committed(name)
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise if declared client state could not be read from a cohort by its name.

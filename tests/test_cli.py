@@ -130,15 +130,19 @@ def test_an_interrupted_process_says_how_to_go_on(project):
     assert f"fedbc-cli fit --config {RUN}/config.yaml --ckpt_path last" in done.stderr.replace("\n", " ")
 
 
-def test_what_a_terminal_cannot_show_stops_nothing(monkeypatch):
+def test_what_a_terminal_cannot_show_is_escaped_but_never_in_a_config(monkeypatch):
     monkeypatch.setattr(gc, "freeze", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["fedbc-cli", "fit", "--algorithm.help", "FedBC"])
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
+    config = ("--config", "digits.yaml", "--trainer.default_root_dir", "λ", "--print_config")
+    monkeypatch.setattr(sys, "argv", ["fedbc-cli", "fit", *config])
+    with pytest.raises(UnicodeEncodeError):
+        main()
+    monkeypatch.setattr(sys, "argv", ["fedbc-cli", "fit", "--algorithm.help", "FedBC"])
     with pytest.raises(SystemExit):
         main()
     terminal.flush()
-    assert b"multiplier ?_i prices" in terminal.buffer.getvalue()
+    assert rb"multiplier \u03bb_i prices" in terminal.buffer.getvalue()
 
 
 # what is built

@@ -31,7 +31,7 @@ class FedBCFineTune(FedBC):
         ``finetune_lr`` 0 is FedBC.
     Departures:
         The paper takes the batch from the client's *test* data (``finetune_split: test``), so that the step sees what
-        is then tested; the default here takes it from the training data.
+        is then tested; the default here takes it from the training data. The weight decay of torch's SGD is part of it.
 
     References:
         "Federated Learning Beyond Consensus", section 5.

@@ -39,8 +39,9 @@ class SCAFFOLD(FederatedAlgorithm):
         With equal clients, all of them in every round, c_i = c: FedAvg with uniform weights.
     Departures:
         With momentum or another optimizer ``control`` is the mean gradient (0.9 can diverge, 0.5 converges). With a
-        scheduler η is the mean of the step sizes, with several groups it goes by group. A client without a step keeps
-        its c_i. The FedBC code's "Scaffold" is another method: do not compare with its rows.
+        scheduler η is the mean of the step sizes, with several groups it goes by group. A client without a step, or
+        with steps of size 0 only, keeps its c_i. The FedBC code's "Scaffold" is another method: do not compare with its
+        rows.
 
     References:
         Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", Algorithm 1,

@@ -50,8 +50,8 @@ def main(args: Sequence[str] | None = None) -> int:
         2
     """
     words = list(sys.argv[1:] if args is None else args)
-    if args is None:
-        _say_what_can_be_said()
+    if args is None and not any(word.startswith("--print_config") for word in words):
+        _escape_what_cannot_be_shown()
     if words in (["--version"], ["version"]):
         print(version())
         return 0
@@ -70,11 +70,10 @@ def main(args: Sequence[str] | None = None) -> int:
     return _run(words, is_of_studies=is_of_studies)
 
 
-def _say_what_can_be_said() -> None:
-    """On a terminal, or into a file, whose encoding has no λ there stands ``?``; it stops nothing."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+def _escape_what_cannot_be_shown() -> None:
+    r"""Where standard output's encoding has no λ, print ``\u03bb`` in place of a traceback, as on standard error."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _import_uncollected() -> None:

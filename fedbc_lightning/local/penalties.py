@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 class Penalty:
     """Base class of the penalties Ψ. One of one's own overrides :meth:`prox`, and :meth:`pull` where v − θ cancels."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """With a prox of its own a class does not have the pull of the class that it derives from."""
+        super().__init_subclass__(**kwargs)
+        if "prox" in vars(cls) and "pull" not in vars(cls):
+            cls.pull = Penalty.pull  # type: ignore[method-assign]
 
     def prox(self, v: Tensor) -> Tensor:
         """The θ of each client, (n, d), where ``v`` = w − z, (n, d)."""

@@ -38,8 +38,7 @@ class AugmentedMean(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add u_i − u_i^old of the valid clients."""
-        change = (cohort.staged("local_model") - cohort.local_model)[:, : server.z.numel()]
-        change = change + (cohort.staged("multiplier") - cohort.multiplier) / self.rho
+        change = cohort.change("local_model")[:, : server.z.numel()] + cohort.change("multiplier") / self.rho
         sums.add_valid("augmented", cohort, change)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:

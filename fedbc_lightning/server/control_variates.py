@@ -60,7 +60,7 @@ class ControlVariates(ServerCallback):
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Stage c_i⁺ and add its change."""
         cohort.stage("control", self.new_control(cohort, server))
-        sums.add_valid("control", cohort, cohort.staged("control").to(sums.dtype) - cohort.control)
+        sums.add_valid("control", cohort, cohort.change("control"))
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """C moves by the mean over all N clients."""

@@ -8,9 +8,9 @@ from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
 
 
 class DynamicRegularization(ServerCallback):
-    """h ← h − (α/N) Σ_{S_t} (w_i − z), and z ← aggregate − h/α; stands behind the aggregation.
+    """h ← h + (1/N) Σ_{S_t} (h_i⁺ − h_i), and z ← aggregate − h/α; stands behind the aggregation.
 
-    −α (w_i − z) is the change of h_i, the staged client vector ``correction``; h is the mean of all of these.
+    Needs the client vector ``correction`` (h_i), staged: h_i⁺ = h_i − α (w_i − z).
 
     Args:
         alpha: α.
@@ -35,7 +35,7 @@ class DynamicRegularization(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients."""
-        sums.add_valid("correction", cohort, cohort.staged("correction") - cohort.correction)
+        sums.add_valid("correction", cohort, cohort.change("correction"))
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Move h, then z."""

@@ -90,6 +90,18 @@ def test_pull_is_what_prox_leaves(penalty, delta):
     torch.testing.assert_close(penalty(delta).pull(v), v - penalty(delta).prox(v), rtol=0, atol=1e-15)
 
 
+def test_pull_of_blocks_and_of_a_prox_of_ones_own():
+    v, blocks = points(5), Layerwise({"head.*": Norm(0.5), "scale": AbsoluteNorm(0.3)}, SquaredNorm(1.0))
+    bound = blocks.bind(net_layout())
+    torch.testing.assert_close(bound.pull(v), v - bound.prox(v), rtol=0, atol=1e-15)
+
+    class Half(AbsoluteNorm):
+        def prox(self, v):
+            return v / 2
+
+    torch.testing.assert_close(Half(0.1).pull(v), v / 2)
+
+
 @simple_penalties
 def test_clients_do_not_mix(penalty):
     v = points(4)

@@ -151,7 +151,7 @@ class Forked:
     @property
     def printed(self) -> tuple[str, str]:
         """Its standard output and error so far."""
-        out, err = (path.read_text() if path.exists() else "" for path in self._files)
+        out, err = (path.read_text(errors="replace") if path.exists() else "" for path in self._files)
         return out, err
 
     def finish(self, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
@@ -173,7 +173,9 @@ def forked(
 ) -> Iterator[Forked]:  # fmt: skip
     """``python`` with these words, killed at the end with all that it has started."""
     with tempfile.TemporaryDirectory() as folder:
-        program = Forked(words, cwd, Path(folder), environment or program_environment(**changes))
+        program = Forked(
+            words, cwd, Path(folder), program_environment(**changes) if environment is None else environment
+        )
         try:
             yield program
         finally:
@@ -201,7 +203,7 @@ def run_forked(
     """In place of ``subprocess.run`` in a script that starts Python; what is printed is always captured."""
     python, *words = command
     assert python == sys.executable
-    with forked(words, Path(cwd or Path.cwd()), os.environ if env is None else env) as program:
+    with forked(words, Path(cwd or Path.cwd()), env) as program:
         done = program.finish()
     if check:
         done.check_returncode()
