@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional
 
 from fedbc_lightning import seeding
 from fedbc_lightning.checks import check_at_least, check_share
@@ -124,7 +124,7 @@ class RandomCrop(BatchAugmentation):
     def forward(self, images: Tensor, generator: Generator) -> Tensor:
         """``(B, C, H, W)`` -> the same shape; offsets ``(2, B)`` are drawn from the CPU generator."""
         height, width = images.shape[-2:]
-        padded = F.pad(images, (self.padding,) * 4)
+        padded = functional.pad(images, (self.padding,) * 4)
         offsets = torch.randint(2 * self.padding + 1, (2, len(images)), generator=generator)
         rows, columns = offsets.to(images.device, non_blocking=True)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2p+1, 2p+1, H, W), a view
