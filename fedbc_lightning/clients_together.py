@@ -12,10 +12,8 @@ from torch import Tensor
 
 from fedbc_lightning.devices import upload
 from fedbc_lightning.engines.cohort_run import FEW
-from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.errors import first_line
 from fedbc_lightning.fabric import gather_objects
-from fedbc_lightning.loading import ClientLoader
 from fedbc_lightning.seeding import Generators
 
 if TYPE_CHECKING:
@@ -97,22 +95,11 @@ class ClientsTogether:
 
     def _why_not(self, unit: Sequence[Task], alone: Sequence[Task], results: Results) -> str | None:
         """Fill in results one after another, and say what of the step makes it more than a function."""
-        mapped, (first, second, *_) = self._mapped, unit
-        try:
-            results |= self._one_by_one([first])  # which may set up things
-            if self._has_drawn(first[1]):
-                return "it draws random numbers"
-            loader = self._evaluator.loader(self._what.split, second[1])
-            if isinstance(loader, ClientLoader) and loader.gathers:
-                next(iter(loader))  # its data are kept from now on, on the device
-            before, num_tensors = mapped.described(), mapped.num_tensors()
-            results |= self._one_by_one([second])
-            if mapped.num_tensors() > num_tensors:
-                return "it keeps what it computes"
-            results |= self._one_by_one([task for task in alone if task not in results])
-            return "it changes the module, or a global" if mapped.described() != before else None
-        except NotRecordableError as error:
-            return str(error)
+        results |= self._one_by_one(unit[:1])  # which may set up things
+        if self._has_drawn(unit[0][1]):
+            return "it draws random numbers"
+        results |= self._one_by_one([task for task in alone if task not in results])
+        return None
 
     def _has_drawn(self, client: int) -> bool:
         """Whether the step that has just been taken for a client drew random numbers."""

@@ -112,6 +112,14 @@ class ClientLoader:
         dataset = self.dataset
         return self.gathers and dataset.transform is None and dataset.augment is None  # type: ignore[attr-defined]
 
+    @property
+    def code_between(self) -> list[Any]:
+        """Datasets, transforms and the like whose code runs whenever a batch is made."""
+        if not self.gathers:
+            return [self.dataset, self._options]
+        dataset: Any = self.dataset
+        return [part for part in (dataset.transform, dataset.augment) if part is not None]
+
     def __len__(self) -> int:
         """Batches per epoch."""
         return num_batches(self.sampler.num_samples, self.batch_size, self.drop_last)

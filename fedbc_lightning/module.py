@@ -95,7 +95,7 @@ class UserModule:
         for child in self.module.modules():
             if isinstance(child, LightningModule):
                 child._trainer = self.shim  # type: ignore[assignment]
-                child.log = self._log  # type: ignore[method-assign]
+                child.log = self.log  # type: ignore[method-assign]
 
     def detach(self) -> None:
         """Give the module back as it came, but for its weights."""
@@ -106,7 +106,7 @@ class UserModule:
                 child._trainer = None
                 child.__dict__.pop("log", None)
 
-    def _log(
+    def log(
         self,
         name: str,
         value: Any,

@@ -65,8 +65,9 @@ class FederatedTrainer(CallbackView):
             ``torch.func`` over ``training_step``, for small models; what it cannot do is refused by name; clients with
             equal numbers of samples are evaluated together, too. ``"auto"``: the faster of the two on a few steps of
             the first round's clients; kept on resume.
-        record_steps: Whether a ``training_step`` that is a function of weights and batch is recorded once it came
-            often, and replayed: the same numbers, sooner. False: it runs as written in every step.
+        record_steps: Which steps are recorded once they came often, and replayed: the same numbers, sooner. ``"auto"``:
+            those of a ``training_step`` that is proven to be a function of weights and batch; one line names the
+            obstacle where it is not. True: you vouch for it. False: it runs as written in every step.
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         strategy: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork``, ``ddp_notebook``: how processes are started. Each
             trains whole clients; gradients are never synchronised.
@@ -118,7 +119,7 @@ class FederatedTrainer(CallbackView):
         sampler: ClientSampler | None = None,
         stragglers: Stragglers | None = None,
         engine: Literal["sequential", "vectorized", "auto"] = "sequential",
-        record_steps: bool = True,
+        record_steps: bool | Literal["auto"] = "auto",
         accelerator: str = "auto",
         strategy: str = "auto",
         devices: list[int] | str | int = "auto",

@@ -50,6 +50,10 @@ class CohortOptimizerRun(CohortRun):
         steps = self.train()
         self.finish(steps, self.counted.means(), self.gradient_sum)
 
+    def parts(self) -> list[Any]:
+        """The terms, and what is applied after a step."""
+        return [*super().parts(), *([] if self.after_step is None else [self.after_step])]
+
     def train(self) -> list[int]:
         """All steps of all clients; how many each has taken."""
         loaders, optimizer = self.loaders, self.optimizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from fedbc_lightning.devices import upload
 from fedbc_lightning.engines.cohort_batches import Stack
 from fedbc_lightning.engines.mappable import SEQUENTIAL
 from fedbc_lightning.engines.step_function import StepOutput, at_entries
+from fedbc_lightning.engines.visitors import is_ours
 from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.local import Term
 from fedbc_lightning.seeding import derive, seed_globals
@@ -64,9 +65,19 @@ class CohortRun:
 
     def start_steps(self, lr_scale: float, grad: Tensor) -> None:
         """Make the optimizer as new, and begin what recordings count; see :meth:`begin`."""
-        self.engine.recorder.start(self.engine.round)
+        self.engine.recorder.start(self.engine.round, has_visitors=self.has_visitors())
         self.optimizer = self.engine.stacked_optimizer
         self.optimizer.start(self.w, grad, self.engine.optimizer.learning_rates, lr_scale)
+
+    def has_visitors(self) -> bool:
+        """Whether code that is not this package's runs between the steps: in datasets, or in parts of the method."""
+        return not all(
+            map(is_ours, [*self.parts(), *(part for loader in self.loaders for part in loader.code_between)])
+        )
+
+    def parts(self) -> list[Any]:
+        """The parts of the method that have code of their own in each step."""
+        return list(self.terms)
 
     def load(self, start: Tensor, purpose: str) -> None:
         """Seed the generators, load the start models and make loaders; see :meth:`begin`."""

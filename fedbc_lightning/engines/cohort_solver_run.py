@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -90,6 +90,10 @@ class CohortSolverRun(CohortRun):
             self.num_steps += 1
         solver.end(client)
         self.finish([num_steps] * len(lengths), self.counted.means())
+
+    def parts(self) -> list[Any]:
+        """The terms and the solver."""
+        return [*super().parts(), self.solver]
 
     # what a solver asks for
 

@@ -73,7 +73,7 @@ class JointRun(CohortOptimizerRun):
         torch.index_select(torch.cat([run.w for run in runs]), 0, place, out=self.w)
         self.terms = [term for kind in JOINABLE for term in joined_terms(kind, runs, place)]
         for run in runs[1:]:
-            run.engine.recorder.start(engine.round)
+            run.engine.recorder.start(engine.round, has_visitors=self.has_visitors())
         self.start_steps(lr_scale, self.grad)
 
     def train_all(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbc_lightning.collector import reduction
 from fedbc_lightning.engines.recording import NotRecordableError
-from fedbc_lightning.engines.step_function import StepOutput, WatchedIndex
+from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.engines.step_recorder import is_same
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.seeding import Generators, preserved_globals
@@ -48,17 +48,11 @@ def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool
             return output
 
     try:
-        taken(recorder.function.written, batch_idx=0)  # the first forward may set up things in the module
-        draws = False
-        for metric in user.metrics:
-            metric.reset()
-        with recorder.watched():
-            output = taken(recorder.function.written, batch_idx=WatchedIndex())
-            recorder.check_metrics()
-        if not is_same(output, taken(recorder.function.single, parameters, batch_idx=0), tolerance=1e-4):
-            raise NotRecordableError("given its weights as arguments, it has other gradients")
+        _prove(engine, batch, lambda: taken(recorder.function.written, batch_idx=0))
+        output = taken(recorder.function.written, batch_idx=0)
+        recorder.check_metrics()
         if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
-            raise NotRecordableError("it uses batch_idx")
+            raise NotRecordableError("given its weights as arguments, or another batch_idx, it has other gradients")
     except NotRecordableError as error:
         raise ConfigurationError(
             f"trainer.engine: vectorized needs a training_step that is a function of weights and batch: {error}; "
@@ -71,3 +65,17 @@ def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool
                 f"self.log('{call.name}') gives something else; {SEQUENTIAL}."
             )
     return draws
+
+
+def _prove(engine: VectorizedEngine, batch: list[Tensor], take_step: Callable[[], StepOutput]) -> None:
+    """Prove the step; a module may set up things in its first step, which is then taken first, but not on trial."""
+    engine.recorder.check_hooks()
+    try:
+        engine.recorder.prove(batch)
+    except NotRecordableError:
+        if engine.is_trial:
+            raise
+        take_step()
+        for metric in engine.user.metrics:
+            metric.reset()
+        engine.recorder.prove(batch)

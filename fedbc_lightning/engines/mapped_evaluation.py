@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import LightningModule
@@ -17,10 +15,9 @@ from torch import Tensor
 
 from fedbc_lightning.collector import ColumnCollector
 from fedbc_lightning.engines.cohort_batches import gathered_whole
+from fedbc_lightning.engines.proof import Proof
 from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.engines.step_function import StepFunction
-from fedbc_lightning.engines.step_state import Description
-from fedbc_lightning.errors import first_line
 from fedbc_lightning.hooks import overrides
 from fedbc_lightning.loading import ClientLoader
 
@@ -33,8 +30,8 @@ log = logging.getLogger("lightning.pytorch." + __name__)
 class MappedEvaluation:
     """The user's ``validation_step`` or ``test_step`` under ``vmap``, for clients of one batch each.
 
-    The step is run as written, so it must be a function of weights and batch. Whether it is shows in the first
-    evaluation, which is done both ways (see :class:`~fedbc_lightning.clients_together.ClientsTogether`).
+    The step must be a function of weights and batch, which is proven for each form of a batch. The first evaluation is
+    done both ways all the same (see :class:`~fedbc_lightning.clients_together.ClientsTogether`).
 
     Args:
         engine: Its module is used.
@@ -50,7 +47,7 @@ class MappedEvaluation:
         self._user, self._layout, self._stage = engine.user, engine.layout, stage
         self._row = engine.row
         self._function = StepFunction(engine.user, engine.layout, f"{stage}_step")
-        self._description = Description([buffer for buffer, _ in engine.user.scratch], step=f"{stage}_step")
+        self._proofs: dict[tuple, Proof] = {}
         self.most_models = max(1, engine.most_rows)
         self.reasons: dict[str, str | None] = {}
         self._said: set[str] = set()
@@ -65,25 +62,9 @@ class MappedEvaluation:
             return f"the hook {', '.join(hooks)} is called for each of them"
         return "the module holds a torchmetrics Metric" if user.metrics else None
 
-    def described(self) -> Any:
-        """What a step may change; equal where it has changed nothing.
-
-        Raises:
-            NotRecordableError: Something's changes could not be seen.
-        """
-        try:
-            return self._description.of(self._user.module)
-        except (ValueError, RecursionError, AttributeError) as error:
-            raise NotRecordableError(f"its attributes cannot be looked through ({first_line(error)})") from error
-
-    def num_tensors(self) -> int:
-        """That exist in the process: a step that keeps what it computes, wherever, leaves more of them."""
-        gc.collect(1)  # what is new; all would take half a second
-        return sum(issubclass(type(held), Tensor) for held in gc.get_objects())
-
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Raise if a mapped step inside prints, or if torch maps an operation by doing it once for each client.
+        """Raise if torch maps an operation of a step inside by doing it once for each client.
 
         The module's own parameters are NaN meanwhile: a step that reaches them on another way gives other numbers.
 
@@ -93,13 +74,11 @@ class MappedEvaluation:
         kept = self._row.clone()
         self._row.fill_(torch.nan)
         try:
-            with warnings.catch_warnings(record=True) as caught, redirect_stdout(io.StringIO()) as printed:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 yield
         finally:
             self._row.copy_(kept)
-        if printed.getvalue():
-            raise NotRecordableError("it prints")
         if any("performance drop" in str(warning.message) for warning in caught):
             raise NotRecordableError("torch would do one of its operations for each of them in turn")
 
@@ -122,6 +101,7 @@ class MappedEvaluation:
             raise NotRecordableError("their data are not tensors in memory of one kind")
         self._user.start_collecting()  # scratch buffers are as each client finds them
         batch = self._user.to_device(batch)
+        self._prove([part[0] for part in batch])
         parameters = [w[..., e.offset : e.end].view(*w.shape[:-1], *e.shape) for e in self._layout.entries]
         calls = self._function.evaluated(parameters, batch, is_one_model=w.ndim == 1)
         collector = ColumnCollector(len(there))
@@ -129,6 +109,12 @@ class MappedEvaluation:
         for call in calls:
             collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
         return collector.results()
+
+    def _prove(self, batch: list[Tensor]) -> None:
+        form = tuple([(part.shape, part.dtype) for part in batch])
+        proof = self._proofs.get(form)
+        if proof is None or not proof.holds():
+            self._proofs[form] = self._function.prove(batch)
 
     def say(self, reason: str) -> None:
         """Tell why clients are not evaluated together, each reason once."""

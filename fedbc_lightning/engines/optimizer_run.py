@@ -12,6 +12,7 @@ from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.collector import batch_size_of
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.step_function import StepOutput
+from fedbc_lightning.engines.visitors import is_ours
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import AfterStep, Term
 
@@ -104,7 +105,7 @@ class OptimizerRun(ClientRun):
         engine, user, optimizer, recorder = self.engine, self.user, self.optimizer, self.engine.recorder
         layout, grad, terms, collector = self.layout, engine.grad, self.terms, self.collector
         batch_size, num_samples = self.loader.batch_size, self.loader.num_samples
-        recorder.start(engine.round)
+        recorder.start(engine.round, has_visitors=self._has_visitors())
         step = optimizer.plain_step()
         clips = bool(self.local.gradient_clip_val)
         if layout.num_optimized < layout.num_parameters:
@@ -145,6 +146,11 @@ class OptimizerRun(ClientRun):
             if self.num_steps == self.local.steps and batch_idx + 1 < self.num_batches:
                 return
         optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
+
+    def _has_visitors(self) -> bool:
+        """Whether code that is not this package's runs between the steps: in datasets, terms, or after steps."""
+        parts = [*self.terms, *([] if self.after_step is None else [self.after_step]), *self.loader.code_between]
+        return not all(map(is_ours, parts))
 
     def _written(self, loss: Tensor) -> StepOutput:
         """The step that was just taken."""

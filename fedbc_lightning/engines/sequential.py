@@ -20,7 +20,7 @@ from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.optimizer_run import MissingGradientError, OptimizerRun
 from fedbc_lightning.engines.oracle import Oracle
 from fedbc_lightning.engines.solver_run import SolverRun, weight_decay_terms
-from fedbc_lightning.engines.step_recorder import StepRecorder
+from fedbc_lightning.engines.step_recorder import RecordSteps, StepRecorder
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import CLIENT_HOOKS, STEP_HOOKS, overrides
 from fedbc_lightning.layout import ParameterLayout
@@ -54,7 +54,8 @@ class LocalTraining:
         accumulate_grad_batches: Batches per optimizer step.
         gradient_clip_val: Clip after the algorithm's terms were added; None: not at all.
         gradient_clip_algorithm: By ``"norm"`` over all parameters at once, or by ``"value"``.
-        record_steps: Whether steps may be recorded.
+        record_steps: Which steps are recorded: ``"auto"`` those that are proven to be functions of weights and batch;
+            True all, the user vouches for them; False none.
     """
 
     epochs: int | None = 1
@@ -62,7 +63,7 @@ class LocalTraining:
     accumulate_grad_batches: int = 1
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: Literal["norm", "value"] = "norm"
-    record_steps: bool = True
+    record_steps: RecordSteps = "auto"
 
     def num_steps(self, num_batches: int) -> int:
         """K_i, the optimizer steps of a client with so many batches, if no step is skipped."""
@@ -127,7 +128,7 @@ class SequentialEngine:
         self.round = 0
         self.is_trial = self.has_solver = False
         self.grad_scale = 1.0
-        self.recorder = StepRecorder(user, layout, may_record=local.record_steps)
+        self.recorder = StepRecorder(user, layout, local.record_steps)
         self._components: dict[int, list[Any]] = {}
         self._shares: dict[int, list[float]] = {}
         module, hooks = user.module, user.hooks

@@ -13,8 +13,10 @@ from torch.func import functional_call, grad, vmap
 from torchmetrics import Metric
 
 from fedbc_lightning.devices import upload
+from fedbc_lightning.engines.proof import Proof, prove
 from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.layout import ParameterLayout
+from fedbc_lightning.seeding import preserved_globals
 
 if TYPE_CHECKING:
     from fedbc_lightning.module import UserModule
@@ -77,30 +79,9 @@ class LoggedCalls:
             self._collector.log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)
         elif isinstance(value, Metric):
             raise NotRecordableError(f"self.log('{name}') logs a Metric")
-        elif isinstance(value, WatchedIndex):
-            raise NotRecordableError("it uses batch_idx")
         if isinstance(value, Tensor):
             value = value.detach().reshape(())
         self.calls.append(LoggedCall(name, value, reduce_fx, batch_size))
-
-
-class WatchedIndex(int):
-    """A ``batch_idx`` that knows whether Python code used it for anything but passing it on."""
-
-    is_used = False
-
-
-def _used(name: str) -> Callable[..., Any]:
-    def use(self: WatchedIndex, *args: Any) -> Any:
-        WatchedIndex.is_used = True
-        return getattr(int, name)(self, *args)
-
-    return use
-
-
-for _name in vars(int):
-    if _name.startswith("__") and _name not in ("__new__", "__getattribute__", "__doc__"):
-        setattr(WatchedIndex, _name, _used(_name))
 
 
 class Step(nn.Module):
@@ -126,9 +107,28 @@ class StepFunction:
     """
 
     def __init__(self, user: UserModule, layout: ParameterLayout, name: str = "training_step") -> None:
-        self.user, self.layout = user, layout
+        self.user, self.layout, self._name = user, layout, name
         self._step = Step(user.module, name, user.takes_index[name])
         self._names = [f"module.{entry.name}" for entry in layout.entries]
+
+    def prove(self, batch: Sequence[Tensor]) -> Proof:
+        """Prove that the step is a function of weights and batch, for batches of this form; it leaves no trace.
+
+        Args:
+            batch: One client's; the module is in the mode of the step.
+
+        Raises:
+            NotRecordableError: It is not proven, with the obstacle.
+        """
+        user = self.user
+        collector, user.collector = user.collector, LoggedCalls()  # type: ignore[assignment]
+        try:
+            with preserved_globals(user.device), user.autocast():
+                return prove(
+                    user.module, self._name, batch, takes_index=user.takes_index[self._name], log=type(user).log
+                )
+        finally:
+            user.collector = collector
 
     def single(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
         """Of one client: parameters as in the module.

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import logging
-import random
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from lightning.fabric.plugins.precision import DoublePrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from fedbc_lightning.devices import read, wide_dtype
+from fedbc_lightning.engines.proof import Proof
 from fedbc_lightning.engines.recording import NotRecordableError, Replay, record
 from fedbc_lightning.engines.step_function import (
     LoggedCall,
     LoggedCalls,
     StepFunction,
     StepOutput,
-    WatchedIndex,
     tensors_of,
     with_tensors,
 )
-from fedbc_lightning.engines.step_state import Description
 from fedbc_lightning.errors import first_line
 from fedbc_lightning.hooks import CLIENT_HOOKS
 from fedbc_lightning.layout import ParameterLayout
@@ -40,18 +35,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lightning.pytorch." + __name__)
 
+RecordSteps = Literal["auto"] | bool
 RECORD_AFTER = {"single": 500, "mapped": 60}
 """Steps of one shape that pay for recording it: 100 to 200 ms against 0.1 ms, or 1 ms for a mapped one, in each."""
 NUM_TRIALS = 3
-"""So many steps are run as written and compared before the first is replayed ..."""
+"""Number of replays that are compared with the step as written before replays are trusted."""
 COMPARE_EVERY = 64
-"""... and one in so many from then on."""
+"""Of the steps after those, one in this many is run as written and compared."""
 MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
-VARYING = frozenset({
-    "current_epoch", "global_step", "current_client", "max_epochs", "max_steps", "estimated_stepping_batches",
-    "num_training_batches", "callback_metrics", "optimizers", "lr_scheduler_configs", "strategy",
-})  # fmt: skip
-"""What ``self.trainer`` answers differently in another client or step."""
 
 
 @dataclass
@@ -68,39 +59,36 @@ class Recording:
 class StepRecorder:
     """Replays steps whose shapes came often: the operations of the module's own step, on the same numbers.
 
-    A recording holds what ``training_step`` did once, so what it does must be a function of parameters and batch. It is
-    not recorded if it uses ``batch_idx``, reads ``self.trainer`` where that varies, changes the module, updates a
-    Metric, draws from ``random``, NumPy or a generator of its own, prints, logs, or looks at the value of a tensor; nor
-    if the module has attributes whose changes cannot be seen. The first steps of a recording, one in each
-    round, and one in 64 are run as written and compared with what the replay gives, on a CPU bit for bit; and what the
-    module holds is compared from round to round.
+    A recording holds what ``training_step`` did once, so what it does must be a function of parameters and batch. With
+    ``record_steps: auto`` that is proven before a shape is recorded, see :mod:`fedbc_lightning.engines.proof`; what the
+    proof rests on is compared before each client, and before each step where code of the user's runs in between.
+    With ``true`` the user vouches for it. In both cases the first replays, one in each round, and one in 64 are run as
+    written and compared, on a CPU bit for bit.
 
     Args:
         user: The user's module.
-        layout: Of its parameters.
-        may_record: ``trainer.record_steps``.
+        layout: The layout of its parameters.
+        record_steps: ``trainer.record_steps``.
 
     Attributes:
         function: The step as a function.
-        record_after: Kind -> steps of one shape before it is recorded.
+        record_after: Kind -> number of steps of one shape before it is recorded.
         reason: Why steps are not recorded; None: they are.
     """
 
-    def __init__(self, user: UserModule, layout: ParameterLayout, *, may_record: bool = True) -> None:
+    def __init__(self, user: UserModule, layout: ParameterLayout, record_steps: RecordSteps = "auto") -> None:
         self._user, self._module, self._layout = user, user.module, layout
         self.function = StepFunction(user, layout)
         self.record_after: Mapping[str, float] = RECORD_AFTER
-        self._description = Description([buffer for buffer, _ in user.scratch], user.metrics)
+        self._is_vouched = record_steps is True
+        self._proofs: dict[tuple, Proof] = {}
         self._counts: dict[tuple, int] = {}
         self._found: dict[tuple, Recording] = {}
-        self._reads: set[str] = set()
-        self._state: Any = None
-        self._observed: Any = None
         self._waiting: tuple[Recording, StepOutput] | None = None
         self._heard: LoggedCalls | None = None
-        self._round, self._is_compared = -1, False
+        self._round, self._is_compared, self._has_visitors = -1, False, False
         self.reason: str | None = None
-        if not may_record:
+        if record_steps is False:
             self.reason = "trainer.record_steps is false"
         elif layout.has_buffers:
             self.reason = "it moves buffers"
@@ -109,14 +97,17 @@ class StepRecorder:
         elif any(map(user.hooks.listens, CLIENT_HOOKS)):
             self.reason = "hooks are called between clients"
 
-    def start(self, round: int) -> None:
-        """A client or cohort starts in this round: once a round, drop the recordings if the module has changed."""
-        if round == self._round:
-            return
-        self._round, self._is_compared = round, False
-        if self._found and self._described() != self._state:
-            self._found.clear()
-            self._counts.clear()
+    def start(self, round: int, *, has_visitors: bool) -> None:
+        """Steps of a client or cohort begin: forget proofs and recordings if something that the step reads has changed.
+
+        Args:
+            round: The present round.
+            has_visitors: Whether code of the user's, such as a dataset's, runs between these steps.
+        """
+        self._has_visitors = has_visitors
+        self._is_compared &= round == self._round
+        self._round = round
+        self._forget_unless_proven()
 
     def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
         """The replayed step, or None: it is to be run as written, and given to :meth:`compare`; without autograd.
@@ -132,6 +123,8 @@ class StepRecorder:
         for tensor in batch:
             if type(tensor) is not Tensor or tensor.layout is not torch.strided:
                 return None
+        if self._has_visitors:
+            self._forget_unless_proven()
         key = (kind, type(batch), *[(t.shape, t.stride(), t.dtype) for t in batch])
         found = self._found.get(key) or self._consider(kind, key, parameters, batch)
         if found is None:
@@ -148,6 +141,26 @@ class StepRecorder:
             except Exception as error:  # some kernels cannot be called as they were traced
                 self._stop(f"torch cannot replay it: {first_line(error)}")
         return None
+
+    def prove(self, batch: Sequence[Tensor]) -> None:
+        """Make sure that a step on such a batch of one client is a function of weights and batch.
+
+        Args:
+            batch: One client's, on the device.
+
+        Raises:
+            NotRecordableError: That is not proven, and nobody vouches for it.
+        """
+        if not self.knows(batch):
+            self._user.train_mode()
+            self._user.shim.set(training=True)
+            self._proofs[_form(batch)] = self.function.prove(batch)
+
+    def knows(self, batch: Sequence[Tensor]) -> bool:
+        """Whether a step on such a batch of one client is proven, and the proof still holds, or somebody vouches."""
+        if self._has_visitors:
+            self._forget_unless_proven()
+        return self._is_vouched or _form(batch) in self._proofs
 
     def listen(self) -> bool:
         """Before a step as written: whether it is going to be compared; then what it logs is kept for that."""
@@ -201,6 +214,12 @@ class StepRecorder:
         self._stop_late(found)
         return None
 
+    def _forget_unless_proven(self) -> None:
+        if not all(proof.holds() for proof in self._proofs.values()):
+            self._proofs.clear()
+            self._found.clear()
+            self._counts.clear()
+
     def _consider(self, kind: str, key: tuple, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
         """A recording, once a shape has come often enough."""
         if len(self._counts) > MAX_SHAPES:
@@ -210,14 +229,10 @@ class StepRecorder:
         if count < self.record_after[kind] or len(self._found) >= MAX_RECORDINGS or is_double:
             return None
         try:
-            if count == self.record_after[kind]:
-                self._observed = self._description.of(self._module)  # the caller's next step is looked at
-                return None
             self._found[key] = found = self._record(kind, parameters, batch)
         except NotRecordableError as error:
             self._stop(str(error))
             return None
-        self._state = self._described()
         return found
 
     def _record(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Recording:
@@ -225,19 +240,26 @@ class StepRecorder:
         take_step = getattr(self.function, kind)
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-            output = take_step(tensors[: len(parameters)], type(batch)(tensors[len(parameters) :]), WatchedIndex())
+            output = take_step(tensors[: len(parameters)], type(batch)(tensors[len(parameters) :]), 0)
             calls[:] = with_tensors(output.logged, repeat(torch.empty(0)))  # theirs go with the recording
             return (*output.gradients, output.loss, *tensors_of(output.logged))
 
+        self.check_hooks()
+        self.prove(type(batch)(part[0] for part in batch) if kind == "mapped" else batch)
+        self.check_metrics()
+        with preserved_globals(self._user.device):
+            replay, draws = record(flat, [*parameters, *batch], forbidden=self._layout.parameters)
+        self.check_metrics()
+        return Recording(replay, calls, draws)
+
+    def check_hooks(self) -> None:
+        """Raise if torch's hooks are registered on the module's layers or parameters.
+
+        Raises:
+            NotRecordableError: They are.
+        """
         if _has_hooks(self._module):
             raise NotRecordableError("hooks are registered on its layers or parameters")
-        if self._observed != self._description.of(self._module):
-            raise NotRecordableError("it changes the module")
-        self.check_metrics()
-        with preserved_globals(self._user.device), self.watched():
-            replay, draws = record(flat, [*parameters, *batch], forbidden=self._layout.parameters)
-            self.check_metrics()
-        return Recording(replay, calls, draws)
 
     def check_metrics(self) -> None:
         """Raise if a step of this client has updated a Metric.
@@ -247,59 +269,6 @@ class StepRecorder:
         """
         if any(metric.update_called for metric in self._user.metrics):
             raise NotRecordableError("it updates a torchmetrics Metric")
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Raise if a step inside does anything that is not a function of weights and batch; give the module back.
-
-        Raises:
-            NotRecordableError: It does, with what it is.
-        """
-        shim, before = self._user.shim, self._description.of(self._module)
-        held = [(d, dict(d)) for child in self._module.modules() for d in (vars(child), child._buffers, child._modules)]
-        random_before = _generators()
-        shim.reads.clear()
-        WatchedIndex.is_used = False
-        printed, logged = io.StringIO(), []
-        out, err, make_record = sys.stdout, sys.stderr, logging.getLogRecordFactory()
-        sys.stdout, sys.stderr = _Tee(out, printed), _Tee(err, printed)
-
-        def note(name: str, *args: Any, **options: Any) -> logging.LogRecord:
-            logged.append(name)
-            return make_record(name, *args, **options)
-
-        logging.setLogRecordFactory(note)
-        try:
-            yield
-            varying = ", ".join(sorted(shim.reads & VARYING))
-            problems = {
-                "it uses batch_idx": WatchedIndex.is_used,
-                f"it reads self.trainer.{varying}": bool(varying),
-                "it reads self.logger": bool(shim.reads & {"logger", "loggers"}),
-                "it draws from random or numpy.random": random_before != _generators(),
-                "it prints": bool(printed.getvalue()),
-                "it logs messages": any(not name.startswith("torch") for name in logged),
-                "it changes the module": before != self._description.of(self._module),
-            }
-            problem = next((problem for problem, is_there in problems.items() if is_there), None)
-            if problem is not None:
-                raise NotRecordableError(problem)
-        finally:
-            sys.stdout, sys.stderr = out, err
-            logging.setLogRecordFactory(make_record)
-            self._reads |= shim.reads
-            for now, then in held:
-                now.clear()
-                now.update(then)
-
-    def _described(self) -> Any:
-        """The module, and what ``self.trainer`` answers to what was asked; None where that cannot be seen any more."""
-        answers = self._user.shim.__dict__["_values"]
-        try:
-            known = tuple((name, self._description.value(answers.get(name), name)) for name in sorted(self._reads))
-            return known, self._description.of(self._module)
-        except NotRecordableError:
-            return None
 
     def _stop(self, reason: str) -> None:
         self.reason = reason
@@ -318,14 +287,9 @@ class StepRecorder:
             )
 
 
-class _Tee(io.TextIOBase):
-    def __init__(self, *files: Any) -> None:
-        self._files = files
-
-    def write(self, text: str) -> int:
-        for file in self._files:
-            file.write(text)
-        return len(text)
+def _form(batch: Sequence[Tensor]) -> tuple:
+    """What a proof needs to know of a batch."""
+    return type(batch), *[(part.shape, part.dtype) for part in batch]
 
 
 def is_same(written: StepOutput, replayed: StepOutput, tolerance: float = 0.0) -> bool:
@@ -354,12 +318,6 @@ def _is_near(a: Any, b: Any, tolerance: float) -> bool | Tensor:
     a, b = (value.to(wide_dtype(a.device)) for value in (a, b))
     scale = a.nan_to_num(0.0, 0.0, 0.0).abs().max()
     return ((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= tolerance * scale)).all()
-
-
-def _generators() -> tuple:
-    """Where Python's and NumPy's global generators stand."""
-    _, keys, *position = np.random.get_state()
-    return random.getstate(), np.asarray(keys).tobytes(), position
 
 
 def _cuda(device: torch.device) -> list[torch.device]:

@@ -110,7 +110,7 @@ class VectorizedEngine(SequentialEngine):
         super().check_solver(name, solver)
 
     def check_step(self, w: Tensor, batch: list[Tensor]) -> None:
-        """See :func:`~fedbc_lightning.engines.mappable.check_step`; once for each shape of a batch.
+        """See :func:`~fedbc_lightning.engines.mappable.check_step`; once for each shape of a batch while it is proven.
 
         Args:
             w: (K, d), of which the first client's is taken.
@@ -120,7 +120,7 @@ class VectorizedEngine(SequentialEngine):
             ConfigurationError: The step may not be mapped.
         """
         shape = tuple([part.shape[1:] for part in batch])
-        if shape in self._checked:
+        if shape in self._checked and self.recorder.knows([part[0] for part in batch]):
             return
         self._checked.add(shape)
         draws, self.draws = self.draws, check_step(self, w[0], [part[0] for part in batch]) or self.draws

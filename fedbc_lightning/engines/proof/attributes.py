@@ -1,0 +1,236 @@
+"""Attributes, as Python finds them, with every place that was looked at taken down."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from abc import ABCMeta
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedbc_lightning.engines.proof import known
+from fedbc_lightning.engines.proof.reads import MISSING, PLAIN
+from fedbc_lightning.shim import ModuleTrainer
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.proof.evaluator import Evaluator
+
+NATIVE: tuple[type, ...] = (
+    *PLAIN, list, dict, tuple, set, frozenset, slice, range, OrderedDict, torch.finfo, torch.iinfo, deque,
+    types.MappingProxyType, type({}.items()), type({}.keys()), type({}.values()),
+)  # fmt: skip
+"""Exact types of Python and torch whose attributes are methods, or as unchangeable as the value."""
+CONSTANT = frozenset({
+    "max_rounds", "current_round", "datamodule", "callbacks", "is_global_zero", "global_rank", "local_rank",
+    "world_size", "num_nodes", "num_devices", "precision", "default_root_dir", "log_dir", "accumulate_grad_batches",
+    "gradient_clip_val", "gradient_clip_algorithm", "fast_dev_run", "barebones", "progress_bar_callback",
+})  # fmt: skip
+"""What ``self.trainer`` answers alike in all steps of a round ..."""
+STAGES = frozenset({"training", "validating", "testing", "sanity_checking"})
+"""... and what it answers alike in all steps of one kind."""
+LOOKUPS = [
+    vars(kind)["__getattribute__"]
+    for kind in (
+        object,
+        dict,
+        list,
+        tuple,
+        set,
+        deque,
+        types.SimpleNamespace,
+        BaseException,
+        OrderedDict,
+        int,
+        str,
+        float,
+    )
+    if "__getattribute__" in vars(kind)
+]
+"""How Python finds attributes where a class does not decide otherwise."""
+LIBRARIES = ("torch", "lightning", "builtins", "abc", "torchmetrics")
+"""Packages whose classes are taken to stay as they are while a program runs."""
+
+
+class Attributes:
+    """Reads attributes for an evaluator.
+
+    Args:
+        evaluator: Calls what is found where reading an attribute means a call.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator, self._reads = evaluator, evaluator.reads
+
+    def get(self, owner: Any, name: str) -> Any:
+        """The value of an attribute.
+
+        Raises:
+            AttributeError: There is none.
+            NotRecordableError: It cannot be told where it comes from.
+        """
+        value = self._found(owner, name)
+        if value is MISSING:
+            raise AttributeError(f"'{type(owner).__name__}' object has no attribute '{name}'")
+        return value
+
+    def of_class(self, cls: type, name: str) -> Any:
+        """What a class and its bases hold under a name, or MISSING; changes of classes that users write are seen."""
+        for base in cls.__mro__:
+            if base.__module__.partition(".")[0] in LIBRARIES:
+                value = base.__dict__.get(name, MISSING)
+            else:
+                value = self._reads.item(base.__dict__, base, name)
+            if value is not MISSING:
+                return value
+        return MISSING
+
+    def special(self, owner: Any, name: str) -> Any:
+        """A method of the owner's class with the owner bound to it, as operators look it up; MISSING: there is none."""
+        static = self.of_class(type(owner), name)
+        return MISSING if static is MISSING else self._bound(static, owner, type(owner), name)
+
+    def _found(self, owner: Any, name: str) -> Any:
+        kind = type(owner)
+        if kind is ModuleTrainer:
+            return self._of_trainer(owner, name)
+        if isinstance(owner, Tensor):
+            return self._of_tensor(owner, name)
+        is_of_enum = isinstance(owner, enum.Enum) and name in ("name", "value")
+        if kind in NATIVE or isinstance(owner, np.generic) or is_of_enum:
+            return getattr(owner, name, MISSING)
+        if kind is types.ModuleType:
+            return self._of_package(owner, name)
+        if kind is super:
+            return self._of_super(owner, name)
+        if isinstance(owner, type):
+            return self._of_type(owner, name)
+        if kind in (types.FunctionType, types.MethodType, types.BuiltinFunctionType):
+            return self._of_function(owner, name)
+        return self._of_object(owner, name)
+
+    def _of_trainer(self, trainer: ModuleTrainer, name: str) -> Any:
+        values = vars(trainer)["_values"]
+        if name in STAGES:
+            return values[name]
+        if name not in CONSTANT:
+            what = "self.logger" if name in ("logger", "loggers") else f"self.trainer.{name}"
+            self._evaluator.refuse(f"reads {what}")
+        return self._reads.item(values, values, name)
+
+    def _of_tensor(self, tensor: Tensor, name: str) -> Any:
+        if type(tensor) not in (Tensor, nn.Parameter):
+            self._evaluator.refuse(f"uses a {type(tensor).__qualname__}, a tensor of a class of its own")
+        if name in known.TENSOR_PROPERTIES or known.is_tensor_method(name):
+            return getattr(tensor, name)
+        if not hasattr(Tensor, name):
+            return self._reads.item(vars(tensor), vars(tensor), name)
+        return self._evaluator.refuse(f"uses {name} of a tensor, which is more than its values")
+
+    def _of_package(self, package: types.ModuleType, name: str) -> Any:
+        value = self._reads.item(vars(package), package, name)
+        if value is MISSING and "__getattr__" in vars(package):
+            self._evaluator.refuse(f"reads {package.__name__}.{name}, which is made when it is asked for")
+        return value
+
+    def _of_super(self, owner: Any, name: str) -> Any:
+        this, of, instance = owner.__thisclass__, owner.__self_class__, owner.__self__
+        bases = of.__mro__[of.__mro__.index(this) + 1 :]
+        for base in bases:
+            value = self._reads.item(base.__dict__, base, name)
+            if value is not MISSING:
+                return self._bound(value, instance, of, name)
+        return MISSING
+
+    def _of_type(self, cls: type, name: str) -> Any:
+        if isinstance(cls, enum.EnumMeta):
+            return getattr(cls, name, MISSING)
+        if self.of_class(type(cls), "__getattribute__") not in (type.__getattribute__, object.__getattribute__):
+            self._evaluator.refuse(f"reads an attribute of {cls.__qualname__}, whose metaclass decides what it is")
+        if name in ("__name__", "__qualname__", "__module__", "__mro__"):
+            return getattr(cls, name)
+        self._check_metaclass(cls, name)
+        static = self.of_class(cls, name)
+        if isinstance(static, staticmethod):
+            return static.__func__
+        if isinstance(static, classmethod):
+            return types.MethodType(static.__func__, cls)
+        if isinstance(static, property) or (static is MISSING and hasattr(type(cls), name)):
+            self._evaluator.refuse(f"reads {cls.__qualname__}.{name}, which its metaclass or a property makes")
+        return static
+
+    def _check_metaclass(self, cls: type, name: str) -> None:
+        meta = type(cls)
+        if meta not in (*known.METACLASSES, ABCMeta):
+            found = [other for other in ("__getattr__", name) if self.of_class(meta, other) is not MISSING]
+            if found:
+                self._evaluator.refuse(f"reads {cls.__qualname__}.{name}, which its metaclass may make")
+
+    def _of_function(self, function: Any, name: str) -> Any:
+        if name in ("__name__", "__qualname__", "__module__", "__self__", "__func__"):
+            return getattr(function, name)
+        fields = getattr(getattr(function, "__func__", function), "__dict__", {})
+        return self._reads.item(fields, fields, name)
+
+    def _of_object(self, owner: Any, name: str) -> Any:
+        kind = type(owner)
+        if self.of_class(kind, "__getattribute__") not in LOOKUPS:
+            kind_name = f"{kind.__module__}.{kind.__qualname__}"
+            self._evaluator.refuse(f"reads an attribute of a {kind_name}, which decides by itself what that is")
+        if name == "__class__" and self.of_class(kind, name) is vars(object)[name]:
+            return kind
+        if name == "__dict__":
+            self._evaluator.refuse("looks at all attributes of an object at once")
+        static = self.of_class(kind, name)
+        if static is not MISSING and hasattr(type(static), "__set__"):  # before the object's own attributes
+            try:
+                return self._bound(static, owner, kind, name)
+            except AttributeError:  # after which Python asks __getattr__
+                if self.of_class(kind, "__getattr__") not in (MISSING, nn.Module.__getattr__):
+                    self._evaluator.refuse(f"reads '{name}', a property that is not there")
+                raise
+        fields = getattr(owner, "__dict__", None)
+        if fields is not None and not (name == "training" and isinstance(owner, nn.Module)):
+            value = self._reads.item(fields, fields, name)
+        else:  # the engine sets `training` before the steps of each kind
+            value = (fields or {}).get(name, MISSING)
+        if value is not MISSING:
+            return value
+        if static is not MISSING:
+            return self._bound(static, owner, kind, name)
+        return self._by_getattr(owner, name)
+
+    def _by_getattr(self, owner: Any, name: str) -> Any:
+        fallback = self.of_class(type(owner), "__getattr__")
+        if fallback is MISSING:
+            return MISSING
+        if fallback is not nn.Module.__getattr__:
+            return self._evaluator.call(fallback, (owner, name), {})
+        for items in (owner._parameters, owner._buffers, owner._modules):
+            value = self._reads.item(items, items, name)
+            if value is not MISSING:
+                return value
+        return MISSING
+
+    def _bound(self, static: Any, owner: Any, kind: type, name: str) -> Any:
+        """What becomes of a class's attribute when it is read through an instance."""
+        if isinstance(static, types.FunctionType):
+            return types.MethodType(static, owner)
+        if isinstance(static, property):
+            return self._evaluator.call(static.fget, (owner,), {})
+        if isinstance(static, staticmethod):
+            return static.__func__
+        if isinstance(static, classmethod):
+            return types.MethodType(static.__func__, kind)
+        if isinstance(static, types.MemberDescriptorType):
+            return self._reads.attribute(owner, name)
+        if isinstance(static, functools.partial) or not hasattr(type(static), "__get__"):
+            return static
+        is_of_c = isinstance(static, (types.MethodDescriptorType, types.WrapperDescriptorType))
+        if is_of_c or type(static).__name__ == "_tuplegetter":
+            return static.__get__(owner, kind)
+        return self._evaluator.refuse(f"reads '{name}', which a {type(static).__qualname__} makes")

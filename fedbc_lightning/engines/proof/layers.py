@@ -1,0 +1,116 @@
+"""torch's own layers, which are called as they are, and the walks over a module's parts."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbc_lightning.engines.proof import known
+from fedbc_lightning.engines.proof.reads import MISSING, is_plain
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.proof.evaluator import Evaluator
+
+WALKS = (
+    nn.Module.parameters, nn.Module.named_parameters, nn.Module.buffers, nn.Module.named_buffers, nn.Module.children,
+    nn.Module.named_children, nn.Module.modules, nn.Module.named_modules, nn.Module.get_submodule,
+    nn.Module.get_parameter,
+)  # fmt: skip
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
+)  # fmt: skip
+GLOBAL_HOOKS = (
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
+)  # fmt: skip
+NOT_READ = frozenset(
+    {
+        *HOOKS,
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+        "_flat_weight_refs",
+        "training",
+        "_is_full_backward_hook",
+    }
+)
+
+
+class Layers:
+    """Knows which modules may be called without looking into their ``forward``.
+
+    Args:
+        evaluator: Takes down what they read.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator, self._reads = evaluator, evaluator.reads
+
+    def can_call(self, module: nn.Module) -> bool:
+        """Whether it is a layer of torch's with nothing but layers of torch's in it; takes down all they hold.
+
+        Raises:
+            NotRecordableError: Hooks are registered on it, or its class has a ``__call__`` of its own.
+        """
+        self._check_call(module)
+        parts = list(module.modules())
+        if not all(known.is_layer(type(part)) and self._is_plain_layer(part) for part in parts):
+            return False
+        for part in parts:
+            self._check_call(part)
+            self._read(part)
+        return True
+
+    def walked(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What one of torch's walks over a module gives, such as ``parameters()``; MISSING: it is none of them."""
+        if function not in WALKS or not args or not isinstance(args[0], nn.Module):
+            return MISSING
+        for value in (*args[1:], *kwargs.values()):
+            if not is_plain(value):
+                self._evaluator.refuse(f"calls {function.__qualname__} with more than plain values")
+        self._reads.tree(args[0])
+        found = function(*args, **kwargs)
+        return self._evaluator.objects.iterator(list(found)) if isinstance(found, types.GeneratorType) else found
+
+    def _check_call(self, module: nn.Module) -> None:
+        own = self._evaluator.attributes.of_class(type(module), "__call__")
+        if own is not nn.Module.__dict__["__call__"]:
+            self._evaluator.refuse(f"calls a {type(module).__qualname__}, which has a __call__ of its own")
+        if vars(module).get("_compiled_call_impl") is not None:
+            self._evaluator.refuse(f"calls a {type(module).__qualname__} that is compiled")
+        for name in HOOKS:
+            self._no_hooks(vars(module)[name])
+        for name in GLOBAL_HOOKS:
+            self._no_hooks(getattr(nn.modules.module, name))
+
+    def _no_hooks(self, hooks: dict[Any, Any]) -> None:
+        if hooks:
+            self._evaluator.refuse("calls hooks that are registered on its layers")
+        self._reads.length(hooks)
+
+    def _is_plain_layer(self, layer: nn.Module) -> bool:
+        """Whether all that it holds is plain, torch's, or tensors."""
+        return all(name in NOT_READ or _is_readable(value) for name, value in vars(layer).items())
+
+    def _read(self, layer: nn.Module) -> None:
+        fields = vars(layer)
+        for name in fields:
+            if name not in NOT_READ:
+                value = self._reads.item(fields, fields, name)
+                if type(value) is list:
+                    self._reads.sequence(value)
+        for items in (layer._parameters, layer._buffers, layer._modules):
+            for name in items:
+                self._reads.item(items, items, name)
+            self._reads.length(items)
+
+
+def _is_readable(value: Any) -> bool:
+    if type(value) in (list, tuple, set, dict):
+        return all(map(_is_readable, value.values() if type(value) is dict else value))
+    is_of_torch = is_plain(value) or id(value) in known.PURE
+    return is_of_torch or type(value) in (Tensor, nn.Parameter, torch.Generator) or isinstance(value, nn.Module)

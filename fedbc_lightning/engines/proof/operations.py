@@ -1,0 +1,70 @@
+"""What tensor operations a step makes: none of them may write outside of it or show Python a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedbc_lightning.engines.recording import NotRecordableError
+
+aten = torch.ops.aten
+
+
+class OnlyPure(TorchDispatchMode):
+    """Lets an operation pass if it is a function of its arguments, or writes into what came into being inside.
+
+    It stands below autograd, so that it sees every operation, whoever called it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, Any] = {}  # storages, kept so that no other one gets their address
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        check_values(func, args)
+        for tensor in _written(func, args, kwargs):
+            if tensor.untyped_storage()._cdata not in self._made:
+                raise NotRecordableError(f"{func} writes into a tensor that was there before it")
+        results = func(*args, **kwargs)
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        for tensor in _tensors(results):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given:
+                self._made[storage._cdata] = storage
+        return results
+
+
+def check_values(operation: Any, args: Any) -> None:
+    """Raise if Python can see values of tensors by an operation, or by the shape of its result.
+
+    Raises:
+        NotRecordableError: It can.
+    """
+    tags = getattr(operation, "tags", ())
+    if operation is aten._local_scalar_dense.default or torch.Tag.data_dependent_output in tags:
+        raise NotRecordableError("it looks at the value of a tensor")
+    shape_depends = torch.Tag.dynamic_output_shape in tags
+    if operation is aten.index.Tensor:  # by positions it is harmless, by a mask its shape depends on values
+        shape_depends = any(p.dtype in (torch.bool, torch.uint8) for p in args[1] if isinstance(p, Tensor))
+    if shape_depends:
+        raise NotRecordableError(f"the shape of {operation}'s result depends on values")
+
+
+def _written(operation: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    schema = operation._schema
+    if not schema.is_mutable:
+        return
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from _tensors(value)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))

@@ -1,0 +1,63 @@
+"""The proof of one step for batches of one form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from fedbc_lightning.engines.proof.evaluator import Evaluator
+from fedbc_lightning.engines.proof.objects import BATCH_INDEX
+from fedbc_lightning.engines.proof.operations import OnlyPure
+from fedbc_lightning.engines.proof.reads import Reads
+from fedbc_lightning.engines.recording import NotRecordableError
+from fedbc_lightning.errors import first_line
+
+
+class Proof:
+    """That a step is a function of weights and batch while what it read stays as it was.
+
+    Args:
+        reads: What it read; None: somebody vouches for the step.
+    """
+
+    def __init__(self, reads: Reads | None) -> None:
+        self._reads = reads
+
+    def holds(self) -> bool:
+        """Whether everything that the step read is as it was."""
+        return self._reads is None or self._reads.hold()
+
+
+def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: Callable[..., None]) -> Proof:
+    """Prove that a step of the module is a function of weights and batch, for batches of this form.
+
+    The step is evaluated on the module's own weights; nothing it may have changed has been changed.
+
+    Args:
+        module: In the mode that the step runs in; its ``log`` is replaced.
+        step: The name of the method.
+        batch: An example.
+        takes_index: Whether the step takes ``batch_idx``.
+        log: The function behind ``self.log``, which takes down what it is told.
+
+    Raises:
+        NotRecordableError: It is not proven; the message names the obstacle.
+    """
+    reads = Reads()
+    evaluator = Evaluator(reads, log=log)
+    reads.setting(torch.get_default_dtype)
+    try:
+        with torch.set_grad_enabled(step == "training_step"), OnlyPure():
+            # A batch belongs to the step that gets it; what may write into it is settled where steps are recorded.
+            own = tree_map_only(Tensor, Tensor.clone, batch)
+            method = evaluator.attributes.get(module, step)
+            evaluator.call(method, (own, BATCH_INDEX) if takes_index else (own,), {})
+    except NotRecordableError:
+        raise
+    except Exception as error:
+        raise NotRecordableError(f"evaluated to be looked through, it fails: {first_line(error)}") from error
+    return Proof(reads)

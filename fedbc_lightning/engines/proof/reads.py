@@ -1,0 +1,141 @@
+"""What a proven step has read beside its weights, its batch and its own objects, and whether that is still the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import CellType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), torch.Size, torch.dtype,
+    torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+"""Exact types of values that cannot change and are compared by what they are worth."""
+MISSING = object()
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value cannot change."""
+    return type(value) in PLAIN or isinstance(value, np.generic)
+
+
+def is_same(now: Any, then: Any) -> bool:
+    """Whether a read gives what it gave before: the same object, or an equal plain value of the same type."""
+    if now is then:
+        return True
+    return type(now) is type(then) and is_plain(now) and repr(now) == repr(then)
+
+
+class Reads:
+    """The reads of one proof; a step is the function that was proven as long as they give the same.
+
+    Every object that a read gave is kept, so that no other object can take its place under the same identity.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[tuple[Mapping[Any, Any], Any, Any]] = []
+        self._lengths: list[tuple[Any, int]] = []
+        self._tensors: list[tuple[Tensor, tuple[Any, ...]]] = []
+        self._others: list[tuple[Callable[[], Any], Any]] = []
+        self._known: dict[tuple[int, Any], Any] = {}  # with their owners, whose identities stay taken
+
+    def item(self, mapping: Mapping[Any, Any], owner: Any, key: Any) -> Any:
+        """Read one item of a mapping, for instance an attribute; MISSING if there is none.
+
+        Args:
+            mapping: A dict, or the ``__dict__`` of a class.
+            owner: What it belongs to; the ``__dict__`` of a class is another object each time.
+            key: Of the item.
+        """
+        value = mapping.get(key, MISSING)
+        if self._is_new(owner, ("item", key)):
+            self._items.append((mapping, key, value))
+            self._form(value)
+        return value
+
+    def cell(self, cell: CellType) -> Any:
+        """Read what a function has closed over."""
+        value = cell.cell_contents
+        if self._is_new(cell, "cell"):
+            self._others.append((lambda: cell.cell_contents, value))
+            self._form(value)
+        return value
+
+    def attribute(self, owner: Any, name: str) -> Any:
+        """Read an attribute that lies in no dict, such as a slot or a function's defaults."""
+        value = getattr(owner, name, MISSING)
+        if self._is_new(owner, ("attribute", name)):
+            self._others.append((lambda: getattr(owner, name, MISSING), value))
+            self._form(value)
+        return value
+
+    def setting(self, read: Callable[[], Any]) -> None:
+        """Take down a global setting, such as torch's default dtype."""
+        self._others.append((read, read()))
+
+    def length(self, collection: Any) -> None:
+        """Take down that a collection, for instance a dict of hooks, has so many items."""
+        if self._is_new(collection, "length"):
+            self._lengths.append((collection, len(collection)))
+
+    def sequence(self, items: Any) -> None:
+        """Take down all items of a list, a tuple or a set, in order."""
+        self._content(items, list)
+
+    def mapping(self, items: Any) -> None:
+        """Take down all items of a dict, in order."""
+        self._content(items, lambda now: [part for pair in now.items() for part in pair])
+
+    def array(self, array: np.ndarray) -> None:
+        """Take down the content of a NumPy array."""
+        if self._is_new(array, "array"):
+            self._others.append((array.tobytes, array.tobytes()))
+
+    def tree(self, module: nn.Module) -> None:
+        """Take down which parameters, buffers and modules a module has, at every depth."""
+        for child in module.modules():
+            for items in (child._parameters, child._buffers, child._modules):
+                self.mapping(items)
+
+    def hold(self) -> bool:
+        """Whether all reads give what they gave."""
+        for mapping, key, then in self._items:
+            now = mapping.get(key, MISSING)
+            if now is not then and not is_same(now, then):
+                return False
+        for collection, length in self._lengths:
+            if len(collection) != length:
+                return False
+        return all(_form_of(tensor) == form for tensor, form in self._tensors) and all(
+            is_same(read(), then) for read, then in self._others
+        )
+
+    def _is_new(self, owner: Any, what: Any) -> bool:
+        if (id(owner), what) in self._known:
+            return False
+        self._known[id(owner), what] = owner
+        return True
+
+    def _content(self, items: Any, listed: Callable[[Any], list[Any]]) -> None:
+        if self._is_new(items, "content"):
+            then = listed(items)
+            self._others.append((lambda: _are_same(listed(items), then), True))
+            for item in then:
+                self._form(item)
+
+    def _form(self, value: Any) -> None:
+        """Take down what code can see of a tensor beside its values; recorded operations read those each time."""
+        if isinstance(value, Tensor) and self._is_new(value, "form"):
+            self._tensors.append((value, _form_of(value)))
+
+
+def _are_same(now: Any, then: Any) -> bool:
+    return len(now) == len(then) and all(map(is_same, now, then))
+
+
+def _form_of(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
