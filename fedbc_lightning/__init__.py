@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FederatedAlgorithm, FedProx
     from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
+    from fedbc_lightning.engines.proof.vouched import recordable
     from fedbc_lightning.errors import ConfigurationError
     from fedbc_lightning.sampling import ClientSampler, UniformSampler
     from fedbc_lightning.trainer import FederatedTrainer
@@ -22,6 +23,7 @@ _HOMES = {
     "FederatedTrainer": "trainer",
     "PartitionedDataModule": "data",
     "UniformSampler": "sampling",
+    "recordable": "engines.proof.vouched",
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "FederatedTrainer",
     "PartitionedDataModule",
     "UniformSampler",
+    "recordable",
 ]
 
 

@@ -41,7 +41,6 @@ class SupervisedModel(LightningModule):
 
     def __init__(self, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__()
-        self._checked: tuple[torch.dtype, torch.Size] | None = None
         self.save_hyperparameters()  # takes the subclass's arguments as well
         for name, value in self.hparams.items():
             if name in SIZES and value < 1:
@@ -57,14 +56,11 @@ class SupervisedModel(LightningModule):
         Raises:
             ConfigurationError: The inputs do not fit the model.
         """
-        kind = inputs.dtype, inputs.shape[1:]
-        if kind != self._checked:  # looking at the weights in every step would cost 5 us
-            self.check_inputs(inputs)
-            self._checked = kind
+        self.check_inputs(inputs)
         return self.network(inputs)
 
     def check_inputs(self, inputs: Tensor) -> None:
-        """Look at dtype and shape, never at values; inputs of the kind seen last are not looked at again.
+        """Look at dtype and shape, never at values.
 
         Raises:
             ConfigurationError: Not of the weights' dtype, or not ``num_features`` features.

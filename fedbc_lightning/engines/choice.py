@@ -161,13 +161,14 @@ class Trial:
         try:
             if engine.has_solver:  # one client's own steps are never replayed
                 engine.recorder.record_after = {"single": math.inf, "mapped": 2}
+            if self._is_mapped:  # before any step is timed, for a step with state would find it changed
+                self._check_shapes([client for share in shares for client in share.ids])
             self._one = self._cost(ids[:1])
             if self._is_mapped:
                 most = max(engine.group(range(len(ids)), steps, ()), key=len)
                 self._num_many = len(most)
                 self._two = self._cost(ids[:2])
                 self._many = self._cost([ids[k] for k in most]) if len(most) > 2 else self._two
-                self._check_shapes([client for share in shares for client in share.ids])
         finally:
             engine.local = asked
 
@@ -180,7 +181,7 @@ class Trial:
         return seconds
 
     def _check_shapes(self, ids: list[int]) -> None:
-        """Take a step on each size of a last batch: only some clients have it, and none so far took one."""
+        """Take a step on each size of a batch: the first of a client, and the last, of which there are several."""
         datamodule, engine = self.engine.datamodule, self.engine
         sizes = datamodule.num_samples("train")
         ids = sorted(ids, key=lambda client: -sizes[client])
@@ -188,10 +189,11 @@ class Trial:
         w = self._start[None, : engine.layout.num_parameters]
         for client in list(by_size.values())[:MAX_SHAPES]:
             loader = datamodule.client_train_dataloader(client, seed=engine.seed, device=engine.user.device)
-            *_, last = loader
-            batch = engine.user.to_device(last)
-            if isinstance(batch, (list, tuple)) and all(isinstance(part, torch.Tensor) for part in batch):
-                engine.check_step(w, [part[None] for part in batch])  # type: ignore[attr-defined]
+            batches = list(loader)
+            for raw in (batches[0], batches[-1]):
+                batch = engine.user.to_device(raw)
+                if isinstance(batch, (list, tuple)) and all(isinstance(part, torch.Tensor) for part in batch):
+                    engine.check_step(w, [part[None] for part in batch])  # type: ignore[attr-defined]
 
     def _together(self, steps: list[int]) -> float:
         """Seconds of the cohorts of a round; a step of any other width costs what lies between."""

@@ -1,14 +1,18 @@
 """Only steps that are functions of weights, batch and compared values are proven; the proof itself changes nothing."""
 
 import copy
+import os
 
 import pytest
 import torch
 from helpers import stateful_steps
 from helpers.boring import BoringData, make_trainer
+from helpers.model_cases import CASES
 from helpers.stateful_steps import WAYS, Plain
+from torch import nn
+from torch.nn import functional
 
-from fedbc_lightning import ConfigurationError, FedAvg
+from fedbc_lightning import ConfigurationError, FedAvg, recordable
 from fedbc_lightning.engines import step_recorder
 from fedbc_lightning.engines.proof import prove
 from fedbc_lightning.engines.recording import NotRecordableError
@@ -68,3 +72,100 @@ def test_neither_engine_records_or_maps_it(tmp_path, monkeypatch, name):
         make_trainer(tmp_path, name="together", engine="vectorized", **options).fit(
             Plain(WAYS[name]()), BoringData(), FedAvg()
         )
+
+
+class Ordinary(Plain):
+    """What ordinary modules are made of: hyper-parameters, containers, dropout, penalties, logged dicts."""
+
+    def __init__(self, width=8, rate=0.1):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layers = nn.ModuleList(nn.Linear(10, 10) for _ in range(2))
+        self.extra = nn.ModuleDict({"norm": nn.LayerNorm(10), "drop": nn.Dropout(0.5)})
+        self.settings = {"scale": 2.0, "names": ["weight"]}
+        self.criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+
+    def features(self, inputs, *, scale=1.0, **others):
+        for number, layer in enumerate(self.layers):
+            inputs = functional.relu(layer(inputs), inplace=True) + number
+        return self.extra["drop"](self.extra["norm"](inputs)) * scale
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        if (found := self.settings.get("scale")) is None or not self.training:
+            raise ValueError(f"no scale in {len(self.settings)} settings")
+        outputs = self(self.features(inputs, scale=found, **{"unused": 1}))
+        penalty = sum(p.pow(2).sum() for name, p in self.named_parameters() if name.split(".")[-1] == "weight")
+        loss = self.criterion(outputs, targets) + self.hparams.rate * penalty
+        self.log_dict(
+            {"train_accuracy": (outputs.argmax(1) == targets).float().mean(), "train_width": self.hparams.width}
+        )
+        with torch.no_grad():
+            self.log("train_norm", self.net[0].weight.norm())
+        return {"loss": loss, "parts": [part * 1 for part in (loss, penalty)]}
+
+
+class Attentive(Plain):
+    """A recurrent layer on top of self-attention."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(10, 2, 16, batch_first=True)
+        self.attention = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.recurrent = nn.LSTM(10, 10, batch_first=True)
+
+    def forward(self, inputs):
+        return self.net(self.recurrent(self.attention(inputs[:, None]))[0][:, -1])
+
+
+@pytest.mark.parametrize("module", [Plain, Ordinary, Attentive])
+def test_ordinary_steps_are_proven(module):
+    module = module()
+    assert proof_of(module).holds()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_steps_of_the_models_here_are_proven(case):
+    inputs, targets = case.data(4).tensors
+    assert proof_of(case.model(), [inputs, targets]).holds()
+
+
+CHANGES = {
+    "a hyper-parameter": lambda module: module.hparams.update(rate=0.2),
+    "an item": lambda module: module.settings.update(scale=3.0),
+    "a layer": lambda module: module.layers.__setitem__(0, nn.Linear(10, 10)),
+    "one more layer": lambda module: module.layers.append(nn.Linear(10, 10)),
+    "a setting of a layer": lambda module: setattr(module.extra["drop"], "p", 0.1),
+    "a frozen weight": lambda module: module.net[0].weight.requires_grad_(False),
+    "a hook": lambda module: module.net[0].register_forward_hook(lambda *args: None),
+    "a method": lambda module: setattr(module, "features", lambda inputs, **options: inputs),
+    "a forward": lambda module: setattr(module.net[0], "forward", lambda inputs: inputs),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_proof_ends_with_what_it_rests_on(name):
+    module = Ordinary()
+    proof = proof_of(module)
+    module.unused = 1
+    assert proof.holds()
+    CHANGES[name](module)
+    assert not proof.holds()
+
+
+def test_a_value_that_is_given_anew_is_the_same():
+    module = Ordinary()
+    proof = proof_of(module)
+    module.hparams["rate"] = float("0.1")
+    assert proof.holds()
+
+
+def test_the_user_vouches_for_a_function():
+    @recordable
+    def known_to_be_harmless(module):
+        os.stat(__file__)
+        return 1.0
+
+    assert proof_of(Plain(known_to_be_harmless)).holds()
+    with pytest.raises(NotRecordableError, match="stat"):
+        proof_of(Plain(lambda module: float(bool(os.stat(__file__)))))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbc_lightning.engines.proof import known
-from fedbc_lightning.engines.proof.reads import MISSING, PLAIN
+from fedbc_lightning.engines.proof.reads import MISSING, PLAIN, is_a
 from fedbc_lightning.shim import ModuleTrainer
 
 if TYPE_CHECKING:
@@ -98,16 +98,16 @@ class Attributes:
         kind = type(owner)
         if kind is ModuleTrainer:
             return self._of_trainer(owner, name)
-        if isinstance(owner, Tensor):
+        if is_a(owner, Tensor):
             return self._of_tensor(owner, name)
-        is_of_enum = isinstance(owner, enum.Enum) and name in ("name", "value")
-        if kind in NATIVE or isinstance(owner, np.generic) or is_of_enum:
+        is_of_enum = is_a(owner, enum.Enum) and name in ("name", "value")
+        if kind in NATIVE or is_a(owner, np.generic) or is_of_enum:
             return getattr(owner, name, MISSING)
         if kind is types.ModuleType:
             return self._of_package(owner, name)
         if kind is super:
             return self._of_super(owner, name)
-        if isinstance(owner, type):
+        if is_a(owner, type):
             return self._of_type(owner, name)
         if kind in (types.FunctionType, types.MethodType, types.BuiltinFunctionType):
             return self._of_function(owner, name)
@@ -147,7 +147,7 @@ class Attributes:
         return MISSING
 
     def _of_type(self, cls: type, name: str) -> Any:
-        if isinstance(cls, enum.EnumMeta):
+        if is_a(cls, enum.EnumMeta):
             return getattr(cls, name, MISSING)
         if self.of_class(type(cls), "__getattribute__") not in (type.__getattribute__, object.__getattribute__):
             self._evaluator.refuse(f"reads an attribute of {cls.__qualname__}, whose metaclass decides what it is")
@@ -155,11 +155,11 @@ class Attributes:
             return getattr(cls, name)
         self._check_metaclass(cls, name)
         static = self.of_class(cls, name)
-        if isinstance(static, staticmethod):
+        if is_a(static, staticmethod):
             return static.__func__
-        if isinstance(static, classmethod):
+        if is_a(static, classmethod):
             return types.MethodType(static.__func__, cls)
-        if isinstance(static, property) or (static is MISSING and hasattr(type(cls), name)):
+        if is_a(static, property) or (static is MISSING and hasattr(type(cls), name)):
             self._evaluator.refuse(f"reads {cls.__qualname__}.{name}, which its metaclass or a property makes")
         return static
 
@@ -194,7 +194,7 @@ class Attributes:
                     self._evaluator.refuse(f"reads '{name}', a property that is not there")
                 raise
         fields = getattr(owner, "__dict__", None)
-        if fields is not None and not (name == "training" and isinstance(owner, nn.Module)):
+        if fields is not None and not (name == "training" and is_a(owner, nn.Module)):
             value = self._reads.item(fields, fields, name)
         else:  # the engine sets `training` before the steps of each kind
             value = (fields or {}).get(name, MISSING)
@@ -218,19 +218,19 @@ class Attributes:
 
     def _bound(self, static: Any, owner: Any, kind: type, name: str) -> Any:
         """What becomes of a class's attribute when it is read through an instance."""
-        if isinstance(static, types.FunctionType):
+        if is_a(static, types.FunctionType):
             return types.MethodType(static, owner)
-        if isinstance(static, property):
+        if is_a(static, property):
             return self._evaluator.call(static.fget, (owner,), {})
-        if isinstance(static, staticmethod):
+        if is_a(static, staticmethod):
             return static.__func__
-        if isinstance(static, classmethod):
+        if is_a(static, classmethod):
             return types.MethodType(static.__func__, kind)
-        if isinstance(static, types.MemberDescriptorType):
+        if is_a(static, types.MemberDescriptorType):
             return self._reads.attribute(owner, name)
-        if isinstance(static, functools.partial) or not hasattr(type(static), "__get__"):
+        if is_a(static, functools.partial) or not hasattr(type(static), "__get__"):
             return static
-        is_of_c = isinstance(static, (types.MethodDescriptorType, types.WrapperDescriptorType))
+        is_of_c = is_a(static, (types.MethodDescriptorType, types.WrapperDescriptorType))
         if is_of_c or type(static).__name__ == "_tuplegetter":
             return static.__get__(owner, kind)
         return self._evaluator.refuse(f"reads '{name}', which a {type(static).__qualname__} makes")

@@ -20,14 +20,13 @@ from fedbc_lightning.engines.proof import known
 from fedbc_lightning.engines.proof.frames import GENERATOR_FLAGS, Closure, Frame, bind
 from fedbc_lightning.engines.proof.layers import Layers
 from fedbc_lightning.engines.proof.objects import BATCH_INDEX, is_named_tuple
-from fedbc_lightning.engines.proof.reads import MISSING, is_plain
+from fedbc_lightning.engines.proof.reads import MISSING, is_a, is_plain
 from fedbc_lightning.engines.proof.source import definition_of, name_of
+from fedbc_lightning.engines.proof.vouched import VOUCHED
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.proof.evaluator import Evaluator
 
-VOUCHED = "__fedbc_recordable__"
-"""The attribute that the decorator ``recordable`` puts on a function."""
 TEXT = (str, bytes, int, float, complex, bool, tuple, torch.Size, range, frozenset)
 READING = frozenset({
     "copy", "count", "index", "union", "intersection", "difference", "symmetric_difference", "isdisjoint", "issubset",
@@ -92,27 +91,27 @@ class Calls:
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a function gives."""
-        if isinstance(function, Closure):
+        if is_a(function, Closure):
             return self._closure(function, args, kwargs)
-        if isinstance(function, types.MethodType):
+        if is_a(function, types.MethodType):
             return self._method(function, args, kwargs)
-        if isinstance(function, types.FunctionType):
+        if is_a(function, types.FunctionType):
             return self._function(function, args, kwargs)
-        if isinstance(function, types.BuiltinFunctionType):
+        if is_a(function, types.BuiltinFunctionType):
             return self._builtin(function, args, kwargs)
-        if isinstance(function, type):
+        if is_a(function, type):
             return self._class(function, args, kwargs)
-        if isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        if is_a(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
             return self._descriptor(function, args, kwargs)
         if type(function) is functools.partial:
             self._reads.mapping(function.keywords)
             return self.call(function.func, (*function.args, *args), {**function.keywords, **kwargs})
-        if isinstance(function, np.ufunc) and not kwargs:
+        if is_a(function, np.ufunc) and not kwargs:
             return self._native(function, args, kwargs)
-        if isinstance(function, nn.Module):
+        if is_a(function, nn.Module):
             return self._module(function, args, kwargs)
         method = self._evaluator.attributes.special(function, "__call__")
-        if isinstance(method, types.MethodType):
+        if is_a(method, types.MethodType):
             return self.call(method, args, kwargs)
         return self._refuse(function)
 
@@ -136,7 +135,7 @@ class Calls:
         bound = bind(code, args, kwargs, defaults, keyword, function.__name__)
         cells: dict[str, Any] = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         for name, value in bound.items():
-            if name in kwargs or isinstance(value, dict):
+            if name in kwargs or is_a(value, dict):
                 self._mark_rest(code, name, value)
         return self._evaluator.run(Frame(name_of(function), code, function.__globals__, cells, bound), node)
 
@@ -155,14 +154,14 @@ class Calls:
         function, owner = method.__func__, method.__self__
         if function is self._log:
             return self._logged(method, args, kwargs)
-        if isinstance(owner, Tensor) and vars(Tensor).get(function.__name__) is function:
+        if is_a(owner, Tensor) and vars(Tensor).get(function.__name__) is function:
             return self._native(method, args, kwargs)
         return self.call(function, (owner, *args), kwargs)
 
     def _logged(self, log: types.MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """``self.log``, which is told numbers and tensors; the call is part of what the step gives."""
         for value in (*args, *kwargs.values()):
-            if isinstance(value, Metric):
+            if is_a(value, Metric):
                 self._evaluator.refuse("logs a torchmetrics Metric")
             if value is not None and not callable(value):
                 self._objects.check(value)
@@ -179,18 +178,18 @@ class Calls:
             return self._native(function, args, kwargs)
         owner = function.__self__
         name = function.__name__
-        if isinstance(owner, Tensor) and known.is_tensor_method(name):
+        if is_a(owner, Tensor) and known.is_tensor_method(name):
             return self._native(function, args, kwargs)
         if type(owner) in TEXT or is_named_tuple(type(owner)):
             self._objects.check(owner)
             result = self._native(function, args, kwargs)
             return self._objects.made(result) if type(result) is list else result
-        if isinstance(owner, (list, dict, set)):
+        if is_a(owner, (list, dict, set)):
             return self._of_collection(function, owner, name, args, kwargs)
         return self._refuse(function)
 
     def _of_collection(self, function: Any, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict) -> Any:
-        is_mapping = isinstance(owner, dict)
+        is_mapping = is_a(owner, dict)
         if is_mapping and name == "get":
             return self._objects.get(owner, *args)
         if is_mapping and name in ("items", "keys", "values"):
@@ -203,7 +202,7 @@ class Calls:
                 what = self._node.func.value if isinstance(self._node.func, ast.Attribute) else self._node
                 self._evaluator.refuse(f"changes `{ast.unparse(what)}`")
             if name in ("extend", "update"):
-                args = tuple(a if isinstance(a, dict) else self._items(a) for a in args)
+                args = tuple(a if is_a(a, dict) else self._items(a) for a in args)
             if name not in ("append", "extend", "insert", "update"):
                 self._check(args, kwargs)
             self._objects.changed(owner)
@@ -228,10 +227,10 @@ class Calls:
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call what is written in C, or of torch's own, once it is sure that it runs nobody else's code."""
         args, kwargs = self._check(args, kwargs)
-        if isinstance(function, type) and kwargs.keys() & {"key", "default"}:
+        if is_a(function, type) and kwargs.keys() & {"key", "default"}:
             self._refuse(function)
         result = function(*args, **kwargs)
-        is_new = function in (sorted, list, dict, set) or isinstance(result, np.ndarray)
+        is_new = function in (sorted, list, dict, set) or is_a(result, np.ndarray)
         return self._objects.made(result) if is_new else result
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -266,10 +265,10 @@ class Calls:
             and (init.__code__.co_filename == "<string>")
         ):
             return self._data_instance(cls, args, kwargs)
-        if not isinstance(init, types.FunctionType) and (args or kwargs):
+        if not is_a(init, types.FunctionType) and (args or kwargs):
             self._refuse(cls)
         instance = self._objects.made(object.__new__(cls))
-        if isinstance(init, types.FunctionType):
+        if is_a(init, types.FunctionType):
             self.call(init, (instance, *args), kwargs)
         return instance
 
@@ -284,7 +283,7 @@ class Calls:
         return self._objects.made(cls(*args, **kwargs))
 
     def _module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(module, Metric):
+        if is_a(module, Metric):
             self._evaluator.refuse("updates a torchmetrics Metric")
         if self._layers.can_call(module):
             self._check(args, kwargs)
@@ -314,7 +313,7 @@ class Calls:
         if value is BATCH_INDEX:
             self._evaluator.refuse("uses batch_idx")
         own = self._evaluator.attributes.of_class(type(value), "__class__")
-        if own is not vars(object)["__class__"] and not isinstance(value, Tensor):
+        if own is not vars(object)["__class__"] and not is_a(value, Tensor):
             self._evaluator.refuse("asks for the class of an object that decides by itself what that is")
         for cls in _flat(classes):
             self._objects.check(cls)
@@ -339,8 +338,8 @@ class Calls:
 
     def _iterator(self, items: Any, *sources: Any, function: Any = None) -> Any:
         """An iterator over items that Python would make one by one from these sources, and maybe by a function."""
-        frame = function.parent if isinstance(function, Closure) else self._evaluator.frame
-        names = function.code.co_freevars if isinstance(function, Closure) else ()
+        frame = function.parent if is_a(function, Closure) else self._evaluator.frame
+        names = function.code.co_freevars if is_a(function, Closure) else ()
         return self._objects.iterator(list(items), self._objects.lazy(frame, names, sources))
 
     def _chained(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
@@ -357,7 +356,7 @@ class Calls:
         return self._iterator(kept, items, function=function)
 
     def _dict(self, items: Any = (), **more: Any) -> dict[Any, Any]:
-        if isinstance(items, dict):
+        if is_a(items, dict):
             return self._objects.made({**self._objects.mapping(items), **more})
         pairs = [self._items(pair) for pair in self._items(items)]
         for key, _ in pairs:
@@ -369,21 +368,21 @@ class Calls:
             effect = EFFECTS.get(function)
         except TypeError:
             effect = None
-        if effect is None and isinstance(getattr(function, "__self__", None), types.ModuleType | type(None)):
+        if effect is None and is_a(getattr(function, "__self__", None), (types.ModuleType, type(None))):
             effect = f"calls {name_of(function)}, which is not known to be a function of its arguments"
-        elif effect is None and isinstance(function, types.BuiltinFunctionType):
+        elif effect is None and is_a(function, types.BuiltinFunctionType):
             kind = type(function.__self__)
             effect = f"calls {kind.__module__}.{kind.__qualname__}.{function.__name__}, whose effects cannot be seen"
         elif effect is None:
-            name = name_of(function) if isinstance(function, type) else name_of(type(function))
+            name = name_of(function) if is_a(function, type) else name_of(type(function))
             effect = f"calls {name}, which is not looked through"
         return self._evaluator.refuse(effect)
 
 
 def _flat(classes: Any) -> list[Any]:
     """The classes of the second argument of ``isinstance``."""
-    if isinstance(classes, tuple):
+    if is_a(classes, tuple):
         return [cls for inner in classes for cls in _flat(inner)]
-    if isinstance(classes, types.UnionType):
+    if is_a(classes, types.UnionType):
         return list(classes.__args__)
     return [classes]

@@ -521,8 +521,8 @@ class Evaluator:
         finally:
             self.frame.inner.pop()
         if isinstance(node, ast.GeneratorExp):
-            names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
-            return self.objects.iterator(found, self.objects.lazy(self.frame, names))
+            used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            return self.objects.iterator(found, self.objects.lazy(self.frame, used))
         if isinstance(node, ast.DictComp):
             return self.objects.made(dict(found))
         return self.objects.made(set(found) if isinstance(node, ast.SetComp) else found)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbc_lightning.engines.proof import known
-from fedbc_lightning.engines.proof.reads import MISSING, is_plain
+from fedbc_lightning.engines.proof.reads import MISSING, is_a, is_plain
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.proof.evaluator import Evaluator
@@ -67,14 +67,14 @@ class Layers:
 
     def walked(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What one of torch's walks over a module gives, such as ``parameters()``; MISSING: it is none of them."""
-        if function not in WALKS or not args or not isinstance(args[0], nn.Module):
+        if function not in WALKS or not args or not is_a(args[0], nn.Module):
             return MISSING
         for value in (*args[1:], *kwargs.values()):
             if not is_plain(value):
                 self._evaluator.refuse(f"calls {function.__qualname__} with more than plain values")
         self._reads.tree(args[0])
         found = function(*args, **kwargs)
-        return self._evaluator.objects.iterator(list(found)) if isinstance(found, types.GeneratorType) else found
+        return self._evaluator.objects.iterator(list(found)) if is_a(found, types.GeneratorType) else found
 
     def _check_call(self, module: nn.Module) -> None:
         own = self._evaluator.attributes.of_class(type(module), "__call__")
@@ -98,6 +98,7 @@ class Layers:
 
     def _read(self, layer: nn.Module) -> None:
         fields = vars(layer)
+        self._reads.length(fields)
         for name in fields:
             if name not in NOT_READ:
                 value = self._reads.item(fields, fields, name)
@@ -113,4 +114,4 @@ def _is_readable(value: Any) -> bool:
     if type(value) in (list, tuple, set, dict):
         return all(map(_is_readable, value.values() if type(value) is dict else value))
     is_of_torch = is_plain(value) or id(value) in known.PURE
-    return is_of_torch or type(value) in (Tensor, nn.Parameter, torch.Generator) or isinstance(value, nn.Module)
+    return is_of_torch or type(value) in (Tensor, nn.Parameter, torch.Generator) or is_a(value, nn.Module)

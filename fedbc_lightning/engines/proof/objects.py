@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedbc_lightning.engines.proof import known
 from fedbc_lightning.engines.proof.frames import Frame
-from fedbc_lightning.engines.proof.reads import MISSING, is_plain
+from fedbc_lightning.engines.proof.reads import MISSING, is_a, is_plain
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.proof.evaluator import Evaluator
@@ -123,10 +123,11 @@ class Objects:
             NotRecordableError: It may run code that is not looked at.
         """
         kind = type(value)
+        self.check_lazy(self.lazy_of(value))
         if is_plain(value) or kind in (Tensor, nn.Parameter, range, torch.finfo, torch.iinfo):
             return
         if kind in LISTS or kind in SETS or is_named_tuple(kind):
-            if not self.is_made(value) and not isinstance(value, tuple):
+            if not self.is_made(value) and not is_a(value, tuple):
                 self._reads.sequence(value)
             for item in value:
                 self.check(item)
@@ -143,13 +144,13 @@ class Objects:
     def check_operand(self, value: Any) -> None:
         """As :meth:`check`, for the operands of an operator."""
         self.check(value)
-        if isinstance(value, (type, enum.Enum)):
+        if is_a(value, (type, enum.Enum)):
             self._refuse_use(value)
 
     def _is_known(self, value: Any) -> bool:
-        if isinstance(value, type):
+        if is_a(value, type):
             return type(value) in (*known.METACLASSES, ABCMeta, enum.EnumMeta)
-        if isinstance(value, enum.Enum):
+        if is_a(value, enum.Enum):
             return type(value).__eq__ in (object.__eq__, int.__eq__, str.__eq__)
         return type(value) in VIEWS or id(value) in known.PURE
 
@@ -181,10 +182,10 @@ class Objects:
             return list(value)
         if kind in (Tensor, nn.Parameter):
             return list(value)
-        if isinstance(value, dict) and self._is_as_in_dict(value, "__iter__"):
+        if is_a(value, dict) and self._is_as_in_dict(value, "__iter__"):
             return list(self.mapping(value))
         method = self._evaluator.attributes.special(value, "__iter__")
-        if isinstance(method, types.MethodType):
+        if is_a(method, types.MethodType):
             return self.items(self._evaluator.call(method, (), {}))
         return self._evaluator.refuse(f"iterates over a {kind.__module__}.{kind.__qualname__}")
 
@@ -192,7 +193,7 @@ class Objects:
         found = list(value)
         if type(value) in SETS and not all(map(is_plain, found)):
             self._evaluator.refuse("goes through a set of objects, whose order is a matter of chance")
-        if not isinstance(value, tuple) and not self.is_made(value):
+        if not is_a(value, tuple) and not self.is_made(value):
             self._reads.sequence(value)
         elif type(value) is list:
             self.gone_through.append((value, found))
@@ -200,7 +201,7 @@ class Objects:
 
     def mapping(self, value: Any) -> dict[Any, Any]:
         """All items of a dict."""
-        if not isinstance(value, dict) or not self._is_as_in_dict(value, "keys"):
+        if not is_a(value, dict) or not self._is_as_in_dict(value, "keys"):
             self._evaluator.refuse(f"takes all items of a {type(value).__qualname__}")
         if not self.is_made(value):
             self._reads.mapping(value)
@@ -209,7 +210,7 @@ class Objects:
     def item(self, owner: Any, key: Any) -> Any:
         """``owner[key]``."""
         kind = type(owner)
-        if isinstance(owner, dict) and self._is_as_in_dict(owner, "__getitem__") and not hasattr(kind, "__missing__"):
+        if is_a(owner, dict) and self._is_as_in_dict(owner, "__getitem__") and not hasattr(kind, "__missing__"):
             return self._item_of_dict(owner, key)
         if kind in (list, tuple, str, bytes, range, torch.Size, Tensor, nn.Parameter, np.ndarray) or is_named_tuple(
             kind
@@ -220,9 +221,9 @@ class Objects:
             elif kind is np.ndarray:
                 self.check(owner)
             value = owner[key]
-            return self.made(value) if kind is list and isinstance(key, slice) else value
+            return self.made(value) if kind is list and is_a(key, slice) else value
         method = self._evaluator.attributes.special(owner, "__getitem__")
-        if isinstance(method, types.MethodType):
+        if is_a(method, types.MethodType):
             return self._evaluator.call(method, (key,), {})
         return self._evaluator.refuse(f"takes an item of a {kind.__module__}.{kind.__qualname__}")
 
@@ -242,10 +243,10 @@ class Objects:
 
     def contains(self, owner: Any, item: Any) -> bool:
         """``item in owner``."""
-        if isinstance(owner, dict) and self._is_as_in_dict(owner, "__contains__"):
+        if is_a(owner, dict) and self._is_as_in_dict(owner, "__contains__"):
             return self.get(owner, item, MISSING) is not MISSING
         method = self._evaluator.attributes.special(owner, "__contains__")
-        if isinstance(method, types.MethodType) and not isinstance(owner, Tensor):
+        if is_a(method, types.MethodType) and not is_a(owner, Tensor):
             return self.truth(self._evaluator.call(method, (item,), {}))
         if not self.has_plain_equality(item):
             self.check(item)
@@ -255,9 +256,9 @@ class Objects:
     def length(self, owner: Any) -> Any:
         """``len(owner)``."""
         method = self._evaluator.attributes.special(owner, "__len__")
-        if isinstance(method, types.MethodType) and not isinstance(owner, Tensor):
+        if is_a(method, types.MethodType) and not is_a(owner, Tensor):
             return self._evaluator.call(method, (), {})
-        if isinstance(owner, (dict, list, set)):
+        if is_a(owner, (dict, list, set)):
             self._reads.length(owner)
         elif type(owner) not in VIEWS:
             self.check(owner)
@@ -265,15 +266,15 @@ class Objects:
 
     def truth(self, value: Any) -> bool:
         """Whether a value is true."""
-        if is_plain(value) or isinstance(value, (Tensor, type, types.FunctionType, types.MethodType)):
+        if is_plain(value) or is_a(value, (Tensor, type, types.FunctionType, types.MethodType)):
             return bool(value)
-        if isinstance(value, (dict, list, set, tuple, frozenset)) and "__bool__" not in vars(type(value)):
+        if is_a(value, (dict, list, set, tuple, frozenset)) and "__bool__" not in vars(type(value)):
             return bool(self.length(value))
         if value is BATCH_INDEX:
             self._evaluator.refuse("uses batch_idx")
         for name in ("__bool__", "__len__"):
             method = self._evaluator.attributes.special(value, name)
-            if isinstance(method, types.MethodType):
+            if is_a(method, types.MethodType):
                 return bool(self._evaluator.call(method, (), {}))
             if method is not MISSING:
                 self.check(value)
@@ -288,7 +289,7 @@ class Objects:
             static = self._evaluator.attributes.of_class(type(owner), target.attr)
             if static is MISSING or not hasattr(type(static), "__set__"):
                 return
-        what = f"changes the module (`{ast.unparse(target)}`)" if isinstance(owner, nn.Module) else (
+        what = f"changes the module (`{ast.unparse(target)}`)" if is_a(owner, nn.Module) else (
             f"changes `{ast.unparse(target)}`"
         )  # fmt: skip
         self._evaluator.refuse(what)
@@ -301,7 +302,7 @@ class Objects:
 
     def check_item(self, owner: Any, target: ast.Subscript) -> None:
         """Refuse to set an item of what the step has not made; a tensor's are looked at as operations."""
-        if isinstance(owner, Tensor) or (self.is_made(owner) and type(owner) in (list, dict, np.ndarray)):
+        if is_a(owner, Tensor) or (self.is_made(owner) and type(owner) in (list, dict, np.ndarray)):
             return
         self._evaluator.refuse(f"changes `{ast.unparse(target.value)}`")
 
@@ -329,12 +330,12 @@ def _reachable(values: Iterable[Any]) -> set[int]:
     waiting = list(values)
     while waiting:
         value = waiting.pop()
-        if id(value) in found or is_plain(value) or isinstance(value, (Tensor, nn.Module, type)):
+        if id(value) in found or is_plain(value) or is_a(value, (Tensor, nn.Module, type)):
             continue
         found.add(id(value))
-        if isinstance(value, dict):
+        if is_a(value, dict):
             waiting += [*value.keys(), *value.values()]
-        elif isinstance(value, (list, tuple, set, frozenset)):
+        elif is_a(value, (list, tuple, set, frozenset)):
             waiting += value
         else:
             waiting += getattr(value, "__dict__", {}).values()
