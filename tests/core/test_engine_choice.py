@@ -69,7 +69,7 @@ def test_a_resumed_run_keeps_its_choice(tmp_path, monkeypatch, kind):
     ("model", "options", "reason"),
     [
         (BoringModel, {}, "cannot train with buffers that training moves, such as BatchNorm's"),
-        (Branching, {}, "cannot map Branching.training_step"),
+        (Branching, {}, "Branching.training_step looks at the value of a tensor"),
         (Model, {"algorithm": lambda: L2GD(0.1, 0.5, 0.1), "clients_per_round": 1.0}, "cannot train with L2GD"),
         (Model, {"clients_per_round": 1}, "one process trains one client in a round"),
     ],

@@ -74,7 +74,7 @@ class CountsTheTail(Model):
         (ClampedGradients, "hooks on its parameters"),
         (ClampedLate, "hooks on its parameters"),
         (Projected, "hooks on the steps of its optimizer"),
-        (CountsTheTail, "it uses batch_idx"),
+        (CountsTheTail, "uses batch_idx"),
     ],
 )
 def test_what_mapping_would_pass_over_is_refused(tmp_path, model, reason):

@@ -249,7 +249,7 @@ class AppendsInAFunction(Model):
 
 
 class AppendsOutOfSight(Model):
-    """Where no description looks: only the tensors that stay tell."""
+    """In a place that no name of the step tells."""
 
     def test_step(self, batch, batch_idx):
         sys.modules[__name__].KEPT.append(self(batch[0]).argmax(1))
@@ -347,17 +347,17 @@ class LooksAtMemory(Model):
     ("model", "reason"),
     [
         (Counts, "changes the module"),
-        (LooksAtValues, "item"),
-        (LooksAtSomeValues, "item"),
+        (LooksAtValues, "looks at the value of a tensor"),
+        (LooksAtSomeValues, "looks at the value of a tensor"),
         (Draws, "random"),
         (DrawsFromNumPy, "random"),
-        (Appends, "keeps what it computes"),
-        (AppendsToAGlobal, "keeps what it computes"),
-        (AppendsInAFunction, "keeps what it computes"),
-        (AppendsOutOfSight, "keeps what it computes"),
-        (CountsInAFunction, "changes the module, or a global"),
-        (UsesAGlobalMetric, "'GLOBAL_METRIC' is a torchmetrics Metric"),
-        (HidesAMetric, "is a torchmetrics Metric"),
+        (Appends, "changes `self.outputs`"),
+        (AppendsToAGlobal, "changes `KEPT`"),
+        (AppendsInAFunction, "changes `KEPT`"),
+        (AppendsOutOfSight, "KEPT`"),
+        (CountsInAFunction, "changes `KEPT`"),
+        (UsesAGlobalMetric, "torchmetrics"),
+        (HidesAMetric, "torchmetrics"),
         (UsesAParameterElsewhere, "other numbers"),
         (Prints, "prints"),
         (IsDoneInTurn, "each of them in turn"),

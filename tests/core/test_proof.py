@@ -57,7 +57,11 @@ def test_a_step_with_state_is_not_proven_and_not_disturbed(name):
         assert torch.equal(value, weights[key])
 
 
-@pytest.mark.parametrize("name", WAYS)
+ERRORS_AS_WRITTEN = {"log by function", "freezing"}
+"""Both are refused by name while the step runs as written."""
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if name not in ERRORS_AS_WRITTEN])
 def test_neither_engine_records_or_maps_it(tmp_path, monkeypatch, name):
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 2, "mapped": 2})
     monkeypatch.setenv("FEDBC_STEPS", "0")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbc_lightning.engines.proof import known
+from fedbc_lightning.engines.proof.objects import VIEWS
 from fedbc_lightning.engines.proof.reads import MISSING, PLAIN, is_a
 from fedbc_lightning.shim import ModuleTrainer
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 NATIVE: tuple[type, ...] = (
     *PLAIN, list, dict, tuple, set, frozenset, slice, range, OrderedDict, torch.finfo, torch.iinfo, deque,
-    types.MappingProxyType, type({}.items()), type({}.keys()), type({}.values()),
+    types.MappingProxyType, *VIEWS,
 )  # fmt: skip
 """Exact types of Python and torch whose attributes are methods, or as unchangeable as the value."""
 CONSTANT = frozenset({

@@ -152,6 +152,8 @@ class Calls:
 
     def _method(self, method: types.MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function, owner = method.__func__, method.__self__
+        if is_a(owner, Metric):
+            self._evaluator.refuse("updates a torchmetrics Metric")
         if function is self._log:
             return self._logged(method, args, kwargs)
         if is_a(owner, Tensor) and vars(Tensor).get(function.__name__) is function:

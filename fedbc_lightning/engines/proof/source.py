@@ -23,7 +23,8 @@ def definition_of(function: FunctionType) -> Definition:
     """
     code = function.__code__
     lines = tuple(linecache.getlines(code.co_filename, function.__globals__))
-    found = _definitions("".join(lines), code.co_filename).get(code) if lines else None
+    known = _definitions("".join(lines), code.co_filename) if lines else {}
+    found = known.get(code) or next((node for other, node in known.items() if _is_renamed(code, other)), None)
     if found is None:
         raise NotRecordableError(f"the source of {name_of(function)} is not there, or is not what is run")
     return found
@@ -74,6 +75,14 @@ def _definitions(text: str, filename: str) -> dict[CodeType, Definition]:
         if len(candidates) == 1:
             found[code] = candidates[0]
     return found
+
+
+def _is_renamed(code: CodeType, other: CodeType) -> bool:
+    """Whether code is other code under another name, as torch's decorators make it for profilers."""
+    if code.co_firstlineno != other.co_firstlineno:
+        return False
+    names = {name: getattr(other, name) for name in ("co_name", "co_qualname") if hasattr(other, name)}
+    return code.replace(**names) == other
 
 
 def _is_of(code: CodeType, node: Definition) -> bool:
