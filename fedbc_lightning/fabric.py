@@ -64,6 +64,8 @@ class ClientParallelStrategy(DDPStrategy):
         silence.daemon = True
         if self.num_nodes > 1 and self.local_rank == 0:
             silence.start()
+        if self._start_method == "fork":
+            torch.set_num_threads(1)  # OpenMP's other threads do not survive a fork: the first shared loop would hang
         super().setup_environment()
         self._is_joined = True
         silence.cancel()

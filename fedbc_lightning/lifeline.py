@@ -20,6 +20,7 @@ import torch
 
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.fabric import gather_objects
+from fedbc_lightning.handover import runs_elsewhere
 from fedbc_lightning.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Lifeline:
 
     def __init__(self, fabric: Fabric) -> None:
         self._rank, self._world_size = fabric.global_rank, fabric.world_size
-        self._has_parent = getattr(fabric.strategy, "_start_method", "popen") != "popen"
+        self._has_parent = runs_elsewhere(fabric)
         self._peers: dict[int, socket.socket] = {}
         self._failure: Failure | None = None
         self._own_error: str | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from fedbc_lightning.evaluation import Evaluation, Evaluator
 from fedbc_lightning.export import Export
 from fedbc_lightning.fabric import make_fabric, missing_kernels_told
 from fedbc_lightning.federation import Federation
+from fedbc_lightning.handover import handover, leave, take_over
 from fedbc_lightning.hooks import Hooks
 from fedbc_lightning.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.module import UserModule, check_module
@@ -70,7 +70,8 @@ class FederatedTrainer(CallbackView):
             obstacle where it is not. True: you vouch for it. False: it runs as written in every step.
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         strategy: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork``, ``ddp_notebook``: how processes are started. Each
-            trains whole clients; gradients are never synchronised.
+            trains whole clients; gradients are never synchronised. A forked process (``ddp_fork``, ``ddp_notebook``,
+            which ``auto`` takes in a notebook) computes with one thread: more do not survive a fork.
         devices: As in Lightning: number of processes on the CPU, of GPUs, or a list of GPU indices.
         num_nodes: Number of machines.
         precision: ``32-true``, ``64-true``, ``16-mixed``, ``bf16-mixed``, ``16-true`` or ``bf16-true``. Server state is
@@ -324,11 +325,12 @@ class FederatedTrainer(CallbackView):
         self.should_stop = False
         self.callback_metrics = {}
         try:
-            outcome = self._fabric.launch(_run_in_process, self, model, datamodule, algorithm, ckpt_path, task)
+            with handover(self._fabric) as result:
+                self._fabric.launch(_run_in_process, self, result, model, datamodule, algorithm, ckpt_path, task)
+                if result is not None:
+                    take_over(self, model, result)
         except (ProcessRaisedException, ProcessExitedException) as error:
             raise self._error_of(error) from None
-        if outcome is not None:
-            _take_over(self, model, outcome)  # the processes were spawned: their rank 0 sends its state
         return self.result
 
     def _error_of(self, error: ProcessException) -> Exception:
@@ -490,23 +492,18 @@ def _left_on_the_cpu(model: LightningModule) -> Iterator[None]:
         model.cpu()
 
 
-def _run_in_process(fabric: Fabric, *arguments: Any) -> bytes | None:
-    """What each process runs; rank 0's result goes back to a parent that only spawned."""
-    trainer, *run_arguments = arguments
+def _run_in_process(fabric: Fabric, trainer: FederatedTrainer, result: Path | None, *arguments: Any) -> None:
+    """What each process runs.
+
+    Args:
+        fabric: Launched.
+        trainer: Of this process.
+        result: Where rank 0 leaves what it has trained, for a parent that trains nothing itself.
+        *arguments: Of the trainer's ``_run``.
+    """
     trainer._fabric = fabric
     alike = determinism.deterministic_algorithms(trainer.deterministic)
     with Lifeline(fabric).held(trainer._how_to_resume), missing_kernels_told(trainer.precision), alike:
-        trainer._run(*run_arguments)
-    if not fabric.is_global_zero or getattr(fabric.strategy, "_start_method", "popen") == "popen":
-        return None
-    names = ("server", "clients", "callback_metrics", "evaluation", "current_round", "finished_round", "log_dir")
-    attributes = {name: getattr(trainer, name) for name in (*names, "should_stop", "result")}
-    # Bytes, because tensors in a process queue live in files that vanish with the process that sent them.
-    return pickle.dumps((trainer.federation.module_state(), attributes))
-
-
-def _take_over(trainer: FederatedTrainer, model: LightningModule, outcome: bytes) -> None:
-    module_state, attributes = pickle.loads(outcome)
-    model.load_state_dict(module_state)
-    for name, value in attributes.items():
-        setattr(trainer, name, value)
+        trainer._run(*arguments)
+    if result is not None and fabric.is_global_zero:
+        leave(trainer, result)
