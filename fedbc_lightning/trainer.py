@@ -326,7 +326,8 @@ class FederatedTrainer(CallbackView):
         self.callback_metrics = {}
         try:
             with handover(self._fabric) as result:
-                self._fabric.launch(_run_in_process, self, result, model, datamodule, algorithm, ckpt_path, task)
+                function: Any = _run_in_process
+                self._fabric.launch(function, self, result, model, datamodule, algorithm, ckpt_path, task)
                 if result is not None:
                     take_over(self, model, result)
         except (ProcessRaisedException, ProcessExitedException) as error:
