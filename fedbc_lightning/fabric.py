@@ -11,11 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,13 +25,13 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedbc_lightning import joining
 from fedbc_lightning.errors import ConfigurationError, first_line
+from fedbc_lightning.meeting import meet
 
+Value = TypeVar("Value")
 START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
-SECONDS_OF_SILENCE = 5.0
-"""How long processes may take to find each other before it is said whom they wait for."""
-
 LONGEST_ROUND = timedelta(days=7)
 """How long a process may wait for another's clients; a dead one is found out by the lifeline, not by a timeout."""
 
@@ -60,30 +59,16 @@ class ClientParallelStrategy(DDPStrategy):
         parent = os.environ.pop(PARENT, None)
         if parent is not None:
             threading.Thread(target=self._watch_parent, args=(int(parent),), daemon=True).start()
-        silence = threading.Timer(SECONDS_OF_SILENCE, self._say_who_is_missing)
-        silence.daemon = True
-        if self.num_nodes > 1 and self.local_rank == 0:
-            silence.start()
         if self._start_method == "fork":
             torch.set_num_threads(1)  # OpenMP's other threads do not survive a fork: the first shared loop would hang
-        super().setup_environment()
+        self._timeout = timedelta(seconds=joining.SECONDS_TO_MEET)
+        with joining.joining(self):
+            super().setup_environment()
         self._is_joined = True
-        silence.cancel()
         distributed: Any = torch.distributed  # the public name came after 2.10
         set_timeout = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
         set_timeout(LONGEST_ROUND)
         atexit.register(_leave_process_group)
-
-    def _say_who_is_missing(self) -> None:
-        environment = self.cluster_environment
-        assert environment is not None
-        address = f"{environment.main_address}:{environment.main_port}"
-        warnings.warn(
-            f"trainer.num_nodes: {self.num_nodes}: this is node {self.node_rank}, waiting at {address} for the others, "
-            f"{self.num_nodes * self.num_processes} processes in all. Start the same command on each machine with "
-            f"MASTER_ADDR={environment.main_address} MASTER_PORT={environment.main_port} and NODE_RANK=0, 1, ...",
-            stacklevel=2,
-        )
 
     def _watch_parent(self, parent: int) -> None:
         """End this process where its parent dies before they have met."""
@@ -91,6 +76,25 @@ class ClientParallelStrategy(DDPStrategy):
             if os.getppid() != parent:
                 os._exit(1)
             time.sleep(0.5)
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait until all processes are here."""
+        if not torch.distributed.is_initialized() or torch.distributed.get_backend() == "nccl":
+            super().barrier(*args, **kwargs)
+        else:
+            meet(torch.distributed.all_reduce, torch.zeros(1))
+
+    def broadcast(self, obj: Value, src: int = 0) -> Value:
+        """Return rank ``src``'s object on every rank."""
+        if not torch.distributed.is_initialized() or torch.distributed.get_backend() == "nccl":
+            return super().broadcast(obj, src)
+        content = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+        size = torch.tensor([len(content)])
+        meet(torch.distributed.broadcast, size, src)
+        if self.global_rank != src:
+            content = torch.empty(int(size), dtype=torch.uint8)
+        meet(torch.distributed.broadcast, content, src)
+        return obj if self.global_rank == src else pickle.loads(content.numpy().data)
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
         """The module itself: gradients stay with their client."""
@@ -227,10 +231,10 @@ def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
     device = fabric.device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
     mine = torch.frombuffer(file.getbuffer(), dtype=torch.uint8).to(device)
     sizes = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(fabric.world_size)]
-    torch.distributed.all_gather(sizes, torch.tensor([len(mine)], device=device))
+    meet(torch.distributed.all_gather, sizes, torch.tensor([len(mine)], device=device))
     longest = int(max(sizes))
     gathered = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in sizes]
-    torch.distributed.all_gather(gathered, functional.pad(mine, (0, longest - len(mine))))
+    meet(torch.distributed.all_gather, gathered, functional.pad(mine, (0, longest - len(mine))))
     return [
         value if rank == fabric.global_rank else pickle.loads(theirs.cpu().numpy().data)
         for rank, theirs in enumerate(gathered)
@@ -261,5 +265,5 @@ def sum_over_ranks(fabric: Fabric, value: Tensor) -> Tensor:
     """The sum of every rank's tensor."""
     if fabric.world_size > 1:
         value = value.clone()
-        torch.distributed.all_reduce(value)
+        meet(torch.distributed.all_reduce, value)
     return value

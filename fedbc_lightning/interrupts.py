@@ -1,69 +1,155 @@
-"""Ctrl-C and SIGTERM end a run between two commits, never inside one."""
+"""Ctrl-C and the signals that ask a process to end stop a run between two steps, never inside one."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+SIGNALS = {name: getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)}
+SECONDS_OF_ONE = 0.5
+"""Signals closer than this count as one: a terminal and the launcher above both pass on the same Ctrl-C."""
+MOST_SIGNALS = 3
+"""The signal with this number ends the process at once, whatever it is doing."""
+
+
+class StoppedError(SystemExit):
+    """A signal other than Ctrl-C ended the run; the exit status is 128 plus its number, as shells have it.
+
+    Attributes:
+        number: The signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
 
 class Interrupts:
-    """Turns SIGINT into KeyboardInterrupt and SIGTERM into SystemExit(143), held back inside :meth:`deferred`.
+    """Takes down that a signal came, for :func:`check` to raise between two steps.
 
-    Use as a context manager in the main thread; elsewhere it does nothing.
+    A handler that raises does so wherever the main thread happens to be: inside ``fork`` or ``__del__`` Python drops
+    the exception and the run goes on, inside the writing of a checkpoint it breaks that off. This one only takes note.
+
+    Use as a context manager in the main thread; elsewhere it does nothing. Signals that are ignored stay ignored, and a
+    handler of the user's own for SIGHUP or SIGUSR1 stays.
+
+    Args:
+        is_spokesman: Whether this process says what Ctrl-C does, which all processes of a terminal get.
+
+    Attributes:
+        pending: What is to be raised; None: nothing came.
     """
 
     _active: Interrupts | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_spokesman: bool = True) -> None:
+        self.pending: BaseException | None = None
+        self._is_spokesman = is_spokesman
         self._previous: dict[int, Any] = {}
-        self._error: BaseException | None = None
-        self._is_deferred = False
-        self._pending: int | None = None
+        self._is_deferred = self._is_over = False
+        self._must_raise = False
+        self._num_signals, self._last = 0, -SECONDS_OF_ONE
 
     def __enter__(self) -> Interrupts:
         """Install the handlers."""
         if threading.current_thread() is threading.main_thread():
-            self._previous = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
             Interrupts._active = self
+            for name, number in SIGNALS.items():
+                found = signal.getsignal(number)
+                is_users = callable(found) and name in ("SIGHUP", "SIGUSR1")
+                if found is not signal.SIG_IGN and not is_users:
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Put the caller's handlers back."""
-        Interrupts._active = None
         for number, handler in self._previous.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        if Interrupts._active is self:
+            Interrupts._active = None
+
+    def end(self, error: BaseException) -> BaseException:
+        """Raise nothing from here on, for the run is being taken down; returns what ends it.
+
+        That is ``error``, unless a signal came that also killed the workers of a data loader, which it complains of.
+        """
+        self._is_over = True
+        is_echo = isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
+        return self.pending if is_echo and self.pending is not None else error
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Hold signals back; one that came is raised on leaving."""
+        """Let no other process's end break off what is inside."""
         self._is_deferred = True
         try:
             yield
         finally:
             self._is_deferred = False
-        if self._pending is not None:
-            number, self._pending = self._pending, None
-            self._handle(number, None)
 
     @classmethod
-    def raise_in_main_thread(cls, error: BaseException) -> None:
-        """From another thread: raise ``error`` where the main thread is, if that trains and is not ending already."""
+    def lose(cls, error: BaseException) -> None:
+        """From another thread: let :func:`check` raise ``error``, for another process was lost."""
+        if cls._active is not None and cls._active.pending is None:
+            cls._active.pending = error
+
+    @classmethod
+    def insist(cls) -> None:
+        """From another thread: raise what is pending where the main thread is, which takes long over a step."""
         if cls._active is not None:
-            cls._active._error = error
+            cls._active._must_raise = True
             signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._is_deferred:
-            self._pending = number
-        elif self._error is not None and number == signal.SIGTERM:
-            if sys.exc_info()[0] is None:  # else the run is being taken down: leave its checkpoint to be written
-                raise self._error
-        elif number == signal.SIGTERM:
-            raise SystemExit(143)
-        else:
-            raise KeyboardInterrupt
+        if self._must_raise:
+            self._must_raise = False
+            if self.pending is not None and not (self._is_deferred or self._is_over or sys.exc_info()[0]):
+                raise self.pending
+            return
+        now = time.monotonic()
+        if now - self._last < SECONDS_OF_ONE:
+            return
+        self._last = now
+        self._num_signals += 1
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if self._num_signals == MOST_SIGNALS:
+            self._say(f"{name}: ended at once.", number)
+            os._exit(128 + number)
+        if self._num_signals > 1:
+            self._say(f"{name}: still stopping; once more ends the process at once.", number)
+            return
+        self._say(f"{name}: stopping after this step; the last finished round is kept.", number)
+        if hasattr(signal, "SIGCHLD"):  # torch's handler raises where a worker of a data loader got the signal, too
+            self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if self.pending is None:
+            self.pending = KeyboardInterrupt() if number == signal.SIGINT else StoppedError(number)
+
+    def _say(self, words: str, number: int) -> None:
+        if self._is_spokesman or number != signal.SIGINT:
+            with suppress(OSError):  # a terminal that hung up
+                os.write(2, f"{words}\n".encode())
+
+
+def check() -> None:
+    """Raise what a signal, or the loss of another process, asked for; called between steps."""
+    active = Interrupts._active
+    if active is not None and active.pending is not None and not active._is_over:
+        raise active.pending
+
+
+def _leave_to_parent() -> None:
+    """A fork, such as a data loader's worker, ends with its parent, or by SIGTERM, which parents send to theirs."""
+    active, Interrupts._active = Interrupts._active, None
+    if active is not None:
+        for number in active._previous:
+            signal.signal(number, signal.SIG_DFL if number in (signal.SIGTERM, signal.SIGCHLD) else signal.SIG_IGN)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

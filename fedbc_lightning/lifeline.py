@@ -11,13 +11,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedbc_lightning import greeting, meeting
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.fabric import gather_objects
 from fedbc_lightning.handover import runs_elsewhere
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
 SECONDS_FOR_ALIKE = 0.5
 """How long rank 0 waits for an error of its own before it names another rank's: most mistakes show on all."""
 
+SECONDS_TO_NOTICE = 3.0
+"""How long a step may last before it is broken off because another process was lost."""
+
 SECONDS_TO_END = 20.0
 """How long a process may take to notice, e.g. inside an operation of NCCL that never ends; then it is ended."""
 
 SECONDS_FOR_PARENT = 3.0
-SECONDS_TO_CONNECT = 60.0
 WAS_KILLED = "was killed: from outside, or by the system because memory ran out. All others were stopped."
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}
 """For a machine that vanished without closing its connections: found out after 45 seconds."""
@@ -50,10 +53,12 @@ class Failure:
     Attributes:
         rank: Of the process where it began.
         error: The exception there, in words; None: the process died without one.
+        is_silent: Whether the process is there but answers no more.
     """
 
     rank: int
     error: str | None
+    is_silent: bool = False
 
 
 class Lifeline:
@@ -64,54 +69,45 @@ class Lifeline:
 
     Args:
         fabric: Launched; all ranks make their lifeline together.
+        current_round: Returns the round, for messages.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, current_round: Callable[[], int]) -> None:
         self._rank, self._world_size = fabric.global_rank, fabric.world_size
         self._has_parent = runs_elsewhere(fabric)
         self._peers: dict[int, socket.socket] = {}
         self._failure: Failure | None = None
         self._own_error: str | None = None
         self._is_closed = False
+        self._current_round = current_round
         self._lock = threading.Lock()
         self._is_ending, self._is_known = threading.Event(), threading.Event()
         if self._world_size > 1:
             self._connect(fabric)
+            meeting.RollCall.current = self._roll
 
     def _connect(self, fabric: Fabric) -> None:
-        address = (0, "")
+        strategy: Any = fabric.strategy
+        host, address = strategy.cluster_environment.main_address, (0, "")
         if self._rank == 0:
-            server = socket.create_server(("", 0), backlog=self._world_size)
-            server.settimeout(SECONDS_TO_CONNECT)
+            server = greeting.serve(host, strategy.num_nodes)
             address = (server.getsockname()[1], secrets.token_hex(16))
         port, token = fabric.broadcast(address)
         if self._rank:
-            host = fabric.strategy.cluster_environment.main_address  # type: ignore[attr-defined]
-            self._peers[0] = socket.create_connection((host, port), timeout=SECONDS_TO_CONNECT)
+            self._peers[0] = socket.create_connection((host, port), timeout=greeting.SECONDS_TO_CONNECT)
             self._peers[0].settimeout(None)
-            self._send(0, [token, self._rank])
+            greeting.greet(self._peers[0], token, self._rank)
         else:
             with server:
-                while len(self._peers) < self._world_size - 1:
-                    self._accept(server, token)
+                self._peers = greeting.take(server, token, range(1, self._world_size))
         gather_objects(fabric, None)
+        self._roll = meeting.RollCall(self._rank, sorted(self._peers), self._send, self._give_up, self._current_round)
         for rank, peer in self._peers.items():
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in KEEPALIVE.items():
                 if hasattr(socket, name):
                     peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             threading.Thread(target=self._listen, args=(rank, peer), daemon=True).start()
-
-    def _accept(self, server: socket.socket, token: str) -> None:
-        peer, _ = server.accept()
-        peer.settimeout(SECONDS_TO_CONNECT)
-        with suppress(OSError, ValueError):
-            said = json.loads(peer.recv(256))
-            if isinstance(said, list) and said[0] == token:
-                peer.settimeout(None)
-                self._peers[said[1]] = peer
-                return
-        peer.close()
 
     def _send(self, rank: int, message: Any) -> None:
         with suppress(OSError):  # it died: its listener will say so
@@ -124,8 +120,15 @@ class Lifeline:
                 said = json.loads(line)
                 if said == "done":
                     return
-                self._learn(Failure(**said))
+                if "rank" in said:
+                    self._learn(Failure(**said))
+                else:
+                    self._roll.hear(rank, said)
         self._learn(Failure(rank, None))
+
+    def _give_up(self, rank: int) -> None:
+        """End the run without a process that answers no more."""
+        threading.Thread(target=self._learn, args=(Failure(rank, None, is_silent=True),), daemon=True).start()
 
     def _learn(self, failure: Failure) -> None:
         """Take the first failure as what ended the run; rank 0 passes it on; the main thread is told."""
@@ -141,7 +144,10 @@ class Lifeline:
         self._is_known.set()
         if failure.rank == self._rank:
             return
-        Interrupts.raise_in_main_thread(LostProcessError(self._describe(failure)))
+        Interrupts.lose(LostProcessError(self._describe(failure)))
+        if self._is_ending.wait(SECONDS_TO_NOTICE):
+            return
+        Interrupts.insist()
         if not self._is_ending.wait(SECONDS_TO_END):
             if self._is_spokesman(failure):
                 print(f"error: {self._describe(failure)}", file=sys.stderr, flush=True)
@@ -149,6 +155,11 @@ class Lifeline:
 
     def _describe(self, failure: Failure) -> str:
         who = f"process {failure.rank} of {self._world_size} (counted from 0)"
+        if failure.is_silent:
+            return (
+                f"{who} has not answered for {meeting.MOST_SECONDS_WITHOUT_ANSWER} s: it is stopped, or its machine "
+                "hangs. All others were stopped."
+            )
         if failure.error is None:
             return f"{who} {WAS_KILLED}"
         return f"{who} failed, see its own message. All others were stopped."
@@ -206,6 +217,7 @@ class Lifeline:
         return self._failure or own
 
     def _close(self) -> None:
+        meeting.RollCall.current = None
         with self._lock:
             self._is_closed = True
         for rank, peer in self._peers.items():

@@ -19,6 +19,7 @@ from fedbc_lightning.collector import MetricCollector, batch_size_of
 from fedbc_lightning.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import Hooks, overrides
+from fedbc_lightning.interrupts import check
 from fedbc_lightning.shim import ModuleTrainer
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ class UserModule:
     # steps
 
     def to_device(self, batch: Any) -> Any:
-        """Move one batch, through the user's transfer hooks where there are any."""
+        """Move one batch, through the user's transfer hooks where there are any; a run that is to stop ends here."""
+        check()
         if self._convert is not None:
             batch = self._convert(batch)
         if self._transfer is None:

@@ -13,7 +13,7 @@ from fedbc_lightning import row_file, run_folder
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Evaluation
 from fedbc_lightning.fabric import gather_objects
-from fedbc_lightning.interrupts import Interrupts
+from fedbc_lightning.interrupts import Interrupts, check
 from fedbc_lightning.recorder import Recorder
 from fedbc_lightning.seeding import derive, seed_globals
 
@@ -44,7 +44,7 @@ class RoundLoop:
         """Round after round; whatever ends it leaves the last finished round in the checkpoint and in the module."""
         trainer = self.trainer
         status = "failed"
-        with Interrupts() as self.interrupts:
+        with Interrupts(is_spokesman=trainer.is_global_zero) as self.interrupts:
             try:
                 self.hooks.call_callbacks("setup", "fit")
                 self.hooks.call("on_fit_start")
@@ -53,13 +53,17 @@ class RoundLoop:
                     self._start()
                 while trainer.finished_round < trainer.max_rounds and not trainer.should_stop:
                     self._advance()
+                    check()
                 status = "success"
             except BaseException as error:
+                cause = self.interrupts.end(error)
                 self.federation.rollback()
                 trainer.current_round = trainer.finished_round
                 with suppress(ConfigurationError):  # where the module's parameters were replaced, that is the error
                     self.federation.load_global()
-                self.hooks.call_callbacks("on_exception", error)
+                self.hooks.call_callbacks("on_exception", cause)
+                if cause is not error:
+                    raise cause from None
                 raise
             finally:
                 self.recorder.save()
@@ -99,7 +103,7 @@ class RoundLoop:
         return evaluation
 
     def _finish(self, metrics: dict[str, float], evaluation: Evaluation) -> None:
-        """The commit, and the hooks that see the round's numbers; no signal comes in between."""
+        """The commit, and the hooks that see the round's numbers; no lost process breaks this off."""
         trainer = self.trainer
         round = trainer.current_round
         trainer.evaluation = evaluation

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
-from fedbc_lightning import checkpoint, determinism, row_file, run_folder
+from fedbc_lightning import checkpoint, determinism, row_file, run_folder, slurm
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.arguments import check_arguments, check_callbacks, check_datamodule, default_callbacks
 from fedbc_lightning.callback_view import CallbackView
@@ -357,9 +357,13 @@ class FederatedTrainer(CallbackView):
         return f"Go on from '{last}' by the same command with ckpt_path: last."
 
     def _resolve(self, ckpt_path: str | os.PathLike | None, fn: TrainerFn) -> Path | None:
+        folder = self.default_root_dir / self.name
+        before = slurm.checkpoint_before(folder) if fn == TrainerFn.FITTING else None
+        if before is not None:
+            rank_zero_info(f"SLURM: this job was requeued, and goes on from '{before}'.")
+            return before
         if ckpt_path != "last":
             return None if ckpt_path is None else Path(ckpt_path)
-        folder = self.default_root_dir / self.name
         found = run_folder.last_checkpoint(folder)
         if found is None and fn != TrainerFn.FITTING:
             raise ConfigurationError(f"ckpt_path: there is no last.ckpt under '{folder}'.")
@@ -504,7 +508,9 @@ def _run_in_process(fabric: Fabric, trainer: FederatedTrainer, result: Path | No
     """
     trainer._fabric = fabric
     alike = determinism.deterministic_algorithms(trainer.deterministic)
-    with Lifeline(fabric).held(trainer._how_to_resume), missing_kernels_told(trainer.precision), alike:
+    told = missing_kernels_told(trainer.precision)
+    lifeline = Lifeline(fabric, lambda: trainer.current_round)
+    with lifeline.held(trainer._how_to_resume), slurm.requeued(trainer), told, alike:
         trainer._run(*arguments)
     if result is not None and fabric.is_global_zero:
         leave(trainer, result)

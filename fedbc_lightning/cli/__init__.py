@@ -40,7 +40,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args: The words after the program's name; by default those of ``sys.argv``.
 
     Returns:
-        The exit status: 0; 1 where a setting cannot be honoured; 2 where the command line is wrong; 130 after Ctrl-C.
+        The exit status: 0; 1 where a setting cannot be honoured; 2 where the command line is wrong; 130 after Ctrl-C,
+        and 128 plus its number after another signal, such as 143 after SIGTERM.
 
     Raises:
         SystemExit: From the parser, with status 0 after ``--help`` and ``--print_config``, 2 for a wrong option.
@@ -98,6 +99,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: objec
 
 def _run(words: list[str], *, is_of_studies: bool) -> int:
     from fedbc_lightning.cli.federated import FederatedCLI, resume_hint
+    from fedbc_lightning.interrupts import StoppedError
     from fedbc_lightning.lifeline import LostProcessError
 
     warnings.showwarning = _show_warning  # type: ignore[assignment]
@@ -115,11 +117,11 @@ def _run(words: list[str], *, is_of_studies: bool) -> int:
         if error.name is not None:  # a broken import keeps its traceback; a missing extra has only its sentence
             raise
         return _fail(ConfigurationError(str(error)), status=1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StoppedError) as stop:
         hint = resume_hint()
         if hint is not None:
             print(f"\n{PROG}: {hint}", file=sys.stderr)
-        return 130
+        return 128 + stop.number if isinstance(stop, StoppedError) else 130
     return 0
 
 

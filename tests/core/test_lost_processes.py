@@ -24,8 +24,13 @@ import torch
 from lightning.pytorch import LightningModule
 from torch.nn import functional
 
+from fedbc_lightning import joining, meeting
+
 if os.environ.get("LOCAL_RANK") == os.environ.get("ABSENT_RANK", "none"):
     os._exit(3)
+for name in ("SECONDS_OF_SILENCE", "SECONDS_TO_ANSWER", "MOST_SECONDS_WITHOUT_ANSWER"):
+    setattr(meeting, name, int(os.environ.get(name, getattr(meeting, name))))
+joining.SECONDS_TO_MEET = float(os.environ.get("SECONDS_TO_MEET", joining.SECONDS_TO_MEET))
 
 
 class Module(LightningModule):
@@ -138,6 +143,48 @@ def test_a_process_that_never_comes_ends_the_start(project):
     status, said = fit(project, ABSENT_RANK=1)
     assert status == 1
     assert said.count("process 1 of 2 (counted from 0) ended with status 3 before the run began") == 1, said
+
+
+def stop(folder: Path, program: Forked, rank: int) -> None:
+    wait_until(lambda: has_done(folder, 2), program)
+    os.kill(int((folder / f"rank{rank}.pid").read_text()), signal.SIGSTOP)
+
+
+def test_a_wait_for_a_stopped_process_is_said_and_answers_signals(project):
+    seconds = {"SECONDS_OF_SILENCE": 1, "SECONDS_TO_ANSWER": 2}
+    with started(project, "--model.seconds", 0.01, "--trainer.max_rounds", 1000, **seconds) as program:
+        stop(project, program, 1)
+        wait_until(lambda: "no answer from process 1: stopped, or the machine hangs" in program.printed[1], program)
+        said = program.printed[1]
+        assert "Waiting for process 1 since 1 s (round " in said
+        program.send_signal(signal.SIGTERM)
+        wait_until(lambda: program.poll() is not None)
+        assert "SIGTERM: stopping after this step" in program.printed[1]
+    assert program.poll() == 143
+    assert last(project)["fedbc_lightning"]["round"] >= 2
+
+
+def test_a_process_that_answers_no_more_ends_the_run(project):
+    seconds = {"SECONDS_OF_SILENCE": 1, "MOST_SECONDS_WITHOUT_ANSWER": 2}
+    with started(project, "--model.seconds", 0.01, "--trainer.max_rounds", 1000, **seconds) as program:
+        stop(project, program, 1)
+        wait_until(lambda: program.poll() is not None)
+        said = " ".join(program.printed[1].split())
+    assert program.poll() == 1
+    assert "process 1 of 2 (counted from 0) has not answered for 2 s: it is stopped, or its machine hangs" in said
+    assert "by the same command with ckpt_path: last" in said
+
+
+def test_a_process_waits_for_the_others_for_so_long(project):
+    """Nobody stands above that would see the other end before they have met."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2}
+    with started(project, TORCHELASTIC_RUN_ID=1, LOCAL_WORLD_SIZE=2, SECONDS_TO_MEET=1, **place) as program:
+        status, said = ended(program)
+    assert status == 1
+    assert f"process 0 of 2 (counted from 0) at localhost:{port} waited 1 s for the others, and not all came" in said
 
 
 def test_a_node_says_for_whom_it_waits(project):

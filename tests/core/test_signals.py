@@ -1,0 +1,128 @@
+"""A signal ends a run between two steps, is said, and leaves what can be gone on from."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+
+import pytest
+import torch
+from helpers.command_line import TINY
+from helpers.programs import forked, wait_until
+
+MODULE = """\
+import os
+import time
+
+from lightning.pytorch import Callback
+
+from fedbc_lightning import checkpoint
+
+if os.environ.get("SLOW_SAVE"):
+    save = checkpoint.save_atomically
+
+    def save_slowly(content, path):
+        save(content, path)
+        if content["fedbc_lightning"]["round"]:
+            print("saving", flush=True)
+            time.sleep(1.5)
+            print("saved", flush=True)
+
+    checkpoint.save_atomically = save_slowly
+
+
+class Signals(Callback):
+    # Sends the process a signal in round 2, at the worst moment.
+    def __init__(self, number: int = 15, where: str = "step"):
+        self.number, self.where = number, where
+
+    def on_round_start(self, trainer, pl_module):
+        print("round", trainer.current_round, flush=True)
+        if trainer.current_round == 2:
+            if self.where == "del":
+                class Dying:
+                    def __del__(inner):
+                        self.send()
+                Dying()
+            elif self.where == "fork":
+                os.register_at_fork(before=self.send)
+                if not os.fork():
+                    os._exit(0)
+                os.wait()
+            else:
+                self.send()
+
+    def send(self):
+        os.kill(os.getpid(), self.number)
+        time.sleep(0.01)
+"""
+
+
+def command(project, *words):
+    (project / "signals.py").write_text(MODULE)
+    (project / "tiny.yaml").write_text(TINY)
+    return ["-m", "fedbc_lightning", "fit", "--config", "tiny.yaml", "--trainer.max_rounds", "500", *words]
+
+
+def last_round(project):
+    path = project / "runs/tiny/version_0/checkpoints/last.ckpt"
+    return torch.load(path, weights_only=True)["fedbc_lightning"]["round"]
+
+
+def run(project, *words, **changes):
+    with forked(command(project, "--trainer.callbacks", "signals.Signals", *words), project, **changes) as program:
+        return program.finish()
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("SIGINT", "del"), ("SIGTERM", "del"), ("SIGTERM", "fork"), ("SIGHUP", "step"), ("SIGUSR1", "step")],
+)
+def test_a_signal_ends_the_run_wherever_it_comes(project, name, where):
+    number = int(getattr(signal, name))
+    done = run(project, "--trainer.callbacks.number", number, "--trainer.callbacks.where", where)
+    assert done.returncode == 128 + number, done.stderr
+    assert "Traceback" not in done.stderr
+    said = "Ctrl-C" if name == "SIGINT" else name
+    assert done.stderr.count(f"{said}: stopping after this step; the last finished round is kept.") == 1
+    assert "interrupted; go on with: fedbc-cli fit --config" in done.stderr
+    assert last_round(project) == 1
+
+
+def test_a_second_signal_leaves_the_save_alone_and_the_third_gives_up(project):
+    words = ["--trainer.checkpoint_every_n_rounds", "1000", "--data.num_clients", "100"]
+    for num_more, status in ((1, 130), (2, 130)):
+        folder = ["--trainer.name", f"run{num_more}"]
+        with forked(command(project, *words, *folder, "--trainer.callbacks", "signals.Signals",
+                            "--trainer.callbacks.number", 0), project, SLOW_SAVE=1) as program:  # fmt: skip
+            wait_until(lambda program=program: "round 3" in program.printed[0], program)
+            program.send_signal(signal.SIGINT)
+            wait_until(lambda program=program: "saving" in program.printed[0], program)
+            for said in ("still stopping", "ended at once")[:num_more]:
+                while said not in program.printed[1] and program.poll() is None:
+                    program.send_signal(signal.SIGINT)  # those within half a second count as one
+            done = program.finish()
+        assert done.returncode == status
+        assert ("saved" in done.stdout) == (num_more == 1)
+        assert "Traceback" not in done.stderr
+
+
+def test_a_job_of_slurm_is_requeued_and_goes_on(project):
+    """A pretended ``scontrol`` takes down what it is called with."""
+    tool = project / "scontrol"
+    tool.write_text("#!/bin/sh\necho $@ >> scontrol.log\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IEXEC)
+    slurm = {"SLURM_NTASKS": 1, "SLURM_JOB_ID": 7, "SLURM_JOB_NAME": "study", "SLURM_PROCID": 0, "SLURM_LOCALID": 0,
+             "SLURM_NODEID": 0, "SLURM_NODELIST": "localhost", "PATH": f"{project}:{os.environ['PATH']}"}  # fmt: skip
+    number = ["--trainer.callbacks.number", int(signal.SIGUSR1)]
+    done = run(project, *number, **slurm)
+    assert done.returncode == 128 + signal.SIGUSR1, done.stderr
+    assert (project / "scontrol.log").read_text() == "requeue 7\n"
+    assert "job 7 is in the queue again" in done.stderr
+    again = ["--trainer.max_rounds", "4", "--trainer.callbacks.number", 0]
+    done = run(project, *again, **slurm)
+    assert done.returncode == 0, done.stderr
+    assert "this job was requeued, and goes on from" in done.stderr
+    assert last_round(project) == 4
+    assert not list(project.glob("runs/tiny/requeued_*"))
