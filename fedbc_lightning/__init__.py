@@ -1,5 +1,6 @@
 """Federated learning beyond consensus, on PyTorch Lightning."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,11 @@ if TYPE_CHECKING:
     from fedbc_lightning.errors import ConfigurationError
     from fedbc_lightning.sampling import ClientSampler, UniformSampler
     from fedbc_lightning.trainer import FederatedTrainer
+
+if not os.path.isdir(os.path.join(__path__[0], "configs")):
+    # This is the source tree, which comes before an installed package for programs that are started in its root. There
+    # `configs`, `models` and `datamodules` lie beside this package; an installation puts them into it.
+    __path__.append(os.path.dirname(__path__[0]))
 
 _HOMES = {
     "SCAFFOLD": "algorithms",

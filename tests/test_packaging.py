@@ -79,6 +79,21 @@ def test_the_wheel_has_configs_types_and_licence(tmp_path):
     assert not any(name.startswith(("models/", "datamodules/", "configs/", "tests/")) for name in names)
 
 
+def test_the_source_tree_works_without_an_editable_installation(tmp_path):
+    """Where a wheel is installed, a program that is started in the root of the source tree finds that first."""
+    copy_tree(tmp_path)
+    code = """
+import sys
+from importlib.util import find_spec
+
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
+print(*(find_spec(f"fedbc_lightning.{name}").origin for name in ("configs", "models", "datamodules", "cli")), sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    folders = [Path(line).parent.relative_to(tmp_path).as_posix() for line in done.stdout.splitlines()]
+    assert folders == ["configs", "models", "datamodules", "fedbc_lightning/cli"], done.stderr
+
+
 def copy_tree(target: Path) -> None:
     for part in ("fedbc_lightning", "models", "datamodules", "configs", "pyproject.toml", "README.md", "LICENSE"):
         for path in [ROOT / part, *(ROOT / part).rglob("*")]:
