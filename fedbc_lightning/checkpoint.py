@@ -12,6 +12,7 @@ import torch
 
 from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.files import replacing
+from fedbc_lightning.storable import find_unreadable
 
 KEY = "fedbc_lightning"
 """Where a checkpoint, otherwise an ordinary Lightning one, holds the federated state."""
@@ -26,13 +27,29 @@ SOURCE = "fedbc_lightning_source"
 def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
     """Write a file that is either the old one or the new one, whenever the process or the machine dies.
 
-    Temporary file, fsync, replace, fsync of the folder: the replace is the only commit point.
+    Temporary file, fsync, replace, fsync of the folder: the replace is the only commit point. Before it, what was
+    written is opened as :func:`load` will: mapped, so that the time does not grow with the size of the model.
+
+    Raises:
+        ConfigurationError: The checkpoint holds an object that would not be read back; the old file stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial, partial.open("wb") as file:
-        torch.save(checkpoint, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with replacing(path) as partial:
+            with partial.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            torch.load(partial, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        found = find_unreadable(checkpoint)
+        if found is None:
+            raise
+        kept = f" '{path}' stays as it was." if path.exists() else ""
+        raise ConfigurationError(
+            f"checkpoint: what would be saved is not read back, for safety: {found}; let the state_dict of callbacks "
+            f"and on_save_checkpoint hold numbers, strings and tensors only.{kept}"
+        ) from error
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Another path to write to; what is there in the end takes the file's place at once, unless writing fails."""
+    """Yield a temporary path; on success it atomically replaces ``path``, else it is removed and ``path`` stays."""
     partial = path.with_name(path.name + ".tmp")
-    yield partial
-    os.replace(partial, path)
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)  # a disk that is full needs the space
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

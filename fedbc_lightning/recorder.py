@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import logging
 import time
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +19,15 @@ from lightning.fabric.loggers import Logger, TensorBoardLogger
 from torch import Tensor
 
 from fedbc_lightning import checkpoint, run_folder
+from fedbc_lightning.errors import first_line
 from fedbc_lightning.evaluation import Evaluation
 from fedbc_lightning.run_log import RunLog
+from fedbc_lightning.storable import plain_copy
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
+
+log = logging.getLogger(__name__)
 
 MAX_SHARE_OF_TIME = 0.05
 
@@ -54,7 +60,7 @@ class Recorder:
             self._tables.recover(trainer.current_round)
         purge_step = trainer.current_round + 1 if resumed is not None else None
         self.loggers = _make_loggers(logger, self.folder, purge_step)
-        self._written_round = trainer.current_round if resumed is not None else -1
+        self._recorded_round = self._written_round = trainer.current_round if resumed is not None else -1
         self._write_seconds, self._last_written = 0.0, time.perf_counter()
         self._callback_states = states_of_callbacks(self._trainer)
         if resumed is None and self._is_writer:
@@ -71,15 +77,21 @@ class Recorder:
                 logger.log_metrics(metrics, step=round)
                 if isinstance(logger, TensorBoardLogger) and evaluation.metrics:
                     self._log_histograms(logger, round, evaluation)
+        self._recorded_round = round
         fabric = self._trainer._fabric
         if fabric.broadcast(self._is_due(round)):
             self.save()
             fabric.barrier()  # no rank writes over the old checkpoint's rows before the new one is there
 
     def save(self) -> None:
-        """Write ``last.ckpt`` of the last committed round, unless it is there already; all ranks take note."""
+        """Write ``last.ckpt`` of the last committed round, unless it is there already; all ranks take note.
+
+        A round whose tables and events are not all written is not saved: the older checkpoint stays, from which the
+        round is repeated.
+        """
         round, rows = self._trainer.finished_round, self._trainer.clients.file_rows
-        if not self._trainer.enable_checkpointing or round <= self._written_round:
+        is_recorded = round == self._recorded_round
+        if not self._trainer.enable_checkpointing or not is_recorded or round <= self._written_round:
             return
         if self._is_writer:
             self._write()
@@ -99,15 +111,24 @@ class Recorder:
                 logger.experiment.flush()
         path = self.folder / run_folder.LAST
         checkpoint.save_atomically(self.checkpoint(self._callback_states, is_last=True), path)
-        if self._written_round < 0:
-            checkpoint.load(path)  # better now than on the day when it is needed
         self._last_written = time.perf_counter()
         self._write_seconds = self._last_written - started
 
-    def close(self, status: str) -> None:
-        """Close the loggers."""
-        for logger in self.loggers:
-            logger.finalize(status)
+    def close(self, failure: BaseException | None) -> None:
+        """Save what is not saved yet, and close the loggers.
+
+        Args:
+            failure: What ended the run, or None; what fails here after it is said, and does not take its place.
+        """
+        status = "success" if failure is None else "failed"
+        for act in (self.save, *(partial(logger.finalize, status) for logger in self.loggers)):
+            try:
+                act()
+            except Exception as error:
+                if failure is None:
+                    raise
+                if str(error) != str(failure):
+                    log.warning("while the run was ended: %s", first_line(error))
 
     def checkpoint(self, callback_states: dict[str, Any] | None = None, *, is_last: bool = False) -> dict[str, Any]:
         """The committed state as a Lightning checkpoint with one more key: see :data:`checkpoint.KEY`.
@@ -174,7 +195,7 @@ def run_checkpoint(
 def states_of_callbacks(trainer: FederatedTrainer) -> dict[str, Any]:
     """By ``state_key``, of those that have any."""
     states = {callback.state_key: callback.state_dict() for callback in trainer.hooks.callbacks}
-    return {key: state for key, state in states.items() if state}
+    return {key: plain_copy(state, is_snapshot=True) for key, state in states.items() if state}
 
 
 def lightning_checkpoint(trainer: FederatedTrainer, state: dict[str, Tensor], ours: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +218,7 @@ def lightning_checkpoint(trainer: FederatedTrainer, state: dict[str, Tensor], ou
         content[module.CHECKPOINT_HYPER_PARAMS_NAME] = module._hparams_name
         content[module.CHECKPOINT_HYPER_PARAMS_KEY] = plain_values(dict(module.hparams))
     module.on_save_checkpoint(content)
-    return content
+    return plain_copy(content)  # the module's entries and callbacks' states may hold NumPy's numbers
 
 
 def settings(trainer: FederatedTrainer) -> dict[str, Any]:

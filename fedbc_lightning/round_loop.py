@@ -43,7 +43,7 @@ class RoundLoop:
     def run(self) -> None:
         """Round after round; whatever ends it leaves the last finished round in the checkpoint and in the module."""
         trainer = self.trainer
-        status = "failed"
+        failure: BaseException | None = None
         with Interrupts(is_spokesman=trainer.is_global_zero) as self.interrupts:
             try:
                 self.hooks.call_callbacks("setup", "fit")
@@ -54,9 +54,8 @@ class RoundLoop:
                 while trainer.finished_round < trainer.max_rounds and not trainer.should_stop:
                     self._advance()
                     check()
-                status = "success"
             except BaseException as error:
-                cause = self.interrupts.end(error)
+                failure = cause = self.interrupts.end(error)
                 self.federation.rollback()
                 trainer.current_round = trainer.finished_round
                 with suppress(ConfigurationError):  # where the module's parameters were replaced, that is the error
@@ -66,8 +65,7 @@ class RoundLoop:
                     raise cause from None
                 raise
             finally:
-                self.recorder.save()
-                self.recorder.close(status)
+                self.recorder.close(failure)
             self.federation.load_global()
         self.hooks.call("on_train_end")
         self.hooks.call("on_fit_end")

@@ -1,0 +1,75 @@
+"""Which values a checkpoint gives back: what ``torch.load(weights_only=True)`` reads, which runs no code of the file."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def plain_copy(value: Any, *, is_snapshot: bool = False) -> Any:
+    """Copy nested dicts, lists and tuples, with Python's numbers in place of NumPy's, which are not read back.
+
+    Args:
+        value: What user code contributes to a checkpoint.
+        is_snapshot: Whether tensors are copied, too, so that later changes in place do not reach the copy.
+
+    Returns:
+        The copy; everything else in it is the same object.
+
+    Example:
+        >>> plain_copy({"best": np.float64(0.5), "rounds": [np.int64(3), "x"]})
+        {'best': 0.5, 'rounds': [3, 'x']}
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (dict, OrderedDict):
+        items = ((plain_copy(key), plain_copy(item, is_snapshot=is_snapshot)) for key, item in value.items())
+        copied = type(value)(items)
+        if isinstance(value, OrderedDict):
+            vars(copied).update(vars(value))  # the versions that a module's state_dict carries
+        return copied
+    if type(value) in (list, tuple):
+        return type(value)(plain_copy(item, is_snapshot=is_snapshot) for item in value)
+    return value.clone() if is_snapshot and isinstance(value, Tensor) else value
+
+
+def find_unreadable(value: Any, place: str = "") -> str | None:
+    """Name the first value that is not read back, by its place in the nested containers and its class; None: all are.
+
+    Example:
+        >>> find_unreadable({"callbacks": {"Best": {"seen": [1, slice(2)]}}})
+        "['callbacks']['Best']['seen'][1] is a builtins.slice"
+    """
+    if _is_read_back(value):
+        return None
+    parts: Any = ()
+    if isinstance(value, Mapping):
+        unreadable_keys = (find_unreadable(key, f"{place}.keys()") for key in value)
+        parts = ((f"{place}[{key!r}]", item) for key, item in value.items())
+        found = next(filter(None, unreadable_keys), None)
+        if found is not None:
+            return found
+    elif isinstance(value, (list, tuple)):
+        parts = ((f"{place}[{index}]", item) for index, item in enumerate(value))
+    inside = next(filter(None, (find_unreadable(item, there) for there, item in parts)), None)
+    kind = type(value)
+    return inside or f"{place} is a {kind.__module__}.{kind.__qualname__}"
+
+
+def _is_read_back(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return True
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # pickle raises TypeError, AttributeError, RecursionError and others
+        return False
+    return True
