@@ -12,7 +12,7 @@ from torch import Tensor
 from fedbc_lightning.client_rows import RowStorage
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.fabric import gather_objects
-from fedbc_lightning.row_file import NAME, NUM_SLOTS, RowFile, RowLayout
+from fedbc_lightning.row_file import NAME, NUM_SLOTS, RowFile, RowLayout, checksum
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -26,8 +26,9 @@ class FileRows(RowStorage):
     were. All ranks choose the same slots, so each writes the rows of its own clients and tells the others their
     numbers. Where a row is written twice between two checkpoints it takes a third slot, else two.
 
-    The file's ``generation`` is the number of commits at its last checkpoint. A checkpoint of fewer is an older copy,
-    whose slots have been written over since.
+    The file's generations are the numbers of commits at its last checkpoint and at its last commit. A checkpoint of
+    fewer than the one is an older copy, whose slots have been written over since; one of more than the other stands
+    beside an older copy of the file. Besides, a checkpoint holds a checksum of every row, compared when it is read.
 
     Args:
         starts: See :class:`~fedbc_lightning.client_rows.RowStorage`.
@@ -41,10 +42,16 @@ class FileRows(RowStorage):
         self._layout, self._dtypes = RowLayout(num_clients, vectors), dtypes
         self._file: RowFile | None = None
         self._live = {name: np.zeros(num_clients, dtype=np.uint8) for name in starts}
+        self._checksums = {name: np.zeros(num_clients, dtype=np.uint32) for name in starts}
         self._saved = {name: slots.copy() for name, slots in self._live.items()}
         self._generation = 0
         self._is_read_only = self._has_several_nodes = False
         self._lacking: str | None = None
+
+    @property
+    def checksum_bytes(self) -> int:
+        """What one client's checksums take in a checkpoint."""
+        return sum(checksums.itemsize for checksums in self._checksums.values())
 
     @property
     def path(self) -> Path | None:
@@ -55,42 +62,55 @@ class FileRows(RowStorage):
         """See :class:`RowStorage`."""
         self.require()
         start = self.starts[name]
-        slot = self._staged[name].get(client, 0) if staged else 0
-        slot = slot or int(self._live[name][client])
+        slot, expected = self._staged[name].get(client, (0, 0)) if staged else (0, 0)
+        if not slot:
+            slot, expected = int(self._live[name][client]), int(self._checksums[name][client])
         if not slot:
             return start.clone()
         assert self._file is not None
-        row = self._file.read(name, slot, client).to(start.dtype)
+        row = self._file.read(name, slot, client)
         if self._is_read_only:
-            self._check_generation("the checkpoint")  # the run may go on in another process
-        return row
+            self._check_generations("the checkpoint")  # the run may go on in another process
+        if checksum(row) != expected:
+            raise ConfigurationError(
+                f"ckpt_path: the row '{name}' of client {client} in '{self._file.path}' is not the one that the "
+                f"checkpoint was written with: {NAME} is damaged, or a copy of another time; restore it and last.ckpt "
+                "from one copy, made while no run wrote to them."
+            )
+        return row.to(start.dtype)
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """See :class:`RowStorage`."""
         assert self._file is not None
         for client, row in zip(clients, rows.detach().to("cpu", self._dtypes[name]), strict=True):
-            slot = self._staged[name].setdefault(client, self._free_slot(name, client))
+            slot = self._free_slot(name, client)
             self._file.write(name, slot, client, row)
+            self._staged[name][client] = slot, checksum(row)
 
     def export_staged(self) -> dict[str, Any]:
-        """The numbers of the clients whose rows were written here."""
+        """The numbers of the clients whose rows were written here, and the checksums."""
         if self._has_several_nodes and self._file is not None:
             self._file.sync()
-        return {name: list(slots) for name, slots in self._staged.items()}
+        return {
+            name: [(client, value) for client, (_, value) in staged.items()] for name, staged in self._staged.items()
+        }
 
     def import_staged(self, staged: dict[str, Any]) -> None:
         """Take note of the rows that another rank wrote."""
         if self._has_several_nodes and self._file is not None:
             self._file.reopen()
         for name, clients in staged.items():
-            self._staged[name] |= {client: self._free_slot(name, client) for client in clients}
+            self._staged[name] |= {client: (self._free_slot(name, client), value) for client, value in clients}
 
     def commit(self) -> None:
         """See :class:`RowStorage`."""
-        for name, slots in self._staged.items():
-            if slots:
-                self._live[name][list(slots)] = list(slots.values())
+        for name, staged in self._staged.items():
+            if staged:
+                slots, checksums = zip(*staged.values(), strict=True)
+                self._live[name][list(staged)], self._checksums[name][list(staged)] = slots, checksums
         self._generation += 1
+        if self._file is not None:
+            self._file.set_newest(self._generation)
         self.rollback()
 
     def sync(self) -> None:
@@ -102,7 +122,7 @@ class FileRows(RowStorage):
         """After a checkpoint, on all ranks before any writes again: its slots are now those to keep."""
         self._saved = {name: slots.copy() for name, slots in self._live.items()}
         if is_writer and self._file is not None:
-            self._file.generation = self._generation
+            self._file.set_oldest(self._generation)
 
     def open(self, path: Path, fabric: Fabric) -> None:
         """Open a run's file to train: made anew, with the rows of the checkpoint if that is another run's.
@@ -134,6 +154,8 @@ class FileRows(RowStorage):
                     f"file of process 0 ({found}); choose a folder that all nodes share."
                 )
         self._is_read_only, self._has_several_nodes = False, getattr(fabric.strategy, "num_nodes", 1) > 1
+        if self._file is not None:
+            self._file.set_newest(self._generation)
         self.mark_saved(is_writer=fabric.is_global_zero)
 
     def require(self) -> None:
@@ -151,6 +173,10 @@ class FileRows(RowStorage):
             state["id"] = None if self._file is None else self._file.id
             state["generation"] = self._generation
             state["slots"] = {name: torch.from_numpy(slots.copy()) for name, slots in self._live.items()}
+            state["checksums"] = {  # of clients with a row; torch knows more of int32 than of uint32
+                name: torch.from_numpy(self._checksums[name][slots > 0].view(np.int32))
+                for name, slots in self._live.items()
+            }
         return state
 
     def load_state_dict(self, state: dict[str, Any], checkpoint: Any, path: Path | None) -> None:
@@ -170,6 +196,8 @@ class FileRows(RowStorage):
             return
         self._generation = state["generation"]
         self._live = {name: slots.numpy().copy() for name, slots in state["slots"].items()}
+        for name, checksums in state.get("checksums", {}).items():  # a file without them is refused when it is opened
+            self._checksums[name][self._live[name] > 0] = checksums.numpy().view(np.uint32)
         if state["id"] is None or path is None:
             return
         if not path.is_file():
@@ -180,11 +208,17 @@ class FileRows(RowStorage):
         self._file, self._is_read_only = RowFile(path, self._layout), True
         if self._file.id != state["id"]:
             raise ConfigurationError(f"ckpt_path: '{path}' is of another run than '{checkpoint}'; keep them together.")
-        self._check_generation(f"'{checkpoint}'")
+        self._check_generations(f"'{checkpoint}'")
 
-    def _check_generation(self, checkpoint: str) -> None:
+    def _check_generations(self, checkpoint: str) -> None:
         assert self._file is not None
-        if self._file.generation > self._generation:
+        oldest, newest = self._file.generations
+        if newest < self._generation:
+            raise ConfigurationError(
+                f"ckpt_path: '{self._file.path}' is an older copy than {checkpoint}: it ends {newest} rounds into the "
+                f"run, the checkpoint {self._generation}; copy both at one time, while no run writes to them."
+            )
+        if oldest > self._generation:
             raise ConfigurationError(
                 f"ckpt_path: {checkpoint} is an older copy: since then the run went on, and wrote over its rows in "
                 f"'{self._file.path}'; give the last.ckpt that lies beside it."

@@ -6,7 +6,7 @@ import io
 import logging
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -121,10 +121,11 @@ class Recorder:
             failure: What ended the run, or None; what fails here after it is said, and does not take its place.
         """
         status = "success" if failure is None else "failed"
-        for act in (self.save, *(partial(logger.finalize, status) for logger in self.loggers)):
+        acts: list[Callable[[], None]] = [self.save, *(partial(logger.finalize, status) for logger in self.loggers)]
+        for act in acts:
             try:
                 act()
-            except Exception as error:
+            except Exception as error:  # noqa: PERF203
                 if failure is None:
                     raise
                 if str(error) != str(failure):

@@ -7,6 +7,7 @@ import os
 import secrets
 import struct
 import weakref
+import zlib
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -20,12 +21,15 @@ from fedbc_lightning.errors import ConfigurationError
 NAME = "clients.bin"
 """Of the file, beside ``last.ckpt``."""
 
-MAGIC = b"fedbcrow"
+MAGIC = b"fedbcrw2"
+MAGIC_WITHOUT_CHECKSUMS = b"fedbcrow"
+"""Of files whose checkpoints hold no checksums of rows; no version released wrote them."""
+
 PAGE = 4096
 NUM_SLOTS = 3
 """Places of one row: the one that ``last.ckpt`` names, the one committed since, the one staged in this round."""
 
-_HEADER = struct.Struct("<8sqq")  # magic, generation, length of the JSON that follows
+_HEADER = struct.Struct("<8sqqq")  # magic, generation, newest generation, length of the JSON that follows
 _synchronise = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
@@ -84,7 +88,7 @@ class RowFile:
         size = layout.offsets()["", 0]
         try:
             with path.open("wb") as file:
-                file.write(_HEADER.pack(MAGIC, 0, len(header)) + header)
+                file.write(_HEADER.pack(MAGIC, 0, 0, len(header)) + header)
                 file.truncate(size)
                 file.flush()
                 os.fsync(file.fileno())
@@ -130,13 +134,18 @@ class RowFile:
             ) from error
 
     @property
-    def generation(self) -> int:
-        """Slots that a ``last.ckpt`` of this generation or a later one names are intact; see :class:`FileRows`."""
-        return _HEADER.unpack(os.pread(self._descriptor, _HEADER.size, 0))[1]
+    def generations(self) -> tuple[int, int]:
+        """The oldest and the newest ``last.ckpt`` whose rows are here, as numbers of commits; see :class:`FileRows`."""
+        _, oldest, newest, _ = _HEADER.unpack(os.pread(self._descriptor, _HEADER.size, 0))
+        return oldest, newest
 
-    @generation.setter
-    def generation(self, value: int) -> None:
-        os.pwrite(self._descriptor, struct.pack("<q", value), len(MAGIC))
+    def set_oldest(self, generation: int) -> None:
+        """Say that rows of earlier generations are written over from now on."""
+        os.pwrite(self._descriptor, struct.pack("<q", generation), len(MAGIC))
+
+    def set_newest(self, generation: int) -> None:
+        """Say that the rows of a generation are written."""
+        os.pwrite(self._descriptor, struct.pack("<q", generation), len(MAGIC) + 8)
 
     def sync(self) -> None:
         """Wait until the rows, whichever process of this machine wrote them, are on the disk."""
@@ -147,10 +156,15 @@ class RowFile:
 
     def _check(self) -> str:
         start = os.pread(self._descriptor, _HEADER.size, 0)
+        if start.startswith(MAGIC_WITHOUT_CHECKSUMS):
+            raise ConfigurationError(
+                f"ckpt_path: '{self.path}' was written by an earlier version, without checksums of its rows, and is "
+                "not read by this one; finish the run with that version, or start it anew."
+            )
         if len(start) < _HEADER.size or not start.startswith(MAGIC):
             raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: it has no header of ours.")
         try:
-            found = json.loads(os.pread(self._descriptor, _HEADER.unpack(start)[2], _HEADER.size))
+            found = json.loads(os.pread(self._descriptor, _HEADER.unpack(start)[3], _HEADER.size))
             file_id = str(found.pop("id"))
         except (ValueError, KeyError, OSError, OverflowError) as error:
             raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: its header cannot be read.") from error
@@ -173,6 +187,11 @@ class RowFile:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open it again, to read."""
         RowFile.__init__(self, state["path"], state["layout"])
+
+
+def checksum(row: Tensor) -> int:
+    """CRC-32 of a row in the file's dtype: 7 GB/s."""
+    return zlib.crc32(_bytes_of(row.contiguous()))
 
 
 def _whole_pages(size: int) -> int:

@@ -1,4 +1,4 @@
-"""Which values a checkpoint gives back: what ``torch.load(weights_only=True)`` reads, which runs no code of the file."""
+"""Which values a checkpoint gives back: those that ``torch.load(weights_only=True)`` reads without running code."""
 
 from __future__ import annotations
 

@@ -73,6 +73,8 @@ class Space:
             checkpoint = checkpoint_bytes + num_metrics * BYTES_OF_METRIC + self._tables
             if clients.file_rows is None:
                 checkpoint += self._drawn.num_touched * clients.row_bytes
+            else:
+                checkpoint += self._drawn.num_touched * clients.file_rows.checksum_bytes
             disk["last.ckpt"] = checkpoint
             disk["last.ckpt again, while it is written"] = checkpoint
             kept = sum(isinstance(callback, RoundCheckpoint) for callback in trainer.hooks.callbacks)

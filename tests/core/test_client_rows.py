@@ -196,8 +196,34 @@ def test_what_does_not_belong_together_is_refused(tmp_path, in_file):
     refused("is damaged: its header cannot be read")
     path.write_bytes(content[:8] + struct.pack("<q", 3) + content[16:])
     refused("is an older copy")
+    path.write_bytes(b"fedbcrow" + content[8:])
+    refused("written by an earlier version, without checksums")
     RowFile.create(path, RowLayout(6, {"local_model": [147, "float32"]}))
     refused("is of another run")
+
+
+def test_copies_of_two_times_are_refused(tmp_path, in_file):
+    """A live folder that is copied file by file, and a row that was damaged on the disk."""
+    in_file()
+    path = rows_path(fit(tmp_path, max_rounds=2, clients_per_round=6))
+    last, older = path.with_name("last.ckpt"), path.read_bytes()
+    checkpoint_of_round_2 = last.read_bytes()
+    fit(tmp_path, ckpt_path=last, max_rounds=4, clients_per_round=6)
+    newer = path.read_bytes()
+
+    def refused(message):
+        for act in ("fit", "test"):
+            trainer = make_trainer(tmp_path, max_rounds=5, clients_per_round=6)
+            with pytest.raises(ConfigurationError, match=message):
+                getattr(trainer, act)(make_model(), BoringData(), ALGORITHMS["fedbc"](), last)
+
+    path.write_bytes(older)
+    refused(r"clients\.bin' is an older copy than .*: it ends 2 rounds into the run, the checkpoint 4")
+    path.write_bytes(newer[:32] + older[32:])  # the header is new, rows are not
+    refused(r"the row 'local_model' of client \d in .* is not the one that the checkpoint was written with")
+    path.write_bytes(newer)
+    last.write_bytes(checkpoint_of_round_2)
+    refused("is an older copy: since then the run went on")
 
 
 def test_rows_that_belong_to_no_local_model_are_not_asked_for(tmp_path, in_file):

@@ -100,6 +100,21 @@ def test_checkpoint_files_that_cannot_be_used(tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_no_flipped_bit_becomes_a_number(tmp_path):
+    """Every byte of a small checkpoint: refused in one line, or of no consequence."""
+    path, content = tmp_path / "whole.ckpt", {checkpoint.KEY: {"format": checkpoint.FORMAT, "z": torch.arange(40.0)}}
+    checkpoint.save_atomically(content, path)
+    whole, refused = path.read_bytes(), 0
+    for place in range(0, len(whole), 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        try:
+            assert torch.equal(checkpoint.load(path)[checkpoint.KEY]["z"], torch.arange(40.0)), place
+        except ConfigurationError as error:
+            refused += 1
+            assert "\n" not in str(error)  # noqa: PT017
+    assert refused > len(whole) / 8
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "last.ckpt"
     checkpoint.save_atomically({checkpoint.KEY: {"format": checkpoint.FORMAT}}, path)

@@ -130,7 +130,7 @@ def test_a_disk_that_is_full_for_one_call_loses_no_row(tmp_path, table, monkeypa
         append(self, rows)
 
     monkeypatch.setattr(CSVFile, "append", fails_once)
-    with pytest.raises((OSError, ConfigurationError), match="[Nn]o space left"):
+    with pytest.raises((OSError, ConfigurationError), match=r"[Nn]o space left"):
         fit(tmp_path / "broken")
     assert saved_round(tmp_path / "broken") < 2
     runs = [Path(fit(tmp_path / name).log_dir) for name in ("broken", "whole")]
