@@ -14,6 +14,7 @@ import torch
 from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.files import replacing
 from fedbc_lightning.storable import find_unreadable
+from fedbc_lightning.storage import os_error
 
 KEY = "fedbc_lightning"
 """Where a checkpoint, otherwise an ordinary Lightning one, holds the federated state."""
@@ -34,7 +35,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
     Raises:
         ConfigurationError: The checkpoint holds an object that would not be read back; the old file stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)  # without parents: a run folder that vanished is not made again
     try:
         with replacing(path) as partial:
             with partial.open("wb") as file:
@@ -43,7 +44,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
                 os.fsync(file.fileno())
             torch.load(partial, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        found = find_unreadable(checkpoint)
+        found = None if os_error(error) else find_unreadable(checkpoint)
         if found is None:
             raise
         kept = f" '{path}' stays as it was." if path.exists() else ""

@@ -60,6 +60,7 @@ class Export:
             state = trainer.federation.module_state(*_choose(trainer, client))
             content = lightning_checkpoint(trainer, state, {checkpoint.SOURCE: _source(trainer, client, path)})
             try:
+                out.parent.mkdir(parents=True, exist_ok=True)
                 checkpoint.save_atomically(content, out)
             except OSError as error:
                 raise ConfigurationError(f"out: cannot write '{out}' ({error.strerror}).") from error

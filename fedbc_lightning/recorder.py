@@ -7,7 +7,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import torch
 from lightning.fabric.loggers import Logger, TensorBoardLogger
 from torch import Tensor
 
-from fedbc_lightning import checkpoint, run_folder
+from fedbc_lightning import checkpoint, run_folder, storage
 from fedbc_lightning.errors import first_line
 from fedbc_lightning.evaluation import Evaluation
 from fedbc_lightning.run_log import RunLog
@@ -53,18 +53,24 @@ class Recorder:
         resumed = run_folder.run_of(path) if path is not None else None
         folder = resumed or Path()
         if resumed is None and self._is_writer:
-            folder = run_folder.claim(trainer.default_root_dir / trainer.name)
+            folder = run_folder.claim(trainer.default_root_dir / trainer.name, trainer.run_lock)
         self.folder: Path = trainer._fabric.broadcast(folder)
         self._tables = RunLog(self.folder)
         if resumed is not None and self._is_writer:
-            self._tables.recover(trainer.current_round)
+            with self.disk_told():
+                self._tables.recover(trainer.current_round)
         purge_step = trainer.current_round + 1 if resumed is not None else None
         self.loggers = _make_loggers(logger, self.folder, purge_step)
         self._recorded_round = self._written_round = trainer.current_round if resumed is not None else -1
         self._write_seconds, self._last_written = 0.0, time.perf_counter()
         self._callback_states = states_of_callbacks(self._trainer)
         if resumed is None and self._is_writer:
-            self._describe_run()
+            with self.disk_told():
+                self._describe_run()
+
+    def disk_told(self) -> AbstractContextManager[None]:
+        """Errors of the file system in the run folder become one line."""
+        return storage.told(self.folder, self._trainer.how_to_resume(self.folder))
 
     def record(
         self, round: int, metrics: dict[str, float], records: list[dict[str, Any]], evaluation: Evaluation
@@ -72,11 +78,12 @@ class Recorder:
         """Write one committed round, and the checkpoint if it is due."""
         self._callback_states = states_of_callbacks(self._trainer)
         if self._is_writer:
-            self._tables.write(round, metrics, records, evaluation.rows())
-            for logger in self.loggers:
-                logger.log_metrics(metrics, step=round)
-                if isinstance(logger, TensorBoardLogger) and evaluation.metrics:
-                    self._log_histograms(logger, round, evaluation)
+            with self.disk_told():
+                self._tables.write(round, metrics, records, evaluation.rows())
+                for logger in self.loggers:
+                    logger.log_metrics(metrics, step=round)
+                    if isinstance(logger, TensorBoardLogger) and evaluation.metrics:
+                        self._log_histograms(logger, round, evaluation)
         self._recorded_round = round
         fabric = self._trainer._fabric
         if fabric.broadcast(self._is_due(round)):
@@ -94,7 +101,8 @@ class Recorder:
         if not self._trainer.enable_checkpointing or not is_recorded or round <= self._written_round:
             return
         if self._is_writer:
-            self._write()
+            with self.disk_told():
+                self._write()
         if rows is not None:
             rows.mark_saved(is_writer=self._is_writer)
         self._written_round = round
@@ -124,7 +132,8 @@ class Recorder:
         acts: list[Callable[[], None]] = [self.save, *(partial(logger.finalize, status) for logger in self.loggers)]
         for act in acts:
             try:
-                act()
+                with self.disk_told():
+                    act()
             except Exception as error:  # noqa: PERF203
                 if failure is None:
                     raise

@@ -16,6 +16,7 @@ from fedbc_lightning.fabric import gather_objects
 from fedbc_lightning.interrupts import Interrupts, check
 from fedbc_lightning.recorder import Recorder
 from fedbc_lightning.seeding import derive, seed_globals
+from fedbc_lightning.storage import quiet_event_writers
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
@@ -44,7 +45,7 @@ class RoundLoop:
         """Round after round; whatever ends it leaves the last finished round in the checkpoint and in the module."""
         trainer = self.trainer
         failure: BaseException | None = None
-        with Interrupts(is_spokesman=trainer.is_global_zero) as self.interrupts:
+        with Interrupts(is_spokesman=trainer.is_global_zero) as self.interrupts, quiet_event_writers():
             try:
                 self.hooks.call_callbacks("setup", "fit")
                 self.hooks.call("on_fit_start")

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.run_lock import NAME, RunLock
 
 LAST = Path("checkpoints", "last.ckpt")
+TABLES = ("metrics.csv", "clients.csv", "evaluation.csv")
+
+_MADE_AT_THE_START = re.compile(
+    r"(\.lock|config\.yaml|partition\.(json|png|npz)|checkpoints|(metrics|clients|evaluation)\.csv|"
+    r"events\.out\.tfevents\..*)(\.tmp)?"
+)
 
 
 def versions(folder: Path) -> list[Path]:
@@ -16,8 +24,10 @@ def versions(folder: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name.split("_")[1]))
 
 
-def claim(folder: Path) -> Path:
-    """Make the next free ``version_k``; two runs started at once get two.
+def claim(folder: Path, lock: RunLock) -> Path:
+    """Make and lock the next free ``version_k``; two runs started at once get two.
+
+    The folder of a run that ended before its first checkpoint, by a kill or a mistake, is taken again, emptied.
 
     Raises:
         ConfigurationError: The folder cannot be written.
@@ -25,15 +35,39 @@ def claim(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = versions(folder)
+        for old in taken:
+            if _is_abandoned(old) and lock.try_take(old):
+                _empty(old)
+                return old
         k = int(taken[-1].name.split("_")[1]) + 1 if taken else 0
         while True:
-            try:
+            with suppress(FileExistsError):
                 (folder / f"version_{k}").mkdir()
-                return folder / f"version_{k}"
-            except FileExistsError:  # noqa: PERF203
-                k += 1
+                if lock.try_take(folder / f"version_{k}"):
+                    return folder / f"version_{k}"
+            k += 1
     except OSError as error:
         raise ConfigurationError(f"trainer.default_root_dir: cannot write to '{folder}' ({error.strerror}).") from error
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether a run began here and left nothing but what is made before its first checkpoint: row 0 at the most."""
+    names = [path.name for path in folder.iterdir()]
+    if NAME not in names or any(not _MADE_AT_THE_START.fullmatch(name) for name in names):
+        return False
+    if any(not path.name.endswith((".tmp", ".bin")) for path in (folder / LAST.parent).glob("*")):
+        return False
+    tables = [folder / name for name in ("metrics.csv", "clients.csv") if name in names]
+    return all(len(table.read_bytes().splitlines()) <= 2 for table in tables)
+
+
+def _empty(folder: Path) -> None:
+    """Remove all but the lock; names were looked at by :func:`_is_abandoned`."""
+    for path in [*(folder / LAST.parent).glob("*"), *folder.iterdir()]:
+        if path.name == LAST.parent.name:
+            path.rmdir()
+        elif path.name != NAME:
+            path.unlink()
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -44,7 +78,6 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def run_of(checkpoint: Path) -> Path | None:
     """The run folder whose ``last.ckpt`` this is: it goes on there. None for any other: it starts a run of its own."""
-    folder = checkpoint.resolve().parent.parent
-    return (
-        folder if Path(checkpoint.parent.name, checkpoint.name) == LAST and (folder / "metrics.csv").is_file() else None
-    )
+    place, folder = checkpoint.resolve(), checkpoint.resolve().parent.parent
+    is_run = re.fullmatch(r"version_\d+", folder.name) or any((folder / name).is_file() for name in TABLES)
+    return folder if Path(place.parent.name, place.name) == LAST and is_run else None

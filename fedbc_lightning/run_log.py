@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
 from collections.abc import Iterable
@@ -46,6 +47,8 @@ class CSVFile:
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Write rows and hand them to the operating system, which keeps them if this process dies."""
+        if self._columns and not self.path.is_file():  # else one without a header, or without its rows, would be made
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         names = {name: None for kind in dict.fromkeys(map(tuple, rows)) for name in kind}  # most rows have the same
         new = [name for name in names if name not in self._columns]
         if new:

@@ -39,6 +39,7 @@ from fedbc_lightning.participation import Participation
 from fedbc_lightning.planning import Plan, make_plan
 from fedbc_lightning.recorder import Recorder, settings, warn_of_other_settings
 from fedbc_lightning.round_loop import RoundLoop
+from fedbc_lightning.run_lock import RunLock
 from fedbc_lightning.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.seeding import global_seed, preserved_globals
 from fedbc_lightning.shim import ModuleTrainer
@@ -183,6 +184,7 @@ class FederatedTrainer(CallbackView):
         self.callback_metrics: dict[str, Tensor] = {}
         self.result: Any = None
         self.recorder: Recorder
+        self.run_lock: RunLock
         self.evaluation = Evaluation()
         self.state = SimpleNamespace(fn=None, stage=None)
         self.log_dir: str | None = None
@@ -338,15 +340,19 @@ class FederatedTrainer(CallbackView):
         """What to raise for a spawned process that failed: its own error, if that has a message for the user."""
         if isinstance(error, ProcessExitedException):
             who = f"process {error.error_index} of {self._fabric.world_size} (counted from 0)"
-            return LostProcessError(f"{who} {WAS_KILLED} {self._how_to_resume()}")
+            return LostProcessError(f"{who} {WAS_KILLED} {self.how_to_resume()}")
         found = re.search(
             rf"^{re.escape(ConfigurationError.__module__)}\.ConfigurationError: (.*)", str(error), re.M | re.S
         )
         return ConfigurationError(found[1].strip()) if found else error
 
-    def _how_to_resume(self) -> str:
-        """A sentence for the user of a run that broke off."""
-        folder = None if self.log_dir is None else Path(self.log_dir)
+    def how_to_resume(self, folder: Path | None = None) -> str:
+        """Tell the user of a run that broke off, in a sentence.
+
+        Args:
+            folder: The run folder; None: that of ``log_dir``, or of the newest run of this name.
+        """
+        folder = Path(self.log_dir) if folder is None and self.log_dir is not None else folder
         last = (
             run_folder.last_checkpoint(self.default_root_dir / self.name)
             if folder is None
@@ -354,7 +360,7 @@ class FederatedTrainer(CallbackView):
         )
         if self.state.fn != TrainerFn.FITTING or last is None or not last.is_file():
             return "There is no checkpoint to go on from."
-        return f"Go on from '{last}' by the same command with ckpt_path: last."
+        return f"Go on by the same command with ckpt_path: {last}"
 
     def _resolve(self, ckpt_path: str | os.PathLike | None, fn: TrainerFn) -> Path | None:
         folder = self.default_root_dir / self.name
@@ -382,6 +388,9 @@ class FederatedTrainer(CallbackView):
         self.hooks = Hooks(self, model, [*self.callbacks, *own])
         previous = getattr(self, "federation", None)
         self.datamodule = datamodule
+        run = None if path is None else run_folder.run_of(path)
+        if run is not None and self.state.fn == TrainerFn.FITTING and self._fabric.is_global_zero:
+            self.run_lock.take(run)  # before the checkpoint is read, which another process may write anew
         saved = None if path is None else checkpoint.load(path)
         fitting = self.state.fn == TrainerFn.FITTING
         stage = {TrainerFn.FITTING: "fit", TrainerFn.VALIDATING: "validate", TrainerFn.TESTING: "test"}[self.state.fn]
@@ -509,8 +518,8 @@ def _run_in_process(fabric: Fabric, trainer: FederatedTrainer, result: Path | No
     trainer._fabric = fabric
     alike = determinism.deterministic_algorithms(trainer.deterministic)
     told = missing_kernels_told(trainer.precision)
-    lifeline = Lifeline(fabric, lambda: trainer.current_round)
-    with lifeline.held(trainer._how_to_resume), slurm.requeued(trainer), told, alike:
+    lifeline = Lifeline(fabric, lambda: trainer.current_round).held(trainer.how_to_resume)
+    with lifeline, slurm.requeued(trainer), told, alike, RunLock() as trainer.run_lock:
         trainer._run(*arguments)
     if result is not None and fabric.is_global_zero:
         leave(trainer, result)

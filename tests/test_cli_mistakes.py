@@ -132,7 +132,11 @@ MISTAKES = [
     ("fit --config tiny.yaml --optimizer SDG", 2, "optimizer: no class 'SDG'; did you mean 'SGD'?"),
     ("fit --config tiny.yaml --seed_everything true", 2, "seed_everything: True is not an int"),
     ("test --ckpt_path nowhere.ckpt", 2, "no checkpoint at --ckpt_path nowhere.ckpt"),
-    ("test --ckpt_path last", 2, "--ckpt_path last needs a --config"),
+    (
+        "test --ckpt_path last",
+        2,
+        "--ckpt_path last: there is no last.ckpt under runs/default; give --trainer.",
+    ),
     ("test --ckpt_path .", 2, "no checkpoints/last.ckpt in --ckpt_path ."),
     ("fit --config tiny.yaml --model CIFARCNN --model.image_size 8", 1, "image_size=8 is too small"),
     ("fit --config tiny.yaml --algorithm FedProx --algorithm.mu=-1", 1, "algorithm.mu: got -1.0; it must be >= 0"),

@@ -46,7 +46,8 @@ class RoundCheckpoint(Callback):
             self.best, self.best_round = value, trainer.current_round
             if trainer.is_global_zero and trainer.enable_checkpointing:
                 content = trainer.recorder.checkpoint()
-                checkpoint.save_atomically(content, Path(trainer.recorder.folder, "checkpoints", self.filename))
+                with trainer.recorder.disk_told():
+                    checkpoint.save_atomically(content, Path(trainer.recorder.folder, "checkpoints", self.filename))
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far."""

@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from fedbc_lightning.errors import did_you_mean, nearest
+from fedbc_lightning.run_folder import last_checkpoint
 
 PROG = "fedbc-cli"
 
@@ -65,8 +66,9 @@ def prepare_arguments(words: list[str]) -> list[str]:
         checkpoint = find_checkpoint(value)
         del words[position - (words[position] == value) : position + 1]
         words += ["--ckpt_path", checkpoint]  # last: a config has the key, too, and is empty there
-        if not given:
-            words[1:1] = ["--config", str(find_run_config(checkpoint, words[0]))]
+        config = None if given else find_run_config(checkpoint, words)
+        if config is not None:
+            words[1:1] = ["--config", str(config)]
     elif words[0] == "export" and not given and not any(word == "-h" or "help" in word for word in words):
         raise UsageError(f"which model? {PROG} export --ckpt_path RUN_FOLDER_OR_FILE [--client CLIENT]")
     return words
@@ -177,21 +179,41 @@ def find_checkpoint(path: str) -> str:
     return path
 
 
-def find_run_config(checkpoint: str, subcommand: str) -> Path:
-    """The ``config.yaml`` of the run that wrote a checkpoint, ``<run>/checkpoints/<any>.ckpt``.
+def find_run_config(checkpoint: str, words: list[str]) -> Path | None:
+    """Find the ``config.yaml`` of the run that wrote a checkpoint, ``<run>/checkpoints/<any>.ckpt``.
+
+    Args:
+        checkpoint: Its path; ``last``: of the newest run under the folder and the name that are given, or their
+            defaults.
+        words: The command line.
+
+    Returns:
+        The file; None: ``fit`` is told on the command line what to train, and there is no run yet to go on with.
 
     Raises:
-        UsageError: If there is none, or the checkpoint is ``last``, which only a config can place.
+        UsageError: If there is none.
     """
     if checkpoint in ("last", "null", "None"):
+        root, name = (_last_value(words, f"--trainer.{key}") for key in ("default_root_dir", "name"))
+        folder = Path(root or "runs", name or "default")
+        last = last_checkpoint(folder) if checkpoint == "last" else None
+        if last is not None:
+            return find_run_config(str(last), words)
+        if words[0] == "fit" and _last_value(words, "--model") is not None:
+            return None
         raise UsageError(
-            f"--ckpt_path {checkpoint} needs a --config, which says where the runs lie: "
-            f"{PROG} {subcommand} --config digits.yaml --ckpt_path {checkpoint}"
+            f"--ckpt_path {checkpoint}: there is no last.ckpt under {folder}; give --trainer.default_root_dir and "
+            f"--trainer.name of the run, or the config that has them: {PROG} {words[0]} --config digits.yaml "
+            f"--ckpt_path {checkpoint}"
         )
     for folder in Path(checkpoint).absolute().parents[:2]:
         if (folder / "config.yaml").is_file():
             return folder / "config.yaml"
     raise UsageError(f"no config.yaml beside the run of --ckpt_path {checkpoint}: give the run's --config too")
+
+
+def _last_value(words: list[str], option: str) -> str | None:
+    return ([None, *(value for _, value in option_values(words, (option,)))])[-1]
 
 
 def option_values(words: list[str], options: tuple[str, ...]) -> Iterator[tuple[int, str]]:

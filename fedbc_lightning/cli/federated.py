@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -372,4 +373,4 @@ def resume_hint() -> str | None:
     folder = trainer.log_dir and Path(trainer.log_dir)
     if not folder or not (folder / "checkpoints" / "last.ckpt").is_file():
         return "interrupted; no round was finished, so there is nothing to resume"
-    return f"interrupted; go on with: {PROG} fit --config {folder / 'config.yaml'} --ckpt_path last"
+    return f"interrupted; go on with: {PROG} fit --ckpt_path {shlex.quote(str(folder))}"

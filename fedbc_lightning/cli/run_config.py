@@ -27,5 +27,5 @@ class SaveRunConfig(SaveConfigCallback):
         path.parent.mkdir(parents=True, exist_ok=True)
         config = self.config.clone()
         config["ckpt_path"] = None
-        with replacing(path) as partial:
+        with trainer.recorder.disk_told(), replacing(path) as partial:
             self.parser.save(config, str(partial), skip_none=False, overwrite=True, multifile=False)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedbc_lightning import ConfigurationError, checkpoint, run_folder
+from fedbc_lightning.run_lock import RunLock
 from fedbc_lightning.run_log import CSVFile
 
 
@@ -57,9 +58,13 @@ def test_recovery_to_before_the_first_row_keeps_the_header(tmp_path):
 
 
 def test_versions_are_claimed_one_by_one(tmp_path):
-    assert [run_folder.claim(tmp_path / "x").name for _ in range(3)] == ["version_0", "version_1", "version_2"]
+    locks = [RunLock() for _ in range(4)]
+    claimed = [run_folder.claim(tmp_path / "x", lock).name for lock in locks[:3]]
+    assert claimed == ["version_0", "version_1", "version_2"]
     (tmp_path / "x" / "version_10").mkdir()
-    assert run_folder.claim(tmp_path / "x").name == "version_11"
+    assert run_folder.claim(tmp_path / "x", locks[3]).name == "version_11"
+    for lock in locks:
+        lock.__exit__()
 
 
 def test_last_checkpoint_is_the_one_written_last(tmp_path):
@@ -75,7 +80,7 @@ def test_last_checkpoint_is_the_one_written_last(tmp_path):
 def test_unwritable_root_is_one_clear_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"default_root_dir.*file"):
-        run_folder.claim(tmp_path / "file" / "runs")
+        run_folder.claim(tmp_path / "file" / "runs", RunLock())
 
 
 def test_checkpoint_files_that_cannot_be_used(tmp_path):
