@@ -53,6 +53,9 @@ def read_names(path: Path, argument: str) -> list[str]:
             raise ConfigurationError(
                 f"data.{argument}='{path}': its columns are separated by {shown}; save it with {own}"
             )
+    header = _read_csv(path, argument, nrows=1, header=None, dtype=str, keep_default_na=False)
+    written = [name for name in (header.iloc[0] if len(header) else []) if name]
+    _refuse_twice(written, written, path, argument)  # pandas renames the second one
     return names
 
 
@@ -80,13 +83,12 @@ def read_table(path: Path, columns: list[str], argument: str, names: Collection[
     parquet = _import_parquet(path, argument)
     try:
         with parquet.ParquetFile(path) as file:
-            names = list(file.schema_arrow.names)
-            twice = next((name for name in columns if names.count(name) > 1), None)
-            table = None if twice else file.read(columns=columns)
+            _refuse_twice(columns, list(file.schema_arrow.names), path, argument)
+            table = file.read(columns=columns)
+    except ConfigurationError:
+        raise
     except DAMAGED as error:
         raise _refuse(path, argument, error) from None
-    if table is None:
-        raise ConfigurationError(f"data.{argument}='{path}': it has two columns '{twice}'; rename one")
     return table.to_pandas(ignore_metadata=True)[columns]  # a saved index is a column
 
 
@@ -122,6 +124,12 @@ def _import_parquet(path: Path, argument: str) -> Any:
             f"data.{argument}='{path}': Parquet files need pyarrow; pip install 'fedbc-lightning[parquet]'"
         ) from None
     return parquet
+
+
+def _refuse_twice(columns: list[str], names: list[str], path: Path, argument: str) -> None:
+    twice = next((name for name in columns if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"data.{argument}='{path}': it has two columns '{twice}'; rename one")
 
 
 def _refuse(path: Path, argument: str, error: Exception) -> ConfigurationError:

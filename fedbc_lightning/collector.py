@@ -120,6 +120,10 @@ class MetricCollector:
             return
         if isinstance(value, Tensor):
             value = self._checked(name, value)
+        elif not hasattr(value, "__float__"):
+            raise ConfigurationError(
+                f"self.log('{name}'): got {value!r}, a {type(value).__name__}; log a number, a tensor or a Metric."
+            )
         weight = batch_size if batch_size is not None else self._batch_size
         logged.add(value, 1.0 if weight is None else weight)
 

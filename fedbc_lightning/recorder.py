@@ -19,9 +19,9 @@ from lightning.fabric.loggers import Logger, TensorBoardLogger
 from torch import Tensor
 
 from fedbc_lightning import checkpoint, run_folder, storage
-from fedbc_lightning.errors import first_line
+from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.evaluation import Evaluation
-from fedbc_lightning.run_log import RunLog
+from fedbc_lightning.run_log import RunLog, read_rows
 from fedbc_lightning.storable import plain_copy
 
 if TYPE_CHECKING:
@@ -58,9 +58,12 @@ class Recorder:
         self._tables = RunLog(self.folder)
         if resumed is not None and self._is_writer:
             with self.disk_told():
-                self._tables.recover(trainer.current_round)
+                self._tables.recover(trainer.current_round, trainer.saved_rows)
         purge_step = trainer.current_round + 1 if resumed is not None else None
         self.loggers = _make_loggers(logger, self.folder, purge_step)
+        if resumed is not None and self._is_writer:
+            with self.disk_told():
+                self._complete_events()
         self._recorded_round = self._written_round = trainer.current_round if resumed is not None else -1
         self._write_seconds, self._last_written = 0.0, time.perf_counter()
         self._callback_states = states_of_callbacks(self._trainer)
@@ -149,7 +152,9 @@ class Recorder:
                 ``clients.bin``, whose next rounds write over them: they evaluate z, and resume nothing.
         """
         states = states_of_callbacks(self._trainer) if callback_states is None else callback_states
-        return run_checkpoint(self._trainer, self._settings, states, is_last=is_last)
+        content = run_checkpoint(self._trainer, self._settings, states, is_last=is_last)
+        content[checkpoint.KEY]["rows"] = self._tables.num_rows
+        return content
 
     def _is_due(self, round: int) -> bool:
         every = self._trainer.checkpoint_every_n_rounds
@@ -172,6 +177,22 @@ class Recorder:
             else:
                 with suppress(NotImplementedError):
                     logger.log_hyperparams(self._settings)
+
+    def _complete_events(self) -> None:
+        """Draw TensorBoard's curves again where their files are gone."""
+        for logger in self.loggers:
+            if not isinstance(logger, TensorBoardLogger) or any(Path(logger.log_dir).glob("events.out.tfevents.*")):
+                continue
+            path = self._tables.metrics.path
+            rows = read_rows(path) if path.is_file() else []
+            for row in rows:
+                numbers = {name: float(cell) for name, cell in row.items() if cell and name != "round"}
+                logger.log_metrics(numbers, step=int(row["round"]))
+            log.warning(
+                "'%s' holds no TensorBoard events of the rounds before: the curves of %d rounds are drawn again from "
+                "metrics.csv, histograms are not.",
+                *(logger.log_dir, len(rows)),
+            )
 
     def _log_histograms(self, logger: TensorBoardLogger, round: int, evaluation: Evaluation) -> None:
         values = {f"clients/{name}": self._trainer.clients.scalar(name) for name in self._trainer.clients.scalar_names}
@@ -252,6 +273,19 @@ def settings(trainer: FederatedTrainer) -> dict[str, Any]:
         **_flat("model", dict(trainer.user.module.hparams)),
     }
     return plain_values(described, tensors=False)
+
+
+def refuse_other_seed(saved: dict[str, Any], seed: int, path: Path | None) -> None:
+    """Raise where a run would go on with another seed than it began with.
+
+    Raises:
+        ConfigurationError: The seeds differ.
+    """
+    if saved.get("seed", seed) != seed:
+        raise ConfigurationError(
+            f"seed: '{path}' was trained with {saved['seed']}, {seed} is given now, so that the run would not go on as "
+            f"if never stopped; give seed {saved['seed']} (seed_everything), or say other_seed: true."
+        )
 
 
 def warn_of_other_settings(saved: dict[str, Any], current: dict[str, Any]) -> None:

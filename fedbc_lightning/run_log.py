@@ -5,12 +5,17 @@ from __future__ import annotations
 import csv
 import errno
 import io
+import logging
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.files import replacing
+
+log = logging.getLogger(__name__)
 
 METRICS_FIRST = ("round", "train_loss")
 METRICS_GROUPS = ("global/", "local/", "fairness/", "dual/", "comm/", "time/")
@@ -34,16 +39,34 @@ class CSVFile:
         self.path = path
         self._first, self._groups = tuple(first), tuple(groups)
         self._columns: list[str] = []
+        self.num_rows = 0
 
-    def recover(self, round: int) -> None:
-        """Drop rows after ``round`` and a row that was cut off; read the header."""
-        if not self.path.is_file():
-            return
-        text = self.path.read_text(encoding="utf-8")
-        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-        rows = list(reader)
-        self._columns = list(reader.fieldnames or [])
-        self._rewrite(row for row in rows if int(row["round"]) <= round)
+    def recover(self, round: int, num_rows: int | None = None) -> None:
+        """Drop rows after ``round`` and a row that was cut off; read the header; warn of rows that are gone.
+
+        Args:
+            round: The last round to keep.
+            num_rows: How many rows there were up to then; None: it is not known.
+
+        Raises:
+            ConfigurationError: The file is not as it was written; names the line.
+        """
+        rows = read_rows(self.path) if self.path.is_file() else []
+        kept = [row for row in rows if int(row["round"]) <= round]
+        if num_rows is not None and len(kept) != num_rows:
+            log.warning(
+                "'%s' has %d of the %d rows that were there when the checkpoint was written%s; the run goes on, and "
+                "leaves what was changed as it is.",
+                *(self.path, len(kept), num_rows, _missing_rounds(kept, round)),
+            )
+        self.num_rows = len(kept)
+        if self.path.is_file():
+            self._columns = list(rows[0]) if rows else self._header()
+            self._rewrite(kept)
+
+    def _header(self) -> list[str]:
+        with self.path.open(newline="", encoding="utf-8") as file:
+            return next(csv.reader(file), [])
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Write rows and hand them to the operating system, which keeps them if this process dies."""
@@ -57,6 +80,7 @@ class CSVFile:
             self._rewrite(csv.DictReader(io.StringIO(text)))
         with self.path.open("a", newline="", encoding="utf-8") as file:
             file.write(_as_text([tuple([row.get(c, "") for c in self._columns]) for row in rows]))
+        self.num_rows += len(rows)
 
     def sync(self) -> None:
         """Wait until the file is on the disk."""
@@ -78,6 +102,51 @@ class CSVFile:
             writer = csv.DictWriter(file, self._columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Read the whole rows of a table; one that was cut off while it was written is left out.
+
+    Raises:
+        ConfigurationError: A line is not as it was written.
+    """
+
+    def refuse(line: int, problem: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"'{path}', line {line}: {problem}. Was the file edited? Put the original back, or move the file away: the "
+            "run then goes on with a new one, and its checkpoint is not touched."
+        )
+
+    content = path.read_bytes()
+    try:
+        text = content[: content.rfind(b"\n") + 1].decode()
+    except UnicodeDecodeError as error:
+        raise refuse(content[: error.start].count(b"\n") + 1, "it is not text in UTF-8") from error
+    reader = csv.reader(io.StringIO(text, newline=""))
+    header = next(reader, [])
+    if text and "round" not in header:
+        seen = ascii(",".join(header)[:60])
+        raise refuse(1, f"there is no column 'round', between commas and without a byte-order mark, but {seen}")
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise refuse(1, f"the column {twice[0]!a} is there twice")
+    rows = []
+    for cells in reader:
+        if len(cells) != len(header):
+            raise refuse(reader.line_num, f"it has {len(cells)} cells, the header {len(header)}")
+        row = dict(zip(header, cells, strict=True))
+        if not re.fullmatch("[0-9]+", row["round"]):
+            raise refuse(reader.line_num, f"the round is {row['round']!a}, not a whole number")
+        rows.append(row)
+    return rows
+
+
+def _missing_rounds(rows: list[dict[str, str]], round: int) -> str:
+    """The rounds before ``round`` that have no row, for a message."""
+    seen = {int(row["round"]) for row in rows}
+    missing = [str(r) for r in range(round + 1) if r not in seen]
+    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+    return f" (no row of round {', '.join(missing[:5])}{more})" if missing else ""
 
 
 def _as_text(rows: list[tuple[Any, ...]]) -> str:
@@ -105,10 +174,20 @@ class RunLog:
         self.clients = CSVFile(folder / "clients.csv", CLIENTS_FIRST)
         self.evaluation = CSVFile(folder / "evaluation.csv", EVALUATION_FIRST, METRICS_GROUPS)
 
-    def recover(self, round: int) -> None:
-        """Make all end with ``round``."""
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """File name -> number of rows."""
+        return {table.path.name: table.num_rows for table in (self.metrics, self.clients, self.evaluation)}
+
+    def recover(self, round: int, num_rows: dict[str, int]) -> None:
+        """Make all end with ``round``.
+
+        Args:
+            round: The last round to keep.
+            num_rows: File name -> how many rows there were up to then, where it is known.
+        """
         for table in (self.metrics, self.clients, self.evaluation):
-            table.recover(round)
+            table.recover(round, num_rows.get(table.path.name))
 
     def write(
         self,

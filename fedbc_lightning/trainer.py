@@ -37,7 +37,7 @@ from fedbc_lightning.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.module import UserModule, check_module
 from fedbc_lightning.participation import Participation
 from fedbc_lightning.planning import Plan, make_plan
-from fedbc_lightning.recorder import Recorder, settings, warn_of_other_settings
+from fedbc_lightning.recorder import Recorder, refuse_other_seed, settings, warn_of_other_settings
 from fedbc_lightning.round_loop import RoundLoop
 from fedbc_lightning.run_lock import RunLock
 from fedbc_lightning.sampling import ClientSampler, UniformSampler
@@ -185,6 +185,8 @@ class FederatedTrainer(CallbackView):
         self.result: Any = None
         self.recorder: Recorder
         self.run_lock: RunLock
+        self.saved_rows: dict[str, int] = {}
+        self._takes_other_seed = False
         self.evaluation = Evaluation()
         self.state = SimpleNamespace(fn=None, stage=None)
         self.log_dir: str | None = None
@@ -200,6 +202,7 @@ class FederatedTrainer(CallbackView):
         datamodule: LightningDataModule | None = None,
         algorithm: FederatedAlgorithm | None = None,
         ckpt_path: str | os.PathLike | None = None,
+        other_seed: bool = False,
     ) -> None:
         """Train; the model holds z afterwards.
 
@@ -209,10 +212,13 @@ class FederatedTrainer(CallbackView):
             algorithm: The method, e.g. ``FedBC(dual_lr=1e-3)``.
             ckpt_path: Resume from this file as if never stopped; ``last``: from the newest run of this name, or from
                 the start if there is none.
+            other_seed: Resume with another seed than that of the checkpoint, which is refused otherwise: the later
+                rounds are then not those of a run in one piece.
 
         Raises:
             ConfigurationError: Something given cannot be honoured.
         """
+        self._takes_other_seed = other_seed
         self._launch(TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path)
 
     def validate(
@@ -464,6 +470,9 @@ class FederatedTrainer(CallbackView):
         self.federation.load_state_dict(ours["federation"], saved["state_dict"], path, rows_path)
         self.current_round = self.finished_round = ours["round"]
         self.should_stop = ours["should_stop"] and self.max_rounds <= ours["max_rounds"]
+        self.saved_rows = ours.get("rows", {})
+        if self.state.fn == TrainerFn.FITTING and not self._takes_other_seed:
+            refuse_other_seed(ours["settings"], self.seed, path)
         warn_of_other_settings(ours["settings"], settings(self))
         self.callback_metrics = {name: torch.tensor(value) for name, value in ours["callback_metrics"].items()}
         for callback in self.hooks.callbacks:

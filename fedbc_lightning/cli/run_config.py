@@ -14,7 +14,8 @@ from fedbc_lightning.files import replacing
 class SaveRunConfig(SaveConfigCallback):
     """Writes the parsed config into a new run folder at the start of ``fit``, on rank 0; a resumed run keeps its own.
 
-    ``ckpt_path`` is left out, so that ``fedbc-cli fit --config <run>/config.yaml`` runs the same from the start.
+    ``ckpt_path`` and ``other_seed`` are left out, so that ``fedbc-cli fit --config <run>/config.yaml`` runs the same
+    from the start.
     """
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
@@ -26,6 +27,6 @@ class SaveRunConfig(SaveConfigCallback):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         config = self.config.clone()
-        config["ckpt_path"] = None
+        config["ckpt_path"], config["other_seed"] = None, False
         with trainer.recorder.disk_told(), replacing(path) as partial:
             self.parser.save(config, str(partial), skip_none=False, overwrite=True, multifile=False)

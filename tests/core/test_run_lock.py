@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
@@ -106,6 +107,12 @@ def test_last_needs_no_config_where_the_run_can_be_found(project, capsys):
     where = ["--trainer.default_root_dir", "here", "--trainer.name", "tiny", "--ckpt_path", "last"]
     assert run_cli("fit", "--trainer.max_rounds", 3, *where) == 0
     assert len(read_csv("here/tiny/version_0/metrics.csv")) == 4
+    assert run_cli("fit", "--trainer.max_rounds", 4, "--seed_everything", 3, *where) == 1
+    assert "was trained with 0, 3 is given now" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="seed was 0 when the checkpoint was written and is 3 now"):
+        assert run_cli("fit", "--trainer.max_rounds", 4, "--seed_everything", 3, "--other_seed", "true", *where) == 0
+    assert "other_seed: false" in Path("here/tiny/version_0/config.yaml").read_text()
+    assert run_cli("test", "--ckpt_path", "here/tiny/version_0") == 0
     words = ["--model", "LogisticRegression", "--model.num_features", 4, "--model.num_classes", 3]
     words += ["--data", "tiny_data.TinyData", "--algorithm", "FedAvg", "--trainer.accelerator", "cpu"]
     words += ["--trainer.max_rounds", 1, "--trainer.logger", "false"]

@@ -372,6 +372,13 @@ def test_parquet_needs_pyarrow(tmp_path, monkeypatch):
         TableDataModule(path, "ill").prepare_data()
 
 
+@pytest.mark.parametrize("header", ["x,ill,x", "x,ill,ill"])
+def test_a_column_twice(tmp_path, header):
+    (tmp_path / "t.csv").write_text(f"{header}\n1,0,2\n3,1,4\n")
+    with pytest.raises(ConfigurationError, match=r"two columns '(x|ill)'; rename one"):
+        TableDataModule(tmp_path / "t.csv", "ill").prepare_data()
+
+
 def test_parquet_with_a_column_twice(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet

@@ -1,0 +1,131 @@
+"""Tables and events that were edited or are gone: the file and line are named, and what is missing is said."""
+
+import shutil
+
+import pytest
+from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fedbc_lightning import ConfigurationError, FedAvg
+
+
+def fit(root, rounds, logger=True, model=None, seed=1, **arguments):
+    trainer = make_trainer(root, max_rounds=rounds, logger=logger, seed=seed)
+    trainer.fit(make_model() if model is None else model, BoringData(), FedAvg(), ckpt_path="last", **arguments)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    root = tmp_path_factory.mktemp("finished")
+    fit(root, 2)
+    return root
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A run of 2 rounds, to be changed."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "default" / "version_0"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "metrics.csv",
+            lambda text: text.replace(",", ";"),
+            r"line 1: there is no column 'round', .* but 'round;",
+        ),
+        (
+            "clients.csv",
+            lambda text: "\ufeff" + text,
+            r"line 1: there is no column 'round', .* but '\\ufeffround",
+        ),
+        (
+            "clients.csv",
+            lambda text: text.replace("\n2,", "\n2.0,", 1),
+            r"line 5: the round is '2\.0', not a",
+        ),
+        (
+            "evaluation.csv",
+            lambda text: text.replace("\n1,", "\nfirst,", 1),
+            r"line 8: the round is 'first', not a",
+        ),
+        ("metrics.csv", lambda text: text.replace("\n1,", "\n\n1,1,", 1), r"line 3: it has 0 cells, the header \d+"),
+        (
+            "metrics.csv",
+            lambda text: text.replace("train_loss", "round", 1),
+            r"line 1: the column 'round' is there",
+        ),
+        ("metrics.csv", lambda text: text.replace("train_loss", "\xff", 1), r"line 1: it is not text in UTF-8"),
+        ("metrics.csv", lambda text: "", None),
+    ],
+)
+def test_an_edited_table_is_named_with_its_line(run, name, change, message, caplog):
+    path = run / name
+    encoding = "latin-1" if message and "UTF-8" in message else "utf-8"
+    path.write_bytes(change(path.read_text()).encode(encoding))
+    before = path.read_bytes()
+    if message is None:
+        fit(run.parents[1], 3)
+        assert "metrics.csv' has 0 of the 3 rows" in caplog.text
+        return
+    with pytest.raises(ConfigurationError, match=rf"{name}', {message}"):
+        fit(run.parents[1], 3)
+    assert path.read_bytes() == before
+
+
+def test_rows_and_tables_that_are_gone_are_said(run, caplog):
+    lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").write_text("".join([lines[0], lines[1], lines[3]]))
+    (run / "clients.csv").unlink()
+    trainer = fit(run.parents[1], 3)
+    assert trainer.log_dir == str(run)
+    assert (
+        "metrics.csv' has 2 of the 3 rows that were there when the checkpoint was written (no row of round 1)"
+        in caplog.text
+    )
+    assert "clients.csv' has 0 of the 6 rows" in caplog.text
+    assert "evaluation.csv" not in caplog.text
+    assert [row["round"] for row in read_csv(run / "metrics.csv")] == ["0", "2", "3"]
+    assert {row["round"] for row in read_csv(run / "clients.csv")} == {"3"}
+    caplog.clear()
+    fit(run.parents[1], 4)
+    assert "rows that were there" not in caplog.text
+    for name in ("metrics.csv", "evaluation.csv"):
+        (run / name).unlink()
+    assert fit(run.parents[1], 5).log_dir == str(run)
+
+
+def test_events_that_are_gone_are_drawn_again(run, caplog):
+    for path in run.glob("events*"):
+        path.unlink()
+    fit(run.parents[1], 3)
+    assert "holds no TensorBoard events of the rounds before: the curves of 3 rounds are drawn again" in caplog.text
+    events = EventAccumulator(str(run))
+    events.Reload()
+    expected = [(int(row["round"]), float(row["global/test_loss"])) for row in read_csv(run / "metrics.csv")]
+    found = [(event.step, event.value) for event in events.Scalars("global/test_loss")]
+    assert [step for step, _ in found] == [0, 1, 2, 3]
+    assert [value for _, value in found] == pytest.approx([value for _, value in expected])
+
+
+def test_another_seed_is_refused_unless_told(run):
+    message = r"seed: '\S+last\.ckpt' was trained with 1, 2 is given now.* give seed 1 .*, or say other_seed: true"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(run.parents[1], 3, seed=2)
+    assert len(read_csv(run / "metrics.csv")) == 3
+    with pytest.warns(UserWarning, match="seed was 1 when the checkpoint was written and is 2 now"):
+        fit(run.parents[1], 3, seed=2, other_seed=True)
+
+
+@pytest.mark.parametrize("value", ["a word", None, [1.0]])
+def test_what_is_no_number_is_not_logged(tmp_path, value):
+    class Logs(BoringModel):
+        def training_step(self, batch, batch_idx):
+            self.log("said", value)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ConfigurationError, match=r"self\.log\('said'\): got .*; log a number, a tensor or a Metric"):
+        fit(tmp_path, 1, logger=False, model=make_model(Logs))
