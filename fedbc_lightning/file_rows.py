@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,12 +111,14 @@ class FileRows(RowStorage):
                 self._live[name][list(staged)], self._checksums[name][list(staged)] = slots, checksums
         self._generation += 1
         if self._file is not None:
-            self._file.set_newest(self._generation)
+            with suppress(OSError):  # a commit is done or not; :meth:`sync` tries again
+                self._file.set_newest(self._generation)
         self.rollback()
 
     def sync(self) -> None:
         """Before a checkpoint: the committed rows on the disk. Other nodes have seen to theirs in the round."""
         if self._file is not None:
+            self._file.set_newest(self._generation)
             self._file.sync()
 
     def mark_saved(self, *, is_writer: bool) -> None:

@@ -107,7 +107,8 @@ class Recorder:
             with self.disk_told():
                 self._write()
         if rows is not None:
-            rows.mark_saved(is_writer=self._is_writer)
+            with self.disk_told():
+                rows.mark_saved(is_writer=self._is_writer)
         self._written_round = round
 
     def _write(self) -> None:
@@ -152,9 +153,7 @@ class Recorder:
                 ``clients.bin``, whose next rounds write over them: they evaluate z, and resume nothing.
         """
         states = states_of_callbacks(self._trainer) if callback_states is None else callback_states
-        content = run_checkpoint(self._trainer, self._settings, states, is_last=is_last)
-        content[checkpoint.KEY]["rows"] = self._tables.num_rows
-        return content
+        return run_checkpoint(self._trainer, self._settings, states, self._tables.num_rows, is_last=is_last)
 
     def _is_due(self, round: int) -> bool:
         every = self._trainer.checkpoint_every_n_rounds
@@ -203,7 +202,12 @@ class Recorder:
 
 
 def run_checkpoint(
-    trainer: FederatedTrainer, settings: dict[str, Any], callback_states: dict[str, Any], *, is_last: bool
+    trainer: FederatedTrainer,
+    settings: dict[str, Any],
+    callback_states: dict[str, Any],
+    num_rows: dict[str, int],
+    *,
+    is_last: bool,
 ) -> dict[str, Any]:
     """What resumes a run; see :meth:`Recorder.checkpoint`."""
     ours: dict[str, Any] = {
@@ -217,6 +221,7 @@ def run_checkpoint(
                 name: float(v) for name, v in trainer.callback_metrics.items() if not name.startswith("time/")
             },
             "settings": settings,
+            "rows": num_rows,
             "federation": trainer.federation.state_dict(is_last=is_last),
         },
     }

@@ -16,7 +16,6 @@ from fedbc_lightning.fabric import gather_objects
 from fedbc_lightning.interrupts import Interrupts, check
 from fedbc_lightning.recorder import Recorder
 from fedbc_lightning.seeding import derive, seed_globals
-from fedbc_lightning.storage import quiet_event_writers
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
@@ -37,7 +36,8 @@ class RoundLoop:
         self.recorder = trainer.recorder = Recorder(trainer, path, trainer.logger_setting)
         if trainer.clients.file_rows is not None:
             rows_path = (self.recorder.folder / run_folder.LAST).with_name(row_file.NAME)
-            trainer.clients.file_rows.open(rows_path, trainer._fabric)
+            with self.recorder.disk_told():
+                trainer.clients.file_rows.open(rows_path, trainer._fabric)
         trainer.log_dir, trainer.loggers = str(self.recorder.folder), self.recorder.loggers
         trainer.shim.set(loggers=trainer.loggers, logger=trainer.logger, log_dir=trainer.log_dir)
 
@@ -45,7 +45,7 @@ class RoundLoop:
         """Round after round; whatever ends it leaves the last finished round in the checkpoint and in the module."""
         trainer = self.trainer
         failure: BaseException | None = None
-        with Interrupts(is_spokesman=trainer.is_global_zero) as self.interrupts, quiet_event_writers():
+        with Interrupts(is_spokesman=trainer.is_global_zero) as self.interrupts:
             try:
                 self.hooks.call_callbacks("setup", "fit")
                 self.hooks.call("on_fit_start")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.units import bytes_said
 
 NAME = "clients.bin"
 """Of the file, beside ``last.ckpt``."""
@@ -94,7 +95,7 @@ class RowFile:
                 os.fsync(file.fileno())
         except OSError as error:
             raise ConfigurationError(
-                f"trainer.default_root_dir: cannot make '{path}', a sparse file of {size / 2**30:.1f} GiB "
+                f"trainer.default_root_dir: cannot make '{path}', a sparse file of {bytes_said(size)} "
                 f"({error.strerror}); choose a folder on a file system that takes it."
             ) from error
 
@@ -165,12 +166,12 @@ class RowFile:
             raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: it has no header of ours.")
         try:
             found = json.loads(os.pread(self._descriptor, _HEADER.unpack(start)[3], _HEADER.size))
-            file_id = str(found.pop("id"))
-        except (ValueError, KeyError, OSError, OverflowError) as error:
+            file_id, described = str(found.pop("id")), _describe(found)
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, OverflowError, MemoryError) as error:
             raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: its header cannot be read.") from error
         if found != asdict(self.layout):
             raise ConfigurationError(
-                f"ckpt_path: '{self.path}' holds {_describe(found)}; here are {_describe(asdict(self.layout))}. Give "
+                f"ckpt_path: '{self.path}' holds {described}; here are {_describe(asdict(self.layout))}. Give "
                 "the model, data, algorithm and trainer.client_dtype it was made with."
             )
         size, expected = os.fstat(self._descriptor).st_size, self._offsets["", 0]

@@ -53,7 +53,7 @@ def claim(folder: Path, lock: RunLock) -> Path:
 def _is_abandoned(folder: Path) -> bool:
     """Whether a run began here and left nothing but what is made before its first checkpoint: row 0 at the most."""
     names = [path.name for path in folder.iterdir()]
-    if NAME not in names or any(not _MADE_AT_THE_START.fullmatch(name) for name in names):
+    if (names and NAME not in names) or any(not _MADE_AT_THE_START.fullmatch(name) for name in names):
         return False
     if any(not path.name.endswith((".tmp", ".bin")) for path in (folder / LAST.parent).glob("*")):
         return False

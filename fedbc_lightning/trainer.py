@@ -44,6 +44,7 @@ from fedbc_lightning.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.seeding import global_seed, preserved_globals
 from fedbc_lightning.shim import ModuleTrainer
 from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState
+from fedbc_lightning.storage import quiet_event_writers
 from fedbc_lightning.stragglers import Stragglers
 
 Task = Callable[["FederatedTrainer", Any], Any]
@@ -528,7 +529,7 @@ def _run_in_process(fabric: Fabric, trainer: FederatedTrainer, result: Path | No
     alike = determinism.deterministic_algorithms(trainer.deterministic)
     told = missing_kernels_told(trainer.precision)
     lifeline = Lifeline(fabric, lambda: trainer.current_round).held(trainer.how_to_resume)
-    with lifeline, slurm.requeued(trainer), told, alike, RunLock() as trainer.run_lock:
+    with lifeline, slurm.requeued(trainer), told, alike, quiet_event_writers(), RunLock() as trainer.run_lock:
         trainer._run(*arguments)
     if result is not None and fabric.is_global_zero:
         leave(trainer, result)

@@ -24,7 +24,17 @@ CONFIGS = shipped_configs()
 STUDIES = [name for name in CONFIGS if name.startswith("studies/")]
 EXPERIMENTS = [name for name in CONFIGS if not name.startswith(("algorithms/", "studies/"))]
 OVERLAYS = [name for name in CONFIGS if name.startswith("algorithms/")]
-SECTIONS = ["seed_everything", "trainer", "algorithm", "model", "data", "optimizer", "lr_scheduler", "ckpt_path"]
+SECTIONS = [
+    "seed_everything",
+    "trainer",
+    "algorithm",
+    "model",
+    "data",
+    "optimizer",
+    "lr_scheduler",
+    "ckpt_path",
+    "other_seed",
+]
 
 
 @pytest.fixture

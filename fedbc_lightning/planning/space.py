@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import torch
 
+from fedbc_lightning import run_folder
 from fedbc_lightning.callbacks.round_checkpoint import RoundCheckpoint
 from fedbc_lightning.engines.sequential import NUM_MATRICES
 from fedbc_lightning.planning.drawn import Drawn, round_up
@@ -97,7 +98,8 @@ class Space:
 def checkpoint_bytes(trainer: FederatedTrainer) -> int:
     """Of ``last.ckpt`` as it would be now: before any client has rows."""
     sink = _Counting()
-    content = run_checkpoint(trainer, settings(trainer), states_of_callbacks(trainer), is_last=True)
+    no_rows = dict.fromkeys(run_folder.TABLES, 0)
+    content = run_checkpoint(trainer, settings(trainer), states_of_callbacks(trainer), no_rows, is_last=True)
     torch.save(content, cast("IO[bytes]", sink))
     return sink.size
 

@@ -61,7 +61,7 @@ def test_versions_are_claimed_one_by_one(tmp_path):
     locks = [RunLock() for _ in range(4)]
     claimed = [run_folder.claim(tmp_path / "x", lock).name for lock in locks[:3]]
     assert claimed == ["version_0", "version_1", "version_2"]
-    (tmp_path / "x" / "version_10").mkdir()
+    (tmp_path / "x" / "version_10" / "by_somebody").mkdir(parents=True)
     assert run_folder.claim(tmp_path / "x", locks[3]).name == "version_11"
     for lock in locks:
         lock.__exit__()

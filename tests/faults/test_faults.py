@@ -1,0 +1,12 @@
+"""The short form of the command that injects faults."""
+
+import re
+
+from helpers.programs import TESTS, run_python
+
+
+def test_the_short_form_loses_nothing(tmp_path):
+    done = run_python([TESTS / "faults" / "run.py", "--short"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^all: tried (\d+), survived \1, lost 0$", done.stdout, re.M)
+    assert len(done.stdout.splitlines()) >= 8
