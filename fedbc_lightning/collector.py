@@ -88,6 +88,7 @@ class MetricCollector:
 
     Attributes:
         batch: The current batch.
+        num_batches: The batches of the current epoch so far, the current one included.
     """
 
     def __init__(self) -> None:
@@ -95,13 +96,14 @@ class MetricCollector:
         self._batch_size: int | None = None
         self._epoch: dict[str, _Logged] = {}
         self._totals: dict[str, tuple[Any, float]] = {}
-        self.num_samples = 0
+        self.num_samples = self.num_batches = 0
 
     def start_batch(self, batch: Any, batch_size: int) -> None:
         """Say which batch the next values are of."""
         self.batch = batch
         self._batch_size = batch_size
         self.num_samples += batch_size
+        self.num_batches += 1
 
     def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
         """Take one value.
@@ -135,7 +137,7 @@ class MetricCollector:
     def end_epoch(self) -> None:
         """Close an epoch: compute the Metrics, fold everything into the means over epochs."""
         if not self._epoch:
-            self.num_samples = 0
+            self.num_samples = self.num_batches = 0
             return
         for name, logged in self._epoch.items():
             if logged.metric is not None:
@@ -148,7 +150,7 @@ class MetricCollector:
                 samples = logged.weight if logged.reduce == "mean" else max(self.num_samples, 1)
                 self._totals[name] = (total + logged.value() * samples, weight + samples)
         self._epoch = {}
-        self.num_samples = 0
+        self.num_samples = self.num_batches = 0
 
     def current(self) -> dict[str, Tensor]:
         """The values so far, for schedulers and hooks that look at ``callback_metrics``."""

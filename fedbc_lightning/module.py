@@ -56,6 +56,7 @@ class UserModule:
         self.shim = shim
         self.device = fabric.device
         self.collector = MetricCollector()
+        shim.listen(lambda: self.collector)
         precision = fabric.strategy.precision
         self.precision = precision
         is_plain = type(precision) is Precision
@@ -199,6 +200,8 @@ class UserModule:
         """
         step, takes_index = getattr(self.module, f"{stage}_step"), self.takes_index[f"{stage}_step"]
         collector = self.start_collecting()
+        loaders = "test_dataloaders" if stage == "test" else "val_dataloaders"
+        self.shim.set(**{loaders: loader})
         self.hooks.call_module(f"on_{stage}_epoch_start")
         start, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
         listens = self.hooks.listens(start) or self.hooks.listens(end)
@@ -213,6 +216,7 @@ class UserModule:
             if listens:
                 self.hooks.call(end, output, batch, batch_idx)
         self.hooks.call_module(f"on_{stage}_epoch_end")
+        self.shim.set(**{loaders: None})
         return collector.result()
 
 

@@ -439,6 +439,7 @@ class FederatedTrainer(CallbackView):
             gradient_clip_val=self.local.gradient_clip_val,
             gradient_clip_algorithm=self.local.gradient_clip_algorithm,
         )  # fmt: skip
+        self.shim.show_module(model, self)
         datamodule.trainer = self.shim  # type: ignore[assignment]
         if fabric.local_rank == 0:
             datamodule.prepare_data()

@@ -126,6 +126,13 @@ class PartitionedDataModule(IndexedDataModule):
         if isinstance(data, LightningDataModule):
             self._forward_transfer_hooks(data)
 
+    def __getattr__(self, name: str) -> Any:
+        """What only the wrapped module has: ``self.trainer.datamodule.num_classes`` needs no changed line."""
+        data = self.__dict__.get("data")
+        if isinstance(data, LightningDataModule) and (not name.startswith("_") or name == "_hparams"):
+            return getattr(data, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
+
     # the wrapped module's own life
 
     def prepare_data(self) -> None:

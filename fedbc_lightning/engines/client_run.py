@@ -68,6 +68,7 @@ class ClientRun:
             self.client, engine.round, seed=engine.seed, device=self.user.device
         )
         self.num_batches = len(self.loader)
+        self.user.shim.start_client()
         self.collector = self.user.start_collecting()
         if tells or not self.loader.gathers_plainly:
             self.tell_module()
@@ -90,6 +91,7 @@ class ClientRun:
             max_steps=self.local.steps if self.local.steps is not None else -1,
             estimated_stepping_batches=planned,
             num_training_batches=self.num_batches,
+            train_dataloader=self.loader,
             current_epoch=self.epoch,
             global_step=self.num_steps,
             current_client=self.client,

@@ -74,6 +74,8 @@ class OptimizerRun(ClientRun):
             self.record["grad_scale"] = self.engine.scaler.get_scale()
 
     def _is_done(self, epoch: int) -> bool:
+        if self.user.shim.is_client_stopped:
+            return True
         return epoch >= (self.local.epochs or 1) if self.local.steps is None else self.num_steps >= self.local.steps
 
     def _run_epoch(self, epoch: int) -> None:
@@ -83,7 +85,7 @@ class OptimizerRun(ClientRun):
             self._run_plain_batches()
         else:
             self._run_batches()
-        if self.local.steps is not None and self.num_steps == steps_before:
+        if self.local.steps is not None and self.num_steps == steps_before and not self.user.shim.is_client_stopped:
             raise ConfigurationError(
                 f"model: a whole epoch of client {self.client} made no optimizer step (training_step returned None, or "
                 "a hook skipped it), so trainer.local_steps would never be reached."
@@ -94,7 +96,8 @@ class OptimizerRun(ClientRun):
         for batch_idx, raw in enumerate(self.loader):
             batch = self.user.to_device(raw)
             stop = self._run_batch(batch, batch_idx)
-            if stop or (self.local.steps is not None and self.num_steps >= self.local.steps):
+            is_enough = self.local.steps is not None and self.num_steps >= self.local.steps
+            if stop or is_enough or self.user.shim.is_client_stopped:
                 break
 
     def _run_plain_batches(self) -> None:
@@ -103,7 +106,7 @@ class OptimizerRun(ClientRun):
         :meth:`_run_batch` is what this loop says step by step, with everything that may happen in between.
         """
         engine, user, optimizer, recorder = self.engine, self.user, self.optimizer, self.engine.recorder
-        layout, grad, terms, collector = self.layout, engine.grad, self.terms, self.collector
+        layout, grad, terms, collector, shim = self.layout, engine.grad, self.terms, self.collector, user.shim
         batch_size, num_samples = self.loader.batch_size, self.loader.num_samples
         recorder.start(engine.round, has_visitors=self._has_visitors())
         step = optimizer.plain_step()
@@ -143,7 +146,7 @@ class OptimizerRun(ClientRun):
                     if self.after_step is not None:
                         self._apply_after_step(self.after_step)
             self.count_step(batch_idx, is_update=loss is not None)
-            if self.num_steps == self.local.steps and batch_idx + 1 < self.num_batches:
+            if batch_idx + 1 < self.num_batches and (self.num_steps == self.local.steps or shim.is_client_stopped):
                 return
         optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
 

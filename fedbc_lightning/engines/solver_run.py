@@ -14,6 +14,7 @@ from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.collector import batch_size_of
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.oracle import Oracle
+from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import Proximal, Solver, Term
 from fedbc_lightning.seeding import derive, numpy_generator, seed_globals
 
@@ -75,6 +76,11 @@ class SolverRun(ClientRun):
         for _ in range(self.solver.num_steps(self)):
             self.solver.step(self)
             self.count_step(self.num_steps)
+            if self.user.shim.is_client_stopped:
+                raise ConfigurationError(
+                    "model: it sets self.trainer.should_stop inside a client, but the method takes a fixed number of "
+                    "steps of its own; leave it out, or take a method that uses the module's optimizer."
+                )
         self._end_batch()
         if self._raw is not None:
             self._end_epoch()

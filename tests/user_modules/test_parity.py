@@ -382,9 +382,9 @@ def test_an_unknown_attribute_of_the_trainer_says_what_there_is(tmp_path):
 
     class Odd(LitAutoEncoder):
         def training_step(self, batch, batch_idx):
-            self.trainer.fit_loop  # noqa: B018
+            self.trainer.epochs  # noqa: B018
 
-    with pytest.raises(Exception, match=r"fit_loop.*estimated_stepping_batches"):
+    with pytest.raises(Exception, match=r"trainer.epochs.*estimated_stepping_batches"):
         federated(tmp_path, fresh(Odd), UserData())
 
 
