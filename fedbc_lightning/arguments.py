@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     EarlyStopping,
@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.twins import AnyCallback, AnyDataModule, both
 
 _AT_LEAST = {
     "max_rounds": 0, "local_epochs": 1, "local_steps": 1, "num_nodes": 1, "eval_every_n_rounds": 0,
@@ -95,12 +96,12 @@ def check_callbacks(callbacks: list[Callback]) -> None:
         ConfigurationError: One of those above, or an EarlyStopping that looks after local epochs.
     """
     for callback in callbacks:
-        if not isinstance(callback, Callback):
+        if not isinstance(callback, AnyCallback):
             raise ConfigurationError(f"trainer.callbacks: {callback!r} is not a Lightning Callback.")
-        refused = next((kind for kind in _REFUSED_CALLBACKS if isinstance(callback, kind)), None)
+        refused = next((kind for kind in _REFUSED_CALLBACKS if isinstance(callback, both(kind))), None)
         if refused is not None:
             raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} {_REFUSED_CALLBACKS[refused]}")
-        if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
+        if isinstance(callback, both(EarlyStopping)) and callback._check_on_train_epoch_end:
             raise ConfigurationError(
                 "trainer.callbacks: EarlyStopping(check_on_train_epoch_end=True) would look after each client's epoch; "
                 "leave it out: it then looks after each evaluated round."
@@ -117,7 +118,7 @@ def check_datamodule(datamodule: Any) -> None:
         return
     if datamodule is None:
         raise ConfigurationError("data: none given; pass a FederatedDataModule.")
-    if isinstance(datamodule, LightningDataModule):
+    if isinstance(datamodule, AnyDataModule):
         raise ConfigurationError(
             f"data: {type(datamodule).__name__} has no clients; federate it unchanged with "
             "fedbc_lightning.PartitionedDataModule(data, partitioner)."

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule
 
+from fedbc_lightning.twins import own_base
+
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
 
@@ -68,7 +70,7 @@ class Hooks:
 
 def overrides(instance: object, name: str, base: type) -> bool:
     """Whether ``instance`` has its own version of the method ``name`` of ``base`` (or has it and base does not)."""
-    method = getattr(instance, name, None)
+    method, base = getattr(instance, name, None), own_base(instance, base)
     if method is None:
         return False
     return getattr(method, "__func__", method) is not getattr(base, name, None)

@@ -21,6 +21,7 @@ from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import Hooks, overrides
 from fedbc_lightning.interrupts import check
 from fedbc_lightning.shim import ModuleTrainer
+from fedbc_lightning.twins import AnyModule
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -95,7 +96,7 @@ class UserModule:
         for metric in self.metrics:  # ranks hold different clients: nothing is to be joined, nobody to wait for
             metric.distributed_available_fn = _never
         for child in self.module.modules():
-            if isinstance(child, LightningModule):
+            if isinstance(child, AnyModule):
                 child._trainer = self.shim  # type: ignore[assignment]
                 child.log = self.log  # type: ignore[method-assign]
 
@@ -104,7 +105,7 @@ class UserModule:
         for metric, available in zip(self.metrics, self._metric_syncs, strict=True):
             metric.distributed_available_fn = available
         for child in self.module.modules():
-            if isinstance(child, LightningModule):
+            if isinstance(child, AnyModule):
                 child._trainer = None
                 child.__dict__.pop("log", None)
 
@@ -227,7 +228,7 @@ def check_module(module: Any) -> None:
         ConfigurationError: Not a LightningModule, no ``training_step`` or ``configure_optimizers``, manual
             optimization, or a ``training_step`` that takes the data iterator.
     """
-    if not isinstance(module, LightningModule):
+    if not isinstance(module, AnyModule):
         raise ConfigurationError(f"model: got {type(module).__name__}; give a LightningModule.")
     name = type(module).__name__
     for method in ("training_step", "configure_optimizers"):

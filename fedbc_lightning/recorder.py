@@ -23,6 +23,7 @@ from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.evaluation import Evaluation
 from fedbc_lightning.run_log import RunLog, read_rows
 from fedbc_lightning.storable import plain_copy
+from fedbc_lightning.twins import both
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
@@ -85,7 +86,7 @@ class Recorder:
                 self._tables.write(round, metrics, records, evaluation.rows())
                 for logger in self.loggers:
                     logger.log_metrics(metrics, step=round)
-                    if isinstance(logger, TensorBoardLogger) and evaluation.metrics:
+                    if isinstance(logger, both(TensorBoardLogger)) and evaluation.metrics:
                         self._log_histograms(logger, round, evaluation)
         self._recorded_round = round
         fabric = self._trainer._fabric
@@ -119,7 +120,7 @@ class Recorder:
             rows.sync()
         self._tables.sync()
         for logger in self.loggers:
-            if isinstance(logger, TensorBoardLogger):
+            if isinstance(logger, both(TensorBoardLogger)):
                 logger.experiment.flush()
         path = self.folder / run_folder.LAST
         checkpoint.save_atomically(self.checkpoint(self._callback_states, is_last=True), path)
@@ -170,7 +171,7 @@ class Recorder:
 
         save_partition_report(self._trainer.datamodule, self.folder)
         for logger in self.loggers:
-            if isinstance(logger, TensorBoardLogger):
+            if isinstance(logger, both(TensorBoardLogger)):
                 with Image.open(io.BytesIO(partition_png(self._trainer.datamodule))) as picture:
                     logger.experiment.add_image("partition", np.asarray(picture.convert("RGB")), 0, dataformats="HWC")
             else:
@@ -346,8 +347,8 @@ def _make_loggers(
         return []
     if logger is None or logger is True:
         return [TensorBoardLogger(folder, name="", version="", purge_step=purge_step)]
-    loggers = [logger] if isinstance(logger, Logger) else list(logger)
+    loggers = [logger] if isinstance(logger, both(Logger)) else list(logger)  # type: ignore[arg-type]
     for each in loggers:
-        if isinstance(each, TensorBoardLogger) and purge_step is not None:
+        if isinstance(each, both(TensorBoardLogger)) and purge_step is not None:
             each._kwargs["purge_step"] = purge_step
     return loggers

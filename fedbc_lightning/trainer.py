@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -46,6 +45,7 @@ from fedbc_lightning.shim import ModuleTrainer
 from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState
 from fedbc_lightning.storage import quiet_event_writers
 from fedbc_lightning.stragglers import Stragglers
+from fedbc_lightning.twins import AnyCallback, AnyLogger
 
 Task = Callable[["FederatedTrainer", Any], Any]
 """What is done with a trainer that is set up, and restored from the path of a checkpoint or from None."""
@@ -129,8 +129,8 @@ class FederatedTrainer(CallbackView):
         num_nodes: int = 1,
         precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"] = "32-true",
         deterministic: bool | Literal["warn"] | None = None,
-        callbacks: list[Callback] | Callback | None = None,
-        logger: Logger | Iterable[Logger] | bool | None = None,
+        callbacks: list[AnyCallback] | AnyCallback | None = None,
+        logger: AnyLogger | Iterable[AnyLogger] | bool | None = None,
         eval_every_n_rounds: int = 1,
         eval_clients: int | float | Literal["all"] | None = None,
         gradient_clip_val: float | None = None,
@@ -163,7 +163,7 @@ class FederatedTrainer(CallbackView):
         self.precision, self.num_nodes = precision, num_nodes
         self.deterministic = deterministic
         determinism.prepare(deterministic)
-        callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        callbacks = [callbacks] if isinstance(callbacks, AnyCallback) else list(callbacks or [])
         check_callbacks(callbacks)
         self.callbacks: list[Callback] = default_callbacks(callbacks, enable_progress_bar)
         self.logger_setting = logger
@@ -390,7 +390,7 @@ class FederatedTrainer(CallbackView):
         path = self._fabric.broadcast(self._resolve(ckpt_path, self.state.fn))
         self.seed = global_seed() if self._seed is None else self._seed
         own = model.configure_callbacks()
-        own = [own] if isinstance(own, Callback) else list(own)
+        own = [own] if isinstance(own, AnyCallback) else list(own)
         check_callbacks(own)
         self.hooks = Hooks(self, model, [*self.callbacks, *own])
         previous = getattr(self, "federation", None)

@@ -13,6 +13,8 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerSta
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from fedbc_lightning.twins import both
+
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
@@ -146,7 +148,7 @@ def _should_stop(trainer: ModuleTrainer, values: dict[str, Any]) -> bool:
 
 
 def _early_stopping_callbacks(trainer: ModuleTrainer, values: dict[str, Any]) -> list[Any]:
-    return [callback for callback in values["callbacks"] if isinstance(callback, EarlyStopping)]
+    return [callback for callback in values["callbacks"] if isinstance(callback, both(EarlyStopping))]
 
 
 def _count(name: str) -> Compute:

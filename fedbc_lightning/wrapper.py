@@ -26,6 +26,7 @@ from fedbc_lightning.loading import ClientLoader
 from fedbc_lightning.ordinary_loaders import check_loader, check_sampler, loader_options
 from fedbc_lightning.partition import Partitioner
 from fedbc_lightning.splits import SplitOrder
+from fedbc_lightning.twins import AnyDataModule
 
 
 class PartitionedDataModule(IndexedDataModule):
@@ -73,7 +74,7 @@ class PartitionedDataModule(IndexedDataModule):
 
     def __init__(
         self,
-        data: LightningDataModule | Dataset,
+        data: AnyDataModule | Dataset,
         partitioner: Partitioner | None = None,
         *,
         test: Literal["shared", "split"] | None = None,
@@ -91,7 +92,7 @@ class PartitionedDataModule(IndexedDataModule):
         drop_last: bool = False,
         keep_on_device: bool | None = None,
     ) -> None:
-        is_module = isinstance(data, LightningDataModule)
+        is_module = isinstance(data, AnyDataModule)
         test = test or ("shared" if is_module else "split")
         _check_arguments(data, test, pool)
         loader = {"data.drop_last": drop_last, "data.num_workers": num_workers, "data.collate_fn": collate_fn}
@@ -123,13 +124,13 @@ class PartitionedDataModule(IndexedDataModule):
         self._given_batch_size = batch_size
         self._given_eval_batch_size = eval_batch_size
         self._shared: dict[str, DataLoader] = {}
-        if isinstance(data, LightningDataModule):
+        if isinstance(data, AnyDataModule):
             self._forward_transfer_hooks(data)
 
     def __getattr__(self, name: str) -> Any:
         """What only the wrapped module has: ``self.trainer.datamodule.num_classes`` needs no changed line."""
         data = self.__dict__.get("data")
-        if isinstance(data, LightningDataModule) and (not name.startswith("_") or name == "_hparams"):
+        if isinstance(data, AnyDataModule) and (not name.startswith("_") or name == "_hparams"):
             return getattr(data, name)
         raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
 
@@ -137,12 +138,12 @@ class PartitionedDataModule(IndexedDataModule):
 
     def prepare_data(self) -> None:
         """The wrapped module's."""
-        if isinstance(self.data, LightningDataModule):
+        if isinstance(self.data, AnyDataModule):
             self.data.prepare_data()
 
     def teardown(self, stage: str) -> None:
         """The wrapped module's."""
-        if isinstance(self.data, LightningDataModule):
+        if isinstance(self.data, AnyDataModule):
             self.data.teardown(stage)
 
     def load(self) -> LoadedData:
@@ -156,7 +157,7 @@ class PartitionedDataModule(IndexedDataModule):
         return data
 
     def _find_source(self) -> Dataset:
-        if not isinstance(self.data, LightningDataModule):
+        if not isinstance(self.data, AnyDataModule):
             return self.data
         self.data.trainer = self.trainer
         self.data.setup("fit")
@@ -275,7 +276,7 @@ def _as_number(label: Any) -> Any:
 
 def _check_arguments(data: Any, test: str, pool: bool) -> None:
     name = type(data).__name__
-    is_module = isinstance(data, LightningDataModule)
+    is_module = isinstance(data, AnyDataModule)
     if isinstance(data, IterableDataset):
         raise ConfigurationError(f"data: {name} is an IterableDataset, whose samples cannot be split over clients")
     if not is_module and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):

@@ -22,6 +22,7 @@ HEAVY = {
     "moviepy",
     "pandas",
     "pyarrow",
+    "pytorch_lightning",
     "scipy",
     "sklearn",
     "sympy",

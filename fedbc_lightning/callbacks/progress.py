@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from fedbc_lightning.twins import both
+
 if TYPE_CHECKING:
     from fedbc_lightning.data import FederatedDataModule
     from fedbc_lightning.trainer import FederatedTrainer
@@ -100,7 +102,7 @@ class RoundProgressBar(Callback):
         if trainer.should_stop:
             self._console.print(f"Stopped early, after round {trainer.current_round}.")
         self._console.print(f"Run folder:  {trainer.log_dir}", soft_wrap=True)
-        if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
+        if any(isinstance(logger, both(TensorBoardLogger)) for logger in trainer.loggers):
             self._console.print(f"Curves:      tensorboard --logdir {trainer.default_root_dir}", soft_wrap=True)
 
     def _stop(self) -> None:

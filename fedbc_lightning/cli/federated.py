@@ -23,7 +23,7 @@ from fedbc_lightning.cli.choices import base_at, import_object, subclasses
 from fedbc_lightning.cli.names import chosen_algorithm, foreign_configs, name_classes
 from fedbc_lightning.cli.optimizers import override_configure_optimizers
 from fedbc_lightning.cli.overview import version
-from fedbc_lightning.cli.parser import CLASS_KEYS, FederatedArgumentParser, title_sections
+from fedbc_lightning.cli.parser import CLASS_KEYS, EITHER, FederatedArgumentParser, title_sections
 from fedbc_lightning.cli.plan_report import print_plan
 from fedbc_lightning.cli.reports import print_class, print_classes, print_metrics, show_partition
 from fedbc_lightning.cli.run_config import SaveRunConfig
@@ -177,7 +177,8 @@ class FederatedCLI(LightningCLI):
     def _add_instantiators(self) -> None:
         for key, kind in (("model", self._model_class), ("data", self._datamodule_class)):
             instantiator = OutermostInstantiator(self, key)
-            self.parser.add_instantiator(instantiator, _get_module_type(kind), subclasses=instantiator.any_class)
+            base = EITHER.get(kind) or _get_module_type(kind)
+            self.parser.add_instantiator(instantiator, base, subclasses=instantiator.any_class)
 
     def instantiate_classes(self) -> None:
         """Build data, algorithm, model and trainer; the model's values depend on the seed alone."""

@@ -23,6 +23,7 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.cli.names import name_class_in_config
 from fedbc_lightning.trainer import FederatedTrainer
+from fedbc_lightning.twins import AnyDataModule, AnyModule
 
 # Lightning's Timer has an Enum for a default, which the saved config.yaml holds by its value.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
@@ -49,6 +50,9 @@ CLASS_KEYS = {
     "trainer.logger": Logger,
 }
 """The keys that name a class, and what it must be."""
+
+EITHER: dict[Any, Any] = {LightningModule: AnyModule, LightningDataModule: AnyDataModule}
+"""Lightning's classes, and what also takes those of the package ``pytorch_lightning``."""
 
 
 SECTION_TITLES = {
@@ -104,8 +108,10 @@ class FederatedArgumentParser(LightningArgumentParser):
             return self.add_class_arguments(
                 lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
             )
-        if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedAlgorithm):
-            self.add_subclass_arguments(lightning_class, nested_key, fail_untyped=False, required=required)
+        is_algorithm = isinstance(lightning_class, type) and issubclass(lightning_class, FederatedAlgorithm)
+        if is_algorithm or (subclass_mode and lightning_class in EITHER):
+            base = EITHER.get(lightning_class, lightning_class)
+            self.add_subclass_arguments(base, nested_key, fail_untyped=False, required=required)
             return [nested_key]
         return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
 
