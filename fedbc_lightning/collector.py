@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.data import extract_batch_size
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.data import _extract_batch_size
+from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -47,10 +47,22 @@ def batch_size_of(batch: Any, expected: int) -> int:
     first = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     if isinstance(first, Tensor):
         return first.size(0) if first.ndim else 1
-    try:
-        return extract_batch_size(batch)
-    except MisconfigurationException:
-        return expected
+    return next((size for size in _extract_batch_size(batch) if size is not None), expected)
+
+
+_cache = WarningCache()
+
+
+def _warn_if_ambiguous(batch: Any) -> None:
+    """Say once that values are weighted by one of several sizes that the tensors of a batch have."""
+    if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Tensor):
+        return
+    sizes = {size for size in _extract_batch_size(batch) if size is not None}
+    if len(sizes) > 1:
+        _cache.warn(
+            "The tensors of a batch differ in their first dimension, of which the first tensor's weights what is "
+            "logged; give its number of samples: self.log(..., batch_size=...)."
+        )
 
 
 @dataclass
@@ -126,6 +138,8 @@ class MetricCollector:
             raise ConfigurationError(
                 f"self.log('{name}'): got {value!r}, a {type(value).__name__}; log a number, a tensor or a Metric."
             )
+        if batch_size is None:
+            _warn_if_ambiguous(self.batch)
         weight = batch_size if batch_size is not None else self._batch_size
         logged.add(value, 1.0 if weight is None else weight)
 

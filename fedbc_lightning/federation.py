@@ -24,8 +24,9 @@ from fedbc_lightning.evaluation import Models
 from fedbc_lightning.fabric import gather_objects, sum_over_ranks, travels_along
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.module import UserModule
-from fedbc_lightning.optimizers import LocalOptimizer, RoundSchedulers, configure
+from fedbc_lightning.optimizers import LocalOptimizer, configure
 from fedbc_lightning.participation import Participants, Participation, deal
+from fedbc_lightning.round_schedulers import RoundSchedulers
 from fedbc_lightning.server import Sums
 from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState, StagedClient, StateDeclaration
 
@@ -104,8 +105,8 @@ class Federation:
         self._num_samples = datamodule.num_samples("train")
         self._tell_module_about_largest_client()
 
-        self.schedule = RoundSchedulers(configure(user))
-        configured = configure(user)
+        at_server, configured = configure(user), configure(user)
+        self.schedule = RoundSchedulers(at_server.optimizer, at_server.round_schedulers)
         self.layout = ParameterLayout(user.module, [g["params"] for g in configured.optimizer.param_groups])
         initial, buffer_values = self.layout.read(), self.layout.read_buffers()
         row = torch.empty(self.layout.num_parameters, dtype=self.layout.dtype, device=user.device)

@@ -22,6 +22,7 @@ from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import overrides
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.module import UserModule
+from fedbc_lightning.round_schedulers import is_of_rounds
 
 ELEMENTWISE = frozenset({
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,
@@ -38,7 +39,8 @@ class Configured:
     Attributes:
         optimizer: The one optimizer.
         schedulers: Those of interval ``step`` or ``epoch``: they live inside a client.
-        round_schedulers: Those of interval ``round``: they belong to the server.
+        round_schedulers: Those of interval ``round``, and those that monitor what evaluation logs: they belong to the
+            server.
         reads_trainer: Whether the call looked at ``self.trainer``, so that it must be made for every client.
     """
 
@@ -81,12 +83,20 @@ def configure(user: UserModule) -> Configured:
             "model: configure_optimizers returned an optimizer with parameters that are not the module's; "
             "make them parameters of the module."
         )
+    of_rounds = [config for config in configs if is_of_rounds(config)]
+    at_server += of_rounds
+    configs = [config for config in configs if not any(config is moved for moved in of_rounds)]
     if at_server and _needs_closure(optimizers[0]):
         raise ConfigurationError(
             "model: a scheduler of interval 'round' does not work with a closure optimizer (LBFGS)."
         )
     if configs and at_server:
-        raise ConfigurationError("model: schedulers of interval 'round' and of other intervals cannot be combined.")
+        kind = (
+            f"one that monitors '{of_rounds[0].monitor}', which evaluation logs," if of_rounds else "interval 'round'"
+        )
+        raise ConfigurationError(
+            f"model: a scheduler of rounds ({kind}) cannot be combined with one that is stepped inside clients."
+        )
     return Configured(optimizers[0], configs, at_server, reads_trainer)
 
 
@@ -219,55 +229,11 @@ class LocalOptimizer:
             self._user.module.lr_scheduler_step(config.scheduler, metric)
 
 
-class RoundSchedulers:
-    """Schedulers of interval ``round``: their learning rates are the start for every client of the round.
-
-    Args:
-        configured: A call's result whose optimizer no client uses.
-    """
-
-    def __init__(self, configured: Configured) -> None:
-        self._optimizer = configured.optimizer
-        self._configs = configured.round_schedulers
-
-    @property
-    def learning_rates(self) -> list[float] | None:
-        """One per parameter group; None without such schedulers."""
-        return [float(group["lr"]) for group in self._optimizer.param_groups] if self._configs else None
-
-    def step(self, round: int, metrics: dict[str, float]) -> None:
-        """End a round; a scheduler that monitors a metric moves in the rounds that logged it."""
-        for config in self._configs:
-            self._optimizer.zero_grad()
-            self._optimizer.step()  # without gradients it changes nothing, but schedulers warn if it never ran
-            if round % config.frequency:
-                continue
-            scheduler: Any = config.scheduler
-            if not config.reduce_on_plateau:
-                scheduler.step()
-            elif config.monitor in metrics:
-                scheduler.step(metrics[config.monitor])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Scheduler states and learning rates."""
-        groups = [{k: v for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups]
-        return (
-            {"schedulers": [c.scheduler.state_dict() for c in self._configs], "groups": groups} if self._configs else {}
-        )
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
-        for config, saved in zip(self._configs, state.get("schedulers", []), strict=True):
-            config.scheduler.load_state_dict(saved)
-        for group, saved in zip(self._optimizer.param_groups, state.get("groups", []), strict=False):
-            group.update(saved)
-
-
 def _monitored(config: LRSchedulerConfig, metrics: dict[str, Tensor]) -> Any:
     if config.monitor not in metrics:
         raise ConfigurationError(
-            f"model: a scheduler monitors '{config.monitor}', which was not logged; "
-            f"there is: {', '.join(sorted(metrics))}."
+            f"model: a scheduler monitors '{config.monitor}', which training did not log; there is: "
+            f"{', '.join(sorted(metrics))}. If validation logs it, let its name begin with val_."
         )
     return metrics[config.monitor]
 

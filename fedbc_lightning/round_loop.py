@@ -73,7 +73,9 @@ class RoundLoop:
 
     def _start(self) -> None:
         """Row 0: the initial model."""
-        self._finish({}, self._evaluate(0) if self.trainer.eval_every_n_rounds else Evaluation())
+        evaluation = self._evaluate(0) if self.trainer.eval_every_n_rounds else Evaluation()
+        self.federation.schedule.check(evaluation.metrics)
+        self._finish({}, evaluation)
 
     def _advance(self) -> None:
         """One round."""

@@ -38,6 +38,7 @@ from fedbc_lightning.participation import Participation
 from fedbc_lightning.planning import Plan, make_plan
 from fedbc_lightning.recorder import Recorder, refuse_other_seed, settings, warn_of_other_settings
 from fedbc_lightning.round_loop import RoundLoop
+from fedbc_lightning.round_schedulers import check_what_is_monitored, how_to_validate
 from fedbc_lightning.run_lock import RunLock
 from fedbc_lightning.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.seeding import global_seed, preserved_globals
@@ -404,12 +405,13 @@ class FederatedTrainer(CallbackView):
         engine = self.engine
         if engine == "auto" and (saved is not None or not fitting):  # a run keeps its choice
             engine = saved[checkpoint.KEY]["settings"]["trainer.engine"] if saved is not None else "sequential"
+        is_of_last_run = previous is not None and previous.user.module is model
         with preserved_globals(self._fabric.device), _left_on_the_cpu(model):
             self._set_up(model, datamodule, algorithm, stage, engine)
             try:
                 if saved is not None:
                     self._restore(saved, path)
-                elif not fitting and previous is not None and previous.user.module is model:
+                elif not fitting and previous is not None and is_of_last_run:
                     self.federation.adopt(previous)
                 elif not fitting:
                     rank_zero_info("No ckpt_path: the model is evaluated as it is, and stands for every client's too.")
@@ -419,7 +421,7 @@ class FederatedTrainer(CallbackView):
                     RoundLoop(self, path).run()
                     self.result = None
                 else:
-                    self.result = self._evaluate_only(stage)
+                    self.result = self._evaluate_only(stage, is_of_run=saved is not None or is_of_last_run)
             finally:
                 self.user.detach()
                 self.hooks.call("teardown", stage)
@@ -463,6 +465,8 @@ class FederatedTrainer(CallbackView):
         self.server, self.clients = self.federation.server, self.federation.clients
         self.layout = self.federation.layout
         self.evaluator = Evaluator(fabric, self.federation.engine, datamodule, self.eval_clients, self.seed)
+        if stage == "fit":
+            check_what_is_monitored(self)
 
     def _restore(self, saved: dict[str, Any], path: Path | None) -> None:
         ours = saved[checkpoint.KEY]
@@ -492,11 +496,11 @@ class FederatedTrainer(CallbackView):
         federation.load_global()
         return evaluation
 
-    def _evaluate_only(self, stage: str) -> dict[str, float]:
+    def _evaluate_only(self, stage: str, *, is_of_run: bool) -> dict[str, float]:
         split, name = ("val", "validation") if stage == "validate" else ("test", "test")
         if not self.has_split(split):
             raise ConfigurationError(
-                "data.val_fraction: the clients have no validation data; set it, e.g. 0.1."
+                f"data: there is no validation data; {how_to_validate(self.datamodule, is_of_run=is_of_run)}."
                 if split == "val" else "data: there is no test data to evaluate on."
             )  # fmt: skip
         self.shim.set(current_round=self.current_round)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 
@@ -9,7 +10,7 @@ from jsonargparse import ArgumentParser
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.base import usual_name
-from fedbc_lightning.cli.arguments import OVERLAYS, shipped_configs
+from fedbc_lightning.cli.arguments import OVERLAYS, SUBCOMMANDS, shipped_configs
 from fedbc_lightning.cli.choices import (
     PART_KINDS,
     base_at,
@@ -21,8 +22,10 @@ from fedbc_lightning.cli.choices import (
     subclasses,
 )
 from fedbc_lightning.cli.names import fold
+from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.errors import nearest
 from fedbc_lightning.local import Penalty
+from fedbc_lightning.partition import Partitioner
 from fedbc_lightning.server import RobustRule
 
 _UNKNOWN_OPTION = re.compile(r"(?:^unrecognized arguments: --|does not accept option '|^Option ')([\w.]+)")
@@ -45,6 +48,12 @@ _HELP = re.compile(r"^--([\w.]+)\.help: ")
 _NOISE = re.compile(
     r"^(Subtypes|Given value|Errors|(- )?Does not validate|- Expected a <class 'NoneType'>|- Expected a path but)"
 )
+
+
+OTHER_PLACES: dict[str, type] = {
+    "data.partitioner": Partitioner, "data": FederatedDataModule, "algorithm": FederatedAlgorithm,
+}  # fmt: skip
+"""Where an argument may belong that was given to another section, and of which classes it then is one."""
 
 
 def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> str:
@@ -81,7 +90,7 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
     if (expected := _EXPECTED.findall(message)) and (match := _GIVEN.search(message)):
         return f"{place}: {_wrong_value(match[1], expected)}"
     if message.startswith("the following arguments are required:"):
-        names = re.sub(r"(?<=[ ,])(?:fit|validate|test|partition)\.", "", message.partition(":")[2]).strip()
+        names = re.sub(rf"(?<=[ ,])(?:{'|'.join(SUBCOMMANDS)})\.", "", message.partition(":")[2]).strip()
         return f"missing: {names}. Give a --config, or " + " ".join(f"--{name} ..." for name in names.split(", "))
     lines = (line.strip() for line in _KEY.sub("", message).splitlines())
     said = "; ".join(dict.fromkeys(line.removeprefix("- ") for line in lines if line and not _NOISE.match(line)))
@@ -182,10 +191,18 @@ def _unknown_option(key: str, keys: Iterable[str]) -> str:
     sections = {name.partition(".")[0] for name in known}
     if rest and section in sections:
         inside = [name for name in known if name.startswith(f"{section}.")]
+        place = next((place for place, base in OTHER_PLACES.items() if place != section and _takes(base, rest)), None)
+        if place is not None:
+            return f"'{section}' has no key '{rest}'; it is one of {place}: --{place}.{rest}"
         near = _near(key, inside)
         return f"'{section}' has no key '{rest}'{near or '; it has ' + _join(n.partition('.')[2] for n in inside)}"
     near = _near(section, sections)
     return f"no section or option '{section}'{near or '; there are ' + _join(sorted(sections))}"
+
+
+def _takes(base: type, argument: str) -> bool:
+    """Whether a class that can be chosen has an argument."""
+    return any(argument in inspect.signature(cls).parameters for cls in choices(base) if is_ours(cls))
 
 
 def _unknown_argument(class_path: str, argument: str, path: str) -> str:
