@@ -28,6 +28,7 @@ from fedbc_lightning.optimizers import LocalOptimizer, configure
 from fedbc_lightning.participation import Participants, Participation, deal
 from fedbc_lightning.round_schedulers import RoundSchedulers
 from fedbc_lightning.server import Sums
+from fedbc_lightning.single_samples import SingleSamples
 from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState, StagedClient, StateDeclaration
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Federation:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
         self._local, self.participation, self._seed = local, participation, seed
         self._num_samples = datamodule.num_samples("train")
+        user.first_batch = SingleSamples(user.module, datamodule, local, participation, max_rounds).watched
         self._tell_module_about_largest_client()
 
         at_server, configured = configure(user), configure(user)

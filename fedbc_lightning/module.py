@@ -40,6 +40,9 @@ class UserModule:
         shim: What the module sees as ``self.trainer``.
         datamodule: Its batch-transfer hooks go before the module's, as in Lightning.
 
+    Attributes:
+        first_batch: Entered with the number of samples around the first ``training_step``, if it is set.
+
     Raises:
         ConfigurationError: The module cannot be federated; see :func:`check_module`.
     """
@@ -56,6 +59,7 @@ class UserModule:
         self.hooks = hooks
         self.shim = shim
         self.device = fabric.device
+        self.first_batch: Callable[[int], AbstractContextManager] | None = None
         self.collector = MetricCollector()
         shim.listen(lambda: self.collector)
         precision = fabric.strategy.precision
@@ -174,6 +178,10 @@ class UserModule:
         Raises:
             ConfigurationError: ``training_step`` returned neither a tensor, a dict with ``loss`` nor None.
         """
+        if self.first_batch is not None:
+            watch, self.first_batch = self.first_batch, None
+            with watch(batch_size_of(batch, 1)):
+                return self.training_step(batch, batch_idx)
         arguments = (batch, batch_idx) if self.takes_index["training_step"] else (batch,)
         if self.autocast is nullcontext:
             output = self.module.training_step(*arguments)
