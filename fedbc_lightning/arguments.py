@@ -8,18 +8,25 @@ from typing import Any
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
+    BatchSizeFinder,
+    DeviceStatsMonitor,
     EarlyStopping,
     GradientAccumulationScheduler,
+    LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
+    ModelPruning,
     OnExceptionCheckpoint,
     ProgressBar,
     StochasticWeightAveraging,
+    ThroughputMonitor,
 )
 from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
+from lightning.pytorch.core.hooks import DataHooks
 
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.hooks import overrides
 from fedbc_lightning.twins import AnyCallback, AnyDataModule, both
 
 _AT_LEAST = {
@@ -39,6 +46,11 @@ _REFUSED_CALLBACKS: dict[type[Callback], str] = {
     StochasticWeightAveraging: "averages over epochs of one model; the server averages here.",
     WeightAveraging: "keeps a copy of one model; the server averages here.",
     OnExceptionCheckpoint: "is not needed: last.ckpt is written on every exception.",
+    LearningRateFinder: "tries rates on one model; compare them by a study, fedbc-cli compare.",
+    BatchSizeFinder: "tries sizes on one model; give the size to the data, as batch_size.",
+    DeviceStatsMonitor: "reads lightning.Trainer's devices; fedbc-cli plan tells the memory of a run.",
+    ThroughputMonitor: "counts lightning.Trainer's batches; time/round_seconds is logged by itself.",
+    ModelPruning: "puts other parameters in the module's place; prune in the module's __init__.",
     BaseFinetuning: "freezes and thaws during training; vectors are fixed by then. Freeze in the module's __init__.",
 }
 
@@ -108,14 +120,23 @@ def check_callbacks(callbacks: list[Callback]) -> None:
             )
 
 
-def check_datamodule(datamodule: Any) -> None:
+def check_datamodule(datamodule: Any, model: Any = None) -> None:
     """Refuse data without clients.
+
+    Args:
+        datamodule: What was given as data.
+        model: A module, which may have a ``train_dataloader`` of its own.
 
     Raises:
         ConfigurationError: None, an ordinary LightningDataModule, or something else.
     """
     if isinstance(datamodule, FederatedDataModule):
         return
+    if datamodule is None and overrides(model, "train_dataloader", DataHooks):
+        raise ConfigurationError(
+            f"data: none given, and {type(model).__name__}.train_dataloader says nothing of clients; wrap the data set "
+            "behind it: fedbc_lightning.PartitionedDataModule(dataset, partitioner)."
+        )
     if datamodule is None:
         raise ConfigurationError("data: none given; pass a FederatedDataModule.")
     if isinstance(datamodule, AnyDataModule):

@@ -57,7 +57,7 @@ class Export:
         out = path.with_name(f"round_{trainer.finished_round}_{which}.ckpt") if self.out is None else self.out
         if trainer.is_global_zero:
             self._check(out, path)
-            state = trainer.federation.module_state(*_choose(trainer, client))
+            state = trainer.federation.module_state(*choose_model(trainer, client))
             content = lightning_checkpoint(trainer, state, {checkpoint.SOURCE: _source(trainer, client, path)})
             try:
                 out.parent.mkdir(parents=True, exist_ok=True)
@@ -96,8 +96,12 @@ def find_client(client: str | int, datamodule: FederatedDataModule) -> int:
     return number
 
 
-def _choose(trainer: FederatedTrainer, client: int | None) -> tuple[Tensor, Tensor]:
-    """A model (d + b,) and its integer buffers."""
+def choose_model(trainer: FederatedTrainer, client: int | None) -> tuple[Tensor, Tensor]:
+    """A model (d + b,) and its integer buffers: the global one, or a client's own.
+
+    Raises:
+        ConfigurationError: There are no models of clients.
+    """
     federation = trainer.federation
     if client is None:
         return federation.algorithm.global_model(federation.server), federation.server["counters"]

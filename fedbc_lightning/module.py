@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,10 @@ from lightning.fabric.plugins.precision import Precision
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torchmetrics import Metric
 
 from fedbc_lightning.collector import MetricCollector, batch_size_of
@@ -249,6 +252,26 @@ def check_module(module: Any) -> None:
         )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise ConfigurationError(f"model: {name}.training_step takes dataloader_iter; take (batch, batch_idx).")
+    for step in STEPS[1:]:
+        index = inspect.signature(getattr(module, step)).parameters.get("dataloader_idx")
+        if index is not None and index.default is index.empty:
+            raise ConfigurationError(
+                f"model: {name}.{step} must be given dataloader_idx, but there is one loader for each split; give it a "
+                "default: dataloader_idx=0."
+            )
+
+
+def unwrapped(model: Any) -> Any:
+    """The module inside ``torch.compile(module)``; its steps and ``forward`` stay compiled, as in lightning.Trainer."""
+    if not isinstance(model, OptimizedModule) or not isinstance(model._orig_mod, LightningModule):
+        return model
+    module = model._orig_mod
+    if module._compiler_ctx is None:
+        from_compiled(model)
+        for name in (*STEPS, "predict_step"):
+            if getattr(type(module), name) is getattr(LightningModule, name):  # not the module's own: none is there
+                delattr(module, name)
+    return module
 
 
 def step_stage(module: LightningModule, split: str) -> str | None:

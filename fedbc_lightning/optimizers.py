@@ -77,6 +77,11 @@ def configure(user: UserModule) -> Configured:
             f"model: configure_optimizers returned {len(optimizers)} optimizers; several need manual optimization, "
             "which cannot be federated. Use one optimizer with several parameter groups."
         )
+    if any(kind.__module__.partition(".")[0] == "opacus" for kind in type(optimizers[0]).__mro__):
+        raise ConfigurationError(
+            f"model: Opacus' {type(optimizers[0]).__name__} makes a gradient of its own inside step(), which neither a "
+            "method's terms nor clipping reach; return its original_optimizer."
+        )
     own = set(user.module.parameters())
     if any(p not in own for group in optimizers[0].param_groups for p in group["params"]):
         raise ConfigurationError(

@@ -22,7 +22,7 @@ def check_loader(loader: Any, name: str) -> DataLoader:
     """One DataLoader over a map-style data set, or a :class:`ConfigurationError` that says what is in the way."""
     reason = None
     if isinstance(loader, (list, tuple, dict)) or type(loader).__name__ == "CombinedLoader":
-        reason = "returns several loaders; return one DataLoader"
+        reason = "returns several loaders; return one DataLoader, of a ConcatDataset at need"
     elif not isinstance(loader, DataLoader):
         reason = f"returns a {type(loader).__name__}; return one torch DataLoader"
     elif isinstance(loader.dataset, IterableDataset):

@@ -33,10 +33,11 @@ from fedbc_lightning.federation import Federation
 from fedbc_lightning.handover import handover, leave, take_over
 from fedbc_lightning.hooks import Hooks
 from fedbc_lightning.lifeline import WAS_KILLED, Lifeline, LostProcessError
-from fedbc_lightning.module import UserModule, check_module
+from fedbc_lightning.module import UserModule, check_module, unwrapped
 from fedbc_lightning.participation import Participation
 from fedbc_lightning.planning import Plan, make_plan
 from fedbc_lightning.recorder import Recorder, refuse_other_seed, settings, warn_of_other_settings
+from fedbc_lightning.predict import Prediction
 from fedbc_lightning.round_loop import RoundLoop
 from fedbc_lightning.round_schedulers import check_what_is_monitored, how_to_validate
 from fedbc_lightning.run_lock import RunLock
@@ -50,6 +51,13 @@ from fedbc_lightning.twins import AnyCallback, AnyLogger
 
 Task = Callable[["FederatedTrainer", Any], Any]
 """What is done with a trainer that is set up, and restored from the path of a checkpoint or from None."""
+
+
+STAGES: dict[TrainerFn, Literal["fit", "validate", "test", "predict"]] = {
+    TrainerFn.FITTING: "fit", TrainerFn.VALIDATING: "validate", TrainerFn.TESTING: "test",
+    TrainerFn.PREDICTING: "predict",
+}  # fmt: skip
+"""What ``setup`` is told."""
 
 
 class FederatedTrainer(CallbackView):
@@ -251,6 +259,34 @@ class FederatedTrainer(CallbackView):
         """
         return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path)
 
+    def predict(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        algorithm: FederatedAlgorithm | None = None,
+        ckpt_path: str | os.PathLike | None = None,
+        dataloaders: Iterable[Any] | None = None,
+        client: str | int | None = None,
+    ) -> list[Any]:
+        """Run ``predict_step`` of the global model, or of a client's own, over batches; see :meth:`fit`.
+
+        Args:
+            model: As for :meth:`fit`.
+            datamodule: As for :meth:`fit`.
+            algorithm: As for :meth:`fit`.
+            ckpt_path: As for :meth:`test`.
+            dataloaders: A DataLoader; None: the test data of the client, or of all clients.
+            client: Whose own model, as for :meth:`export`; None: the global model.
+
+        Returns:
+            What ``predict_step`` returned for each batch, on the CPU.
+
+        Raises:
+            ConfigurationError: No such client or model, or no batches.
+        """
+        prediction = Prediction(client, dataloaders)
+        return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, prediction.run)
+
     def export(
         self,
         model: LightningModule,
@@ -324,8 +360,9 @@ class FederatedTrainer(CallbackView):
         self, fn: TrainerFn, model: Any, datamodule: Any, algorithm: Any, ckpt_path: str | os.PathLike | None,
         task: Task | None = None,
     ) -> Any:  # fmt: skip
+        model = unwrapped(model)
         check_module(model)
-        check_datamodule(datamodule)
+        check_datamodule(datamodule, model)
         if not isinstance(algorithm, FederatedAlgorithm):
             raise ConfigurationError(
                 f"algorithm: got {algorithm!r}; give a FederatedAlgorithm, e.g. FedBC(dual_lr=1e-3)."
@@ -401,7 +438,7 @@ class FederatedTrainer(CallbackView):
             self.run_lock.take(run)  # before the checkpoint is read, which another process may write anew
         saved = None if path is None else checkpoint.load(path)
         fitting = self.state.fn == TrainerFn.FITTING
-        stage = {TrainerFn.FITTING: "fit", TrainerFn.VALIDATING: "validate", TrainerFn.TESTING: "test"}[self.state.fn]
+        stage = STAGES[self.state.fn]
         engine = self.engine
         if engine == "auto" and (saved is not None or not fitting):  # a run keeps its choice
             engine = saved[checkpoint.KEY]["settings"]["trainer.engine"] if saved is not None else "sequential"
