@@ -51,6 +51,9 @@ class FederatedDataModule(LightningDataModule):
             a quarter of its free memory; False: each batch is moved.
         seed: Of what is drawn once for all rounds (partition, splits); None: the run's (``seed_everything``).
 
+    Attributes:
+        shuffle: Whether training samples come in another order in each epoch; else in that of the data.
+
     Raises:
         ConfigurationError: An argument is impossible.
 
@@ -93,6 +96,7 @@ class FederatedDataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.val_fraction = val_fraction
         self.drop_last = drop_last
+        self.shuffle = True
         self.keep_on_device = keep_on_device
         self.seed = seed
         self.loader_options: dict[str, Any] = {"num_workers": num_workers} if num_workers else {}
@@ -337,7 +341,7 @@ class FederatedDataModule(LightningDataModule):
         self, dataset: Dataset, round: int, client: int, seed: int | None, device: torch.device | None
     ) -> ClientLoader:
         seed = seeding.global_seed() if seed is None else seed
-        sampler = EpochSampler(num_items(dataset), seed, round, client)
+        sampler = EpochSampler(num_items(dataset), seed, round, client, shuffle=self.shuffle)
         device, options = self._reachable(device), self.loader_options
         return ClientLoader(dataset, self.batch_size, sampler, drop_last=self.drop_last, device=device, options=options)
 

@@ -103,6 +103,8 @@ class IndexedDataModule(FederatedDataModule):
         data.dataset = as_arrays(data.dataset) or data.dataset  # once, not for every client
         self.parts = self._deal(data)
         self.splits = self._split(data, self.parts)
+        if not self.shuffle:
+            self.splits["train"] = self.splits["train"].ascending()
         data.dataset = self.alter(data, self.parts)
         self._loaded = data
 
@@ -154,6 +156,8 @@ class IndexedDataModule(FederatedDataModule):
         data = self._ready()
         if split not in self._pooled:
             indices = self.splits[split].indices
+            if split == "train" and not self.shuffle:
+                indices = np.sort(indices)
             if split == "test" and data.shared_test is not None:
                 self._pooled[split] = self._batched(data.shared_test)
             elif len(indices):

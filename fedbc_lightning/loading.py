@@ -27,11 +27,15 @@ class EpochSampler(Sampler[int]):
         seed: The run's seed; None: the order of the data set, as for evaluation.
         round: 1..T.
         client: 0..N-1.
+        shuffle: False: the order of the data set, in training too.
     """
 
-    def __init__(self, num_samples: int, seed: int | None = None, round: int = -1, client: int = -1) -> None:
+    def __init__(
+        self, num_samples: int, seed: int | None = None, round: int = -1, client: int = -1, *, shuffle: bool = True
+    ) -> None:
         self.num_samples = num_samples
         self.seed, self.round, self.client = seed, round, client
+        self.shuffle = shuffle
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -40,7 +44,7 @@ class EpochSampler(Sampler[int]):
 
     def order(self) -> Tensor:
         """Positions of the samples in the order of this epoch, int64 ``(n,)``."""
-        if self.seed is None:
+        if self.seed is None or not self.shuffle:
             return torch.arange(self.num_samples)
         return seeding.permutation(self.num_samples, self.seed, "shuffle", self.round, self.client, self.epoch)
 

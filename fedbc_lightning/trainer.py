@@ -470,8 +470,8 @@ class FederatedTrainer(CallbackView):
         self.shim = ModuleTrainer(
             max_rounds=self.max_rounds, current_round=0, datamodule=datamodule, logger=None, loggers=[],
             callback_metrics={}, callbacks=self.callbacks, is_global_zero=fabric.is_global_zero,
-            global_rank=fabric.global_rank, local_rank=fabric.local_rank, world_size=fabric.world_size,
-            num_nodes=self.num_nodes, num_devices=fabric.world_size // self.num_nodes,
+            # A client is trained by one process; the rank is there for what is to be printed or written once.
+            global_rank=fabric.global_rank, local_rank=fabric.local_rank, world_size=1, num_nodes=1, num_devices=1,
             progress_bar_callback=None, precision=self.precision,
             default_root_dir=str(self.default_root_dir), log_dir=None,
             accumulate_grad_batches=self.local.accumulate_grad_batches,

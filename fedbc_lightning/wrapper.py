@@ -13,7 +13,7 @@ from lightning.pytorch.core.hooks import DataHooks
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
 from fedbc_lightning import seeding
 from fedbc_lightning.datamodule import TRANSFER_HOOKS
@@ -33,9 +33,9 @@ class PartitionedDataModule(IndexedDataModule):
     """Any LightningDataModule or Dataset, split over clients by a partitioner; neither needs a changed line.
 
     Of a LightningDataModule ``prepare_data``, ``setup("fit")`` and ``train_dataloader`` are called once; data set,
-    batch size, ``drop_last``, ``collate_fn`` and workers are that loader's, and its transfer hooks are kept. Labels for
-    the partitioner are ``labels``, else ``.targets``, ``.labels`` or the last of ``.tensors`` of the training data,
-    else the second entries of its samples, read in one pass.
+    batch size, ``shuffle``, ``drop_last``, ``collate_fn`` and workers are that loader's, and its transfer hooks are
+    kept. Labels for the partitioner are ``labels``, else ``.targets``, ``.labels`` or the last of ``.tensors`` of the
+    training data, else the second entries of its samples, read in one pass.
 
     Args:
         data: What is to be federated.
@@ -178,6 +178,7 @@ class PartitionedDataModule(IndexedDataModule):
         if self._given_batch_size is None:
             self.batch_size = loader.batch_size or 1
         self.drop_last = loader.drop_last
+        self.shuffle = not isinstance(loader.sampler, SequentialSampler)
         self.loader_options = loader_options(loader)
         return loader.dataset
 

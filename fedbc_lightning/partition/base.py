@@ -106,6 +106,10 @@ class Partition(Sequence[np.ndarray]):
         """The client of each of ``indices``, int64 ``(n,)``."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
+    def ascending(self) -> Partition:
+        """The same samples at the same clients, each client's in the order of the data."""
+        return Partition(self.indices[np.lexsort((self.indices, self.client_of_each()))], self.offsets)
+
     def keep(self, mask: np.ndarray) -> Partition:
         """The entries of ``indices`` where ``mask (n,)`` is true; the same clients, some perhaps left without any."""
         kept_before = np.concatenate([[0], np.cumsum(mask)])

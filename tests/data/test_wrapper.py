@@ -345,3 +345,22 @@ def test_a_partitioner_that_loses_samples_is_caught():
         data.setup()
     with pytest.raises(RuntimeError, match="setup"):
         _ = data.source
+
+
+def test_without_shuffling_samples_come_in_the_order_of_the_data():
+    """As under Lightning, in every epoch and round, of each client and of all together."""
+    data = PartitionedDataModule(Ordinary(shuffle=False), Dirichlet(3, 1.0), seed=0)
+    data.prepare_data()
+    data.setup()
+    for client in (-1, 0, 1, 2):
+        for round in (1, 2):
+            loader = data.client_train_dataloader(client, round, seed=0)
+            for epoch in (0, 1):
+                loader.set_epoch(epoch)
+                seen = torch.cat([inputs for inputs, _ in loader])
+                assert torch.equal(seen, seen.sort().values)
+                expected = data.splits["train"].sizes.sum() if client < 0 else len(data.splits["train"][client])
+                assert len(seen) == expected
+    shuffled = PartitionedDataModule(Ordinary(), Dirichlet(3, 1.0), seed=0)
+    shuffled.setup()
+    assert [set(part) for part in data.splits["train"]] == [set(part) for part in shuffled.splits["train"]]
