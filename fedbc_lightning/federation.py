@@ -28,6 +28,7 @@ from fedbc_lightning.optimizers import LocalOptimizer, configure
 from fedbc_lightning.participation import Participants, Participation, deal
 from fedbc_lightning.round_schedulers import RoundSchedulers
 from fedbc_lightning.server import Sums
+from fedbc_lightning.server.averaged_buffers import AveragedBuffers
 from fedbc_lightning.single_samples import SingleSamples
 from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState, StagedClient, StateDeclaration
 
@@ -124,24 +125,35 @@ class Federation:
         self._said_nobody = False
         algorithm.check(self.engine)
         self._server_callbacks = algorithm.server_callbacks(self.engine)
+        if self.layout.num_buffers and buffers != "global":
+            self._server_callbacks = [*self._server_callbacks, AveragedBuffers()]
         declaration = self._declare(keep_local_models, initial.element_size())
-        self._buffer_policy = buffers
+        self._buffer_policy, self._client_dtype = buffers, client_dtype
         if buffers == "local":
             declaration.client_buffers(LOCAL_BUFFERS)
             declaration.client_counters(LOCAL_COUNTERS)
-        self.server = ServerState(
-            initial, buffer_values, self.layout.read_counters(), declaration, buffers,
-            num_clients=datamodule.num_clients, seed=seed,
-        )  # fmt: skip
-        self.clients = ClientStore(
-            datamodule.num_clients, declaration, self.server.model, self.server["counters"],
-            self.layout.num_parameters, client_dtype,
-        )  # fmt: skip
+        self.make_state(initial, buffer_values, self.layout.read_counters())
         declared = (*declaration.client_scalars, *declaration.client_vectors)
         Cohort([0], [0], [1], self.clients, user.device).check_names(declared)
         scaler = self.engine.scaler
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
         self.fingerprint = self._describe()
+
+    def make_state(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
+        """Make server and clients anew, as before the first round, with this initial model.
+
+        Args:
+            parameters: (d,).
+            buffers: (b,), the floating-point ones.
+            counters: The integer ones.
+        """
+        num_clients, declaration = self.datamodule.num_clients, self.declaration
+        self.server = ServerState(
+            parameters, buffers, counters, declaration, self._buffer_policy, num_clients=num_clients, seed=self._seed
+        )
+        self.clients = ClientStore(
+            num_clients, declaration, self.server.model, counters, self.layout.num_parameters, self._client_dtype
+        )
 
     # what the method asks for
 
@@ -490,8 +502,8 @@ class Federation:
         model = self.server.model if model is None else model
         z, buffers = model.split([self.layout.num_parameters, self.layout.num_buffers])
         state = {name: tensor.detach().cpu().clone() for name, tensor in self.user.module.state_dict().items()}
-        state |= self.layout.named_buffers(buffers, self.server["counters"] if counters is None else counters)
-        return state | self.layout.named_slices(z.cpu())
+        named = self.layout.named_buffers(buffers, self.server["counters"] if counters is None else counters)
+        return state | self.layout.under_all_names(named | self.layout.named_slices(z.cpu()))
 
     def load_state_dict(
         self, state: dict[str, Any], module_state: dict[str, Tensor], path: Any, rows_path: Path | None

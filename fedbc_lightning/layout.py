@@ -12,7 +12,7 @@ a *model*    (d + b,)  trainable parameters followed by the b elements of the fl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +89,10 @@ class ParameterLayout:
         device = order[0].device
         self._no_buffers = torch.empty(0, dtype=self.master_dtype, device=device)
         self._no_counters = torch.empty(0, dtype=torch.int64, device=device)
+        self._other_names = {
+            **_other_names(module.named_parameters(remove_duplicate=False)),
+            **_other_names(module.named_buffers(remove_duplicate=False)),
+        }
         self._addresses: list[int] = []  # of the parameters while they are views of the row
         self.num_buffers = sum(_buffer(m, n).numel() for m, n in self.float_buffers)
 
@@ -119,6 +123,31 @@ class ParameterLayout:
                 "from one client into the next; make it a buffer, which is averaged, or a non-persistent one, which is "
                 "reset."
             )
+
+    def check_replaced(self, module: nn.Module) -> None:
+        """Raise if a parameter of the module is another object than when the layout was made.
+
+        Raises:
+            ConfigurationError: One is, with its name.
+        """
+        known = {*self.parameters, *self.frozen}
+        replaced = [name for name, parameter in module.named_parameters() if parameter not in known]
+        if replaced:
+            raise ConfigurationError(
+                f"model: parameter '{replaced[0]}' was replaced by another one at the start of the run; write into it "
+                "(load_state_dict, copy_), or make it in __init__ or configure_model."
+            )
+
+    @property
+    def frozen(self) -> list[nn.Parameter]:
+        """The parameters that are not trained."""
+        return [parameter for parameter, _, _ in self._frozen]
+
+    def write_frozen(self, values: Sequence[Tensor]) -> None:
+        """Copy values into the frozen parameters, where any are given."""
+        if values:
+            for parameter, value in zip(self.frozen, values, strict=True):
+                parameter.data.copy_(value)
 
     def freeze(self) -> None:
         """Take the frozen parameters as they are now; from here on they may not change."""
@@ -221,6 +250,11 @@ class ParameterLayout:
             named[full_name] = part.view(buffer.shape).to(buffer.dtype, copy=True)
         return named
 
+    def under_all_names(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Give each tensor that the module has under several names, such as tied weights, under all of them."""
+        others = {other: named[name] for other, name in self._other_names.items() if name in named}
+        return named | {other: tensor.clone() for other, tensor in others.items()}
+
     def fingerprint(self) -> dict[str, str]:
         """Name -> "shape dtype" of every parameter and persistent buffer, to compare a checkpoint with a module."""
         described = {e.name: f"{tuple(e.shape)} {self.dtype}".replace("torch.", "") for e in self.entries}
@@ -245,6 +279,12 @@ def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str
         for name, buffer in child._buffers.items():
             if buffer is not None and name not in child._non_persistent_buffers_set:
                 yield f"{prefix}.{name}".lstrip("."), child, name
+
+
+def _other_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """Each further name of a tensor -> its first."""
+    first: dict[Tensor, str] = {}
+    return {name: first[tensor] for name, tensor in named if first.setdefault(tensor, name) != name}
 
 
 def _consecutive(lengths: Sequence[int]) -> Iterator[slice]:

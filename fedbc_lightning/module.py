@@ -75,13 +75,7 @@ class UserModule:
         module.to(self.device)
         self.metrics = [m for m in module.modules() if isinstance(m, Metric)]
         self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
-        # What does not travel must not leak from one client into the next either.
-        self._scratch = [
-            (buffer, buffer.clone())
-            for child in module.modules()
-            for name, buffer in child._buffers.items()
-            if buffer is not None and name in child._non_persistent_buffers_set and not isinstance(child, Metric)
-        ]
+        self.keep_scratch()
         self._modes = [(m, m.training) for m in module.modules()]
         self.takes_index = {name: _takes_index(getattr(module, name)) for name in STEPS}
 
@@ -89,6 +83,15 @@ class UserModule:
     def scratch(self) -> list[tuple[Tensor, Tensor]]:
         """The buffers that do not travel, and what each client finds in them."""
         return self._scratch
+
+    def keep_scratch(self) -> None:
+        """Take the buffers that do not travel as they are now: they must not leak from one client into the next."""
+        self._scratch = [
+            (buffer, buffer.clone())
+            for child in self.module.modules()
+            for name, buffer in child._buffers.items()
+            if buffer is not None and name in child._non_persistent_buffers_set and not isinstance(child, Metric)
+        ]
 
     @property
     def has_transfer_hooks(self) -> bool:

@@ -13,6 +13,7 @@ from fedbc_lightning import row_file, run_folder
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Evaluation
 from fedbc_lightning.fabric import gather_objects
+from fedbc_lightning.hook_writes import kept_from_round_hooks, kept_from_start_hooks
 from fedbc_lightning.interrupts import Interrupts, check
 from fedbc_lightning.recorder import Recorder
 from fedbc_lightning.seeding import derive, seed_globals
@@ -34,10 +35,7 @@ class RoundLoop:
         self.federation, self.hooks = trainer.federation, trainer.hooks
         self._is_resumed = path is not None
         self.recorder = trainer.recorder = Recorder(trainer, path, trainer.logger_setting)
-        if trainer.clients.file_rows is not None:
-            rows_path = (self.recorder.folder / run_folder.LAST).with_name(row_file.NAME)
-            with self.recorder.disk_told():
-                trainer.clients.file_rows.open(rows_path, trainer._fabric)
+        self._take_state()
         trainer.log_dir, trainer.loggers = str(self.recorder.folder), self.recorder.loggers
         trainer.shim.set(loggers=trainer.loggers, logger=trainer.logger, log_dir=trainer.log_dir)
 
@@ -47,9 +45,7 @@ class RoundLoop:
         failure: BaseException | None = None
         with Interrupts(is_spokesman=trainer.is_global_zero) as self.interrupts:
             try:
-                self.hooks.call_callbacks("setup", "fit")
-                self.hooks.call("on_fit_start")
-                self.hooks.call("on_train_start")
+                self._call_start_hooks()
                 if not self._is_resumed:
                     self._start()
                 while trainer.finished_round < trainer.max_rounds and not trainer.should_stop:
@@ -71,6 +67,23 @@ class RoundLoop:
         self.hooks.call("on_train_end")
         self.hooks.call("on_fit_end")
 
+    def _take_state(self) -> None:
+        """Show the federation's state to callbacks, and open the clients' rows if they lie in a file."""
+        trainer = self.trainer
+        trainer.server, trainer.clients = self.federation.server, self.federation.clients
+        if trainer.clients.file_rows is not None:
+            rows_path = (self.recorder.folder / run_folder.LAST).with_name(row_file.NAME)
+            with self.recorder.disk_told():
+                trainer.clients.file_rows.open(rows_path, trainer._fabric)
+
+    def _call_start_hooks(self) -> None:
+        with kept_from_start_hooks(self.federation, is_resumed=self._is_resumed):
+            self.hooks.call_callbacks("setup", "fit")
+            self.hooks.call("on_fit_start")
+            self.hooks.call("on_train_start")
+        if self.trainer.server is not self.federation.server:
+            self._take_state()
+
     def _start(self) -> None:
         """Row 0: the initial model."""
         evaluation = self._evaluate(0) if self.trainer.eval_every_n_rounds else Evaluation()
@@ -84,7 +97,8 @@ class RoundLoop:
         trainer.current_round = round = trainer.finished_round + 1
         trainer.shim.set(current_round=round, current_epoch=round, global_step=round)
         seed_globals(derive(trainer.seed, "round", round), trainer.user.device)
-        self.hooks.call("on_round_start")
+        with kept_from_round_hooks(self.federation, "on_round_start"):
+            self.hooks.call("on_round_start")
         metrics = self.federation.run_round(round)
         self.federation.load_global()
         trainer.shim.set(callback_metrics=trainer.callback_metrics)  # not the last client's
@@ -119,7 +133,9 @@ class RoundLoop:
             seed_globals(derive(trainer.seed, "round end", round), trainer.user.device)
             try:
                 if round:
-                    self.hooks.call("on_round_end")
+                    with kept_from_round_hooks(self.federation, "on_round_end"):
+                        self.hooks.call("on_round_end")
+                    self.federation.server.commit()
                 metrics |= collector.logged()
                 self._publish(metrics)
                 self._call_validation_end(metrics, bool(evaluation.metrics))

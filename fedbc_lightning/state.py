@@ -134,6 +134,7 @@ class ServerState:
             name: torch.tensor(value, dtype=torch.float64) for name, value in declaration.server_scalars.items()
         }
         self._staged: dict[str, Tensor] = {}
+        self._replaced: dict[str, Tensor] = {}
         self.ids: list[int] = []
         self.records: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
@@ -167,6 +168,10 @@ class ServerState:
         """The value that the next round will see: what was staged in this round, else the committed one."""
         return self._staged.get(name, self.values[name])
 
+    def is_staged(self, name: str) -> bool:
+        """Whether ``name`` was given a value for the next round."""
+        return name in self._staged
+
     def stage(self, name: str, value: Tensor) -> None:
         """Give ``name`` its value for the next round; shape and dtype stay."""
         current = self.values[name]
@@ -188,14 +193,20 @@ class ServerState:
         """Log a number of this round under ``name``."""
         self.metrics[name] = value
 
+    def replace(self, name: str, value: Tensor) -> None:
+        """Give ``name`` another value for this round, from its beginning; a rollback takes it back."""
+        self._replaced.setdefault(name, self.values[name])
+        self.values[name] = value.to(self.values[name])
+
     def commit(self) -> None:
         """Make the staged values the current ones."""
         self.values |= self._staged
-        self.rollback()
+        self._staged, self._replaced = {}, {}
 
     def rollback(self) -> None:
-        """Forget what was staged."""
-        self._staged = {}
+        """Forget what was staged, and what was replaced in this round."""
+        self.values |= self._replaced
+        self._staged, self._replaced = {}, {}
 
     def state_dict(self) -> dict[str, Tensor]:
         """All but z, which the checkpoint holds under the parameters' names; on the CPU, wherever it is read."""

@@ -164,6 +164,31 @@ def test_the_file_is_a_checkpoint_of_the_module_and_no_more(tmp_path):
     assert not torch.equal(own["net.0.weight"], z["net.0.weight"])
 
 
+class Tied(BoringModel):
+    """A weight, and a whole layer with BatchNorm's buffers, under second names that are loaded last."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__(lr)
+        self.same = torch.nn.Linear(8, 3, bias=False)
+        self.same.weight = self.net[3].weight
+        self.twin = self.net[1]
+
+    def forward(self, inputs):
+        return self.net(inputs) + self.same(self.twin(self.net[0](inputs)))
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_all_names_of_a_shared_tensor_are_the_clients(tmp_path, buffers):
+    run = train(tmp_path, FedAvg(), make_model(Tied, lr=0.05), buffers=buffers)
+    path = run[0].export(*run[1:], client=3)
+    state = torch.load(path, weights_only=True)["state_dict"]
+    assert torch.equal(state["same.weight"], state["net.3.weight"])
+    for name in ("weight", "running_mean", "num_batches_tracked"):
+        assert torch.equal(state[f"twin.{name}"], state[f"net.1.{name}"])
+    assert measure(path, 3, Tied)["test_loss"] == pytest.approx(recorded(run[0].log_dir, 3)["local/test_loss"])
+
+
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_lightning_evaluates_the_file_as_its_own(tmp_path):
     run = train(tmp_path, FedBC(dual_lr=0.1))

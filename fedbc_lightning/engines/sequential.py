@@ -384,6 +384,11 @@ class SequentialEngine:
 
     # the workbench
 
+    def attach(self) -> None:
+        """Make the module's parameters views of the workbench again, where they are not."""
+        if not self.layout.is_attached(self.row):
+            self.layout.attach(self.row)
+
     def load(self, model: Tensor, counters: Tensor, buffers: Tensor | None = None) -> None:
         """Write a model (d + b,) into the user's module, with ``buffers`` (b,) in place of its own if given."""
         if not self.layout.is_attached(self.row):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedbc_lightning.engines import choice
+from fedbc_lightning.hook_writes import kept_from_start_hooks
 from fedbc_lightning.planning.drawn import draw_rounds
 from fedbc_lightning.planning.evaluation_time import EvaluationTime, time_evaluation
 from fedbc_lightning.planning.round_time import RoundTimer
@@ -88,9 +89,11 @@ def make_plan(trainer: FederatedTrainer, path: Path | None, *, num_processes: in
     federation, device = trainer.federation, trainer.user.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    trainer.hooks.call_callbacks("setup", "fit")
-    for name in ("on_fit_start", "on_train_start"):
-        getattr(trainer.user.module, name)()
+    with kept_from_start_hooks(federation, is_resumed=False):
+        trainer.hooks.call_callbacks("setup", "fit")
+        for name in ("on_fit_start", "on_train_start"):
+            getattr(trainer.user.module, name)()
+    trainer.server, trainer.clients = federation.server, federation.clients
     empty = checkpoint_bytes(trainer)
     drawn = draw_rounds(trainer)
     every = trainer.eval_every_n_rounds

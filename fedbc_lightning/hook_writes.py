@@ -1,0 +1,120 @@
+"""Weights and buffers that hooks write between the clients: Lightning keeps them, so they become part of z."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from fedbc_lightning.fabric import gather_objects
+
+if TYPE_CHECKING:
+    from fedbc_lightning.federation import Federation
+
+START_HOOKS = ("setup", "on_fit_start", "on_train_start")
+
+
+class Weights(NamedTuple):
+    """What a module holds at one moment; process 0's counts where several processes train.
+
+    Attributes:
+        parameters: The trainable parameters, (d,).
+        buffers: The floating-point buffers, (b,).
+        counters: The integer buffers.
+        frozen: The parameters that are not trained.
+    """
+
+    parameters: Tensor
+    buffers: Tensor
+    counters: Tensor
+    frozen: list[Tensor]
+
+    @classmethod
+    def of(cls, federation: Federation, *, with_frozen: bool = False) -> Weights:
+        """Copy what the module of a federation holds."""
+        layout = federation.layout
+        frozen = [parameter.detach().clone() for parameter in layout.frozen] if with_frozen else []
+        return cls(layout.read(), layout.read_buffers(), layout.read_counters(), frozen)
+
+    def differs_from(self, other: Weights) -> bool:
+        """Whether anything but a frozen parameter is different."""
+        return not all(torch.equal(mine, theirs) for mine, theirs in zip(self[:3], other[:3], strict=True))
+
+    def of_process_0(self, federation: Federation) -> Weights:
+        """The same on all processes."""
+        if federation.fabric.world_size == 1:
+            return self
+        device = self.parameters.device
+        parameters, buffers, counters, frozen = federation.fabric.broadcast(
+            (self.parameters.cpu(), self.buffers.cpu(), self.counters.cpu(), [tensor.cpu() for tensor in self.frozen])
+        )
+        return Weights(parameters.to(device), buffers.to(device), counters.to(device), frozen)
+
+
+@contextmanager
+def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterator[None]:
+    """Make what the hooks inside write into the module the initial model; a resumed run keeps its checkpoint's.
+
+    What no checkpoint holds, such as buffers with ``persistent=False``, is the hooks' in either case.
+
+    Raises:
+        ConfigurationError: A hook replaced parameters in place of writing into them, or froze or thawed some.
+    """
+    is_heard = any(map(federation.user.hooks.listens, START_HOOKS))
+    before = Weights.of(federation, with_frozen=is_resumed and is_heard)
+    yield
+    if is_heard:
+        federation.layout.check_replaced(federation.user.module)
+    after = Weights.of(federation, with_frozen=not is_resumed and federation.fabric.world_size > 1)
+    federation.engine.attach()  # again, where a hook gave a parameter other .data
+    has_changed = after.differs_from(before)
+    _share_scratch(federation)
+    if is_resumed:
+        federation.layout.write_frozen(before.frozen)
+        federation.load_global()
+        if has_changed:
+            rank_zero_info(
+                "Resumed: the weights and buffers are those of the checkpoint; what hooks wrote into them at the start "
+                "(on_fit_start, on_train_start) is not taken again."
+            )
+    elif any(gather_objects(federation.fabric, has_changed)) or federation.fabric.world_size > 1:
+        after = after.of_process_0(federation)
+        federation.layout.write_frozen(after.frozen)
+        federation.make_state(*after[:3])
+        federation.load_global()
+    federation.layout.freeze()
+    federation.layout.check_trainable()
+
+
+@contextmanager
+def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
+    """Make what the hook inside writes into the module part of z; the round that it begins may still be rolled back."""
+    if not federation.user.hooks.listens(hook):
+        yield
+        return
+    before = Weights.of(federation)
+    yield
+    after = Weights.of(federation)
+    if not any(gather_objects(federation.fabric, after.differs_from(before))):
+        return
+    after = after.of_process_0(federation)
+    server = federation.server
+    for name, was, now in zip(("z", "buffers", "counters"), before[:3], after[:3], strict=True):
+        # Only what was written: under half precision the module holds z rounded.
+        server.replace(name, torch.where(now == was, server[name], now))
+    federation.load_global()
+
+
+def _share_scratch(federation: Federation) -> None:
+    """Let every client find in the buffers that do not travel what is there now, in process 0."""
+    user = federation.user
+    user.keep_scratch()
+    if federation.fabric.world_size > 1 and user.scratch:
+        values = federation.fabric.broadcast([initial.cpu() for _, initial in user.scratch])
+        for (buffer, _), value in zip(user.scratch, values, strict=True):
+            buffer.copy_(value)
+        user.keep_scratch()

@@ -1,0 +1,35 @@
+"""The buffers of a round in which the server's own parts formed z alone."""
+
+from __future__ import annotations
+
+from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.server.base import ServerCallback, Sums
+from fedbc_lightning.state import ClientStore, ServerState
+
+
+class AveragedBuffers(ServerCallback):
+    """Averages the clients' buffers, weighted by their samples, where z was staged and the buffers were not.
+
+    A part that stages z alone would otherwise leave BatchNorm with the mean 0 and the variance 1 of its initialisation.
+    The federation adds it behind the algorithm's own parts.
+    """
+
+    def on_round_start(self, server: ServerState, sums: Sums) -> None:
+        """Declare the sum of the buffers and that of their weights."""
+        sums.declare("own_buffers", server["buffers"].numel())
+        sums.declare("own_buffers_weight")
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Add the valid clients' buffers."""
+        weights = cohort.of_valid(cohort.num_samples)
+        sums.add_rows("own_buffers", cohort.of_valid(cohort.buffers), weights)
+        sums.add("own_buffers_weight", weights.sum().to(sums.device, sums.dtype))
+
+    def on_round_end(self, server: ServerState, clients: ClientStore) -> None:
+        """Stage the mean, if nobody has staged buffers for this z."""
+        if server.is_staged("z") and not server.is_staged("buffers"):
+            server.stage("buffers", self._mean)
+
+    def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
+        """Take the mean."""
+        self._mean = sums["own_buffers"] / sums["own_buffers_weight"]

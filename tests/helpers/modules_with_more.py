@@ -1,0 +1,117 @@
+"""Modules whose state is more than what training moves; as a script on two processes.
+
+``python -m helpers.modules_with_more FOLDER``: each of :data:`CASES`, what it ended with to one file per rank.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule
+from matplotlib.figure import Figure
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule
+from fedbc_lightning.partition import IID
+from helpers.boring import BoringData, BoringModel, make_model, make_trainer
+
+State = dict[str, torch.Tensor]
+
+
+class Pretrained(BoringModel):
+    """Sets weights, buffers, a frozen parameter and a buffer that does not travel when the run starts."""
+
+    def __init__(self, lr: float = 0.1, amount: float = 0.25, early: bool = False) -> None:
+        super().__init__(lr)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("offset", torch.zeros(10), persistent=False)
+        self.amount, self.early = amount, early
+        if early:
+            self.fill()
+
+    def fill(self) -> None:
+        with torch.no_grad():
+            self.net[0].weight.fill_(self.amount)
+            self.net[3].weight.data = torch.full((3, 8), 0.5) + torch.arange(3)[:, None]
+            self.net[1].running_mean.fill_(3.0)
+            self.frozen.fill_(2.0)
+            self.offset.fill_(self.amount)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.net(inputs + self.offset) * self.frozen
+
+    def on_fit_start(self) -> None:
+        if not self.early:
+            self.amount += self.trainer.global_rank
+            self.fill()
+
+
+class Halving(Callback):
+    """Halves a weight before the second round, and sets a bias after it; process 1 would have it otherwise."""
+
+    def on_round_start(self, trainer: FederatedTrainer, pl_module: Any) -> None:
+        if trainer.current_round == 2:
+            with torch.no_grad():
+                pl_module.net[0].weight.mul_(0.5 + trainer.global_rank)
+
+    def on_round_end(self, trainer: FederatedTrainer, pl_module: Any) -> None:
+        if trainer.current_round == 2:
+            with torch.no_grad():
+                pl_module.net[3].bias.fill_(7.0 + trainer.global_rank)
+
+
+def state_of(trainer: FederatedTrainer) -> State:
+    """The global model, and every client's own."""
+    state = {f"z {name}": value for name, value in trainer.federation.module_state().items()}
+    models = trainer.federation.local_model()
+    return state | {f"client {k}": models(k)[0] for k in range(6)} if models is not None else state
+
+
+def hooks_that_write(folder: Path, **options: Any) -> State:
+    trainer = make_trainer(folder, callbacks=[Halving()], **options)
+    trainer.fit(make_model(Pretrained), BoringData(), FedAvg())
+    return state_of(trainer)
+
+
+class DividedData(LightningDataModule):
+    """Gives each process its share of a batch, as many data modules do."""
+
+    def setup(self, stage: str) -> None:
+        arrays = BoringData().arrays
+        self.train = TensorDataset(*(torch.cat(part) for part in zip(*arrays, strict=True)))
+
+    def train_dataloader(self) -> DataLoader:
+        trainer = self.trainer
+        assert trainer is not None
+        num_shares = trainer.world_size * trainer.num_devices * trainer.num_nodes
+        return DataLoader(self.train, batch_size=32 // num_shares, shuffle=True)
+
+
+class DividedLoss(BoringModel):
+    """Divides its loss, and prints once."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        assert self.trainer.is_global_zero == (self.trainer.global_rank == 0)
+        return super().training_step(batch, batch_idx) / self.trainer.world_size
+
+
+def divided_batches(folder: Path, **options: Any) -> State:
+    trainer = make_trainer(folder, max_rounds=1, **options)
+    trainer.fit(make_model(DividedLoss), PartitionedDataModule(DividedData(), IID(6), seed=0), FedAvg())
+    return state_of(trainer)
+
+
+CASES: dict[str, Callable[..., State]] = {case.__name__: case for case in (hooks_that_write, divided_batches)}
+"""Name -> what trains in a folder with settings of the trainer, and returns what it ended with."""
+
+
+if __name__ == "__main__":
+    Figure.savefig = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    target = Path(sys.argv[1])
+    states = {name: case(target / name, devices=2) for name, case in CASES.items()}
+    torch.save(states, target / f"rank {torch.distributed.get_rank()}.pt")
