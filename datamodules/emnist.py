@@ -22,7 +22,7 @@ class EMNISTDataModule(IdxDataModule):
     """EMNIST (Cohen et al. 2017): grey images of handwritten characters, 28 x 28 pixels, in six splits.
 
     Inputs are float32 ``(B, 1, 28, 28)`` of mean about 0 and standard deviation about 1, targets int64 ``(B,)``. The
-    files hold images with rows and columns swapped; here they stand upright. Training and test files are pooled.
+    files hold images with rows and columns swapped; here they stand upright.
 
     Classes of ``byclass`` (814,255 images) are 0-9 the digits, 10-35 the capital and 36-61 the lower-case letters;
     ``bymerge`` and ``balanced`` (131,600) have 47, alike letters merged; ``letters`` (145,600) has 26, both cases
@@ -89,8 +89,8 @@ class EMNISTDataModule(IdxDataModule):
 
         datasets.EMNIST(self.root, self.split, download=True)
 
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Upright images of the kept classes, uint8 ``(M, 1, 28, 28)``, and their new numbers, int64 ``(M,)``."""
+    def read(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """Upright images of the kept classes, ``(M, 1, 28, 28)``, their new numbers, ``(M,)``, and how many train."""
         new_number = np.full(self.num_classes, -1)
         new_number[self._first_label + np.array(self.classes)] = np.arange(len(self.classes))
         parts = [(pixels, new_number[labels]) for pixels, labels in self._parts()]
@@ -102,4 +102,4 @@ class EMNISTDataModule(IdxDataModule):
             for rows in np.split(kept, range(CHUNK, len(kept), CHUNK)):
                 images[start : start + len(rows), 0] = pixels[rows].transpose(0, 2, 1)
                 start += len(rows)
-        return images, labels
+        return images, labels, int((parts[0][1] >= 0).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -15,12 +16,13 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedbc_lightning.checks import check_at_least
+from fedbc_lightning.checks import check_at_least, check_choice
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
 from .findings import shorten
+from .own_test import OwnTest, keep_own_test
 from .transforms import Normalize, RandomCrop, as_augment, as_transform, check_transforms
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ LAYOUT = "expected <root>/<class>/*.jpg or <root>/{train,test}/<class>/*.jpg (al
 
 
 class ImageFolderDataModule(IndexedDataModule):
-    """Images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...`` (pooled and split anew).
+    """Images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...``.
 
     Every image is decoded once, to uint8 RGB in memory; if they do not fit, each is decoded when it is needed, and once
     before training, to find those that cannot be read or differ in size. Grey images of 16 bits are scaled to 8 bits
@@ -51,6 +53,9 @@ class ImageFolderDataModule(IndexedDataModule):
         std: Of each channel; divides.
         max_memory_gib: GiB of memory that the images may fill.
         num_threads: Of decoding; None: one per CPU core.
+        test: ``"split"``: the images of all folders are pooled, and ``test_fraction`` of each client's images test its
+            models. ``"shared"``: those in ``test`` (without one, in ``val``) evaluate the global model and belong to no
+            client; all others are dealt out.
         **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`; ``num_workers`` helps if images do not fit.
 
     Attributes:
@@ -71,13 +76,18 @@ class ImageFolderDataModule(IndexedDataModule):
         std: tuple[float, float, float] = (0.5, 0.5, 0.5),
         max_memory_gib: float = 4.0,
         num_threads: int | None = None,
+        test: OwnTest = "split",
         **kwargs: Any,
     ) -> None:
+        check_choice("data.test", test, ("split", "shared"))
         super().__init__(partitioner or PowerLaw(20, classes_per_client=2, exponent=1.2), **kwargs)
         if image_size is not None and image_size < 1:
             raise ConfigurationError(f"data.image_size={image_size}: give 1 or more pixels")
         if not all(value > 0 for value in std):
             raise ConfigurationError(f"data.std={std}: give values above 0")
+        self.test = test
+        if test == "shared":
+            self.test_fraction = None
         self.root = Path(root).expanduser()
         self.image_size, self.augment = image_size, augment
         self.transform = as_transform(transform, Normalize(mean, std))
@@ -96,21 +106,53 @@ class ImageFolderDataModule(IndexedDataModule):
 
     def load(self) -> LoadedData:
         """The images and their classes, in the order of their paths."""
-        paths, labels, self.classes, empty = find_images(self.root)
+        found = find_images(self.root)
+        paths, labels, self.classes, empty, folders = found
         nothing = f"; no images in: {shorten(empty)}" if empty else ""
+        own_test = self._own_test(found)
         rank_zero_info(
             f"'{self.root}': {len(paths):,} images of {len(self.classes):,} classes: {shorten(self.classes)}{nothing}"
+            f"{self._fate(folders, own_test)}"
         )
+        dataset = self._decode(paths, labels)
+        if own_test is None:
+            return LoadedData(dataset, labels)
+        return keep_own_test(dataset, labels, np.array(folders) == own_test)
+
+    def _own_test(self, found: FoundImages) -> str | None:
+        """The folder whose images are kept for testing; None: all are pooled."""
+        if self.test == "split":
+            return None
+        folder = next((name for name in reversed(SPLIT_FOLDERS[1:]) if name in found.folders), None)
+        if folder is None:
+            raise ConfigurationError(
+                f"data.test='shared': there is no folder test or val with images in {str(self.root)!r}; give 'split'"
+            )
+        return folder
+
+    def _fate(self, folders: list[str], own_test: str | None) -> str:
+        """What becomes of the split folders, for the line that says what was found."""
+        counts = Counter(folders)
+        said = ", ".join(f"{name}/ ({count:,})" for name, count in counts.items() if name != own_test)
+        if own_test is not None:
+            return f"; {own_test}/ ({counts[own_test]:,}) evaluates the global model, the clients get {said}"
+        if len(counts) > 1:
+            return (
+                f"; {said} are pooled and dealt out to the clients (data.test: shared keeps {folders[-1]}/ for testing)"
+            )
+        return ""
+
+    def _decode(self, paths: list[Path], labels: np.ndarray) -> Dataset:
         first = read_image(paths[0], self.image_size)
         augment = as_augment(self.augment, RandomCrop(max(first.shape[-1] // 8, 1)))
         check_transforms(torch.from_numpy(first)[None], self.transform, augment)
         if not self._fit(paths):
             files = ImageFiles(paths, labels, self.image_size)
-            return LoadedData(BatchTransformDataset(files, self.transform, augment), labels)
+            return BatchTransformDataset(files, self.transform, augment)
         images = np.empty((len(paths), *first.shape), dtype=np.uint8)
         decode_images(paths, self.image_size, self.num_threads, images)
         tensors = (torch.from_numpy(images), torch.from_numpy(labels))
-        return LoadedData(ArrayDataset(tensors, transform=self.transform, augment=augment), labels)
+        return ArrayDataset(tensors, transform=self.transform, augment=augment)
 
     def _fit(self, paths: list[Path]) -> bool:
         return len(paths) * read_image(paths[0], self.image_size).nbytes <= self.max_memory_gib * 2**30
@@ -149,19 +191,21 @@ class FoundImages(NamedTuple):
         labels: Class of each, ``(M,)`` int64.
         classes: Names of the classes, sorted.
         empty: Names of the folders without images, sorted: they are no classes.
+        folders: Of each image ``train``, ``test``, ...; where there are no such folders, the empty string.
     """
 
     paths: list[Path]
     labels: np.ndarray
     classes: list[str]
     empty: list[str]
+    folders: list[str]
 
 
 def find_images(root: Path) -> FoundImages:
     """The image files of a tree with a folder for each class.
 
     Args:
-        root: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...`` (pooled).
+        root: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...``.
 
     Raises:
         ConfigurationError: Not such a tree.
@@ -171,16 +215,17 @@ def find_images(root: Path) -> FoundImages:
         raise ConfigurationError(f"data.root={str(root)!r}: {nothing}; {LAYOUT}")
     splits = [root / name for name in SPLIT_FOLDERS if (root / name).is_dir()] if (root / "train").is_dir() else [root]
     folders = [folder for split in splits for folder in sorted(split.iterdir()) if folder.is_dir()]
-    found = [(path, folder.name) for folder in folders for path in _images_under(folder)]
-    classes = sorted({name for _, name in found})
+    found = [(path, folder) for folder in folders for path in _images_under(folder)]
+    classes = sorted({folder.name for _, folder in found})
     if not found:
         raise ConfigurationError(f"data.root={str(root)!r}: no images in folders of classes; {LAYOUT}")
     if len(classes) == 1:
         raise ConfigurationError(f"data.root={str(root)!r}: found one class only, {classes[0]!r}; {LAYOUT}")
     number = {name: position for position, name in enumerate(classes)}
-    labels = np.array([number[name] for _, name in found], dtype=np.int64)
+    labels = np.array([number[folder.name] for _, folder in found], dtype=np.int64)
     empty = sorted({folder.name for folder in folders} - set(classes))
-    return FoundImages([path for path, _ in found], labels, classes, empty)
+    of_each = [folder.parent.name if folder.parent != root else "" for _, folder in found]
+    return FoundImages([path for path, _ in found], labels, classes, empty, of_each)
 
 
 def read_image(path: Path, image_size: int | None = None) -> np.ndarray:

@@ -49,6 +49,7 @@ class MNISTRobustDataModule(MNISTDataModule):
     """
 
     negated_clients: np.ndarray
+    other_way = ""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class MNISTRobustDataModule(MNISTDataModule):
         if negated_fraction is None:
             negated_fraction = 0.2 if num_clients == 50 else 0.1
         check_share("data.negated_fraction", negated_fraction, closed=True)
-        super().__init__(root, IID(num_clients), download, test_fraction=test_fraction, **kwargs)
+        super().__init__(root, IID(num_clients), download, test="split", test_fraction=test_fraction, **kwargs)
         self.negated_fraction = negated_fraction
 
     def alter(self, data: LoadedData, partition: Partition) -> Dataset:

@@ -1,4 +1,4 @@
-"""MNIST, CIFAR-10 and CIFAR-100: training and test sets are pooled and dealt out anew, as in the FedBC paper."""
+"""MNIST, CIFAR-10 and CIFAR-100: both sets are pooled and dealt out, as in the FedBC paper, or the test set is kept."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
+from fedbc_lightning.checks import check_choice
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
 from .idx import damaged, find_idx, read_labelled_images
+from .own_test import OwnTest, keep_own_test
 from .transforms import (
     BatchAugmentation,
     Compose,
@@ -43,6 +46,9 @@ class VisionDataModule(IndexedDataModule):
         download: Fetch the files if they are missing.
         augment: As of :class:`CIFAR10DataModule`.
         transform: As of :class:`CIFAR10DataModule`.
+        test: ``"split"``: the test images are pooled with all others, and ``test_fraction`` of each client's images
+            test its models. ``"shared"``: the training images are dealt out, and the test images evaluate the global
+            model; clients have none.
         **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Attributes:
@@ -50,9 +56,11 @@ class VisionDataModule(IndexedDataModule):
         layout: The files that are looked for, for the message when they are missing.
         mean: Of each channel, for pixels in [0, 1].
         std: Likewise.
+        other_way: What to do where the test images are not to be dealt out, in the line that says what was found.
     """
 
     dataset_name: ClassVar[str]
+    other_way: ClassVar[str] = " (data.test: shared keeps the test images for testing)"
     layout: str
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
@@ -64,9 +72,14 @@ class VisionDataModule(IndexedDataModule):
         download: bool,
         augment: bool | nn.Module,
         transform: nn.Module | None,
+        test: OwnTest = "split",
         **kwargs: Any,
     ) -> None:
+        check_choice("data.test", test, ("split", "shared"))
         super().__init__(partitioner or PowerLaw(20, classes_per_client=2, exponent=1.2), **kwargs)
+        self.test = test
+        if test == "shared":
+            self.test_fraction = None
         self.root = Path(root).expanduser()
         self.download = download
         self.augment = as_augment(augment, self.usual_augmentation())
@@ -81,8 +94,8 @@ class VisionDataModule(IndexedDataModule):
         """The first file that is not there; None: all are."""
 
     @abstractmethod
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """All images, training set first, uint8 ``(M, C, H, W)``, and their classes, int64 ``(M,)``.
+    def read(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """All images, training set first, uint8 ``(M, C, H, W)``, their classes, int64 ``(M,)``, and how many train.
 
         Raises:
             ConfigurationError: A file is damaged.
@@ -118,12 +131,21 @@ class VisionDataModule(IndexedDataModule):
         self.check_files()
 
     def load(self) -> LoadedData:
-        """All images, training set first, and their classes."""
-        pixels, labels = self.read()
+        """All images, training set first, and their classes; or the training set, with the test set beside it."""
+        pixels, labels, num_train = self.read()
+        found = f"{self.dataset_name}: {num_train:,} training and {len(labels) - num_train:,} test images"
+        rank_zero_info(
+            f"{found}; the training images are dealt out to the clients, the test images evaluate the global model."
+            if self.test == "shared"
+            else f"{found}, pooled and dealt out to the clients{self.other_way}."
+        )
         images = torch.from_numpy(pixels)
         check_transforms(images[:2], self.transform, self.augment)
         tensors = (images, torch.from_numpy(labels))
-        return LoadedData(ArrayDataset(tensors, transform=self.transform, augment=self.augment), labels)
+        dataset = ArrayDataset(tensors, transform=self.transform, augment=self.augment)
+        if self.test == "shared":
+            return keep_own_test(dataset, labels, np.arange(len(labels)) >= num_train)
+        return LoadedData(dataset, labels)
 
     def _not_there(self, reason: str) -> ConfigurationError:
         return ConfigurationError(
@@ -154,10 +176,10 @@ class IdxDataModule(VisionDataModule):
         """Look at every file; of plain ones, images are not read."""
         self._parts()
 
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """All images, training set first, uint8 ``(M, 1, 28, 28)``, and their classes, int64 ``(M,)``."""
+    def read(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """All images, training set first, uint8 ``(M, 1, 28, 28)``, their classes, ``(M,)``, and how many train."""
         images, labels = zip(*self._parts(), strict=True)
-        return np.concatenate(images)[:, None], np.concatenate(labels).astype(np.int64)
+        return np.concatenate(images)[:, None], np.concatenate(labels).astype(np.int64), len(labels[0])
 
     def _parts(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Images and labels of the training and of the test set, checked."""
@@ -269,15 +291,16 @@ class CIFAR10DataModule(VisionDataModule):
         for path, checksum in self._files():
             _read_checked(path, checksum)
 
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """All images, training set first, uint8 ``(M, 3, 32, 32)``, and their classes, int64 ``(M,)``."""
+    def read(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """All images, training set first, uint8 ``(M, 3, 32, 32)``, their classes, ``(M,)``, and how many train."""
         with warnings.catch_warnings():
             # NumPy 2.4.0 to 2.4.4 on what an old NumPy wrote, https://github.com/pytorch/vision/issues/9340
             warnings.filterwarnings("ignore", r"dtype\(\): align should be passed")
             # encoding: the strings of Python 2
             parts = [pickle.loads(_read_checked(*file), encoding="latin1") for file in self._files()]
         images = np.concatenate([part["data"] for part in parts]).reshape(-1, 3, 32, 32)
-        return images, np.concatenate([part[self.labels_key] for part in parts]).astype(np.int64)
+        labels = [np.array(part[self.labels_key], dtype=np.int64) for part in parts]
+        return images, np.concatenate(labels), sum(map(len, labels[:-1]))  # the last file is the test set
 
     def _files(self) -> list[tuple[Path, str]]:
         """The files that hold images, and their checksums."""

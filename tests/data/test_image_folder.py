@@ -60,6 +60,26 @@ def test_split_folders_are_pooled(tmp_path):
     assert data.classes == ["class_0", "class_1", "class_2"]
 
 
+@pytest.mark.parametrize("gib", [1.0, 1e-9])
+def test_the_folders_own_test_images_are_kept(tmp_path, caplog, gib):
+    for number, (name, count) in enumerate({"train": 4, "val": 3, "test": 2}.items()):
+        write_image_folder(tmp_path / name, num_per_class=count)
+        Image.new("RGB", (16, 16), (number,) * 3).save(tmp_path / name / "class_1" / "marked.png")
+    with caplog.at_level("INFO"):
+        data = ready(ImageFolderDataModule(str(tmp_path), IID(2), test="shared", max_memory_gib=gib))
+        ready(ImageFolderDataModule(str(tmp_path), IID(2)))
+    first, second = [line for line in caplog.text.splitlines() if "images of" in line]
+    assert first.endswith("; test/ (7) evaluates the global model, the clients get train/ (13), val/ (10)")
+    assert "; train/ (13), val/ (10), test/ (7) are pooled and dealt out to the clients (data.test: shared" in second
+    assert (data.num_samples("train").sum(), data.num_samples("test").sum(), len(data.source)) == (23, 0, 23)
+    pooled = data.pooled_dataset("test")
+    marks = [round(float(image[0].min() * 127.5 + 127.5)) for image, label in pooled if image.std() < 1e-6]
+    assert (len(pooled), marks) == (7, [2])
+    assert [label for _, label in pooled] == [0, 0, 1, 1, 1, 2, 2]
+    with pytest.raises(ConfigurationError, match=r"data.test='shared': there is no folder test or val with images"):
+        ready(ImageFolderDataModule(str(tmp_path / "test"), IID(2), test="shared"))
+
+
 def test_what_was_found_is_said(tmp_path, caplog):
     root = write_image_folder(tmp_path / "images", num_per_class=2)
     (root / "yak").mkdir()

@@ -419,3 +419,32 @@ def test_real_mnist_variants(mnist_root, num_clients, num_negated):
     shares = personal.num_samples("test") / personal.parts.sizes
     assert shares == pytest.approx(0.5, abs=0.01)
     assert seeding.global_seed() == 0
+
+
+def test_the_own_test_images_are_kept(tmp_path, monkeypatch, caplog):
+    written = [
+        (MNISTDataModule, write_mnist(tmp_path), {}),
+        (CIFAR10DataModule, write_cifar10(tmp_path, monkeypatch), {"augment": False}),
+        (CIFAR100DataModule, write_cifar100(tmp_path, monkeypatch), {"augment": False}),
+        (EMNISTDataModule, write_emnist(tmp_path), {"classes": [3, 7]}),
+    ]
+    for kind, (_, labels), options in written:
+        num_train = {CIFAR100DataModule: 500, EMNISTDataModule: 620}.get(kind, 600)
+        with caplog.at_level("INFO"):
+            data = ready(kind(str(tmp_path), partitioner=IID(4), download=False, test="shared", **options))
+        kept = options.get("classes", labels)
+        of_train, of_test = (part[np.isin(part, kept)] for part in (labels[:num_train], labels[num_train:]))
+        assert (total(data), len(data.source)) == (len(of_train), len(of_train))
+        found = [int(label) for _, label in data.pooled_dataset("test")]
+        assert found == ([kept.index(label) for label in of_test] if kept is not labels else of_test.tolist())
+        assert (
+            f"{len(of_train)} training and {len(of_test)} test images; the training images are dealt out" in caplog.text
+        )
+        with caplog.at_level("INFO"):
+            assert total(ready(kind(str(tmp_path), partitioner=IID(4), download=False, **options))) == len(
+                of_train
+            ) + len(of_test)
+        assert (
+            f"{len(of_test)} test images, pooled and dealt out to the clients (data.test: shared keeps" in caplog.text
+        )
+        caplog.clear()

@@ -1,0 +1,19 @@
+"""What becomes of the test data that a set of images brings: pooled with all others, or kept for the global model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from fedbc_lightning.data import LoadedData
+from fedbc_lightning.datasets import take
+
+OwnTest = Literal["split", "shared"]
+
+
+def keep_own_test(dataset: Dataset, labels: np.ndarray, is_test: np.ndarray) -> LoadedData:
+    """Let the samples where ``is_test (M,)`` evaluate the global model; all others are dealt out to the clients."""
+    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    return LoadedData(take(dataset, train), labels[train], shared_test=take(dataset, test))
