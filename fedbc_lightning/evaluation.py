@@ -176,6 +176,7 @@ class Evaluator:
         """Task -> name -> value, from all ranks."""
         tasks, mapped = self.tasks(what.split, what.models), self.engine.mapped_evaluation(what.stage)
         results = self.do(self.share(tasks), what) if mapped is None else ClientsTogether(self, mapped, what).do(tasks)
+        self.engine.user.best_metrics.join(self.fabric)
         merged: dict[Task, dict[str, float]] = {}
         for part in gather_objects(self.fabric, results):
             merged |= part
@@ -201,7 +202,7 @@ class Evaluator:
                 elif loaded != "global":
                     engine.load(models.z, models.counters)
                 loaded = which
-                results[which, client] = user.evaluate(loader, what.stage)
+                results[which, client] = user.evaluate(loader, what.stage, f"{what.split} {which} {client}")
         return results
 
     def seed_client(self, client: int, round: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -22,7 +22,7 @@ from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Models
 from fedbc_lightning.fabric import gather_objects, sum_over_ranks, travels_along
-from fedbc_lightning.layout import ParameterLayout
+from fedbc_lightning.layout import ParameterLayout, WrittenParametersError
 from fedbc_lightning.module import UserModule
 from fedbc_lightning.optimizers import LocalOptimizer, configure
 from fedbc_lightning.participation import Participants, Participation, deal
@@ -120,24 +120,38 @@ class Federation:
         args = (user, self.layout, optimizer, row, grad, local, datamodule, seed)
         self.engine_args = args
         self.engine_kind: choice.Kind = self._choose_engine(args, max_rounds) if engine == "auto" else engine
-        self.engine = choice.make_engine(self.engine_kind, *args)
-
+        self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
         self._said_nobody = False
+        self._prepare(initial, buffer_values, self.layout.read_counters())
+
+    def _prepare(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
+        """Make what depends on the layout: engine, server parts, declared state; see :meth:`make_state`."""
+        algorithm = self.algorithm
+        self.engine = choice.make_engine(self.engine_kind, *self.engine_args)
         algorithm.check(self.engine)
         self._server_callbacks = algorithm.server_callbacks(self.engine)
-        if self.layout.num_buffers and buffers != "global":
+        if self.layout.num_buffers and self._buffer_policy != "global":
             self._server_callbacks = [*self._server_callbacks, AveragedBuffers()]
-        declaration = self._declare(keep_local_models, initial.element_size())
-        self._buffer_policy, self._client_dtype = buffers, client_dtype
-        if buffers == "local":
+        declaration = self._declare(self._keep_local_models, parameters.element_size())
+        if self._buffer_policy == "local":
             declaration.client_buffers(LOCAL_BUFFERS)
             declaration.client_counters(LOCAL_COUNTERS)
-        self.make_state(initial, buffer_values, self.layout.read_counters())
+        self.make_state(parameters, buffers, counters)
         declared = (*declaration.client_scalars, *declaration.client_vectors)
-        Cohort([0], [0], [1], self.clients, user.device).check_names(declared)
+        Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
         scaler = self.engine.scaler
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
         self.fingerprint = self._describe()
+
+    def take_as_buffers(self, names: Sequence[str]) -> None:
+        """Before the first round: let frozen parameters that training writes travel as buffers, as they are now."""
+        if not names:
+            return
+        server = self.server
+        self.layout.take_as_buffers(names)
+        buffers = self.layout.read_buffers()
+        buffers[: server["buffers"].numel()] = server["buffers"]
+        self._prepare(server["z"], buffers, server["counters"])
 
     def make_state(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
         """Make server and clients anew, as before the first round, with this initial model.
@@ -169,12 +183,14 @@ class Federation:
                 steps = self.participation.num_steps(ids)
                 share = self._share(steps)
                 shares.append(choice.Share([ids[p] for p in share], [steps[p] for p in share]))
-            kind = choice.choose(args, self.algorithm, shares)
+            with self.layout.kept_frozen():
+                kind = choice.choose(args, self.algorithm, shares)
         return self.fabric.broadcast(kind)
 
     def _declare(self, keep_local_models: bool | None, element_size: int) -> StateDeclaration:
         """The state of algorithm and server parts, and the clients' last models where they are kept."""
-        algorithm, declaration = self.algorithm, StateDeclaration()
+        algorithm, self.declaration = self.algorithm, StateDeclaration()
+        declaration = self.declaration
         for callback in self._server_callbacks:
             callback.declare_state(declaration)
             callback.check(self.engine, self.participation.num_sampled)
@@ -199,7 +215,6 @@ class Federation:
         if self._keeps_last_models:
             declaration.client_model(LOCAL_MODEL)
         self.has_local_models = algorithm.has_local_model or self._keeps_last_models
-        self.declaration = declaration
         return declaration
 
     # a round
@@ -212,6 +227,7 @@ class Federation:
 
         Raises:
             ConfigurationError: The sampler returned something impossible, or no client came out finite.
+            WrittenParametersError: On some rank a frozen parameter was written.
         """
         server = self.server
         server.round, server.metrics = round, {}
@@ -223,12 +239,16 @@ class Federation:
         records: list[tuple[int, dict[str, Any]]] = []
         steps = self.participation.num_steps(server.ids)
         alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
-        for positions in self.engine.group(self._share(steps), steps, alone):
-            cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
-            records += zip(positions, cohort.records, strict=True)
-            if counters.numel() and cohort.valid.any():
-                counters = torch.maximum(counters, cohort.counters)
-        server.records = self._join_ranks(records, sums, counters)
+        found: WrittenParametersError | None = None
+        try:
+            for positions in self.engine.group(self._share(steps), steps, alone):
+                cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
+                records += zip(positions, cohort.records, strict=True)
+                if counters.numel() and cohort.valid.any():
+                    counters = torch.maximum(counters, cohort.counters)
+        except WrittenParametersError as error:  # all ranks are to hear of it
+            found = error
+        server.records = self._join_ranks(records, sums, counters, found)
         self._check_records(round)
         if server.ids:
             for callback in self._server_callbacks:
@@ -345,6 +365,7 @@ class Federation:
 
     def rollback(self) -> None:
         """Forget the staged state."""
+        self.user.best_metrics.rollback()
         self.server.rollback()
         self.clients.rollback()
 
@@ -415,14 +436,21 @@ class Federation:
         cohort.write_back(self.clients)
         return cohort
 
-    def _join_ranks(self, records: list[tuple[int, dict]], sums: Sums, counters: Tensor) -> list[dict[str, Any]]:
+    def _join_ranks(
+        self, records: list[tuple[int, dict]], sums: Sums, counters: Tensor, found: WrittenParametersError | None
+    ) -> list[dict[str, Any]]:
         """Reduce the sums and exchange what was staged; afterwards every rank knows the whole round."""
+        if self.fabric.world_size == 1 and found is not None:
+            raise found
         if self.fabric.world_size > 1:
             mine = [record["client"] for _, record in records if record["status"] == "ok"]
             kept = {name: {k: row.cpu() for k, row in rows.items()} for name, rows in sums.kept.items()}
             flat, is_along = sums.flat(), travels_along(self.fabric)
             payload = (records, self.clients.export_staged(mine), counters.cpu(), kept, flat if is_along else None)
-            gathered = gather_objects(self.fabric, payload)
+            gathered = gather_objects(self.fabric, found or payload)
+            errors = [part for part in gathered if isinstance(part, WrittenParametersError)]
+            if errors:
+                raise WrittenParametersError(sorted({name for error in errors for name in error.names}))
             sums.load(sum(part[-1] for part in gathered) if is_along else sum_over_ranks(self.fabric, flat))
             records = []
             for rank, (theirs, staged, their_counters, their_kept, _) in enumerate(gathered):
@@ -466,6 +494,7 @@ class Federation:
         """Take the committed state of another federation over the same model, data and algorithm."""
         rows = other.clients.file_rows
         path = None if rows is None else rows.path
+        self.take_as_buffers(other.layout.written)
         self.load_state_dict(other.state_dict(), other.module_state(), "the last run", path)
 
     def _describe(self) -> dict[str, Any]:
@@ -489,6 +518,8 @@ class Federation:
             "clients": self.clients.state_dict(is_last=is_last),
             "schedule": self.schedule.state_dict(),
             "grad_scale": self.grad_scale,
+            "written_parameters": self.layout.written,
+            "best_metrics": self.user.best_metrics.values,
             "per_tensor_optimizer": not self.engine.optimizer.is_flat,
         }
 
@@ -528,5 +559,6 @@ class Federation:
         self.clients.load_state_dict(state["clients"], path, rows_path)
         self.schedule.load_state_dict(state["schedule"])
         self.grad_scale = state["grad_scale"]
+        self.user.best_metrics.values = dict(state.get("best_metrics", {}))
         if state["per_tensor_optimizer"] and self.engine.optimizer.is_flat:
             self.engine.optimizer.use_per_tensor()

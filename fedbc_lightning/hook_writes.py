@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.fabric import gather_objects
+from fedbc_lightning.layout import WrittenParametersError
 
 if TYPE_CHECKING:
     from fedbc_lightning.federation import Federation
@@ -107,6 +108,30 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
         # Only what was written: under half precision the module holds z rounded.
         server.replace(name, torch.where(now == was, server[name], now))
     federation.load_global()
+
+
+def begin_again(federation: Federation, error: WrittenParametersError, frozen: dict[str, Tensor]) -> None:
+    """After a first round that wrote frozen parameters: go back to its beginning, with them as buffers.
+
+    Args:
+        federation: Nothing of it is committed yet.
+        error: Which parameters.
+        frozen: What they held before, see ``ParameterLayout.copy_frozen``.
+
+    Raises:
+        WrittenParametersError: Not all of them were copied.
+    """
+    if not set(error.names) <= frozen.keys():
+        raise error
+    federation.rollback()
+    federation.layout.put_back(frozen)
+    federation.take_as_buffers(error.names)
+    federation.load_global()
+    more = f" and {len(error.names) - 1} more" if len(error.names) > 1 else ""
+    rank_zero_info(
+        f"model: training writes '{error.names[0]}'{more}, which have requires_grad=False, as momentum and teacher "
+        "networks do: they travel as buffers do (trainer.buffers), and the first round begins again."
+    )
 
 
 def _share_scratch(federation: Federation) -> None:

@@ -13,6 +13,7 @@ a *model*    (d + b,)  trainable parameters followed by the b elements of the fl
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,29 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedbc_lightning.errors import ConfigurationError
+
+SMALL = 2**16
+"""Elements of a frozen parameter that is copied before the first round whatever its shape."""
+
+
+class WrittenParametersError(ConfigurationError):
+    """Frozen parameters were written during training; in the first round they become buffers, and it begins again.
+
+    Args:
+        names: Of the parameters.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        super().__init__(
+            f"model: '{self.names[0]}' has requires_grad=False and was written for the first time after the first "
+            "round, or is too large to be copied before it, so it would leak from one client into the next; write it "
+            "from the first epoch on, or make it a buffer."
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[list[str]]]:
+        """Travel to other processes by the names."""
+        return type(self), (self.names,)
 
 
 @dataclass(frozen=True)
@@ -49,6 +73,7 @@ class ParameterLayout:
         num_parameters: d.
         num_optimized: The length of the leading part that some optimizer group holds.
         num_buffers: b, elements of the persistent floating-point buffers.
+        written: Names of the frozen parameters that are buffers here, because training writes them.
         dtype: Of the parameters; ``master_dtype`` is float32 where it is a half, else the same.
 
     Raises:
@@ -83,9 +108,9 @@ class ParameterLayout:
         self.num_optimized = self.entries[self.num_grouped - 1].end if self.num_grouped else 0
         self.group_slices = list(_consecutive([sum(p.numel() for p in group) for group in grouped]))
 
-        self._buffers = list(_persistent_buffers(module))
-        self.float_buffers = [(m, n) for _, m, n in self._buffers if _buffer(m, n).is_floating_point()]
-        self.integer_buffers = [(m, n) for _, m, n in self._buffers if not _buffer(m, n).is_floating_point()]
+        self._module = module
+        self.written: list[str] = []
+        self._list_buffers()
         device = order[0].device
         self._no_buffers = torch.empty(0, dtype=self.master_dtype, device=device)
         self._no_counters = torch.empty(0, dtype=torch.int64, device=device)
@@ -94,7 +119,27 @@ class ParameterLayout:
             **_other_names(module.named_buffers(remove_duplicate=False)),
         }
         self._addresses: list[int] = []  # of the parameters while they are views of the row
+
+    def _list_buffers(self) -> None:
+        self._buffers = [*_persistent_buffers(self._module), *_parameters(self._module, self.written)]
+        self.float_buffers = [(m, n) for _, m, n in self._buffers if _buffer(m, n).is_floating_point()]
+        self.integer_buffers = [(m, n) for _, m, n in self._buffers if not _buffer(m, n).is_floating_point()]
         self.num_buffers = sum(_buffer(m, n).numel() for m, n in self.float_buffers)
+
+    def take_as_buffers(self, names: Sequence[str]) -> None:
+        """Let frozen parameters that training writes, such as a teacher network's, travel as buffers do."""
+        self.written = self.written + [name for _, name, _ in self._frozen if name in names]
+        self._frozen = [frozen for frozen in self._frozen if frozen[1] not in self.written]
+        self._list_buffers()
+
+    def copy_frozen(self) -> dict[str, Tensor]:
+        """Copies of the frozen parameters that may be a copy of what is trained: by name, of one of its shapes."""
+        shapes = {entry.shape for entry in self.entries}
+        return {
+            name: parameter.detach().clone()
+            for parameter, name, _ in self._frozen
+            if parameter.is_floating_point() and (parameter.shape in shapes or parameter.numel() <= SMALL)
+        }
 
     @property
     def has_buffers(self) -> bool:
@@ -108,6 +153,7 @@ class ParameterLayout:
 
         Raises:
             ConfigurationError: It was, with the name.
+            WrittenParametersError: A frozen parameter was written.
         """
         changed = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if not p.requires_grad]
         changed += [name for p, name, _ in self._frozen if p.requires_grad]
@@ -118,11 +164,7 @@ class ParameterLayout:
             )
         written = [name for p, name, version in self._frozen if p._version != version]
         if written:
-            raise ConfigurationError(
-                f"model: '{written[0]}' has requires_grad=False but was written during training, so it would leak "
-                "from one client into the next; make it a buffer, which is averaged, or a non-persistent one, which is "
-                "reset."
-            )
+            raise WrittenParametersError(written)
 
     def check_replaced(self, module: nn.Module) -> None:
         """Raise if a parameter of the module is another object than when the layout was made.
@@ -130,7 +172,7 @@ class ParameterLayout:
         Raises:
             ConfigurationError: One is, with its name.
         """
-        known = {*self.parameters, *self.frozen}
+        known = {*self.parameters, *self.frozen, *(_buffer(m, n) for m, n in self.float_buffers)}
         replaced = [name for name, parameter in module.named_parameters() if parameter not in known]
         if replaced:
             raise ConfigurationError(
@@ -148,6 +190,21 @@ class ParameterLayout:
         if values:
             for parameter, value in zip(self.frozen, values, strict=True):
                 parameter.data.copy_(value)
+
+    @contextmanager
+    def kept_frozen(self) -> Iterator[None]:
+        """Give the frozen parameters back what they hold now, whatever steps that are only tried out write."""
+        copies = self.copy_frozen()
+        try:
+            yield
+        finally:
+            self.put_back(copies)
+
+    def put_back(self, copies: dict[str, Tensor]) -> None:
+        """Write what :meth:`copy_frozen` gave."""
+        for name, copied in copies.items():
+            self._module.get_parameter(name).data.copy_(copied)
+        self.freeze()
 
     def freeze(self) -> None:
         """Take the frozen parameters as they are now; from here on they may not change."""
@@ -266,7 +323,7 @@ class ParameterLayout:
 
 def _buffer(module: nn.Module, name: str) -> Tensor:
     """The buffer as it is now: modules may replace theirs."""
-    buffer = module._buffers[name]
+    buffer = module._buffers[name] if name in module._buffers else module._parameters[name]
     assert buffer is not None
     return buffer
 
@@ -279,6 +336,13 @@ def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str
         for name, buffer in child._buffers.items():
             if buffer is not None and name not in child._non_persistent_buffers_set:
                 yield f"{prefix}.{name}".lstrip("."), child, name
+
+
+def _parameters(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, nn.Module, str]]:
+    """(full name, owner, local name) of parameters."""
+    for full_name in names:
+        prefix, _, name = full_name.rpartition(".")
+        yield full_name, module.get_submodule(prefix), name
 
 
 def _other_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

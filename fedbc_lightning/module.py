@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torchmetrics import Metric
 
+from fedbc_lightning.best_metrics import BestMetrics
 from fedbc_lightning.collector import MetricCollector, batch_size_of
 from fedbc_lightning.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.errors import ConfigurationError
@@ -74,6 +75,7 @@ class UserModule:
         precision.convert_module(module)
         module.to(self.device)
         self.metrics = [m for m in module.modules() if isinstance(m, Metric)]
+        self.best_metrics = BestMetrics(module)
         self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
         self.keep_scratch()
         self._modes = [(m, m.training) for m in module.modules()]
@@ -206,17 +208,19 @@ class UserModule:
             )
         return loss, output
 
-    def evaluate(self, loader: Any, stage: str) -> dict[str, float]:
+    def evaluate(self, loader: Any, stage: str, key: str = "") -> dict[str, float]:
         """Run ``validation_step`` or ``test_step`` over a loader and return what it logged, without prefixes kept.
 
         Args:
             loader: Batches.
             stage: ``"validation"`` or ``"test"``: which step and hooks.
+            key: Which model on whose data; its best values so far are its own.
         """
         step, takes_index = getattr(self.module, f"{stage}_step"), self.takes_index[f"{stage}_step"]
         collector = self.start_collecting()
         loaders = "test_dataloaders" if stage == "test" else "val_dataloaders"
         self.shim.set(**{loaders: loader})
+        self.best_metrics.load(key)
         self.hooks.call_module(f"on_{stage}_epoch_start")
         start, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
         listens = self.hooks.listens(start) or self.hooks.listens(end)
@@ -232,7 +236,9 @@ class UserModule:
                 self.hooks.call(end, output, batch, batch_idx)
         self.hooks.call_module(f"on_{stage}_epoch_end")
         self.shim.set(**{loaders: None})
-        return collector.result()
+        result = collector.result()
+        self.best_metrics.stage(key)
+        return result
 
 
 def check_module(module: Any) -> None:

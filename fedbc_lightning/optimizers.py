@@ -189,6 +189,11 @@ class LocalOptimizer:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["lr"] * lr_scale
 
+    def forget(self) -> None:
+        """Leave nothing of the last client's state."""
+        if self.optimizer.state:
+            self.reset()
+
     def _take(self, configured: Configured) -> None:
         self.optimizer, self.schedulers = configured.optimizer, configured.schedulers
         # Only torch's own keep all of their state where a snapshot finds it.

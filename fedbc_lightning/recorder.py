@@ -112,6 +112,12 @@ class Recorder:
                 rows.mark_saved(is_writer=self._is_writer)
         self._written_round = round
 
+    def write_again(self) -> None:
+        """Write ``last.ckpt`` of the last committed round once more: what belongs to it was made anew."""
+        self._written_round = -1
+        self.save()
+        self._trainer._fabric.barrier()
+
     def _write(self) -> None:
         """Rows, tables and events on the disk first, then the checkpoint that counts on them."""
         started = time.perf_counter()
@@ -226,7 +232,9 @@ def run_checkpoint(
             "federation": trainer.federation.state_dict(is_last=is_last),
         },
     }
-    return lightning_checkpoint(trainer, trainer.federation.module_state(), ours)
+    content = lightning_checkpoint(trainer, trainer.federation.module_state(), ours)
+    trainer.hooks.call_callbacks("on_save_checkpoint", content)
+    return content
 
 
 def states_of_callbacks(trainer: FederatedTrainer) -> dict[str, Any]:

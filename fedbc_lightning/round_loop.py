@@ -12,9 +12,11 @@ import torch
 from fedbc_lightning import row_file, run_folder
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Evaluation
+from fedbc_lightning.evaluation_hooks import evaluate_with_hooks, say_which_hooks_are_never_called
 from fedbc_lightning.fabric import gather_objects
-from fedbc_lightning.hook_writes import kept_from_round_hooks, kept_from_start_hooks
+from fedbc_lightning.hook_writes import begin_again, kept_from_round_hooks, kept_from_start_hooks
 from fedbc_lightning.interrupts import Interrupts, check
+from fedbc_lightning.layout import WrittenParametersError
 from fedbc_lightning.recorder import Recorder
 from fedbc_lightning.seeding import derive, seed_globals
 
@@ -70,13 +72,14 @@ class RoundLoop:
     def _take_state(self) -> None:
         """Show the federation's state to callbacks, and open the clients' rows if they lie in a file."""
         trainer = self.trainer
-        trainer.server, trainer.clients = self.federation.server, self.federation.clients
+        trainer.show_federation()
         if trainer.clients.file_rows is not None:
             rows_path = (self.recorder.folder / run_folder.LAST).with_name(row_file.NAME)
             with self.recorder.disk_told():
                 trainer.clients.file_rows.open(rows_path, trainer._fabric)
 
     def _call_start_hooks(self) -> None:
+        say_which_hooks_are_never_called(self.hooks)
         with kept_from_start_hooks(self.federation, is_resumed=self._is_resumed):
             self.hooks.call_callbacks("setup", "fit")
             self.hooks.call("on_fit_start")
@@ -92,17 +95,25 @@ class RoundLoop:
 
     def _advance(self) -> None:
         """One round."""
-        trainer, engine = self.trainer, self.federation.engine
-        started = time.perf_counter() - engine.seconds_elsewhere
+        trainer, federation = self.trainer, self.federation
+        started = time.perf_counter() - federation.engine.seconds_elsewhere
         trainer.current_round = round = trainer.finished_round + 1
         trainer.shim.set(current_round=round, current_epoch=round, global_step=round)
         seed_globals(derive(trainer.seed, "round", round), trainer.user.device)
-        with kept_from_round_hooks(self.federation, "on_round_start"):
+        frozen = federation.layout.copy_frozen() if round == 1 else {}
+        with kept_from_round_hooks(federation, "on_round_start"):
             self.hooks.call("on_round_start")
-        metrics = self.federation.run_round(round)
-        self.federation.load_global()
+        try:
+            metrics = federation.run_round(round)
+        except WrittenParametersError as error:
+            begin_again(federation, error, frozen)
+            self._take_state()
+            self.recorder.write_again()
+            self._advance()
+            return
+        federation.load_global()
         trainer.shim.set(callback_metrics=trainer.callback_metrics)  # not the last client's
-        metrics["time/round_seconds"] = time.perf_counter() - engine.seconds_elsewhere - started
+        metrics["time/round_seconds"] = time.perf_counter() - federation.engine.seconds_elsewhere - started
         self._finish(metrics, self._evaluate(round) if self._is_evaluated(round) else Evaluation())
 
     def _is_evaluated(self, round: int) -> bool:
@@ -111,9 +122,11 @@ class RoundLoop:
 
     def _evaluate(self, round: int) -> Evaluation:
         started = time.perf_counter()
-        self.hooks.call_callbacks("on_validation_start")
         splits = [split for split in ("test", "val") if self.trainer.has_split(split)]
-        evaluation = self.trainer.evaluate(splits, round)
+        evaluation = evaluate_with_hooks(self.trainer, splits, round, "validation")
+        with self.trainer.evaluator.evaluating("validation", round):
+            self.hooks.call_module("on_validation_end")
+        self.hooks.call_module("on_validation_model_train")
         evaluation.metrics["time/eval_seconds"] = time.perf_counter() - started
         return evaluation
 
@@ -127,6 +140,7 @@ class RoundLoop:
         with self.interrupts.deferred():
             if round:
                 self.federation.commit(round, metrics)
+            trainer.user.best_metrics.commit()
             trainer.finished_round = round
             collector = trainer.user.start_collecting()
             trainer.shim.set(current_epoch=round, global_step=round)

@@ -27,6 +27,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.engines.sequential import LocalTraining
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Evaluation, Evaluator
+from fedbc_lightning.evaluation_hooks import evaluate_with_hooks
 from fedbc_lightning.export import Export
 from fedbc_lightning.fabric import make_fabric, missing_kernels_told
 from fedbc_lightning.federation import Federation
@@ -100,7 +101,8 @@ class FederatedTrainer(CallbackView):
         accumulate_grad_batches: Batches per optimizer step.
         buffers: Floating-point buffers such as BatchNorm's: ``average``: like the parameters (integer ones take the
             maximum). ``local``: every client keeps its own; the server's mean is for evaluation only. ``global``: they
-            stay as in the initial model.
+            stay as in the initial model. So do parameters with ``requires_grad=False`` that training writes, such as a
+            teacher network's.
         keep_local_models: Keep every client's last model, for ``local/*`` metrics, where the algorithm keeps none;
             None: if all of them take at most 64 MiB.
         client_dtype: In which clients' vectors are kept between rounds: ``float32``, or ``bfloat16`` at half the space,
@@ -450,6 +452,7 @@ class FederatedTrainer(CallbackView):
                     self._restore(saved, path)
                 elif not fitting and previous is not None and is_of_last_run:
                     self.federation.adopt(previous)
+                    self.show_federation()
                 elif not fitting:
                     rank_zero_info("No ckpt_path: the model is evaluated as it is, and stands for every client's too.")
                 if task is not None:
@@ -499,14 +502,21 @@ class FederatedTrainer(CallbackView):
             fabric, self.user, datamodule, algorithm, self.local, participation, self.buffers, self.keep_local_models,
             client_dtype, engine, self.max_rounds, self.seed,
         )  # fmt: skip
-        self.server, self.clients = self.federation.server, self.federation.clients
         self.layout = self.federation.layout
         self.evaluator = Evaluator(fabric, self.federation.engine, datamodule, self.eval_clients, self.seed)
+        self.show_federation()
         if stage == "fit":
             check_what_is_monitored(self)
 
+    def show_federation(self) -> None:
+        """Take the federation's server, clients and engine as they are now: it may have made them anew."""
+        self.server, self.clients = self.federation.server, self.federation.clients
+        self.evaluator.engine = self.federation.engine
+
     def _restore(self, saved: dict[str, Any], path: Path | None) -> None:
         ours = saved[checkpoint.KEY]
+        self.federation.take_as_buffers(ours["federation"].get("written_parameters", []))
+        self.show_federation()
         checkpoint.check_fingerprint(ours["federation"]["fingerprint"], self.federation.fingerprint, path or "")
         self.user.module.on_load_checkpoint(saved)
         rows_path = None if path is None else path.with_name(row_file.NAME)
@@ -519,6 +529,7 @@ class FederatedTrainer(CallbackView):
         warn_of_other_settings(ours["settings"], settings(self))
         self.callback_metrics = {name: torch.tensor(value) for name, value in ours["callback_metrics"].items()}
         for callback in self.hooks.callbacks:
+            callback.on_load_checkpoint(self, self.user.module, saved)  # type: ignore[arg-type]
             if callback.state_key in saved["callbacks"]:
                 callback.load_state_dict(saved["callbacks"][callback.state_key])
 
@@ -534,7 +545,8 @@ class FederatedTrainer(CallbackView):
         return evaluation
 
     def _evaluate_only(self, stage: str, *, is_of_run: bool) -> dict[str, float]:
-        split, name = ("val", "validation") if stage == "validate" else ("test", "test")
+        split = "val" if stage == "validate" else "test"
+        name: Literal["validation", "test"] = "validation" if stage == "validate" else "test"
         if not self.has_split(split):
             raise ConfigurationError(
                 f"data: there is no validation data; {how_to_validate(self.datamodule, is_of_run=is_of_run)}."
@@ -542,10 +554,10 @@ class FederatedTrainer(CallbackView):
             )  # fmt: skip
         self.shim.set(current_round=self.current_round)
         self.hooks.call_callbacks("setup", stage)
-        self.hooks.call(f"on_{name}_start")
-        self.evaluation = self.evaluate([split], self.current_round)
-        self.callback_metrics = {name: torch.tensor(value) for name, value in self.evaluation.metrics.items()}
+        self.evaluation = evaluate_with_hooks(self, [split], self.current_round, name)
+        self.callback_metrics = {key: torch.tensor(value) for key, value in self.evaluation.metrics.items()}
         self.hooks.call(f"on_{name}_end")
+        self.hooks.call_module(f"on_{name}_model_train")
         return self.evaluation.metrics
 
 

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.layout import WrittenParametersError
 from fedbc_lightning.seeding import preserved_globals
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, shares: Sequence[
                 f"{VECTORIZED}would draw what training_step draws, such as dropout, for a whole cohort at once, so "
                 "that its masks depended on who is in it; use engine: sequential."
             )
+    except WrittenParametersError as error:
+        rank_zero_info(f"trainer.engine: auto takes sequential; training_step writes '{error.names[0]}'.")
+        return "sequential"
     except ConfigurationError as error:
         rank_zero_info(f"trainer.engine: auto takes sequential; vectorized {reason_of(error)}.")
         return "sequential"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedbc_lightning.engines import choice
-from fedbc_lightning.hook_writes import kept_from_start_hooks
+from fedbc_lightning.hook_writes import begin_again, kept_from_start_hooks
+from fedbc_lightning.layout import WrittenParametersError
 from fedbc_lightning.planning.drawn import draw_rounds
 from fedbc_lightning.planning.evaluation_time import EvaluationTime, time_evaluation
 from fedbc_lightning.planning.round_time import RoundTimer
@@ -93,7 +94,20 @@ def make_plan(trainer: FederatedTrainer, path: Path | None, *, num_processes: in
         trainer.hooks.call_callbacks("setup", "fit")
         for name in ("on_fit_start", "on_train_start"):
             getattr(trainer.user.module, name)()
-    trainer.server, trainer.clients = federation.server, federation.clients
+    trainer.show_federation()
+    frozen = federation.layout.copy_frozen()
+    try:
+        return _measure(trainer, num_processes)
+    except WrittenParametersError as error:
+        begin_again(federation, error, frozen)
+        trainer.show_federation()
+        return _measure(trainer, num_processes)
+    finally:
+        federation.layout.put_back(frozen)
+
+
+def _measure(trainer: FederatedTrainer, num_processes: int) -> Plan:
+    federation, device = trainer.federation, trainer.user.device
     empty = checkpoint_bytes(trainer)
     drawn = draw_rounds(trainer)
     every = trainer.eval_every_n_rounds

@@ -15,10 +15,11 @@ from lightning.pytorch import Callback, LightningDataModule
 from matplotlib.figure import Figure
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MaxMetric, MeanMetric
 
 from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule
 from fedbc_lightning.partition import IID
-from helpers.boring import BoringData, BoringModel, make_model, make_trainer
+from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
 
 State = dict[str, torch.Tensor]
 
@@ -78,6 +79,68 @@ def hooks_that_write(folder: Path, **options: Any) -> State:
     return state_of(trainer)
 
 
+class Teacher(BoringModel):
+    """Learns from a copy of itself that follows it slowly: as BYOL, MoCo and mean teacher do."""
+
+    def __init__(self, lr: float = 0.1, as_buffers: bool = False, begins_at: int = 1) -> None:
+        super().__init__(lr)
+        self.teacher = nn.Linear(10, 8)
+        self.begins_at = begins_at
+        if as_buffers:
+            for name, parameter in list(self.teacher.named_parameters()):
+                delattr(self.teacher, name)
+                self.teacher.register_buffer(name, parameter.detach())
+        self.teacher.requires_grad_(False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        target = self.teacher(batch[0])
+        if self.trainer.current_round >= self.begins_at:
+            with torch.no_grad():
+                for name in ("weight", "bias"):
+                    getattr(self.teacher, name).lerp_(getattr(self.net[0], name), 0.1)
+        return loss + (self.net[0](batch[0]) - target).square().mean()
+
+
+class BestSoFar(BoringModel):
+    """As of lightning-hydra-template: the best accuracy over evaluations."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__(lr)
+        self.accuracy, self.best = MeanMetric(), MaxMetric()
+
+    def on_train_start(self) -> None:
+        self.best.reset()
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.accuracy((self(batch[0]).argmax(1) == batch[1]).float())
+
+    def on_test_epoch_end(self) -> None:
+        self.best(self.accuracy.compute())
+        self.log("test_accuracy", self.accuracy.compute())
+        self.log("test_best", self.best.compute())
+
+
+def evaluations(trainer: FederatedTrainer) -> State:
+    """The numbers of ``evaluation.csv`` and of the global model."""
+    rows, metrics = (read_csv(f"{trainer.log_dir}/{name}.csv") for name in ("evaluation", "metrics"))
+    found = [[float(row[name]) for name in rows[0]] for row in rows]
+    pooled = [[float(row[f"global/test_{name}"]) for name in ("accuracy", "best")] for row in metrics]
+    return {"clients": torch.tensor(found), "pooled": torch.tensor(pooled)}
+
+
+def best_so_far(folder: Path, **options: Any) -> State:
+    trainer = make_trainer(folder, max_rounds=4, **options)
+    trainer.fit(make_model(BestSoFar, lr=0.5), BoringData(), FedAvg())
+    return evaluations(trainer) if trainer.is_global_zero else {}
+
+
+def teachers(folder: Path, as_buffers: bool = False, **options: Any) -> State:
+    trainer = make_trainer(folder, **options)
+    trainer.fit(make_model(Teacher, as_buffers=as_buffers), BoringData(), FedAvg())
+    return state_of(trainer)
+
+
 class DividedData(LightningDataModule):
     """Gives each process its share of a batch, as many data modules do."""
 
@@ -106,7 +169,9 @@ def divided_batches(folder: Path, **options: Any) -> State:
     return state_of(trainer)
 
 
-CASES: dict[str, Callable[..., State]] = {case.__name__: case for case in (hooks_that_write, divided_batches)}
+CASES: dict[str, Callable[..., State]] = {
+    case.__name__: case for case in (hooks_that_write, divided_batches, teachers, best_so_far)
+}
 """Name -> what trains in a folder with settings of the trainer, and returns what it ended with."""
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
-from helpers.modules_with_more import CASES, Halving, Pretrained, state_of
+from helpers.modules_with_more import (
+    CASES,
+    BestSoFar,
+    Halving,
+    Pretrained,
+    Teacher,
+    best_so_far,
+    evaluations,
+    state_of,
+    teachers,
+)
 from helpers.programs import TESTS, run_python
 from lightning.pytorch import Callback
 
@@ -19,7 +29,7 @@ def test_two_processes_end_with_what_one_ends_with(tmp_path):
     done = run_python(["-m", "helpers.modules_with_more", tmp_path], TESTS)
     assert done.returncode == 0, done.stderr
     ranks = [torch.load(tmp_path / f"rank {rank}.pt", weights_only=True) for rank in (0, 1)]
-    assert_equal_trees(*ranks)
+    assert_equal_trees(*({name: state for name, state in rank.items() if name != "best_so_far"} for rank in ranks))
     for name, case in CASES.items():
         torch.testing.assert_close(ranks[0][name], case(tmp_path / "one" / name), rtol=1e-6, atol=1e-6)
 
@@ -134,3 +144,179 @@ def test_a_part_of_ones_own_that_stages_z_alone_gets_averaged_buffers(tmp_path, 
     torch.testing.assert_close(*ended, rtol=1e-6, atol=1e-7)
     has_moved = ended[1]["z net.1.running_mean"].abs().max() > 0
     assert has_moved == (buffers != "global")
+
+
+@pytest.mark.parametrize("buffers", ["average", "local", "global"])
+def test_a_teacher_network_travels_as_buffers_do(tmp_path, buffers, caplog):
+    """The same numbers as of a module whose teacher is made of buffers, which come in another order."""
+    with caplog.at_level("INFO"):
+        found = teachers(tmp_path / "parameters", buffers=buffers)
+    assert caplog.text.count("training writes 'teacher.weight' and 1 more, which have requires_grad=False") == 1
+    expected = teachers(tmp_path / "buffers", as_buffers=True, buffers=buffers)
+    for name, value in expected.items():
+        other = found[name]
+        torch.testing.assert_close(other.sort().values, value.sort().values, rtol=1e-6, atol=1e-7)
+    initial = make_model(Teacher).teacher.weight
+    assert torch.equal(found["z teacher.weight"], initial) == (buffers == "global")
+
+
+@pytest.mark.parametrize("rows_in_file", [False, True])
+def test_a_teacher_network_is_resumed_and_exported(tmp_path, monkeypatch, rows_in_file):
+    if rows_in_file:
+        monkeypatch.setattr(client_rows, "IN_MEMORY_BELOW", 0)
+    whole = teachers(tmp_path / "whole", buffers="local")
+    for rounds in (0, 1, 2):
+        make_trainer(tmp_path / "parts", max_rounds=rounds, buffers="local", name="a").fit(
+            make_model(Teacher), BoringData(), FedAvg(), "last"
+        )
+    trainer, model = make_trainer(tmp_path / "parts", buffers="local", name="a"), make_model(Teacher)
+    trainer.fit(model, BoringData(), FedAvg(), "last")
+    assert_equal_trees(state_of(trainer), whole)
+    again = make_trainer(tmp_path / "parts", buffers="local", name="a")
+    path = again.export(make_model(Teacher), BoringData(), FedAvg(), client=2, out=tmp_path / "m.ckpt")
+    exported = Teacher.load_from_checkpoint(path).state_dict()
+    row = whole["client 2"]
+    flat = torch.cat([exported[name].reshape(-1) for name in ("teacher.weight", "teacher.bias")])
+    assert torch.equal(row[-len(flat) :], flat)
+    trainer.test(model, BoringData(), FedAvg())  # by what is in memory
+    assert_equal_trees(state_of(trainer), whole)
+
+
+def test_a_plan_and_the_choice_of_an_engine_leave_a_teacher_as_it_is(tmp_path):
+    expected = teachers(tmp_path / "one")
+    trainer, model = make_trainer(tmp_path / "two", engine="auto"), make_model(Teacher)
+    before = model.teacher.weight.clone()
+    trainer.plan(model, BoringData(), FedAvg())
+    assert torch.equal(model.teacher.weight, before)
+    trainer.fit(model, BoringData(), FedAvg())
+    assert_equal_trees(state_of(trainer), expected)
+
+
+def test_a_teacher_that_begins_late_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"'teacher.weight' has requires_grad=False and was written for the f"):
+        make_trainer(tmp_path).fit(make_model(Teacher, begins_at=2), BoringData(), FedAvg())
+
+
+def test_the_best_value_is_of_each_model_and_client_over_the_evaluations(tmp_path):
+    found = best_so_far(tmp_path / "whole")
+    accuracy, best = found["pooled"].T
+    assert torch.equal(best, accuracy.cummax(0).values)
+    assert not torch.equal(best, accuracy)
+    columns = list(read_csv(next(tmp_path.rglob("evaluation.csv")))[0])
+    rounds = found["clients"].view(5, 6, -1)
+    for which in ("global", "local"):
+        accuracy, best = (rounds[..., columns.index(f"{which}/test_{name}")] for name in ("accuracy", "best"))
+        assert torch.equal(best, accuracy.cummax(0).values), which
+    for rounds in (2, 4):
+        trainer = make_trainer(tmp_path / "parts", max_rounds=rounds)
+        trainer.fit(make_model(BestSoFar, lr=0.5), BoringData(), FedAvg(), "last")
+    assert_equal_trees(evaluations(trainer), found)
+
+
+class Averaging(torch.optim.SGD):
+    """Holds other weights in training than in evaluation, as schedule-free optimizers do."""
+
+    def step(self, closure=None):
+        result = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["slow"] = parameter.detach() / 2
+        return result
+
+    def eval(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if "slow" in self.state[parameter]:
+                    parameter.data.copy_(self.state[parameter]["slow"])
+
+
+class WithHooks(BoringModel):
+    """Writes down which hooks it hears, the round, whether it is in evaluation, and whether it holds z."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__(lr)
+        self.heard: list = []
+
+    def configure_optimizers(self):
+        return Averaging(self.parameters(), self.hparams["lr"])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def hear(self, name):
+        self.optimizers().eval()
+        z = self.trainer_of_run.federation.server.staged("z")
+        holds_z = torch.equal(torch.nn.utils.parameters_to_vector(self.parameters()), z)
+        self.heard.append((self.trainer_of_run.current_round, name, self.training, torch.is_grad_enabled(), holds_z))
+
+    def on_validation_model_eval(self):
+        self.hear("model_eval")
+
+    def on_validation_start(self):
+        self.hear("start")
+
+    def on_validation_end(self):
+        self.hear("end")
+
+    def on_validation_model_train(self):
+        self.hear("model_train")
+
+
+class Listening(Callback):
+    def on_validation_start(self, trainer, pl_module):
+        pl_module.hear("callback start")
+
+    def on_validation_epoch_start(self, trainer, pl_module):
+        pl_module.hear("callback epoch_start")
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.hear("callback epoch_end")
+        pl_module.log("of_callback", 3.0)
+
+    def on_validation_end(self, trainer, pl_module):
+        pl_module.hear("callback end")
+
+    def on_sanity_check_start(self, trainer, pl_module):
+        raise AssertionError("there is none")
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        checkpoint["of_callback"] = trainer.current_round
+
+    def on_load_checkpoint(self, trainer, pl_module, checkpoint):
+        self.loaded = checkpoint["of_callback"]
+
+
+def test_hooks_around_an_evaluation_are_called_once_with_z(tmp_path, caplog):
+    callback, model = Listening(), make_model(WithHooks)
+    trainer = make_trainer(tmp_path, max_rounds=2, eval_every_n_rounds=2, callbacks=[callback])
+    model.trainer_of_run = trainer
+    with caplog.at_level("INFO"):
+        trainer.fit(model, BoringData(500, val_fraction=0.25), FedAvg())
+    assert "on_sanity_check_start: never called, for a federated run has no sanity check." in caplog.text
+    order = [
+        "model_eval",
+        "callback start",
+        "start",
+        "callback epoch_start",
+        "callback epoch_end",
+        "end",
+        "model_train",
+    ]
+    for round in (0, 2):
+        heard = [entry for entry in model.heard if entry[0] == round]
+        assert [name for _, name, *_ in heard] == [*order, "callback end"]
+        assert all(holds_z for *_, holds_z in heard)
+        assert not any(training or grad for _, name, training, grad, _ in heard if name in order[1:-1])
+    rows = read_csv(trainer.log_dir + "/metrics.csv")
+    assert [row["of_callback"] for row in rows] == ["3.0", "", "3.0"]
+
+    plain = make_trainer(tmp_path / "plain", max_rounds=2)
+    quiet = make_model(WithHooks)
+    quiet.hear = lambda name: None
+    plain.fit(quiet, BoringData(500, val_fraction=0.25), FedAvg())
+    assert_equal_trees(state_of(trainer), state_of(plain))
+
+    again = Listening()
+    model.trainer_of_run = make_trainer(tmp_path, max_rounds=3, eval_every_n_rounds=2, callbacks=[again])
+    model.trainer_of_run.fit(model, BoringData(500, val_fraction=0.25), FedAvg(), "last")
+    assert again.loaded == 2
