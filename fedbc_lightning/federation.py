@@ -240,6 +240,7 @@ class Federation:
         steps = self.participation.num_steps(server.ids)
         alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
         found: WrittenParametersError | None = None
+        self.user.shared_state.watch()
         try:
             for positions in self.engine.group(self._share(steps), steps, alone):
                 cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
@@ -248,6 +249,7 @@ class Federation:
                     counters = torch.maximum(counters, cohort.counters)
         except WrittenParametersError as error:  # all ranks are to hear of it
             found = error
+        self.user.shared_state.say()
         server.records = self._join_ranks(records, sums, counters, found)
         self._check_records(round)
         if server.ids:

@@ -43,6 +43,10 @@ class Hooks:
         callbacks, own = self._find(name)
         return bool(callbacks) or own is not None
 
+    def listens_itself(self, name: str) -> bool:
+        """Whether the module overrides the hook."""
+        return self._find(name)[1] is not None
+
     def call(self, name: str, *args: Any) -> Any:
         """Call the hook on the callbacks, then on the module, and return what the module's returned."""
         callbacks, own = self._find(name)

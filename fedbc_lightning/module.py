@@ -24,6 +24,7 @@ from fedbc_lightning.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import Hooks, overrides
 from fedbc_lightning.interrupts import check
+from fedbc_lightning.shared_state import SharedState
 from fedbc_lightning.shim import ModuleTrainer
 from fedbc_lightning.twins import AnyModule
 
@@ -75,7 +76,7 @@ class UserModule:
         precision.convert_module(module)
         module.to(self.device)
         self.metrics = [m for m in module.modules() if isinstance(m, Metric)]
-        self.best_metrics = BestMetrics(module)
+        self.best_metrics, self.shared_state = BestMetrics(module), SharedState(module, hooks)
         self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
         self.keep_scratch()
         self._modes = [(m, m.training) for m in module.modules()]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
+
+import numpy as np
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
@@ -320,3 +324,60 @@ def test_hooks_around_an_evaluation_are_called_once_with_z(tmp_path, caplog):
     model.trainer_of_run = make_trainer(tmp_path, max_rounds=3, eval_every_n_rounds=2, callbacks=[again])
     model.trainer_of_run.fit(model, BoringData(500, val_fraction=0.25), FedAvg(), "last")
     assert again.loaded == 2
+
+
+class Ema:
+    """An average of the weights, written as torch-ema writes its own."""
+
+    def __init__(self, parameters):
+        self.shadow = [parameter.detach().clone() for parameter in parameters]
+
+    def update(self, parameters):
+        for shadow, parameter in zip(self.shadow, parameters, strict=True):
+            shadow.data.lerp_(parameter.detach(), 0.1)
+
+
+class Remembering(BoringModel):
+    """Holds one kind of state, which its step changes."""
+
+    def __init__(self, kind="nothing", resets=False):
+        super().__init__()
+        self.kind, self.sizes, self.net[2].slope = kind, [1, 2], 0.5
+        states = {
+            "number": lambda: 0, "list": list, "deque": lambda: deque(maxlen=3), "dict": lambda: {"a": {"b": 0}},
+            "tensor": lambda: torch.zeros(2), "ema": lambda: Ema(self.parameters()),
+            "torch": torch.Generator, "numpy": lambda: np.random.default_rng(0), "random": lambda: random.Random(0),
+        }  # fmt: skip
+        self.state = states[kind]() if kind in states else None
+        if resets:
+            self.on_client_start = lambda client: None
+
+    def training_step(self, batch, batch_idx):
+        changes = {
+            "number": lambda: setattr(self, "state", self.state + 1), "list": lambda: self.state.append(1),
+            "deque": lambda: self.state.append(batch_idx), "dict": lambda: self.state["a"].update(b=batch_idx + 1),
+            "tensor": lambda: self.state.data.add_(1), "ema": lambda: self.state.update(self.parameters()),
+            "torch": lambda: torch.rand(1, generator=self.state), "numpy": lambda: self.state.random(),
+            "random": lambda: self.state.random(), "child": lambda: setattr(self.net[2], "slope", 0.1),
+            "cleared": lambda: self.sizes.append(3) or self.sizes.pop(),
+        }  # fmt: skip
+        changes.get(self.kind, int)()
+        return super().training_step(batch, batch_idx)
+
+
+def lines_about_state(tmp_path, caplog, model):
+    with caplog.at_level("INFO"):
+        make_trainer(tmp_path, max_rounds=2, eval_every_n_rounds=0).fit(model, BoringData(500), FedAvg())
+    lines = [line for line in caplog.text.splitlines() if "is neither parameter nor buffer" in line]
+    caplog.clear()
+    return lines
+
+
+def test_state_that_clients_share_is_said_once(tmp_path, caplog):
+    for kind in ("number", "list", "deque", "dict", "tensor", "ema", "torch", "numpy", "random"):
+        (line,) = lines_about_state(tmp_path, caplog, make_model(Remembering, kind=kind))
+        assert "model: state changed while clients trained" in line, kind
+    (line,) = lines_about_state(tmp_path, caplog, make_model(Remembering, kind="child"))
+    assert "model: net.2.slope changed" in line
+    for kind, resets in (("nothing", False), ("cleared", False), ("number", True)):
+        assert not lines_about_state(tmp_path, caplog, make_model(Remembering, kind=kind, resets=resets)), kind
