@@ -24,26 +24,28 @@ class BestMetrics:
 
     Attributes:
         values: Which evaluation -> what the metrics held after the last one that was committed.
+        key: Which evaluation is under way: of which model on whose data.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._metrics = [metric for metric in module.modules() if isinstance(metric, (MaxMetric, MinMetric))]
         self.values: dict[str, State] = {}
         self._staged: dict[str, State] = {}
+        self.key = ""
 
-    def load(self, key: str) -> None:
+    def load(self) -> None:
         """Give the metrics what they held after the last evaluation of this kind; they were reset."""
-        for metric, held in zip(self._metrics, self.values.get(key, []), strict=False):
+        for metric, held in zip(self._metrics, self.values.get(self.key, []), strict=False):
             if held is not None:
                 for name, value in zip(metric._defaults, held, strict=True):
                     current = getattr(metric, name)
                     setattr(metric, name, torch.tensor(value, dtype=current.dtype, device=current.device))
                 metric._update_count, metric._computed = 1, None
 
-    def stage(self, key: str) -> None:
+    def stage(self) -> None:
         """Keep what the metrics hold after an evaluation."""
         if self._metrics:
-            self._staged[key] = [
+            self._staged[self.key] = [
                 [float(getattr(metric, name)) for name in metric._defaults] if metric.update_called else None
                 for metric in self._metrics
             ]

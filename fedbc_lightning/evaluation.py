@@ -202,7 +202,8 @@ class Evaluator:
                 elif loaded != "global":
                     engine.load(models.z, models.counters)
                 loaded = which
-                results[which, client] = user.evaluate(loader, what.stage, f"{what.split} {which} {client}")
+                user.best_metrics.key = f"{what.split} {which} {client}"
+                results[which, client] = user.evaluate(loader, what.stage)
         return results
 
     def seed_client(self, client: int, round: int) -> None:

@@ -31,6 +31,7 @@ from fedbc_lightning.server import Sums
 from fedbc_lightning.server.averaged_buffers import AveragedBuffers
 from fedbc_lightning.single_samples import SingleSamples
 from fedbc_lightning.state import BufferPolicy, ClientStore, ServerState, StagedClient, StateDeclaration
+from fedbc_lightning.unreachable import say_which_counts_begin_anew, say_which_schedulers_never_arrive
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -108,8 +109,10 @@ class Federation:
         user.first_batch = SingleSamples(user.module, datamodule, local, participation, max_rounds).watched
         self._tell_module_about_largest_client()
 
-        at_server, configured = configure(user), configure(user)
-        self.schedule = RoundSchedulers(at_server.optimizer, at_server.round_schedulers)
+        first = configure(user)
+        self.schedule = RoundSchedulers(first.optimizer, first.round_schedulers)
+        say_which_schedulers_never_arrive(first, *self._largest_client(), max_rounds)
+        configured = configure(user)
         self.layout = ParameterLayout(user.module, [g["params"] for g in configured.optimizer.param_groups])
         initial, buffer_values = self.layout.read(), self.layout.read_buffers()
         row = torch.empty(self.layout.num_parameters, dtype=self.layout.dtype, device=user.device)
@@ -241,6 +244,8 @@ class Federation:
         alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
         found: WrittenParametersError | None = None
         self.user.shared_state.watch()
+        if round == 1:
+            self.user.shim.reads.clear()
         try:
             for positions in self.engine.group(self._share(steps), steps, alone):
                 cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
@@ -250,6 +255,8 @@ class Federation:
         except WrittenParametersError as error:  # all ranks are to hear of it
             found = error
         self.user.shared_state.say()
+        if round == 1 and found is None:
+            say_which_counts_begin_anew(self.user.shim, *self._largest_client())
         server.records = self._join_ranks(records, sums, counters, found)
         self._check_records(round)
         if server.ids:
@@ -480,6 +487,12 @@ class Federation:
         for name in ("bytes_up", "bytes_down"):
             metrics[f"comm/{name}"] = float(sum([record[name] for record in self.server.records]))
         return metrics | self.server.metrics
+
+    def _largest_client(self) -> tuple[int, int]:
+        """Local epochs and steps of the client with the most batches."""
+        num_batches = int(self.participation.num_batches.max())
+        steps = self._local.num_steps(num_batches)
+        return self._local.epochs or -(-steps // num_batches), steps
 
     def _tell_module_about_largest_client(self) -> None:
         """What the module sees outside of clients, and ``configure_optimizers`` when called to learn its form."""

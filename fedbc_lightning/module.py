@@ -209,19 +209,18 @@ class UserModule:
             )
         return loss, output
 
-    def evaluate(self, loader: Any, stage: str, key: str = "") -> dict[str, float]:
+    def evaluate(self, loader: Any, stage: str) -> dict[str, float]:
         """Run ``validation_step`` or ``test_step`` over a loader and return what it logged, without prefixes kept.
 
         Args:
             loader: Batches.
             stage: ``"validation"`` or ``"test"``: which step and hooks.
-            key: Which model on whose data; its best values so far are its own.
         """
         step, takes_index = getattr(self.module, f"{stage}_step"), self.takes_index[f"{stage}_step"]
         collector = self.start_collecting()
         loaders = "test_dataloaders" if stage == "test" else "val_dataloaders"
         self.shim.set(**{loaders: loader})
-        self.best_metrics.load(key)
+        self.best_metrics.load()
         self.hooks.call_module(f"on_{stage}_epoch_start")
         start, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
         listens = self.hooks.listens(start) or self.hooks.listens(end)
@@ -238,7 +237,7 @@ class UserModule:
         self.hooks.call_module(f"on_{stage}_epoch_end")
         self.shim.set(**{loaders: None})
         result = collector.result()
-        self.best_metrics.stage(key)
+        self.best_metrics.stage()
         return result
 
 
