@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from fedbc_lightning.engines.proof.evaluator import Evaluator
 
 LISTS, MAPPINGS, SETS = (list, tuple), (dict, OrderedDict), (set, frozenset)
-VIEWS: tuple[type, ...] = tuple(
-    type(view) for some in ({}, OrderedDict[str, int]()) for view in (some.items(), some.keys(), some.values())
-)
+_DICTS: tuple[dict[str, int], ...] = ({}, OrderedDict())
+VIEWS: tuple[type, ...] = tuple(type(view) for some in _DICTS for view in (some.items(), some.keys(), some.values()))
 ITERATOR: type = type(iter([]))
 MAX_ARRAY_BYTES = 2**16
 
