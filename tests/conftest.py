@@ -34,6 +34,9 @@ ALLOWED_VARIABLES = {
     "MPLCONFIGDIR",
     "CUBLAS_WORKSPACE_CONFIG",  # torch.use_deterministic_algorithms through Lightning
     "HF_HUB_DISABLE_TELEMETRY",
+    "RDBASE",  # rdkit
+    "GDAL_CURL_CA_BUNDLE",  # rasterio
+    "PROJ_CURL_CA_BUNDLE",
     "PYTEST_CURRENT_TEST",
 }
 """What Lightning, torch and their kind set in the environment; anything else that a test leaves there is a mistake."""

@@ -1,0 +1,300 @@
+"""Modules of other people's packages, tiny and on random data; each function is one case of :mod:`test_packages`.
+
+A case returns a LightningModule, a map-style data set and what its batches need. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset
+
+CLASSES = 3
+Case = tuple[LightningModule, Dataset, dict[str, Any]]
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
+def labels(count: int) -> torch.Tensor:
+    return torch.arange(count) % CLASSES
+
+
+class Classifier(LightningModule):
+    """A network, cross entropy and Adam."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = functional.cross_entropy(self.net(x), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+class Dicts(Dataset):
+    """Samples that are dicts of one row each."""
+
+    def __init__(self, **columns: torch.Tensor) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index):
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+def timm() -> Case:
+    import timm
+    from timm.optim import create_optimizer_v2
+
+    class Images(Classifier):
+        def configure_optimizers(self):
+            return create_optimizer_v2(self.net, opt="adamw", lr=1e-3, weight_decay=0.05)
+
+    net = timm.create_model("mobilenetv3_small_050", pretrained=False, num_classes=CLASSES)
+    return Images(net), TensorDataset(draw(12, 3, 32, 32), labels(12)), {}
+
+
+def _bert() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        num_labels=CLASSES, max_position_embeddings=16,
+    )  # fmt: skip
+    return BertForSequenceClassification(config)
+
+
+class _Sentences(LightningModule):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch, batch_idx):
+        loss = self.net(**batch).loss
+        self.log("train_loss", loss, batch_size=len(batch["labels"]))
+        return loss
+
+    def configure_optimizers(self):
+        from transformers import get_linear_schedule_with_warmup
+
+        trainable = [p for p in self.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trainable, lr=1e-3)
+        steps = self.trainer.estimated_stepping_batches
+        scheduler = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=2, num_training_steps=steps)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+def _sentences() -> Dataset:
+    tokens = torch.randint(0, 50, (12, 8), generator=torch.Generator().manual_seed(3))
+    return Dicts(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=labels(12))
+
+
+def transformers() -> Case:
+    return _Sentences(_bert()), _sentences(), {}
+
+
+def peft() -> Case:
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(
+        _bert(), LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["classifier"])
+    )
+    return _Sentences(adapted), _sentences(), {}
+
+
+def lightly() -> Case:
+    import pytorch_lightning as pl
+    from lightly.loss import NTXentLoss
+    from lightly.models.modules import SimCLRProjectionHead
+
+    class SimCLR(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            self.head = SimCLRProjectionHead(8, 8, 4)
+            self.criterion = NTXentLoss()
+
+        def training_step(self, batch, batch_idx):
+            first, second = (self.head(self.backbone(view)) for view in batch)
+            loss = self.criterion(first, second)
+            self.log("train_loss", loss)
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.06)
+
+    return SimCLR(), TensorDataset(draw(12, 3, 8, 8), draw(12, 3, 8, 8) + 0.1), {}
+
+
+def torch_geometric() -> Case:
+    from torch_geometric.data import Data
+    from torch_geometric.loader.dataloader import Collater
+    from torch_geometric.nn import GCNConv, global_mean_pool
+
+    class Graphs(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = GCNConv(4, 8), nn.Linear(8, CLASSES)
+
+        def training_step(self, batch, batch_idx):
+            x = self.conv(batch.x, batch.edge_index).relu()
+            loss = functional.cross_entropy(self.head(global_mean_pool(x, batch.batch)), batch.y)
+            self.log("train_loss", loss, batch_size=batch.num_graphs)
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+    edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    graphs = [Data(x=draw(12, 5, 4)[k], edge_index=edges, y=labels(12)[k : k + 1]) for k in range(12)]
+    return Graphs(), graphs, {"collate_fn": Collater(graphs)}  # type: ignore[return-value]
+
+
+def _flat() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+
+
+def schedulefree() -> Case:
+    from schedulefree import AdamWScheduleFree
+
+    class ScheduleFree(Classifier):
+        def configure_optimizers(self):
+            return AdamWScheduleFree(self.parameters(), lr=1e-2)
+
+        def on_train_epoch_start(self):
+            self.optimizers().train()
+
+        def on_train_epoch_end(self):
+            self.optimizers().eval()
+
+    return ScheduleFree(_flat()), TensorDataset(draw(12, 8), labels(12)), {}
+
+
+def torch_ema() -> Case:
+    from torch_ema import ExponentialMovingAverage
+
+    class Averaged(Classifier):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__(net)
+            self.ema = ExponentialMovingAverage(self.net.parameters(), decay=0.9)
+
+        def on_before_zero_grad(self, optimizer):
+            self.ema.update(self.net.parameters())
+
+    return Averaged(_flat()), TensorDataset(draw(12, 8), labels(12)), {}
+
+
+class _Masks(LightningModule):
+    def __init__(self, net: nn.Module, criterion: nn.Module) -> None:
+        super().__init__()
+        self.net, self.criterion = net, criterion
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = self.criterion(self.net(x), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def segmentation_models_pytorch() -> Case:
+    import segmentation_models_pytorch as smp
+
+    net = smp.Unet("mobilenet_v2", encoder_weights=None, classes=1, decoder_channels=(16, 8, 8, 4, 4))
+    images = TensorDataset(draw(12, 3, 32, 32), (draw(12, 1, 32, 32) > 0).float())
+    return _Masks(net, smp.losses.DiceLoss("binary")), images, {}
+
+
+def monai() -> Case:
+    from monai.losses import DiceLoss
+    from monai.networks.nets import UNet
+
+    net = UNet(spatial_dims=2, in_channels=1, out_channels=1, channels=(4, 8), strides=(2,), norm="batch")
+    images = TensorDataset(draw(12, 1, 16, 16), (draw(12, 1, 16, 16) > 0).float())
+    return _Masks(net, DiceLoss(sigmoid=True)), images, {}
+
+
+def chemprop() -> Case:
+    from chemprop import data, models
+    from chemprop import nn as parts
+    from chemprop.data.collate import collate_batch
+
+    smiles = ["C" * k for k in range(1, 7)] + ["C" * k + "O" for k in range(1, 7)]
+    points = [data.MoleculeDatapoint.from_smi(text, [float(k)]) for k, text in enumerate(smiles)]
+    message = parts.BondMessagePassing(d_h=16, depth=2)
+    predictor = parts.RegressionFFN(input_dim=16, hidden_dim=16)
+    return (
+        models.MPNN(message, parts.MeanAggregation(), predictor, batch_norm=True),
+        data.MoleculeDataset(points),
+        {"collate_fn": collate_batch},
+    )
+
+
+def _series() -> Any:
+    import pandas
+    from pytorch_forecasting import TimeSeriesDataSet
+
+    frame = pandas.DataFrame(
+        {
+            "time": list(range(12)) * 3,
+            "series": [name for name in "abc" for _ in range(12)],
+            "value": (draw(36).abs() + 1).tolist(),
+        }
+    )
+    return TimeSeriesDataSet(
+        frame, time_idx="time", target="value", group_ids=["series"], max_encoder_length=4, max_prediction_length=2,
+        time_varying_unknown_reals=["value"],
+    )  # fmt: skip
+
+
+def temporal_fusion_transformer() -> Case:
+    from pytorch_forecasting import TemporalFusionTransformer
+
+    series = _series()
+    module = TemporalFusionTransformer.from_dataset(series, hidden_size=4, attention_head_size=1, log_interval=-1)
+    return module, series, {"collate_fn": series._collate_fn, "val_fraction": 0.25}
+
+
+def deep_ar() -> Case:
+    from pytorch_forecasting import DeepAR
+
+    series = _series()
+    module = DeepAR.from_dataset(series, hidden_size=4, rnn_layers=1)
+    return module, series, {"collate_fn": series._collate_fn, "val_fraction": 0.25}
+
+
+def torchgeo() -> Case:
+    from torchgeo.trainers import ClassificationTask
+
+    task = ClassificationTask(model="resnet18", weights=None, in_channels=3, task="multiclass", num_classes=CLASSES)
+    return task, Dicts(image=draw(16, 3, 32, 32), label=labels(16)), {"val_fraction": 0.25}
+
+
+def pytorch_lightning() -> Case:
+    from pytorch_lightning.demos.boring_classes import BoringModel, RandomDataset
+
+    return BoringModel(), RandomDataset(32, 12), {}
+
+
+CASES = {
+    "timm": timm, "transformers": transformers, "peft": peft, "lightly": lightly, "torch_geometric": torch_geometric,
+    "schedulefree": schedulefree, "torch_ema": torch_ema, "segmentation_models_pytorch": segmentation_models_pytorch,
+    "monai": monai, "chemprop": chemprop, "pytorch_forecasting TFT": temporal_fusion_transformer,
+    "pytorch_forecasting DeepAR": deep_ar, "torchgeo": torchgeo, "pytorch_lightning": pytorch_lightning,
+}  # fmt: skip
+"""The package that a case needs, and what makes it."""
