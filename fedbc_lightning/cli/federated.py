@@ -140,7 +140,7 @@ class FederatedCLI(LightningCLI):
             group.add_subcommand(name, self._subcommand_parsers[name], help=SUBCOMMANDS[name])
             if name in ("partition", "plan"):  # a run's config.yaml has this key
                 self._subcommand_parsers[name].add_argument("--ckpt_path", type=str | None, default=None, help=SUPPRESS)
-            if name != "fit":
+            if "other_seed" not in self._subcommand_method_arguments[name]:  # this, too
                 self._subcommand_parsers[name].add_argument("--other_seed", type=bool, default=False, help=SUPPRESS)
             if name == "export":
                 add_export_options(self._subcommand_parsers[name])
