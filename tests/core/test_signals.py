@@ -86,7 +86,7 @@ def test_a_signal_ends_the_run_wherever_it_comes(project, name, where):
     assert "Traceback" not in done.stderr
     said = "Ctrl-C" if name == "SIGINT" else name
     assert done.stderr.count(f"{said}: stopping after this step; the last finished round is kept.") == 1
-    assert "interrupted; go on with: fedbc-cli fit --config" in done.stderr
+    assert "interrupted; go on with: fedbc-cli fit" in done.stderr
     assert last_round(project) == 1
 
 
