@@ -111,7 +111,7 @@ class MappedEvaluation:
         return collector.results()
 
     def _prove(self, batch: list[Tensor]) -> None:
-        form = tuple([(part.shape, part.dtype) for part in batch])
+        form = tuple([(part.shape, part.stride(), part.dtype) for part in batch])
         proof = self._proofs.get(form)
         if proof is None or not proof.holds():
             self._proofs[form] = self._function.prove(batch)

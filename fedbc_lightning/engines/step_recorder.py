@@ -105,6 +105,8 @@ class StepRecorder:
             has_visitors: Whether code of the user's, such as a dataset's, runs between these steps.
         """
         self._has_visitors = has_visitors
+        if round != self._round and not all(proof.holds_for_torch() for proof in self._proofs.values()):
+            self._proofs.clear()
         self._is_compared &= round == self._round
         self._round = round
         self._forget_unless_proven()
@@ -215,10 +217,13 @@ class StepRecorder:
         return None
 
     def _forget_unless_proven(self) -> None:
-        if not all(proof.holds() for proof in self._proofs.values()):
+        if not all(proof.holds() for proof in self._proofs.values()) or (self._found and not self._is_proven()):
             self._proofs.clear()
             self._found.clear()
             self._counts.clear()
+
+    def _is_proven(self) -> bool:
+        return self._is_vouched or bool(self._proofs)
 
     def _consider(self, kind: str, key: tuple, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
         """A recording, once a shape has come often enough."""
@@ -289,7 +294,7 @@ class StepRecorder:
 
 def _form(batch: Sequence[Tensor]) -> tuple:
     """What a proof needs to know of a batch."""
-    return type(batch), *[(part.shape, part.dtype) for part in batch]
+    return type(batch), *[(part.shape, part.stride(), part.dtype) for part in batch]
 
 
 def is_same(written: StepOutput, replayed: StepOutput, tolerance: float = 0.0) -> bool:

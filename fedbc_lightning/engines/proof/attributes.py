@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import enum
 import functools
+import sys
 import types
 from abc import ABCMeta
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedbc_lightning.engines.proof import known
-from fedbc_lightning.engines.proof.objects import VIEWS
-from fedbc_lightning.engines.proof.reads import MISSING, PLAIN, is_a
+from fedbc_lightning.engines.proof.frames import Closure
+from fedbc_lightning.engines.proof.objects import VIEWS, BatchIndex, is_one_of
+from fedbc_lightning.engines.proof.reads import MISSING, PLAIN, is_a, is_plain
 from fedbc_lightning.shim import ModuleTrainer
 
 if TYPE_CHECKING:
@@ -57,6 +58,23 @@ LIBRARIES = ("torch", "lightning", "builtins", "abc", "torchmetrics")
 """Packages whose classes are taken to stay as they are while a program runs."""
 
 
+FUNCTIONS = (
+    types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType, functools.partial,
+)  # fmt: skip
+
+
+def _is_of_library(cls: type) -> bool:
+    """Whether a class is the one that its package has under its name: the text of a class may say what it likes."""
+    home = sys.modules.get(cls.__module__)
+    if cls.__module__.partition(".")[0] not in LIBRARIES or home is None:
+        return False
+    found: Any = home
+    for part in cls.__qualname__.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    return found is cls
+
+
 class Attributes:
     """Reads attributes for an evaluator.
 
@@ -76,13 +94,14 @@ class Attributes:
         """
         value = self._found(owner, name)
         if value is MISSING:
-            raise AttributeError(f"'{type(owner).__name__}' object has no attribute '{name}'")
+            message = f"'{type(owner).__name__}' object has no attribute '{name}'"
+            raise self._evaluator.known_error(AttributeError(message))
         return value
 
     def of_class(self, cls: type, name: str) -> Any:
         """What a class and its bases hold under a name, or MISSING; changes of classes that users write are seen."""
         for base in cls.__mro__:
-            if base.__module__.partition(".")[0] in LIBRARIES:
+            if _is_of_library(base):
                 value = base.__dict__.get(name, MISSING)
             else:
                 value = self._reads.item(base.__dict__, base, name)
@@ -97,12 +116,15 @@ class Attributes:
 
     def _found(self, owner: Any, name: str) -> Any:
         kind = type(owner)
+        if kind is BatchIndex or kind is Closure:
+            self._evaluator.refuse("uses batch_idx" if kind is BatchIndex else "reads an attribute of a function")
         if kind is ModuleTrainer:
             return self._of_trainer(owner, name)
         if is_a(owner, Tensor):
             return self._of_tensor(owner, name)
-        is_of_enum = is_a(owner, enum.Enum) and name in ("name", "value")
-        if kind in NATIVE or is_a(owner, np.generic) or is_of_enum:
+        if is_a(owner, enum.Enum):
+            return self._of_enum(owner, name)
+        if is_one_of(kind, NATIVE) or is_plain(owner):
             return getattr(owner, name, MISSING)
         if kind is types.ModuleType:
             return self._of_package(owner, name)
@@ -110,9 +132,15 @@ class Attributes:
             return self._of_super(owner, name)
         if is_a(owner, type):
             return self._of_type(owner, name)
-        if kind in (types.FunctionType, types.MethodType, types.BuiltinFunctionType):
+        if is_one_of(kind, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
             return self._of_function(owner, name)
         return self._of_object(owner, name)
+
+    def _of_enum(self, owner: enum.Enum, name: str) -> Any:
+        own = vars(enum.Enum).get(name)
+        if name in ("name", "value") and self.of_class(type(owner), name) is own:
+            return self._reads.item(vars(owner), owner, f"_{name}_")
+        return self._evaluator.refuse(f"reads {name} of an enumeration")
 
     def _of_trainer(self, trainer: ModuleTrainer, name: str) -> Any:
         values = vars(trainer)["_values"]
@@ -148,19 +176,23 @@ class Attributes:
         return MISSING
 
     def _of_type(self, cls: type, name: str) -> Any:
-        if is_a(cls, enum.EnumMeta):
-            return getattr(cls, name, MISSING)
+        if type(cls) is enum.EnumMeta and name in cls._member_map_:
+            members = cls._member_map_
+            return self._reads.item(members, members, name)
+        if name == "__class__":
+            return type(cls)
         if self.of_class(type(cls), "__getattribute__") not in (type.__getattribute__, object.__getattribute__):
             self._evaluator.refuse(f"reads an attribute of {cls.__qualname__}, whose metaclass decides what it is")
         if name in ("__name__", "__qualname__", "__module__", "__mro__"):
-            return getattr(cls, name)
+            return self._reads.attribute(cls, name)
         self._check_metaclass(cls, name)
         static = self.of_class(cls, name)
-        if is_a(static, staticmethod):
+        if type(static) is staticmethod:
             return static.__func__
-        if is_a(static, classmethod):
+        if type(static) is classmethod:
             return types.MethodType(static.__func__, cls)
-        if is_a(static, property) or (static is MISSING and hasattr(type(cls), name)):
+        is_made_when_read = hasattr(type(static), "__get__") and not is_one_of(type(static), FUNCTIONS)
+        if is_made_when_read or (static is MISSING and hasattr(type(cls), name)):
             self._evaluator.refuse(f"reads {cls.__qualname__}.{name}, which its metaclass or a property makes")
         return static
 
@@ -172,8 +204,10 @@ class Attributes:
                 self._evaluator.refuse(f"reads {cls.__qualname__}.{name}, which its metaclass may make")
 
     def _of_function(self, function: Any, name: str) -> Any:
-        if name in ("__name__", "__qualname__", "__module__", "__self__", "__func__"):
+        if name in ("__name__", "__qualname__", "__module__", "__self__", "__func__", "__class__"):
             return getattr(function, name)
+        if hasattr(type(function), name):
+            self._evaluator.refuse(f"reads {name} of a function")
         fields = getattr(getattr(function, "__func__", function), "__dict__", {})
         return self._reads.item(fields, fields, name)
 
@@ -186,18 +220,22 @@ class Attributes:
             return kind
         if name == "__dict__":
             self._evaluator.refuse("looks at all attributes of an object at once")
+        is_made = self._evaluator.objects.is_made(owner)
+        if not is_made:
+            self._reads.kind(owner)
         static = self.of_class(kind, name)
         if static is not MISSING and hasattr(type(static), "__set__"):  # before the object's own attributes
             try:
                 return self._bound(static, owner, kind, name)
-            except AttributeError:  # after which Python asks __getattr__
+            except AttributeError as error:  # after which Python asks __getattr__
+                self._evaluator.check_known(error)
                 if self.of_class(kind, "__getattr__") not in (MISSING, nn.Module.__getattr__):
                     self._evaluator.refuse(f"reads '{name}', a property that is not there")
                 raise
         fields = getattr(owner, "__dict__", None)
-        if fields is not None and not (name == "training" and is_a(owner, nn.Module)):
+        if fields is not None and not is_made and not (name == "training" and is_a(owner, nn.Module)):
             value = self._reads.item(fields, fields, name)
-        else:  # the engine sets `training` before the steps of each kind
+        else:  # its own, or `training`, which the engine sets before the steps of each kind
             value = (fields or {}).get(name, MISSING)
         if value is not MISSING:
             return value
@@ -211,6 +249,10 @@ class Attributes:
             return MISSING
         if fallback is not nn.Module.__getattr__:
             return self._evaluator.call(fallback, (owner, name), {})
+        return self.registered(owner, name)
+
+    def registered(self, owner: nn.Module, name: str) -> Any:
+        """A parameter, buffer or child of a module, as ``nn.Module.__getattr__`` finds it, or MISSING."""
         for items in (owner._parameters, owner._buffers, owner._modules):
             value = self._reads.item(items, items, name)
             if value is not MISSING:
@@ -221,15 +263,16 @@ class Attributes:
         """What becomes of a class's attribute when it is read through an instance."""
         if is_a(static, types.FunctionType):
             return types.MethodType(static, owner)
-        if is_a(static, property):
+        if type(static) is property:
             return self._evaluator.call(static.fget, (owner,), {})
-        if is_a(static, staticmethod):
+        if type(static) is staticmethod:
             return static.__func__
-        if is_a(static, classmethod):
+        if type(static) is classmethod:
             return types.MethodType(static.__func__, kind)
-        if is_a(static, types.MemberDescriptorType):
-            return self._reads.attribute(owner, name)
-        if is_a(static, functools.partial) or not hasattr(type(static), "__get__"):
+        if type(static) is types.MemberDescriptorType:
+            is_made = self._evaluator.objects.is_made(owner)
+            return getattr(owner, name, MISSING) if is_made else self._reads.attribute(owner, name)
+        if type(static) is functools.partial or not hasattr(type(static), "__get__"):
             return static
         is_of_c = is_a(static, (types.MethodDescriptorType, types.WrapperDescriptorType))
         if is_of_c or type(static).__name__ == "_tuplegetter":

@@ -8,7 +8,7 @@ import itertools
 import types
 from abc import ABCMeta
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from fedbc_lightning.engines.proof import known
 from fedbc_lightning.engines.proof.frames import GENERATOR_FLAGS, Closure, Frame, bind
 from fedbc_lightning.engines.proof.layers import Layers
-from fedbc_lightning.engines.proof.objects import BATCH_INDEX, is_named_tuple
+from fedbc_lightning.engines.proof.objects import BATCH_INDEX, ITERATOR, is_named_tuple, is_one_of
 from fedbc_lightning.engines.proof.reads import MISSING, is_a, is_plain
 from fedbc_lightning.engines.proof.source import definition_of, name_of
 from fedbc_lightning.engines.proof.vouched import VOUCHED
@@ -62,7 +62,8 @@ class Calls:
         self._node = ast.Call(ast.Name("training_step"), [], [])
         self._special: dict[Any, Callable[..., Any]] = {
             getattr: self._getattr, hasattr: self._hasattr, isinstance: self._isinstance, issubclass: self._issubclass,
-            len: self._objects.length, type: self._type, callable: callable, bool: self._objects.truth,
+            len: self._objects.length, type: self._type, bool: self._objects.truth,
+            callable: self._callable,
             iter: lambda value: self._objects.iterator(self._items(value)), next: self._next,
             super: super, list: lambda items=(): self._objects.made(self._items(items)),
             tuple: lambda items=(): tuple(self._items(items)),
@@ -85,7 +86,10 @@ class Calls:
         kwargs: dict[str, Any] = {}
         for keyword in node.keywords:
             value = evaluator.value(keyword.value)
-            kwargs |= self._objects.mapping(value) if keyword.arg is None else {keyword.arg: value}
+            more = self._objects.mapping(value) if keyword.arg is None else {keyword.arg: value}
+            if kwargs.keys() & more.keys():
+                evaluator.refuse("gives an argument twice")
+            kwargs |= more
         self._node = node
         return self.call(function, tuple(args), kwargs)
 
@@ -106,8 +110,8 @@ class Calls:
         if type(function) is functools.partial:
             self._reads.mapping(function.keywords)
             return self.call(function.func, (*function.args, *args), {**function.keywords, **kwargs})
-        if is_a(function, np.ufunc) and not kwargs:
-            return self._native(function, args, kwargs)
+        if id(function) in known.ARRAY_FUNCTIONS and not kwargs and len(args) == function.nin:
+            return self._objects.made(self._native(function, args, kwargs))
         if is_a(function, nn.Module):
             return self._module(function, args, kwargs)
         method = self._evaluator.attributes.special(function, "__call__")
@@ -118,10 +122,12 @@ class Calls:
     # Python functions
 
     def _function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if VOUCHED in vars(function):
+        if vars(function).get(VOUCHED) is function:
             return function(*args, **kwargs)
         if id(function) in known.PURE:
             return self._native(function, args, kwargs)
+        if function is nn.Module.__getattr__:
+            return self._registered(*args)
         walked = self._layers.walked(function, args, kwargs)
         if walked is not MISSING:
             return walked
@@ -132,12 +138,27 @@ class Calls:
         self._reads.attribute(function, "__code__")
         defaults = self._reads.attribute(function, "__defaults__") or ()
         keyword = self._reads.attribute(function, "__kwdefaults__") or {}
-        bound = bind(code, args, kwargs, defaults, keyword, function.__name__)
+        bound = self._bound(code, args, kwargs, defaults, keyword)
         cells: dict[str, Any] = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         for name, value in bound.items():
             if name in kwargs or is_a(value, dict):
                 self._mark_rest(code, name, value)
         return self._evaluator.run(Frame(name_of(function), code, function.__globals__, cells, bound), node)
+
+    def _bound(
+        self, code: types.CodeType, args: tuple[Any, ...], kwargs: dict[str, Any], defaults: Any, keyword: Any
+    ) -> dict[str, Any]:
+        bound = bind(code, args, kwargs, defaults, keyword, code.co_name)
+        for value in bound.values():
+            self._objects.keep(value)
+        return bound
+
+    def _registered(self, module: nn.Module, name: str) -> Any:
+        value = self._evaluator.attributes.registered(module, name)
+        if value is MISSING:
+            message = f"'{type(module).__name__}' object has no attribute '{name}'"
+            raise self._evaluator.known_error(AttributeError(message))
+        return value
 
     def _mark_rest(self, code: types.CodeType, name: str, value: Any) -> None:
         """The dict of ``**kwargs`` came into being with the call."""
@@ -147,7 +168,7 @@ class Calls:
     def _closure(self, function: Closure, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         code = function.code
         frame = function.frame()
-        frame.locals = bind(code, args, kwargs, function.defaults, function.keyword_defaults, code.co_name)
+        frame.locals = self._bound(code, args, kwargs, function.defaults, function.keyword_defaults)
         return self._evaluator.run(frame, function.node)
 
     def _method(self, method: types.MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -175,14 +196,14 @@ class Calls:
 
     def _builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if function in self._special:
-            return self._special[function](*args, **kwargs)
+            return self._by_name(function, args, kwargs)
         if id(function) in known.PURE:
             return self._native(function, args, kwargs)
         owner = function.__self__
         name = function.__name__
         if is_a(owner, Tensor) and known.is_tensor_method(name):
             return self._native(function, args, kwargs)
-        if type(owner) in TEXT or is_named_tuple(type(owner)):
+        if is_one_of(type(owner), TEXT) or is_named_tuple(type(owner)):
             self._objects.check(owner)
             result = self._native(function, args, kwargs)
             return self._objects.made(result) if type(result) is list else result
@@ -228,12 +249,30 @@ class Calls:
 
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call what is written in C, or of torch's own, once it is sure that it runs nobody else's code."""
-        args, kwargs = self._check(args, kwargs)
-        if is_a(function, type) and kwargs.keys() & {"key", "default"}:
-            self._refuse(function)
+        self._check(args, kwargs)
+        self._check_values(function, args, kwargs)
         result = function(*args, **kwargs)
-        is_new = function in (sorted, list, dict, set) or is_a(result, np.ndarray)
-        return self._objects.made(result) if is_new else result
+        return self._objects.made(result) if function in (sorted, list, dict, set) else result
+
+    def _check_values(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse where values of tensors would be looked at behind the dispatcher, or errors of kernels be handled."""
+        has_tensor = any(map(_holds_tensor, (*args, *kwargs.values(), getattr(function, "__self__", None))))
+        if has_tensor and self._evaluator.num_catching:
+            self._evaluator.refuse("computes inside of a try whose errors it handles")
+        is_of_numpy = id(function) in known.ARRAY_FUNCTIONS or (
+            is_a(function, type) and issubclass(function, np.generic)
+        )
+        in_list = any(_holds_tensor(value) and not is_a(value, Tensor) for value in args)
+        if (is_of_numpy and has_tensor) or (function in known.FROM_DATA and in_list):
+            self._evaluator.refuse("looks at the value of a tensor")
+        if function is torch.tensor_split and any(is_a(value, Tensor) for value in args[1:]):
+            self._evaluator.refuse("looks at the value of a tensor")
+        if function in known.TEXT_FUNCTIONS or is_a(getattr(function, "__self__", None), (str, bytes)):
+            for value in (*args, *kwargs.values()):
+                self._objects.check_text(value)
+        if getattr(function, "__module__", None) == "_operator":
+            for value in args:
+                self._objects.check_operand(value)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         for value in (*args, *kwargs.values()):
@@ -243,16 +282,20 @@ class Calls:
     # classes
 
     def _class(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if cls in self._special:
-            return self._special[cls](*args, **kwargs)
-        if id(cls) in known.PURE or issubclass(cls, np.generic):
+        if is_one_of(cls, self._special):
+            return self._by_name(cls, args, kwargs)
+        if id(cls) in known.PURE or (issubclass(cls, np.generic) and cls.__module__ == "numpy"):
             return self._native(cls, args, kwargs)
-        if cls in known.EXCEPTIONS or is_named_tuple(cls):
+        if is_one_of(cls, known.EXCEPTIONS) or is_named_tuple(cls):
             return cls(*args, **kwargs)
-        if cls in known.CONTEXTS:
+        if is_one_of(cls, known.CONTEXTS):
             self._check(args, kwargs)
             return self._objects.made(cls(*args, **kwargs))
-        if type(cls) not in (type, ABCMeta) or issubclass(cls, (nn.Module, Tensor)) or issubclass(cls, BaseException):
+        if (
+            not is_one_of(type(cls), (type, ABCMeta))
+            or issubclass(cls, (nn.Module, Tensor))
+            or issubclass(cls, BaseException)
+        ):
             self._refuse(cls)
         return self._instance(cls, args, kwargs)
 
@@ -289,9 +332,20 @@ class Calls:
             self._evaluator.refuse("updates a torchmetrics Metric")
         if self._layers.can_call(module):
             self._check(args, kwargs)
+            self._check_values(module, args, kwargs)
             return module(*args, **kwargs)
         forward = self._evaluator.attributes.get(module, "forward")
         return self.call(forward, args, kwargs)
+
+    def _by_name(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs and function is not dict and kwargs.keys() - {"strict", "start", "repeat", "fillvalue"}:
+            self._refuse(function)
+        if function is iter and len(args) != 1:
+            self._refuse(function)
+        for value in args:
+            if function not in (isinstance, getattr, hasattr, len, type, callable, bool, super, list, tuple, dict):
+                self._objects.check_new(value)
+        return self._special[function](*args, **kwargs)
 
     # functions that mean a call, an attribute or an iteration
 
@@ -305,37 +359,55 @@ class Calls:
             return self._evaluator.attributes.get(owner, name)
         try:
             return self._evaluator.attributes.get(owner, name)
-        except AttributeError:
+        except AttributeError as error:
+            self._evaluator.check_known(error)
             return default
 
     def _hasattr(self, owner: Any, name: str) -> bool:
         return self._getattr(owner, name, NOT_THERE) is not NOT_THERE
 
     def _isinstance(self, value: Any, classes: Any) -> bool:
-        if value is BATCH_INDEX:
-            self._evaluator.refuse("uses batch_idx")
+        if value is BATCH_INDEX or is_a(value, Closure):
+            self._evaluator.refuse("uses batch_idx, or asks for the class of a function")
         own = self._evaluator.attributes.of_class(type(value), "__class__")
         if own is not vars(object)["__class__"] and not is_a(value, Tensor):
             self._evaluator.refuse("asks for the class of an object that decides by itself what that is")
         for cls in _flat(classes):
             self._objects.check(cls)
-            if type(cls) is ABCMeta and "__subclasshook__" in vars(cls) and cls.__module__ != "collections.abc":
-                self._refuse(cls)
+            if type(cls) is ABCMeta:
+                self._check_abstract(cls, value)
+        if not self._objects.is_made(value):
+            self._reads.kind(value)
         return isinstance(value, classes)
+
+    def _check_abstract(self, cls: type, value: Any) -> None:
+        """Refuse abstract classes that decide by code of their own; take down what is registered with others."""
+        hooks = [base for base in cls.__mro__[:-1] if "__subclasshook__" in vars(base)]
+        if any(base.__module__ not in ("collections.abc", "typing", "abc") for base in hooks):
+            self._refuse(cls)
+        kind = type(value)
+        self._reads.setting(lambda: issubclass(kind, cls))
 
     def _issubclass(self, value: Any, classes: Any) -> bool:
         self._isinstance(None, classes)
         return issubclass(value, classes)
 
+    def _callable(self, value: Any) -> bool:
+        if value is BATCH_INDEX:
+            self._evaluator.refuse("uses batch_idx")
+        return is_a(value, Closure) or callable(value)
+
     def _type(self, value: Any, *more: Any) -> type:
-        if more or value is BATCH_INDEX:
-            self._evaluator.refuse("makes a class, or uses batch_idx")
+        if more or value is BATCH_INDEX or is_a(value, Closure):
+            self._evaluator.refuse("makes a class, or uses batch_idx" if more else "asks for the class of its argument")
+        self._reads.kind(value)
         return type(value)
 
     def _next(self, iterator: Any, *default: Any) -> Any:
-        if not self._objects.is_made(iterator):
+        lazy = self._objects.lazy_of(iterator)
+        is_simple = lazy is None or (lazy.sources and not any(type(source) is ITERATOR for source in lazy.sources))
+        if type(iterator) is not ITERATOR or not self._objects.is_made(iterator) or not is_simple:
             self._refuse(next)
-        self._objects.check_lazy(self._objects.lazy_of(iterator))
         return next(iterator, *default)
 
     def _iterator(self, items: Any, *sources: Any, function: Any = None) -> Any:
@@ -350,19 +422,28 @@ class Calls:
 
     def _map(self, function: Any, many: tuple[Any, ...]) -> Any:
         rows = zip(*map(self._items, many), strict=False)
-        return self._iterator((self.call(function, row, {}) for row in rows), *many, function=function)
+        return self._iterator(self._called_later(function, rows), *many, function=function)
+
+    def _called_later(self, function: Any, rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """The results of calls that Python would make when they are asked for."""
+        self._evaluator.num_generators += 1
+        try:
+            return [self.call(function, row, {}) for row in rows]
+        finally:
+            self._evaluator.num_generators -= 1
 
     def _filter(self, function: Any, items: Any) -> Any:
         truth, found = self._objects.truth, self._items(items)
-        kept = (x for x in found if truth(x if function is None else self.call(function, (x,), {})))
+        verdicts = found if function is None else self._called_later(function, [(item,) for item in found])
+        kept = [item for item, verdict in zip(found, verdicts, strict=True) if truth(verdict)]
         return self._iterator(kept, items, function=function)
 
-    def _dict(self, items: Any = (), **more: Any) -> dict[Any, Any]:
+    def _dict(self, items: Any = (), /, **more: Any) -> dict[Any, Any]:
         if is_a(items, dict):
             return self._objects.made({**self._objects.mapping(items), **more})
         pairs = [self._items(pair) for pair in self._items(items)]
         for key, _ in pairs:
-            self._objects.check(key)
+            self._objects.check_key(key)
         return self._objects.made({**dict(pairs), **more})
 
     def _refuse(self, function: Any) -> Any:
@@ -379,6 +460,13 @@ class Calls:
             name = name_of(function) if is_a(function, type) else name_of(type(function))
             effect = f"calls {name}, which is not looked through"
         return self._evaluator.refuse(effect)
+
+
+def _holds_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, or a list or tuple with one in it, at any depth that is looked through."""
+    if is_one_of(type(value), (list, tuple)):
+        return any(map(_holds_tensor, value))
+    return is_a(value, Tensor)
 
 
 def _flat(classes: Any) -> list[Any]:

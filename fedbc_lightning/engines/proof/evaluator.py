@@ -15,10 +15,11 @@ from fedbc_lightning.engines.proof import known
 from fedbc_lightning.engines.proof.attributes import Attributes
 from fedbc_lightning.engines.proof.calls import Calls
 from fedbc_lightning.engines.proof.frames import Closure, Frame, body_of, is_generator
-from fedbc_lightning.engines.proof.objects import BATCH_INDEX, Objects
-from fedbc_lightning.engines.proof.reads import MISSING, Reads, is_plain
+from fedbc_lightning.engines.proof.objects import BATCH_INDEX, Objects, is_one_of
+from fedbc_lightning.engines.proof.reads import MISSING, Reads, is_a, is_plain
 from fedbc_lightning.engines.proof.source import inner_definition
 from fedbc_lightning.engines.recording import NotRecordableError
+from fedbc_lightning.errors import first_line
 
 MAX_NODES, MAX_DEPTH = 300_000, 150
 """A step that takes more is not proven: it would take seconds, or never end."""
@@ -75,10 +76,12 @@ class Evaluator:
 
     def __init__(self, reads: Reads, *, log: Any) -> None:
         self.reads, self._frames, self._num_nodes = reads, list[Frame](), 0
+        self._known_errors: list[tuple[BaseException, int]] = []
+        self.num_catching = self.num_generators = 0
         self.objects = Objects(self)
         self.attributes, self.calls = Attributes(self), Calls(self, log)
         self._statements: dict[type, Callable[[Any], None]] = {
-            ast.Expr: lambda node: self.value(node.value), ast.Pass: lambda node: None, ast.Return: self._return,
+            ast.Expr: self._expression, ast.Pass: lambda node: None, ast.Return: self._return,
             ast.Assign: self._assign, ast.AugAssign: self._assign_in_place, ast.AnnAssign: self._assign_annotated,
             ast.If: self._if, ast.For: self._for, ast.While: self._while, ast.With: self._with, ast.Try: self._try,
             ast.Raise: self._raise, ast.Assert: self._assert, ast.Delete: self._delete, ast.Import: self._import,
@@ -94,7 +97,6 @@ class Evaluator:
             ast.Dict: self._dict, ast.JoinedStr: self._joined, ast.FormattedValue: self._formatted,
             ast.Lambda: self._closure, ast.ListComp: self._comprehension, ast.SetComp: self._comprehension,
             ast.GeneratorExp: self._comprehension, ast.DictComp: self._comprehension, ast.NamedExpr: self._named,
-            ast.Yield: self._yield, ast.YieldFrom: self._yield_from,
         }  # fmt: skip
 
     # what callers use
@@ -122,6 +124,7 @@ class Evaluator:
         if len(self._frames) >= MAX_DEPTH:
             self.refuse(f"calls functions inside functions, {MAX_DEPTH} deep")
         self._frames.append(frame)
+        arguments = tuple(frame.locals.values())
         try:
             self._block(body_of(node))
         except ReturnError as returned:
@@ -136,17 +139,35 @@ class Evaluator:
         if not is_generator(frame.code):
             return None
         outer = next((cell for cell in frame.cells.values() if isinstance(cell, Frame)), frame)
-        return self.objects.iterator(frame.yielded, self.objects.lazy(outer, frame.code.co_freevars))
+        return self.objects.iterator(frame.yielded, self.objects.lazy(outer, frame.code.co_freevars, arguments))
 
     def value(self, node: ast.expr) -> Any:
         """The value of an expression."""
-        self._num_nodes += 1
-        if self._num_nodes > MAX_NODES:
-            self.refuse("takes more steps of Python than are looked at")
+        self.count()
         evaluate = self._expressions.get(type(node))
         if evaluate is None:
             self.refuse(f"has the expression `{ast.unparse(node)}`, which is not understood")
         return evaluate(node)
+
+    def count(self) -> None:
+        """One more expression, or turn of a loop."""
+        self._num_nodes += 1
+        if self._num_nodes > MAX_NODES:
+            self.refuse("takes more steps of Python than are looked at")
+
+    def known_error(self, error: Exception) -> Exception:
+        """An error that Python raises just so: only such errors may be caught by the step; itself."""
+        self._known_errors.append((error, self._num_lazy()))
+        return error
+
+    def _num_lazy(self) -> int:
+        """How many generators there are around the present node, whose errors Python would raise later."""
+        return self.num_generators + sum(is_generator(frame.code) for frame in self._frames)
+
+    def check_known(self, error: Exception) -> None:
+        """Refuse to handle any error but those that Python raises for the form of a program."""
+        if not any(error is other and num == self._num_lazy() for other, num in self._known_errors):
+            self.refuse(f"handles the error `{first_line(error)}`, which may depend on more than the form of the batch")
 
     def values(self, nodes: Iterable[ast.expr]) -> list[Any]:
         """The values of expressions, with those of starred ones in their place."""
@@ -175,31 +196,31 @@ class Evaluator:
             if name not in frame.locals:
                 raise UnboundLocalError(f"'{name}' has no value")
             return frame.locals[name]
-        for names in reversed(frame.outer):
-            if name in names:
-                return names[name]
         if name in frame.code.co_freevars:
             return self._closed_over(frame.cells[name], name)
         return self._global(name)
 
     def _closed_over(self, cell: Any, name: str) -> Any:
-        if isinstance(cell, Frame):
-            if name not in cell.locals:
-                raise NameError(f"'{name}' has no value")
-            return cell.locals[name]
-        return self.reads.cell(cell)
+        names = cell.locals if isinstance(cell, Frame) else cell
+        if not isinstance(names, dict):
+            return self.reads.cell(cell)
+        if name not in names:
+            raise NameError(f"'{name}' has no value")
+        return names[name]
 
     def _global(self, name: str) -> Any:
         names = self.frame.globals
         value = self.reads.item(names, names, name)
         if value is MISSING:
-            builtins = vars(sys.modules["builtins"])
-            value = self.reads.item(builtins, builtins, name)
+            builtins = self.reads.item(names, names, "__builtins__")
+            known_names = builtins if isinstance(builtins, dict) else vars(sys.modules["builtins"])
+            value = self.reads.item(known_names, known_names, name)
         if value is MISSING:
             raise NameError(f"'{name}' has no value")
         return value
 
     def _store(self, target: ast.expr, value: Any) -> None:
+        self.objects.keep(value)
         if isinstance(target, ast.Name):
             self._store_name(target.id, value)
         elif isinstance(target, (ast.Tuple, ast.List)):
@@ -227,6 +248,9 @@ class Evaluator:
 
     def _unpack(self, targets: Sequence[ast.expr], items: list[Any]) -> None:
         starred = [k for k, target in enumerate(targets) if isinstance(target, ast.Starred)]
+        num_fixed = len(targets) - len(starred)
+        if len(items) < num_fixed or (not starred and len(items) > num_fixed):
+            raise self.known_error(ValueError(f"{len(items)} values for {num_fixed} names"))
         if not starred:
             for target, item in zip(targets, items, strict=True):
                 self._store(target, item)
@@ -246,6 +270,14 @@ class Evaluator:
                 self.refuse(f"has the statement `{ast.unparse(node).splitlines()[0]}`, which is not understood")
             run(node)
 
+    def _expression(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Yield):
+            self._yield(node.value)
+        elif isinstance(node.value, ast.YieldFrom):
+            self._yield_from(node.value)
+        else:
+            self.value(node.value)
+
     def _return(self, node: ast.Return) -> NoReturn:
         raise ReturnError(None if node.value is None else self.value(node.value))
 
@@ -261,6 +293,8 @@ class Evaluator:
             self._store(target, value)
 
     def _assign_annotated(self, node: ast.AnnAssign) -> None:
+        if not isinstance(node.target, ast.Name):
+            self.refuse(f"has the statement `{ast.unparse(node)}`, which is not understood")
         if node.value is not None:
             self._store(node.target, self.value(node.value))
 
@@ -270,17 +304,27 @@ class Evaluator:
             name = self.frame.private(target.id)
             if not self.frame.is_local(name) and name not in self.frame.code.co_freevars:
                 self.refuse(f"changes the global `{name}`")
-        elif isinstance(target, ast.Attribute):
-            self.objects.check_attribute(self.value(target.value), target)
-        else:
-            self.objects.check_item(self.value(target.value), target)
-        now, by = self.value(_loaded(target)), self.value(node.value)
-        self.objects.check_operand(by)
-        if isinstance(now, (list, set, dict, np.ndarray)) and not self.objects.is_made(now):
-            self.refuse(f"changes `{ast.unparse(target)}`")
-        self.objects.check_operand(now)
+            self._store(target, self._changed(node, self.name(target.id)))
+            return
+        owner = self.value(target.value)
+        if isinstance(target, ast.Attribute):
+            name = self.frame.private(target.attr)
+            self.objects.check_attribute(owner, target)
+            value = self._changed(node, self.attributes.get(owner, name))
+            self.objects.set_attribute(owner, name, value, target)
+            return
+        key = self.value(target.slice)
+        self.objects.check_item(owner, target)
+        value = self._changed(node, self.objects.item(owner, key))
+        self.objects.set_item(owner, key, value, target)
+
+    def _changed(self, node: ast.AugAssign, now: Any) -> Any:
+        by = self.value(node.value)
+        if is_a(now, (list, set, dict, np.ndarray)) and not self.objects.is_made(now):
+            self.refuse(f"changes `{ast.unparse(node.target)}`")
+        self.objects.check_operands(node.op, now, by)
         self.objects.changed(now)
-        self._store(target, IN_PLACE[type(node.op)](now, by))
+        return IN_PLACE[type(node.op)](now, by)
 
     def _if(self, node: ast.If) -> None:
         self._block(node.body if self.objects.truth(self.value(node.test)) else node.orelse)
@@ -288,14 +332,15 @@ class Evaluator:
     def _for(self, node: ast.For) -> None:
         first = len(self.objects.gone_through)
         source = self.value(node.iter)
+        self.objects.check_new(source)
         items, lazy = self.objects.items(source), self.objects.lazy_of(source)
         lists = self.objects.gone_through[first:]
         goes_on = True
         for item in items:
+            self.count()
             self._store(node.target, item)
             goes_on = self._goes_on(node.body)
-            if any(len(now) != len(then) or any(map(operator.is_not, now, then)) for now, then in lists):
-                self.refuse("changes a list while it goes through it")
+            self.objects.check_lists(lists)
             self.objects.check_lazy(lazy)
             if not goes_on:
                 return
@@ -303,6 +348,7 @@ class Evaluator:
 
     def _while(self, node: ast.While) -> None:
         while self.objects.truth(self.value(node.test)):
+            self.count()
             if not self._goes_on(node.body):
                 return
         self._block(node.orelse)
@@ -323,7 +369,7 @@ class Evaluator:
             return
         item = node.items[first]
         manager = self.value(item.context_expr)
-        if type(manager) not in known.CONTEXTS or not self.objects.is_made(manager):
+        if not is_one_of(type(manager), known.CONTEXTS) or not self.objects.is_made(manager):
             self.refuse(f"enters `{ast.unparse(item.context_expr)}`, which may change something")
         with manager as value:
             if item.optional_vars is not None:
@@ -332,7 +378,9 @@ class Evaluator:
 
     def _try(self, node: ast.Try) -> None:
         control = (NotRecordableError, ReturnError, BreakError, ContinueError)
+        catches = any(not isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
         try:
+            self.num_catching += catches
             try:
                 self._block(node.body)
             except control:
@@ -340,18 +388,26 @@ class Evaluator:
             except Exception as error:
                 self._handle(node, error)
             else:
+                self.num_catching -= catches
+                catches = False
                 self._block(node.orelse)
         except NotRecordableError:
             raise
         except BaseException:
+            self.num_catching -= catches
             self._block(node.finalbody)
             raise
+        self.num_catching -= catches
         self._block(node.finalbody)
 
     def _handle(self, node: ast.Try, error: Exception) -> None:
+        self.check_known(error)
         for handler in node.handlers:
             kinds = Exception if handler.type is None else self.value(handler.type)
-            if not isinstance(error, kinds):
+            for kind in kinds if type(kinds) is tuple else (kinds,):
+                if type(kind) is not type:
+                    self.refuse(f"catches `{ast.unparse(handler.type)}`")
+            if not issubclass(type(error), kinds):
                 continue
             self.frame.caught.append(error)
             try:
@@ -360,6 +416,8 @@ class Evaluator:
                 self._block(handler.body)
             finally:
                 self.frame.caught.pop()
+                if handler.name is not None:
+                    self.frame.locals.pop(handler.name, None)
             return
         raise error
 
@@ -369,13 +427,17 @@ class Evaluator:
         error = None if node.exc is None else self.value(node.exc)
         if isinstance(error, type) and issubclass(error, BaseException):
             error = self.call(error, (), {})
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or (is_generator(self.frame.code) and isinstance(error, StopIteration)):
             self.refuse(f"raises `{ast.unparse(node)}`")
-        raise error
+        if node.cause is not None:
+            self.value(node.cause)
+        raise self.known_error(error)
 
     def _assert(self, node: ast.Assert) -> None:
         if not self.objects.truth(self.value(node.test)):
-            raise AssertionError(ast.unparse(node))
+            if node.msg is not None:
+                self.value(node.msg)
+            raise self.known_error(AssertionError(ast.unparse(node)))
 
     def _delete(self, node: ast.Delete) -> None:
         for target in node.targets:
@@ -404,8 +466,10 @@ class Evaluator:
         return package
 
     def _define(self, node: ast.FunctionDef) -> None:
-        if node.decorator_list:
-            self.refuse(f"defines {node.name} with a decorator")
+        every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+        notes = [node.returns, *(argument.annotation for argument in every if argument is not None)]
+        if node.decorator_list or any(isinstance(p, ast.Call) for note in notes if note for p in ast.walk(note)):
+            self.refuse(f"defines {node.name} with a decorator, or calls in its annotations")
         self._store_name(node.name, self._closure(node))
 
     # expressions
@@ -424,8 +488,7 @@ class Evaluator:
 
     def _binary(self, node: ast.BinOp) -> Any:
         left, right = self.value(node.left), self.value(node.right)
-        self.objects.check_operand(left)
-        self.objects.check_operand(right)
+        self.objects.check_operands(node.op, left, right)
         return self.objects.made(BINARY[type(node.op)](left, right))
 
     def _unary(self, node: ast.UnaryOp) -> Any:
@@ -505,7 +568,7 @@ class Evaluator:
         return Closure(
             node, self._code_of(node), frame, tuple(self.values(arguments.defaults)),
             {name.arg: self.value(default) for name, default in keyword if default is not None},
-            [*frame.outer, *frame.inner],
+            list(frame.inner),
         )  # fmt: skip
 
     def _code_of(self, node: ast.FunctionDef | ast.Lambda) -> CodeType:
@@ -516,13 +579,14 @@ class Evaluator:
         names: dict[str, Any] = {}
         first = self.objects.items(self.value(node.generators[0].iter))
         self.frame.inner.append(names)
+        self.num_generators += isinstance(node, ast.GeneratorExp)
         try:
             self._generate(node, 0, first, names, found)
         finally:
             self.frame.inner.pop()
+            self.num_generators -= isinstance(node, ast.GeneratorExp)
         if isinstance(node, ast.GeneratorExp):
-            used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-            return self.objects.iterator(found, self.objects.lazy(self.frame, used))
+            return self.objects.iterator(found, self.objects.lazy(self.frame, self.frame.locals))
         if isinstance(node, ast.DictComp):
             return self.objects.made(dict(found))
         return self.objects.made(set(found) if isinstance(node, ast.SetComp) else found)
@@ -531,9 +595,12 @@ class Evaluator:
         generator = node.generators[depth]
         if generator.is_async:
             self.refuse("is asynchronous")
+        lists = [pair for pair in self.objects.gone_through if pair[1] is items]
         for item in items:
+            self.count()
             self._store_inner(generator.target, item, names)
             if not all(self.objects.truth(self.value(test)) for test in generator.ifs):
+                self.objects.check_lists(lists)
                 continue
             if depth + 1 < len(node.generators):
                 more = self.objects.items(self.value(node.generators[depth + 1].iter))
@@ -545,8 +612,9 @@ class Evaluator:
             else:
                 value = self.value(node.elt)
                 if isinstance(node, ast.SetComp):
-                    self.objects.check(value)
+                    self.objects.check_key(value)
                 found.append(value)
+            self.objects.check_lists(lists)
 
     def _store_inner(self, target: ast.expr, value: Any, names: dict[str, Any]) -> None:
         if isinstance(target, ast.Name):
@@ -567,8 +635,3 @@ class Evaluator:
 
     def _yield_from(self, node: ast.YieldFrom) -> None:
         self.frame.yielded += self.objects.items(self.value(node.value))
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    """The target of an assignment as the expression that reads it."""
-    return ast.parse(ast.unparse(target), mode="eval").body

@@ -10,7 +10,7 @@ from types import CellType, CodeType
 from typing import Any
 
 from fedbc_lightning.engines.proof.reads import MISSING
-from fedbc_lightning.engines.proof.source import Definition
+from fedbc_lightning.engines.proof.source import Definition, inner_codes
 from fedbc_lightning.engines.recording import NotRecordableError
 
 GENERATOR_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -25,10 +25,9 @@ class Frame:
         code: Its code, which tells the kinds of its names.
         globals: Its module's names.
         cells: Name -> what it has closed over: a cell of a real function, or the frame of a function that is being
-            evaluated.
+            evaluated, or the names of a comprehension in it.
         locals: Name -> value.
         inner: Names of comprehensions around the present node, innermost last.
-        outer: Those around the definition of the function.
         yielded: What a generator has yielded so far.
         caught: The exceptions whose handlers are being run, innermost last.
     """
@@ -36,10 +35,9 @@ class Frame:
     name: str
     code: CodeType
     globals: dict[str, Any]
-    cells: dict[str, CellType | Frame]
+    cells: dict[str, CellType | Frame | dict[str, Any]]
     locals: dict[str, Any] = field(default_factory=dict)
     inner: list[dict[str, Any]] = field(default_factory=list)
-    outer: list[dict[str, Any]] = field(default_factory=list)
     yielded: list[Any] = field(default_factory=list)
     caught: list[BaseException] = field(default_factory=list)
 
@@ -55,9 +53,11 @@ class Frame:
         """
         if not name.startswith("__") or name.endswith("__"):
             return name
-        found = {other for other in self.code.co_names if other.startswith("_") and other.endswith(name)}
+        parts = getattr(self.code, "co_qualname", "").split(".")  # Python 3.10 does not have it
+        known = {name for code in (self.code, *inner_codes(self.code)) for name in (*code.co_names, *code.co_varnames)}
+        found = {f"_{part.lstrip('_')}{name}" for part in parts} & known
         if len(found) != 1:
-            raise NotRecordableError(f"{self.name} uses several names like {name}")
+            raise NotRecordableError(f"{self.name} uses the private name {name}")
         return found.pop()
 
 
@@ -71,7 +71,7 @@ class Closure:
         parent: The frame that it was made in.
         defaults: Those of its last positional arguments.
         keyword_defaults: Those of its keyword-only arguments.
-        outer: The names of comprehensions around it.
+        inner: The names of comprehensions around it.
     """
 
     node: Definition
@@ -79,17 +79,18 @@ class Closure:
     parent: Frame
     defaults: tuple[Any, ...]
     keyword_defaults: dict[str, Any]
-    outer: list[dict[str, Any]]
+    inner: list[dict[str, Any]]
 
     def frame(self) -> Frame:
         """A frame for one call."""
-        cells: dict[str, Any] = {}
-        for name in self.code.co_freevars:
-            if any(name in names for names in self.outer):
-                continue
-            cells[name] = self.parent if self.parent.is_local(name) else self.parent.cells[name]
-        name = f"{self.parent.name}.{self.code.co_name}"
-        return Frame(name, self.code, self.parent.globals, cells, outer=self.outer)
+        cells = {name: self._cell(name) for name in self.code.co_freevars}
+        return Frame(f"{self.parent.name}.{self.code.co_name}", self.code, self.parent.globals, cells)
+
+    def _cell(self, name: str) -> Any:
+        found = next((names for names in reversed(self.inner) if name in names), None)
+        if found is not None:
+            return found
+        return self.parent if self.parent.is_local(name) else self.parent.cells[name]
 
 
 def bind(

@@ -23,6 +23,8 @@ aten = torch.ops.aten
 NOT_OPERATIONS = frozenset({
     "_backward", "backward", "data", "from_file", "grad", "is_leaf", "output_nr", "record_stream", "rename_",
     "requires_grad_", "retain_grad", "retains_grad", "set_", "set_data", "resize_", "resize_as_", "seed", "manual_seed",
+    "_version", "is_pinned", "is_inference", "_nnz", "is_coalesced", "is_set_to", "detach_", "tensor_split", "is_conj",
+    "is_neg", "resolve_conj", "_conj", "_neg_view", "names", "refine_names", "align_to", "to_dense", "storage",
 })  # fmt: skip
 """Names that torch's operators share with what changes a tensor where no dispatcher sees it, or reads such things."""
 
@@ -33,9 +35,9 @@ TENSOR_PROPERTIES = frozenset({
 })  # fmt: skip
 TENSOR_METHODS = frozenset({
     "bfloat16", "bool", "byte", "char", "dim", "double", "element_size", "float", "half", "int", "is_complex",
-    "is_contiguous", "is_floating_point", "is_signed", "long", "ndimension", "nelement", "new_tensor", "numel", "short",
+    "is_contiguous", "is_floating_point", "is_signed", "long", "ndimension", "nelement", "numel", "short",
     "size", "split", "storage_offset", "stride", "type_as", "unflatten", "norm", "stft", "istft", "unique",
-    "unique_consecutive", "__len__",
+    "unique_consecutive",
 })  # fmt: skip
 """Methods of a tensor that are not themselves operators, but come down to operators, or tell its form."""
 
@@ -45,7 +47,7 @@ PLAIN_FUNCTIONS: list[Any] = [
     torch.Size, torch.device, torch.finfo, torch.iinfo,
     torch.is_grad_enabled, torch.get_default_dtype, torch.is_tensor, torch.jit.is_scripting, torch.jit.is_tracing,
     torch.is_autocast_enabled, torch.compiler.is_compiling, torch.broadcast_shapes, torch.result_type,
-    torch.promote_types, torch.can_cast, torch.typename,
+    torch.promote_types, torch.can_cast, torch.typename, torch._C._log_api_usage_once,
 ]  # fmt: skip
 FRESH_TYPES = (list, dict, set, enumerate, zip, reversed)
 """What calls of these give is new: nobody else holds it."""
@@ -105,21 +107,45 @@ PURE = {
 """id -> function, which is kept alive by being here."""
 
 
+DUNDERS = frozenset({
+    "__add__", "__sub__", "__mul__", "__truediv__", "__div__", "__floordiv__", "__mod__", "__pow__", "__matmul__",
+    "__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__",
+    "__rpow__", "__rmatmul__", "__neg__", "__pos__", "__abs__", "__invert__", "__getitem__", "__setitem__", "__eq__",
+    "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__len__",
+})  # fmt: skip
+
+
 def is_tensor_method(name: str) -> bool:
     """Whether a method of a tensor is an operator, or tells the form of the tensor."""
-    return name in TENSOR_METHODS or (name not in NOT_OPERATIONS and hasattr(aten, name)) or (
-        name.startswith("__") and hasattr(operator, name)
-    )  # fmt: skip
+    if name.startswith("_"):
+        return name in DUNDERS
+    return name in TENSOR_METHODS or (name not in NOT_OPERATIONS and hasattr(aten, name))
 
 
 def is_layer(kind: type) -> bool:
     """Whether a class is one of torch's own layers, whose ``forward`` keeps nothing but in buffers."""
     home = sys.modules.get(kind.__module__)
-    forward = getattr(kind, "forward", None)
-    is_own = isinstance(forward, types.FunctionType) and _home(forward).startswith("torch.nn.")
+    functions = [value for base in kind.__mro__[:-2] for value in vars(base).values()]
+    is_own = all(_home(f).startswith("torch.") for f in functions if isinstance(f, types.FunctionType))
     return is_own and kind.__module__.startswith("torch.nn.modules.") and getattr(home, kind.__name__, None) is kind
 
 
-def is_array_function(function: Any) -> bool:
-    """Whether it is one of NumPy's elementwise functions."""
-    return type(function) is np.ufunc
+ARRAY_FUNCTIONS = {id(f): f for f in vars(np).values() if type(f) is np.ufunc}
+"""NumPy's own elementwise functions."""
+TEXT_FUNCTIONS = (str, repr, ascii, format, bytes)
+"""They write down values, a tensor's, too, where no dispatcher sees that they are looked at."""
+FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
+"""They read tensors in the sequences that they are given where no dispatcher sees it."""
+HOMES = (vars(functional), vars(nn.Module))
+"""Where a program that patches torch puts its own functions."""
+
+
+def patches() -> list[tuple[Any, Any]]:
+    """Return what stands in these places, so that two lists are equal if nothing was replaced in between."""
+    return [tuple(home.values()) for home in HOMES]
+
+
+def is_torch_whole() -> bool:
+    """Whether all functions in these places were written there."""
+    functions = [value for home in HOMES for value in home.values() if isinstance(value, types.FunctionType)]
+    return all(_home(function).startswith("torch") for function in functions)

@@ -69,16 +69,19 @@ class Layers:
         """What one of torch's walks over a module gives, such as ``parameters()``; MISSING: it is none of them."""
         if function not in WALKS or not args or not is_a(args[0], nn.Module):
             return MISSING
+        for child in args[0].modules():
+            if any(getattr(type(child), walk.__name__) is not walk for walk in (*WALKS, nn.Module._named_members)):
+                self._evaluator.refuse(f"walks through a {type(child).__qualname__}, which does that by itself")
         for value in (*args[1:], *kwargs.values()):
             if not is_plain(value):
                 self._evaluator.refuse(f"calls {function.__qualname__} with more than plain values")
         self._reads.tree(args[0])
         found = function(*args, **kwargs)
-        return self._evaluator.objects.iterator(list(found)) if is_a(found, types.GeneratorType) else found
+        return self._evaluator.objects.walk(found) if is_a(found, types.GeneratorType) else found
 
     def _check_call(self, module: nn.Module) -> None:
-        own = self._evaluator.attributes.of_class(type(module), "__call__")
-        if own is not nn.Module.__dict__["__call__"]:
+        of_class = self._evaluator.attributes.of_class
+        if any(of_class(type(module), name) is not vars(nn.Module)[name] for name in ("__call__", "_call_impl")):
             self._evaluator.refuse(f"calls a {type(module).__qualname__}, which has a __call__ of its own")
         if vars(module).get("_compiled_call_impl") is not None:
             self._evaluator.refuse(f"calls a {type(module).__qualname__} that is compiled")
@@ -97,6 +100,10 @@ class Layers:
         return all(name in NOT_READ or _is_readable(value) for name, value in vars(layer).items())
 
     def _read(self, layer: nn.Module) -> None:
+        for base in type(layer).__mro__[:-2]:
+            for name, value in vars(base).items():
+                if is_a(value, types.FunctionType):
+                    self._reads.item(vars(base), base, name)
         fields = vars(layer)
         self._reads.length(fields)
         for name in fields:
@@ -114,4 +121,4 @@ def _is_readable(value: Any) -> bool:
     if type(value) in (list, tuple, set, dict):
         return all(map(_is_readable, value.values() if type(value) is dict else value))
     is_of_torch = is_plain(value) or id(value) in known.PURE
-    return is_of_torch or type(value) in (Tensor, nn.Parameter, torch.Generator) or is_a(value, nn.Module)
+    return is_of_torch or is_a(value, (Tensor, torch.Generator, nn.Module))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import enum
+import operator
 import types
 from abc import ABCMeta
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,7 +27,9 @@ LISTS, MAPPINGS, SETS = (list, tuple), (dict, OrderedDict), (set, frozenset)
 _DICTS: tuple[dict[str, int], ...] = ({}, OrderedDict())
 VIEWS: tuple[type, ...] = tuple(type(view) for some in _DICTS for view in (some.items(), some.keys(), some.values()))
 ITERATOR: type = type(iter([]))
-MAX_ARRAY_BYTES = 2**16
+MAX_ARRAY_BYTES, MAX_ITEMS = 2**16, 100_000
+INDEXED = (list, tuple, str, bytes, range, torch.Size, Tensor, nn.Parameter, np.ndarray)
+NAMED_TUPLE = {*vars(namedtuple("Pair", ())), "__orig_bases__", "__annotations__", "__annotate__", "__annotate_func__"}
 
 
 class BatchIndex:
@@ -67,6 +70,8 @@ class Objects:
         self._evaluator, self._reads = evaluator, evaluator.reads
         self._made: dict[int, Any] = {}
         self._lazy: dict[int, Lazy] = {}
+        self._kept: set[int] = set()
+        self._walks: set[int] = set()
         self._changed: list[int] = []
         self.gone_through: list[tuple[list[Any], list[Any]]] = []
 
@@ -94,6 +99,12 @@ class Objects:
             self._lazy[id(iterator)] = lazy
         return iterator
 
+    def walk(self, items: Iterable[Any]) -> Any:
+        """An iterator over what was there before the step, which no step changes."""
+        iterator = self.made(iter(list(items)))
+        self._walks.add(id(iterator))
+        return iterator
+
     def lazy(self, frame: Frame, names: Iterable[str], sources: tuple[Any, ...] = ()) -> Lazy:
         """What an iterator that is made now will look at: these names of a function, and what it goes through."""
         values = {name: frame.locals[name] for name in names if name in frame.locals}
@@ -111,49 +122,100 @@ class Objects:
         if not is_same or _reachable([*lazy.values.values(), *lazy.sources]) & set(self._changed[lazy.num_changes :]):
             self._evaluator.refuse("changes what a generator looks at before the generator has ended")
 
+    def keep(self, value: Any) -> None:
+        """An iterator gets a name: it may then be used once, and as a whole, if it is a generator expression."""
+        if type(value) is ITERATOR and self.is_made(value):
+            lazy = self.lazy_of(value)
+            if id(value) not in self._walks and (lazy is None or lazy.sources):
+                self._evaluator.refuse("keeps an iterator instead of using it at once")
+            self._kept.add(id(value))
+
+    def check_new(self, value: Any) -> None:
+        """Refuse to go through an iterator step by step that is not used where it is made."""
+        if id(value) in self._kept:
+            self._evaluator.refuse("goes through a generator that it has kept")
+
+    def check_lists(self, lists: Iterable[tuple[list[Any], list[Any]]]) -> None:
+        """Refuse if lists have changed that are being gone through.
+
+        Args:
+            lists: Each as it is now, with what it held.
+        """
+        if any(len(now) != len(then) or any(map(operator.is_not, now, then)) for now, then in lists):
+            self._evaluator.refuse("changes a list while it goes through it")
+
     def changed(self, value: Any) -> None:
         """Take down that an object of the step's own has been changed."""
         self._changed.append(id(value))
 
     # handing values to code that is not evaluated
 
-    def check(self, value: Any) -> None:
+    def check(self, value: Any, seen: set[int] | None = None) -> None:
         """Take down the whole of a value that code written in C is about to see, and refuse what has code of its own.
 
         Raises:
             NotRecordableError: It may run code that is not looked at.
         """
         kind = type(value)
-        self.check_lazy(self.lazy_of(value))
-        if is_plain(value) or kind in (Tensor, nn.Parameter, range, torch.finfo, torch.iinfo):
+        if is_plain(value) or is_one_of(kind, (Tensor, nn.Parameter, range, torch.finfo, torch.iinfo)):
             return
-        if kind in LISTS or kind in SETS or is_named_tuple(kind):
+        seen = set() if seen is None else seen
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        self.check_lazy(self.lazy_of(value))
+        if is_one_of(kind, LISTS) or is_one_of(kind, SETS) or is_named_tuple(kind):
             if not self.is_made(value) and not is_a(value, tuple):
                 self._reads.sequence(value)
             for item in value:
-                self.check(item)
-        elif kind in MAPPINGS:
-            for pair in self.mapping(value).items():
-                self.check(pair)
+                self.check(item, seen)
+        elif is_one_of(kind, MAPPINGS):
+            for key, item in self.mapping(value).items():
+                self.check_key(key)
+                self.check(item, seen)
         elif kind is slice:
-            self.check((value.start, value.stop, value.step))
+            for part in (value.start, value.stop, value.step):
+                self.check(part, seen)
         elif kind is np.ndarray:
             self._check_array(value)
         elif not (self.is_made(value) and kind is ITERATOR) and not self._is_known(value):
             self._refuse_use(value)
 
+    def check_key(self, key: Any) -> None:
+        """Refuse a key of a dict, or an item of a set, whose hash or comparison is code of the user's."""
+        kind = type(key)
+        if is_plain(key) or is_one_of(kind, (Tensor, nn.Parameter)) or is_known_class(key):
+            return
+        if is_one_of(kind, (tuple, frozenset)):
+            for part in key:
+                self.check_key(part)
+        elif not (is_a(key, enum.Enum) and kind.__hash__ is enum.Enum.__hash__ and self.has_plain_equality(key)):
+            self._refuse_use(key)
+
+    def check_text(self, value: Any) -> None:
+        """Refuse to write anything but plain values into text."""
+        parts = value if is_one_of(type(value), LISTS) else (value,)
+        for part in parts:
+            if not is_plain(part):
+                self._evaluator.refuse(f"writes a {type(part).__qualname__} into a string")
+
+    def check_operands(self, operation: ast.operator, left: Any, right: Any) -> None:
+        """As :meth:`check`, for the operands of an operator."""
+        if isinstance(operation, ast.Mod) and is_one_of(type(left), (str, bytes)):
+            self.check_text(right)
+        for value in (left, right):
+            self.check_operand(value)
+
     def check_operand(self, value: Any) -> None:
         """As :meth:`check`, for the operands of an operator."""
+        if is_a(value, (type, Tensor)) and self._evaluator.num_catching and not is_a(value, type):
+            self._evaluator.refuse("computes inside of a try whose errors it handles")
         self.check(value)
-        if is_a(value, (type, enum.Enum)):
+        if is_a(value, type):
             self._refuse_use(value)
 
     def _is_known(self, value: Any) -> bool:
-        if is_a(value, type):
-            return type(value) in (*known.METACLASSES, ABCMeta, enum.EnumMeta)
-        if is_a(value, enum.Enum):
-            return type(value).__eq__ in (object.__eq__, int.__eq__, str.__eq__)
-        return type(value) in VIEWS or id(value) in known.PURE
+        return is_known_class(value) or is_one_of(type(value), VIEWS) or id(value) in known.PURE
 
     def _check_array(self, array: np.ndarray) -> None:
         if array.dtype == object or array.nbytes > MAX_ARRAY_BYTES:
@@ -161,7 +223,7 @@ class Objects:
         if not self.is_made(array):
             self._reads.array(array)
 
-    def _refuse_use(self, value: Any) -> None:
+    def _refuse_use(self, value: Any) -> NoReturn:
         if value is BATCH_INDEX:
             self._evaluator.refuse("uses batch_idx")
         kind = type(value)
@@ -176,12 +238,14 @@ class Objects:
     def items(self, value: Any) -> list[Any]:
         """What iterating over a value gives."""
         kind = type(value)
-        if kind in LISTS or kind in SETS or is_named_tuple(kind) or kind is torch.Size:
+        if is_one_of(kind, (*LISTS, *SETS, torch.Size)) or is_named_tuple(kind):
             return self._items_of_collection(value)
         self.check_lazy(self.lazy_of(value))
-        if kind in (str, bytes, range, *VIEWS) or (kind is ITERATOR and self.is_made(value)):
+        if kind is range and len(value) > MAX_ITEMS:
+            self._evaluator.refuse("goes through a long range")
+        if is_one_of(kind, (str, bytes, range, *VIEWS, Tensor, nn.Parameter)):
             return list(value)
-        if kind in (Tensor, nn.Parameter):
+        if kind is ITERATOR and self.is_made(value):
             return list(value)
         if is_a(value, dict) and self._is_as_in_dict(value, "__iter__"):
             return list(self.mapping(value))
@@ -192,7 +256,7 @@ class Objects:
 
     def _items_of_collection(self, value: Any) -> list[Any]:
         found = list(value)
-        if type(value) in SETS and not all(map(is_plain, found)):
+        if is_one_of(type(value), SETS) and not all(map(is_plain, found)):
             self._evaluator.refuse("goes through a set of objects, whose order is a matter of chance")
         if not is_a(value, tuple) and not self.is_made(value):
             self._reads.sequence(value)
@@ -204,18 +268,18 @@ class Objects:
         """All items of a dict."""
         if not is_a(value, dict) or not self._is_as_in_dict(value, "keys"):
             self._evaluator.refuse(f"takes all items of a {type(value).__qualname__}")
+        for key in dict.keys(value):
+            self.check_key(key)
         if not self.is_made(value):
             self._reads.mapping(value)
-        return dict(value)
+        return dict(dict.items(value))
 
     def item(self, owner: Any, key: Any) -> Any:
         """``owner[key]``."""
         kind = type(owner)
         if is_a(owner, dict) and self._is_as_in_dict(owner, "__getitem__") and not hasattr(kind, "__missing__"):
             return self._item_of_dict(owner, key)
-        if kind in (list, tuple, str, bytes, range, torch.Size, Tensor, nn.Parameter, np.ndarray) or is_named_tuple(
-            kind
-        ):
+        if is_one_of(kind, INDEXED) or is_named_tuple(kind):
             self.check(key)
             if kind is list and not self.is_made(owner):
                 self._reads.sequence(owner)
@@ -229,10 +293,11 @@ class Objects:
         return self._evaluator.refuse(f"takes an item of a {kind.__module__}.{kind.__qualname__}")
 
     def _item_of_dict(self, owner: dict[Any, Any], key: Any) -> Any:
-        self.check(key)
-        value = owner.get(key, MISSING) if self.is_made(owner) else self._reads.item(owner, owner, key)
+        for each in (key, *dict.keys(owner)):
+            self.check_key(each)
+        value = dict.get(owner, key, MISSING) if self.is_made(owner) else self._reads.item(owner, owner, key)
         if value is MISSING:
-            raise KeyError(key)
+            raise self._evaluator.known_error(KeyError(key))
         return value
 
     def get(self, owner: dict[Any, Any], key: Any, default: Any = None) -> Any:
@@ -260,19 +325,23 @@ class Objects:
         if is_a(method, types.MethodType) and not is_a(owner, Tensor):
             return self._evaluator.call(method, (), {})
         if is_a(owner, (dict, list, set)):
-            self._reads.length(owner)
-        elif type(owner) not in VIEWS:
+            if not self.is_made(owner):
+                self._reads.length(owner)
+        elif not is_one_of(type(owner), (*VIEWS, tuple)):
             self.check(owner)
         return len(owner)
 
     def truth(self, value: Any) -> bool:
         """Whether a value is true."""
-        if is_plain(value) or is_a(value, (Tensor, type, types.FunctionType, types.MethodType)):
-            return bool(value)
-        if is_a(value, (dict, list, set, tuple, frozenset)) and "__bool__" not in vars(type(value)):
-            return bool(self.length(value))
+        kind = type(value)
         if value is BATCH_INDEX:
             self._evaluator.refuse("uses batch_idx")
+        if is_plain(value) or is_one_of(kind, (Tensor, nn.Parameter, types.FunctionType, types.MethodType)):
+            return bool(value)
+        if is_a(value, type):
+            return True if is_known_class(value) else self._refuse_use(value)
+        if is_one_of(kind, (*LISTS, *MAPPINGS, *SETS)):
+            return bool(self.length(value))
         for name in ("__bool__", "__len__"):
             method = self._evaluator.attributes.special(value, name)
             if is_a(method, types.MethodType):
@@ -303,7 +372,7 @@ class Objects:
 
     def check_item(self, owner: Any, target: ast.Subscript) -> None:
         """Refuse to set an item of what the step has not made; a tensor's are looked at as operations."""
-        if is_a(owner, Tensor) or (self.is_made(owner) and type(owner) in (list, dict, np.ndarray)):
+        if is_a(owner, Tensor) or (self.is_made(owner) and is_one_of(type(owner), (list, dict, np.ndarray))):
             return
         self._evaluator.refuse(f"changes `{ast.unparse(target.value)}`")
 
@@ -320,9 +389,26 @@ class Objects:
         return getattr(type(owner), name) in (getattr(dict, name), getattr(OrderedDict, name))
 
 
+def is_one_of(kind: type, kinds: Iterable[type]) -> bool:
+    """Whether a class is one of these; ``in`` would ask a metaclass of the user's whether it is equal."""
+    return any(kind is other for other in kinds)
+
+
+def is_known_class(value: Any) -> bool:
+    """Whether a value is a class that is hashed and compared as classes are."""
+    return is_one_of(type(value), (*known.METACLASSES, ABCMeta, enum.EnumMeta))
+
+
 def is_named_tuple(kind: type) -> bool:
-    """Whether a class came from ``namedtuple``, with nothing added."""
-    return kind.__bases__ == (tuple,) and hasattr(kind, "_fields") and "__iter__" not in vars(kind)
+    """Whether a class came from ``namedtuple``, with no operators or methods of its own."""
+    if kind.__bases__ != (tuple,) or not hasattr(kind, "_fields"):
+        return False
+    own = {name: value for name, value in vars(kind).items() if name not in kind._fields}
+    functions = [getattr(f, "__func__", f) for f in own.values()]
+    return not own.keys() - NAMED_TUPLE and all(
+        f.__globals__.get("__name__", "").startswith(("collections", "namedtuple_"))
+        for f in functions if isinstance(f, types.FunctionType)
+    )  # fmt: skip
 
 
 def _reachable(values: Iterable[Any]) -> set[int]:

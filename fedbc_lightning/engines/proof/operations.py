@@ -56,8 +56,18 @@ def check_values(operation: Any, args: Any) -> None:
         raise NotRecordableError(f"the shape of {operation}'s result depends on values")
 
 
+BATCH_NORMS = {
+    getattr(aten, name).default
+    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index")
+    if hasattr(aten, name)
+}
+"""They write running means and variances, their fourth and fifth arguments, and their schemas do not say so."""
+
+
 def _written(operation: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     schema = operation._schema
+    if operation in BATCH_NORMS and (args[5] if len(args) > 5 else kwargs.get("training")):
+        yield from _tensors(args[3:5])
     if not schema.is_mutable:
         return
     for position, argument in enumerate(schema.arguments):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from fedbc_lightning.engines.proof import known
 from fedbc_lightning.engines.proof.evaluator import Evaluator
 from fedbc_lightning.engines.proof.objects import BATCH_INDEX
 from fedbc_lightning.engines.proof.operations import OnlyPure
@@ -21,15 +22,19 @@ class Proof:
     """That a step is a function of weights and batch while what it read stays as it was.
 
     Args:
-        reads: What it read; None: somebody vouches for the step.
+        reads: What it read.
     """
 
-    def __init__(self, reads: Reads | None) -> None:
-        self._reads = reads
+    def __init__(self, reads: Reads) -> None:
+        self._reads, self._torch = reads, known.patches()
 
     def holds(self) -> bool:
         """Whether everything that the step read is as it was."""
-        return self._reads is None or self._reads.hold()
+        return self._reads.hold()
+
+    def holds_for_torch(self) -> bool:
+        """Whether torch's own functions are those that they were, which is worth a look once a round."""
+        return known.patches() == self._torch
 
 
 def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: Callable[..., None]) -> Proof:
@@ -49,7 +54,10 @@ def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: C
     """
     reads = Reads()
     evaluator = Evaluator(reads, log=log)
-    reads.setting(torch.get_default_dtype)
+    for read in (torch.get_default_dtype, torch.get_default_device, torch._C._len_torch_function_stack):
+        reads.setting(read)
+    if not known.is_torch_whole():
+        raise NotRecordableError("it runs beside functions of torch that were replaced")
     try:
         with torch.set_grad_enabled(step == "training_step"), OnlyPure():
             # A batch belongs to the step that gets it; what may write into it is settled where steps are recorded.
@@ -60,4 +68,6 @@ def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: C
         raise
     except Exception as error:
         raise NotRecordableError(f"evaluated to be looked through, it fails: {first_line(error)}") from error
+    if not reads.hold():
+        raise NotRecordableError("it changes something that it reads")
     return Proof(reads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import CellType
 from typing import Any
 
@@ -25,7 +26,8 @@ def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 def is_plain(value: Any) -> bool:
     """Whether a value cannot change."""
-    return type(value) in PLAIN or is_a(value, np.generic)
+    kind = type(value)
+    return any(kind is other for other in PLAIN) or (kind.__module__ == "numpy" and issubclass(kind, np.generic))
 
 
 def is_same(now: Any, then: Any) -> bool:
@@ -42,7 +44,7 @@ class Reads:
     """
 
     def __init__(self) -> None:
-        self._items: list[tuple[Mapping[Any, Any], Any, Any]] = []
+        self._items: list[tuple[Callable[..., Any], Any, Any]] = []
         self._lengths: list[tuple[Any, int]] = []
         self._tensors: list[tuple[Tensor, tuple[Any, ...]]] = []
         self._others: list[tuple[Callable[[], Any], Any]] = []
@@ -56,9 +58,10 @@ class Reads:
             owner: What it belongs to; the ``__dict__`` of a class is another object each time.
             key: Of the item.
         """
-        value = mapping.get(key, MISSING)
+        value = dict.get(mapping, key, MISSING) if is_a(mapping, dict) else mapping.get(key, MISSING)  # type: ignore[arg-type]
         if self._is_new(owner, ("item", key)):
-            self._items.append((mapping, key, value))
+            get = partial(dict.get, mapping) if is_a(mapping, dict) else mapping.get
+            self._items.append((get, key, value))
             self._form(value)
         return value
 
@@ -93,12 +96,20 @@ class Reads:
 
     def mapping(self, items: Any) -> None:
         """Take down all items of a dict, in order."""
-        self._content(items, lambda now: [part for pair in now.items() for part in pair])
+        self._content(items, lambda now: [part for pair in dict.items(now) for part in pair])
 
     def array(self, array: np.ndarray) -> None:
         """Take down the content of a NumPy array."""
         if self._is_new(array, "array"):
-            self._others.append((array.tobytes, array.tobytes()))
+            self._others.append((lambda: _bytes_of(array), _bytes_of(array)))
+
+    def kind(self, owner: Any) -> None:
+        """Take down of which class an object is, and what the bases of that are."""
+        kind = type(owner)
+        if self._is_new(owner, "kind"):
+            self._others.append((lambda: type(owner), kind))
+        if self._is_new(kind, "bases"):
+            self._others.append((lambda: kind.__mro__, kind.__mro__))
 
     def tree(self, module: nn.Module) -> None:
         """Take down which parameters, buffers and modules a module has, at every depth."""
@@ -108,8 +119,8 @@ class Reads:
 
     def hold(self) -> bool:
         """Whether all reads give what they gave."""
-        for mapping, key, then in self._items:
-            now = mapping.get(key, MISSING)
+        for get, key, then in self._items:
+            now = get(key, MISSING)
             if now is not then and not is_same(now, then):
                 return False
         for collection, length in self._lengths:
@@ -143,4 +154,9 @@ def _are_same(now: Any, then: Any) -> bool:
 
 
 def _form_of(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    return tensor.shape, strides, tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def _bytes_of(array: np.ndarray) -> bytes:
+    return repr((array.shape, array.strides, array.dtype)).encode() + array.tobytes()

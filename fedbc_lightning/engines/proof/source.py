@@ -37,7 +37,7 @@ def inner_definition(parent: CodeType, node: Definition) -> CodeType:
         NotRecordableError: Several of its functions begin in the same line.
     """
     name = "<lambda>" if isinstance(node, ast.Lambda) else node.name
-    found = [code for code in _inner(parent) if (code.co_name, code.co_firstlineno) == (name, node.lineno)]
+    found = [code for code in inner_codes(parent) if (code.co_name, code.co_firstlineno) == (name, node.lineno)]
     if len(found) > 1:
         found = [code for code in found if _is_of(code, node)]
     if len(found) != 1:
@@ -68,7 +68,7 @@ def _definitions(text: str, filename: str) -> dict[CodeType, Definition]:
             first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
             nodes.setdefault((name, first), []).append(node)
     found: dict[CodeType, Definition] = {}
-    for code in _inner(compiled):
+    for code in inner_codes(compiled):
         candidates = nodes.get((code.co_name, code.co_firstlineno), [])
         if len(candidates) > 1:
             candidates = [node for node in candidates if _is_of(code, node)]
@@ -92,7 +92,7 @@ def _is_of(code: CodeType, node: Definition) -> bool:
     return hasattr(code, "co_positions") and place in set(code.co_positions())
 
 
-def _inner(code: CodeType) -> list[CodeType]:
-    """All code inside another one, at every depth."""
+def inner_codes(code: CodeType) -> list[CodeType]:
+    """Return all code inside other code, at every depth."""
     direct = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return [*direct, *(inner for other in direct for inner in _inner(other))]
+    return [*direct, *(inner for other in direct for inner in inner_codes(other))]

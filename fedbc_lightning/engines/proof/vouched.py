@@ -27,5 +27,5 @@ def recordable(function: Function) -> Function:
         >>> smooth(1.0)
         0.9
     """
-    setattr(function, VOUCHED, True)
+    setattr(function, VOUCHED, function)  # functools.wraps copies attributes to functions that nobody vouches for
     return function
