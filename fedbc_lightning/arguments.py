@@ -93,6 +93,8 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         wrong.append(f"trainer.buffers: got {arguments['buffers']}; use average, local or global")
     if arguments["engine"] not in ("sequential", "vectorized", "auto"):
         wrong.append(f"trainer.engine: got {arguments['engine']}; use sequential, vectorized or auto")
+    if arguments["local_schedules"] not in ("fresh", "continue"):
+        wrong.append(f"trainer.local_schedules: got {arguments['local_schedules']}; use fresh or continue")
     if arguments["record_steps"] not in (True, False, "auto"):
         wrong.append(f"trainer.record_steps: got {arguments['record_steps']}; use auto, true or false")
     if arguments["client_dtype"] not in (None, "float32", "bfloat16"):

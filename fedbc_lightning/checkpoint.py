@@ -114,8 +114,8 @@ def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], path: str 
         ConfigurationError: They differ; the message names the first differences.
     """
     differences = []
-    for part, here in current.items():
-        there = saved.get(part)
+    for part in dict.fromkeys([*current, *saved]):
+        here, there = current.get(part), saved.get(part)
         if there == here:
             continue
         if isinstance(here, dict) and isinstance(there, dict):

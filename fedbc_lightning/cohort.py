@@ -15,6 +15,7 @@ from fedbc_lightning.state import ClientStore
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import LocalTraining
+    from fedbc_lightning.local_schedules import Taken
 
 
 EMPTY = torch.empty(0)
@@ -39,6 +40,9 @@ class Cohort:
         losses: The plain mean over each client's batches of the loss before each step; NaN without one.
         local: What these clients do in place of the trainer's local training: a straggler's part of it; None: all.
         started: Those whose training has begun in this round.
+        taken_before: The epochs and steps of each client in earlier rounds, from which its local schedules go on; None:
+            they begin afresh.
+        taken_after: Those with this round's; empty before local training, and where they begin afresh.
         messages: What else the clients send to the server's parts, by name, (K, ...).
         valid: (K,) bool, False where loss or w is not finite: such a client weighs nothing and keeps its state.
         records: One dict per client, to become its row in ``clients.csv``.
@@ -57,6 +61,8 @@ class Cohort:
         self.start_buffers: Tensor | None = None
         self.local: LocalTraining | None = None
         self.started: set[int] = set()
+        self.taken_before: list[Taken] | None = None
+        self.taken_after: list[Taken] = []
         self.messages: dict[str, Tensor] = {}
         self.records: list[dict[str, Any]] = [
             {"client": client, "num_samples": size} for client, size in zip(ids, num_samples, strict=True)

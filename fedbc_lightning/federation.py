@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
 
-from fedbc_lightning import checkpoint
+from fedbc_lightning import checkpoint, local_schedules
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.data import FederatedDataModule
@@ -111,7 +111,12 @@ class Federation:
 
         first = configure(user)
         self.schedule = RoundSchedulers(first.optimizer, first.round_schedulers)
-        say_which_schedulers_never_arrive(first, *self._largest_client(), max_rounds)
+        self._continues = local.schedule_rounds is not None
+        if self._continues:
+            limits = local.limits(int(participation.num_batches.max()))
+            local_schedules.check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
+        else:
+            say_which_schedulers_never_arrive(first, *self._largest_client(), max_rounds)
         configured = configure(user)
         self.layout = ParameterLayout(user.module, [g["params"] for g in configured.optimizer.param_groups])
         initial, buffer_values = self.layout.read(), self.layout.read_buffers()
@@ -217,6 +222,8 @@ class Federation:
         self._keeps_last_models = keep_local_models and not algorithm.has_local_model and not algorithm.trains_pooled
         if self._keeps_last_models:
             declaration.client_model(LOCAL_MODEL)
+        if self._continues:
+            local_schedules.declare(declaration)
         self.has_local_models = algorithm.has_local_model or self._keeps_last_models
         return declaration
 
@@ -255,7 +262,7 @@ class Federation:
         except WrittenParametersError as error:  # all ranks are to hear of it
             found = error
         self.user.shared_state.say()
-        if round == 1 and found is None:
+        if round == 1 and found is None and not self._continues:
             say_which_counts_begin_anew(self.user.shim, *self._largest_client())
         server.records = self._join_ranks(records, sums, counters, found)
         self._check_records(round)
@@ -420,6 +427,8 @@ class Federation:
         cohort.start_counters = self.server["counters"]
         if self._buffer_policy == "local":
             cohort.start_buffers, cohort.start_counters = cohort.local_buffers, cohort.local_counters[0]
+        if self._continues:
+            local_schedules.begin(cohort)
         return cohort
 
     def _train(self, positions: list[int], sums: Sums, *, is_late: bool) -> Cohort:
@@ -428,6 +437,8 @@ class Federation:
         if is_late:
             cohort.local = self.participation.late_training(self.server.round, cohort.ids[0])
         self.algorithm.client_update(self.engine, cohort, self.server)
+        if self._continues:
+            local_schedules.end(cohort)
         cohort.check_finite()
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
@@ -497,11 +508,10 @@ class Federation:
     def _tell_module_about_largest_client(self) -> None:
         """What the module sees outside of clients, and ``configure_optimizers`` when called to learn its form."""
         num_batches = int(self.participation.num_batches.max())
-        steps = self._local.num_steps(num_batches)
-        self.user.shim.set(
-            max_epochs=self._local.epochs or 1, max_steps=self._local.steps or -1, num_training_batches=num_batches,
-            estimated_stepping_batches=steps, current_client=None, training=False,
-        )  # fmt: skip
+        limits = self._local.limits(num_batches)
+        if self._local.schedule_rounds is None:
+            limits["max_epochs"] = self._local.epochs or 1
+        self.user.shim.set(**limits, num_training_batches=num_batches, current_client=None, training=False)
 
     # checkpoints
 
@@ -523,6 +533,7 @@ class Federation:
             },
             "algorithm": type(self.algorithm).__name__,
             "state": self.declaration.fingerprint(),
+            **({"trainer.local_schedules": "continue"} if self._continues else {}),
         }
 
     def state_dict(self, *, is_last: bool = True) -> dict[str, Any]:

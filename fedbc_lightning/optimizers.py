@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.fast_forward import FastForward
 from fedbc_lightning.hooks import overrides
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.module import UserModule
@@ -30,6 +31,12 @@ ELEMENTWISE = frozenset({
     torch.optim.ASGD,
 })  # fmt: skip
 """Optimizers that treat every element alike: one flat slice per group gives bitwise the same steps, faster."""
+
+LASTING = frozenset({
+    "max_epochs", "max_steps", "estimated_stepping_batches", "num_training_batches", "max_rounds",
+    "accumulate_grad_batches",
+})  # fmt: skip
+"""What schedulers may read of ``self.trainer``, for it is the same in all rounds of a client."""
 
 
 @dataclass
@@ -127,6 +134,7 @@ class LocalOptimizer:
         self.is_flat = type(configured.optimizer) in ELEMENTWISE and not own
         self.needs_closure = _needs_closure(configured.optimizer)
         self.learning_rates: list[float] | None = None
+        self._fast_forward = FastForward()
         self._take(configured)
 
     @property
@@ -144,6 +152,7 @@ class LocalOptimizer:
     def use_per_tensor(self) -> None:
         """Keep the module's own parameters in the optimizer from now on."""
         self.is_flat = False
+        self._fast_forward = FastForward()  # its states are of flat groups
         self._take(configure(self._user))
 
     def plain_step(self) -> Callable[[], Any]:
@@ -172,8 +181,14 @@ class LocalOptimizer:
         for leaf, grad in self._leaves:
             leaf.grad = grad if is_there else None
 
-    def reset(self, lr_scale: float = 1.0) -> None:
-        """Make optimizer and schedulers as new, for the next client; its learning rates times ``lr_scale``."""
+    def reset(self, lr_scale: float = 1.0, *, epochs: int = 0, steps: int = 0) -> None:
+        """Make optimizer and schedulers as new, for the next client.
+
+        Args:
+            lr_scale: Factor on its learning rates.
+            epochs: That the client's schedulers of interval ``epoch`` have seen in earlier rounds.
+            steps: Likewise those of interval ``step``.
+        """
         if self.is_made_anew:
             self._take(configure(self._user))
         else:
@@ -182,12 +197,20 @@ class LocalOptimizer:
                 group.update(copy.deepcopy(fresh) if self._has_tensors else fresh)
             for config, state in zip(self.schedulers, self._fresh_schedulers, strict=True):
                 config.scheduler.load_state_dict(copy.deepcopy(state))
+        if self.schedulers and (epochs or steps):
+            count = epochs if self.schedulers[0].interval == "epoch" else steps
+            self._fast_forward.move(self.optimizer, self.schedulers, count, self._made_from())
         if self.learning_rates is not None:
             for group, lr in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
                 group["lr"] = lr
         if lr_scale != 1:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["lr"] * lr_scale
+
+    def _made_from(self) -> tuple[Any, ...] | None:
+        """What of ``self.trainer`` the schedulers may depend on; None: also on something that may change by itself."""
+        shim = self._user.shim
+        return None if self.is_made_anew and shim.reads - LASTING else shim.peek(sorted(LASTING))
 
     def forget(self) -> None:
         """Leave nothing of the last client's state."""

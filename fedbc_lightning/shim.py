@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from fedbc_lightning.errors import ConfigurationError
@@ -23,8 +23,8 @@ class ModuleTrainer:
     """Answers what a module may ask its trainer; anything else raises with what to use instead.
 
     Inside a client the words mean the client's training: ``max_epochs`` are the local epochs, ``current_epoch`` the
-    local epoch, ``global_step`` the local steps so far, ``estimated_stepping_batches`` all local steps. Outside,
-    ``current_epoch`` is the round.
+    local epoch, ``global_step`` the local steps so far, ``estimated_stepping_batches`` all local steps; of one round,
+    or with ``local_schedules: continue`` of all rounds. Outside, ``current_epoch`` is the round.
 
     Attributes:
         reads: The names that were read since it was last emptied; of a name that is computed, those it is made of.
@@ -100,6 +100,10 @@ class ModuleTrainer:
     def set(self, **values: Any) -> None:
         """Give new values."""
         self.__dict__["_values"].update(values)
+
+    def peek(self, names: Iterable[str]) -> tuple[Any, ...]:
+        """Values by name, without taking down that they were read."""
+        return tuple([self._values[name] for name in names])
 
     def show_module(self, module: LightningModule, run: FederatedTrainer) -> None:
         """Say whose trainer this is, and in which run."""

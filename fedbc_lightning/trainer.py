@@ -71,6 +71,12 @@ class FederatedTrainer(CallbackView):
         clients_per_round: S: an int is a number, a float a fraction of N, 1.0 all clients.
         local_epochs: E, passes over a client's data per round; default 1 if ``local_steps`` is None.
         local_steps: Optimizer steps per client and round, instead of ``local_epochs``.
+        local_schedules: ``"fresh"``: ``current_epoch``, ``global_step`` and schedulers of interval ``epoch`` or
+            ``step`` begin anew with each client and round. ``"continue"``: they go on over the rounds that a client
+            takes part in, and ``max_epochs``, ``max_steps`` and ``estimated_stepping_batches`` are those of one round
+            times ``max_rounds``. The epochs and steps that a client has taken are columns of ``clients.csv``; an epoch
+            that is broken off counts by the share of its batches that came. Where a method trains a client twice in a
+            round, the last training counts.
         sampler: Which clients take part; default uniform without replacement.
         stragglers: Sampled clients that do less work or vanish; None: nobody.
         engine: ``"sequential"``: one client after another, for any module. ``"vectorized"``: many at once, by
@@ -130,6 +136,7 @@ class FederatedTrainer(CallbackView):
         clients_per_round: int | float = 1.0,
         local_epochs: int | None = None,
         local_steps: int | None = None,
+        local_schedules: Literal["fresh", "continue"] = "fresh",
         sampler: ClientSampler | None = None,
         stragglers: Stragglers | None = None,
         engine: Literal["sequential", "vectorized", "auto"] = "sequential",
@@ -167,6 +174,7 @@ class FederatedTrainer(CallbackView):
             gradient_clip_val=gradient_clip_val,
             gradient_clip_algorithm=gradient_clip_algorithm or "norm",
             record_steps=record_steps,
+            schedule_rounds=max(1, max_rounds) if local_schedules == "continue" else None,
         )
         self.sampler = sampler or UniformSampler()
         self.stragglers = stragglers

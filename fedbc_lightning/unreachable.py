@@ -41,8 +41,9 @@ def say_which_schedulers_never_arrive(configured: Configured, epochs: int, steps
             kind, unit = type(config.scheduler).__name__, "epochs" if config.interval == "epoch" else "steps"
             rank_zero_info(
                 f"model: {kind} begins anew with each client and round. In {own} local {unit} its learning rate goes "
-                f"from {reached[0]:g} to {last:g} and never gets to {beyond[-1]:g}: choose it for one round, or give "
-                "it interval: round, with which it moves once per round."
+                f"from {reached[0]:g} to {last:g} and never gets to {beyond[-1]:g}: choose it for one round, let it "
+                "go on (trainer.local_schedules: continue), or give it interval: round, with which it moves once per "
+                "round."
             )
 
 
@@ -58,7 +59,8 @@ def say_which_counts_begin_anew(shim: ModuleTrainer, epochs: int, steps: int) ->
         if name in shim.reads:
             rank_zero_info(
                 f"model: self.{name} counts from 0 in each client and round, here up to {count - 1}: what is scheduled "
-                "by it never gets further. self.trainer.current_round counts the rounds (said once)."
+                "by it never gets further. trainer.local_schedules: continue lets it count on, "
+                "self.trainer.current_round counts the rounds (said once)."
             )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.devices import read
+from fedbc_lightning.local_schedules import Taken
 from fedbc_lightning.seeding import derive, seed_globals
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class ClientRun:
         loss: Mean over its batches; NaN if none had one.
         gradient_mean: (d,) mean of the raw gradients, where it was asked for.
         is_finite: Whether all of these were.
+        taken: The epochs and steps of this and earlier rounds, where local schedules go on.
         record: For the client's row in ``clients.csv``: what it counted and logged.
     """
 
@@ -45,7 +47,9 @@ class ClientRun:
         self.losses: list[Tensor] = []  # of the batches that had one, with their sizes
         self.sizes: list[int] = []
         self._updates_by_rate: Counter[tuple[float, ...]] = Counter()  # learning rate of each group -> updates
-        self.epoch = 0
+        self.before = Taken() if cohort.taken_before is None else cohort.taken_before[k]
+        self.epoch = self.first_epoch = 0  # the epoch counts within the round, the first one over all rounds
+        self.batches_passed = 0
         self.is_told = False
         self._metrics: dict[str, Tensor] = {}  # of the last epoch
         self.gradient_mean: Tensor | None = None
@@ -68,11 +72,12 @@ class ClientRun:
             self.client, engine.round, seed=engine.seed, device=self.user.device
         )
         self.num_batches = len(self.loader)
+        self.first_epoch = self.before.whole_epochs(self.num_batches)
         self.user.shim.start_client()
         self.collector = self.user.start_collecting()
         if tells or not self.loader.gathers_plainly:
             self.tell_module()
-        self.optimizer.reset(lr_scale)
+        self.optimizer.reset(lr_scale, epochs=self.first_epoch, steps=self.before.steps)
         if self.client not in self.cohort.started:
             self.cohort.started.add(self.client)
             self.hooks.call("on_client_start", self.client)
@@ -84,20 +89,32 @@ class ClientRun:
         """
         self.is_told = True
         self.user.train_mode()
-        planned = self.local.num_steps(self.num_batches)
-        steps_per_epoch = -(-self.num_batches // self.local.accumulate_grad_batches)
         self.user.shim.set(
-            max_epochs=self.local.epochs if self.local.epochs is not None else -(-planned // steps_per_epoch),
-            max_steps=self.local.steps if self.local.steps is not None else -1,
-            estimated_stepping_batches=planned,
+            **self._whole_training().limits(self.num_batches),
             num_training_batches=self.num_batches,
             train_dataloader=self.loader,
-            current_epoch=self.epoch,
-            global_step=self.num_steps,
+            current_epoch=self.current_epoch,
+            global_step=self.global_step,
             current_client=self.client,
             callback_metrics=self._metrics,
             training=True,
         )
+
+    def _whole_training(self) -> LocalTraining:
+        """What the client does in a round; a schedule over all rounds is not shortened by one round as a straggler."""
+        if self.cohort.taken_before is None:
+            return self.local
+        return max(self.engine.local, self.local, key=lambda local: local.num_steps(self.num_batches))
+
+    @property
+    def current_epoch(self) -> int:
+        """As the module sees it."""
+        return self.first_epoch + self.epoch
+
+    @property
+    def global_step(self) -> int:
+        """As the module sees it."""
+        return self.before.steps + self.num_steps
 
     # epochs
 
@@ -106,7 +123,7 @@ class ClientRun:
         self.epoch = epoch
         self.loader.set_epoch(epoch)
         if self.is_told:
-            self.user.shim.set(current_epoch=epoch)
+            self.user.shim.set(current_epoch=self.current_epoch)
             self.hooks.call("on_train_epoch_start")
 
     def end_epoch(self) -> None:
@@ -116,7 +133,7 @@ class ClientRun:
         self._metrics = self.collector.current()
         if self.is_told:
             self.user.shim.set(callback_metrics=self._metrics)
-            self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=True)
+            self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=True)
             self.layout.check_trainable()
         self.collector.end_epoch()
 
@@ -127,7 +144,7 @@ class ClientRun:
             self._updates_by_rate[self.optimizer.rates] += 1
         self.num_steps += 1
         if self.is_told:
-            self.user.shim.set(global_step=self.num_steps)
+            self.user.shim.set(global_step=self.global_step)
         if self.optimizer.schedulers:
             self.optimizer.step_schedulers("step", batch_idx + 1, plateau=False)
             self.optimizer.step_schedulers("step", batch_idx + 1, plateau=True)
@@ -150,6 +167,7 @@ class ClientRun:
             self.loss = sum(losses) / len(losses)
             total = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True))
             logged = {"loss": total / sum(self.sizes), **logged}
+        self.taken = self.before.plus(self.batches_passed, self.num_steps, self.num_batches)
         self.record = {"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}}
 
     def _rates_on_average(self) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ from fedbc_lightning.engines.mappable import SEQUENTIAL
 from fedbc_lightning.engines.step_function import StepOutput, at_entries
 from fedbc_lightning.engines.visitors import is_ours
 from fedbc_lightning.errors import ConfigurationError, first_line
+from fedbc_lightning.loading import batches_of_each
 from fedbc_lightning.local import Term
 from fedbc_lightning.seeding import derive, seed_globals
 
@@ -155,6 +156,10 @@ class CohortRun:
 
     # the end
 
+    def batches_passed(self, steps: list[int]) -> list[int]:
+        """How many batches each client has seen in so many steps."""
+        return steps
+
     def finish(self, steps: list[int], means: Means, gradient_sum: Tensor | None = None) -> None:
         """Fill in the cohort: what local training ended with, what it counted and logged."""
         cohort, engine = self.cohort, self.engine
@@ -164,6 +169,9 @@ class CohortRun:
         cohort.counters = self.layout.read_counters()
         cohort.steps = steps
         cohort.step_size = engine.step_sizes(self.optimizer.rates).expand(num_clients, -1)
+        if cohort.taken_before is not None:
+            passed = zip(self.batches_passed(steps), steps, batches_of_each(self.loaders).tolist(), strict=True)
+            cohort.taken_after = [taken.plus(*more) for taken, more in zip(cohort.taken_before, passed, strict=True)]
         counts = torch.tensor(steps, dtype=torch.float64)
         cohort.losses = means.plain.tolist()
         for values in (self.w, means.plain):

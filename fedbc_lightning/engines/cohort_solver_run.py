@@ -60,7 +60,7 @@ class CohortSolverRun(CohortRun):
     ) -> None:
         super().__init__(engine, cohort, local, terms)
         self.terms += weight_decay_terms(engine)
-        self.solver, self.num_steps = solver, 0
+        self.solver, self.num_steps, self.num_drawn = solver, 0, 0
         self._batches: Iterator[tuple[int, list[Stack]]] = iter(())
 
     def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
@@ -91,6 +91,10 @@ class CohortSolverRun(CohortRun):
         solver.end(client)
         self.finish([num_steps] * len(lengths), self.counted.means())
 
+    def batches_passed(self, steps: list[int]) -> list[int]:
+        """As many as the solver has drawn, which may be several in a step."""
+        return [self.num_drawn] * len(steps)
+
     def parts(self) -> list[Any]:
         """The terms and the solver."""
         return [*super().parts(), self.solver]
@@ -111,6 +115,7 @@ class CohortSolverRun(CohortRun):
                 f"algorithm.solver: {name} draws more batches in a step than its batches_per_step, "
                 f"{self.solver.batches_per_step}; correct that number."
             ) from None
+        self.num_drawn += 1
         return CohortBatch(stacks)
 
     def gradient(self, w: Tensor, batch: CohortBatch) -> Tensor:

@@ -85,6 +85,7 @@ class OptimizerRun(ClientRun):
             self._run_plain_batches()
         else:
             self._run_batches()
+        self.batches_passed += self.collector.num_batches
         if self.local.steps is not None and self.num_steps == steps_before and not self.user.shim.is_client_stopped:
             raise ConfigurationError(
                 f"model: a whole epoch of client {self.client} made no optimizer step (training_step returned None, or "
@@ -148,7 +149,7 @@ class OptimizerRun(ClientRun):
             self.count_step(batch_idx, is_update=loss is not None)
             if batch_idx + 1 < self.num_batches and (self.num_steps == self.local.steps or shim.is_client_stopped):
                 return
-        optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
+        optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
     def _has_visitors(self) -> bool:
         """Whether code that is not this package's runs between the steps: in datasets, terms, or after steps."""
@@ -183,7 +184,8 @@ class OptimizerRun(ClientRun):
         )
         self.collector.start_batch(batch, size)
         if self.hooks.call("on_train_batch_start", batch, batch_idx) == -1:
-            self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
+            self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
+            self.batches_passed += self.num_batches - self.collector.num_batches  # the epoch counts as complete
             return True
         self.output: dict[str, Any] = {}
         self._is_counted = False
@@ -213,7 +215,7 @@ class OptimizerRun(ClientRun):
         else:
             forward_backward()
         if batch_idx + 1 == self.num_batches:
-            self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
+            self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
         if shows_output:
             self.hooks.call("on_train_batch_end", self.output, batch, batch_idx)
         return False
@@ -221,7 +223,7 @@ class OptimizerRun(ClientRun):
     def _zero_grad(self, batch_idx: int) -> None:
         self.hooks.call("on_before_zero_grad", self.optimizer.optimizer)
         if self.engine.overridden["optimizer_zero_grad"]:
-            self.module.optimizer_zero_grad(self.epoch, batch_idx, self.optimizer.optimizer)
+            self.module.optimizer_zero_grad(self.current_epoch, batch_idx, self.optimizer.optimizer)
             return
         for parameter in self.layout.parameters:
             parameter.grad = None
@@ -251,7 +253,7 @@ class OptimizerRun(ClientRun):
             return loss
 
         if self.engine.overridden["optimizer_step"]:
-            self.module.optimizer_step(self.epoch, batch_idx, optimizer, closure)
+            self.module.optimizer_step(self.current_epoch, batch_idx, optimizer, closure)
         elif self.optimizer.needs_closure:
             optimizer.step(closure)  # type: ignore[arg-type]
         else:

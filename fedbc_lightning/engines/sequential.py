@@ -56,6 +56,7 @@ class LocalTraining:
         gradient_clip_algorithm: By ``"norm"`` over all parameters at once, or by ``"value"``.
         record_steps: Which steps are recorded: ``"auto"`` those that are proven to be functions of weights and batch;
             True all, the user vouches for them; False none.
+        schedule_rounds: T, where a client's epochs and steps go on over all rounds; None: they begin anew in each.
     """
 
     epochs: int | None = 1
@@ -64,12 +65,26 @@ class LocalTraining:
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: Literal["norm", "value"] = "norm"
     record_steps: RecordSteps = "auto"
+    schedule_rounds: int | None = None
 
     def num_steps(self, num_batches: int) -> int:
         """K_i, the optimizer steps of a client with so many batches, if no step is skipped."""
         if self.steps is not None:
             return self.steps
         return -(-num_batches // self.accumulate_grad_batches) * (self.epochs or 0)
+
+    def limits(self, num_batches: int) -> dict[str, int]:
+        """How far local training goes, by Lightning's names, for a client with so many batches.
+
+        Where its epochs and steps go on over the rounds, that is what it takes if it takes part in all of them.
+        """
+        rounds, steps_per_epoch = self.schedule_rounds or 1, -(-num_batches // self.accumulate_grad_batches)
+        planned = self.num_steps(num_batches) * rounds
+        return {
+            "max_epochs": self.epochs * rounds if self.epochs is not None else -(-planned // steps_per_epoch),
+            "max_steps": self.steps * rounds if self.steps is not None else -1,
+            "estimated_stepping_batches": planned,
+        }
 
     def clip(self, gradients: Tensor) -> None:
         """Clip one client's gradient (d,), or those of K clients (K, d), in place."""
@@ -304,6 +319,8 @@ class SequentialEngine:
         cohort.buffers, cohort.counters = _stacked([run.buffers for run in runs]), runs[-1].counters
         cohort.steps, cohort.losses = [run.num_updates for run in runs], [run.loss for run in runs]
         sizes = {rates: self.step_sizes(rates) for rates in {run.mean_rates for run in runs}}
+        if cohort.taken_before is not None:
+            cohort.taken_after = [run.taken for run in runs]
         cohort.step_size = torch.cat([sizes[run.mean_rates] for run in runs])
         cohort.require_finite(cohort.model)
         gradient_means = [run.gradient_mean for run in runs if run.gradient_mean is not None]

@@ -108,6 +108,7 @@ class SolverRun(ClientRun):
             self._raw = enumerate(self.loader)
             found = next(self._raw)
         index, raw = found
+        self.batches_passed += 1
         data = self.user.to_device(raw)
         expected = min(self.loader.batch_size, self.loader.num_samples - index * self.loader.batch_size)
         self._batch = Batch(data, index, batch_size_of(data, expected))
@@ -184,7 +185,7 @@ class SolverRun(ClientRun):
             self._batch = None
 
     def _end_epoch(self) -> None:
-        self.optimizer.step_schedulers("epoch", self.epoch + 1, plateau=False)
+        self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
         self.end_epoch()
 
     def _quiet_schedulers(self) -> None:
