@@ -55,7 +55,7 @@ def declare(declaration: StateDeclaration) -> None:
 
 
 def begin(cohort: Cohort) -> None:
-    """Tell a cohort what its clients took in earlier rounds."""
+    """Tell a cohort what its clients took in earlier rounds; the model of pooled data has the last client's row."""
     epochs, steps = cohort.committed(EPOCHS).tolist(), cohort.committed(STEPS).tolist()
     cohort.taken_before = [Taken(done, int(count)) for done, count in zip(epochs, steps, strict=True)]
 

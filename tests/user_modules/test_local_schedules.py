@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from pathlib import Path
 
+import lightning
 import pytest
 import torch
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
 from lightning.pytorch import Callback
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
 
 from fedbc_lightning import ConfigurationError, FedAvg, fast_forward
 from fedbc_lightning.algorithms import Ditto, PerFedAvg
@@ -152,6 +155,42 @@ def test_rates_and_counts_are_those_of_a_scheduler_that_lives_as_long_as_the_run
         assert trainer.clients.scalar("epochs_taken")[client] == pytest.approx(own.passed / own.num_batches)
 
 
+class OneClient(BoringData):
+    """All 16 samples in one batch."""
+
+    num_clients = 1
+
+
+class ByEpoch(Scheduled):
+    """Without state of its optimizer, which is new in each round; the loss is weighed by epoch and step."""
+
+    def training_step(self, batch, batch_idx):
+        loss = BoringModel.training_step(self, batch, batch_idx)
+        return loss * (1 + self.current_epoch / self.trainer.max_epochs) / (1 + self.global_step)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.3)
+        return [optimizer], [self.make(optimizer, self)]
+
+
+def test_one_client_trains_as_under_lightning(tmp_path):
+    make = CASES["StepLR"][0]
+    trainer = make_trainer(
+        tmp_path, clients_per_round=1, local_epochs=2, local_schedules="continue", precision="64-true"
+    )
+    trainer.fit(make_model(ByEpoch, make=make), OneClient(), FedAvg())
+    model, batch = make_model(ByEpoch, make=make), BoringData().client_train_dataset(0)
+    plain = lightning.Trainer(
+        max_epochs=6, precision="64-true", accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice about workers
+        plain.fit(model, DataLoader(batch, batch_size=16))
+    for name, value in trainer.federation.module_state().items():
+        torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-10, atol=1e-12)
+
+
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(fast_forward, "STRIDE", 4)
     make, interval, _, local = CASES["in a row"]
@@ -246,6 +285,26 @@ class OwnStep(Scheduled):
         scheduler.step(self.current_epoch)
 
 
+class Mixed(Scheduled):
+    """One scheduler by epoch, another by step."""
+
+    def configure_optimizers(self):
+        (optimizer,), (config,) = super().configure_optimizers()
+        return [optimizer], [config, {**config, "interval": "step"}]
+
+
+class Foreign:
+    """Is no scheduler of torch."""
+
+    def step(self):
+        """Nothing."""
+
+    def state_dict(self):
+        return {}
+
+    load_state_dict = print
+
+
 def constant(optimizer, module):
     return lr_scheduler.ConstantLR(optimizer)
 
@@ -263,6 +322,8 @@ REFUSED = [
     ({"make": lambda o, m: lr_scheduler.LambdaLR(o, lambda _, start=m.trainer.current_epoch: 1.0)},
      r"reads self\.trainer\.current_epoch"),
     ({"make": constant, "module": OwnStep}, "the module's own lr_scheduler_step"),
+    ({"make": constant, "module": Mixed}, "some are of interval epoch and some of interval step"),
+    ({"make": lambda o, m: Foreign()}, "Foreign is no torch.optim.lr_scheduler.LRScheduler"),
 ]  # fmt: skip
 
 
