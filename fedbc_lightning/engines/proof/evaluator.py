@@ -406,7 +406,7 @@ class Evaluator:
             kinds = Exception if handler.type is None else self.value(handler.type)
             for kind in kinds if type(kinds) is tuple else (kinds,):
                 if type(kind) is not type:
-                    self.refuse(f"catches `{ast.unparse(handler.type)}`")
+                    self.refuse(f"catches a {kind!r}")
             if not issubclass(type(error), kinds):
                 continue
             self.frame.caught.append(error)

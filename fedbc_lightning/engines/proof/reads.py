@@ -58,9 +58,9 @@ class Reads:
             owner: What it belongs to; the ``__dict__`` of a class is another object each time.
             key: Of the item.
         """
-        value = dict.get(mapping, key, MISSING) if is_a(mapping, dict) else mapping.get(key, MISSING)  # type: ignore[arg-type]
+        get: Callable[..., Any] = partial(dict.get, mapping) if isinstance(mapping, dict) else mapping.get
+        value = get(key, MISSING)
         if self._is_new(owner, ("item", key)):
-            get = partial(dict.get, mapping) if is_a(mapping, dict) else mapping.get
             self._items.append((get, key, value))
             self._form(value)
         return value
