@@ -6,6 +6,7 @@ other. ``pytorch_lightning`` takes a second to import, and is looked at only whe
 
 from __future__ import annotations
 
+import copyreg
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -61,6 +62,18 @@ def _of_users(twin: type) -> Iterator[type]:
             yield from _of_users(child)
         else:
             yield child
+
+
+def _named(name: str) -> Any:
+    return globals()[name]
+
+
+def _reduced(cls: _Either) -> tuple[Any, tuple[str]]:
+    """How to pickle such a class, which pretends to have the name of another one, for processes that are spawned."""
+    return _named, (f"Any{cls.original.__name__.removeprefix('Lightning')}",)
+
+
+copyreg.pickle(_Either, _reduced)  # type: ignore[arg-type]
 
 
 def _either(original: type) -> Any:

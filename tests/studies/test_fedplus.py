@@ -123,4 +123,4 @@ def test_models_that_are_not_kept(project, capfd):
     assert "trainer.keep_local_models: AggregationMoves compares them" in capfd.readouterr().err
     assert run_cli(*words) == 0
     with pytest.raises(ConfigurationError, match="the clients' models are not kept"):
-        loss_along_line(project / "runs/tiny/version_1", [0], [0.0])
+        loss_along_line(project / "runs/tiny/version_0", [0], [0.0])
