@@ -11,11 +11,9 @@ import gc
 import io
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, UsageError, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
@@ -68,13 +66,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(error, status=2)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a console script does not see the user's own modules
-    if args is not None:
-        return _run(words, is_of_studies=is_of_studies)
-    _import_uncollected()
-    status = _run(words, is_of_studies=is_of_studies)
-    if not _is_watched():
-        _leave(status)
-    return status
+    if args is None:
+        _import_uncollected()
+    return _run(words, is_of_studies=is_of_studies)
 
 
 def _escape_what_cannot_be_shown() -> None:
@@ -95,23 +89,6 @@ def _import_uncollected() -> None:
     gc.freeze()
     gc.enable()
     atexit.register(gc.unfreeze)  # else Triton reports all its types as leaked
-
-
-def _is_watched() -> bool:
-    """Return whether a debugger or profiler is at work, which looks at what there is after the program."""
-    monitoring = getattr(sys, "monitoring", None)
-    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring is not None else []
-    return sys.gettrace() is not None or sys.getprofile() is not None or any(tools)
-
-
-def _leave(status: int) -> NoReturn:
-    """End the process as Python does, but for taking apart what was imported: that took two seconds."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # whoever read it is gone, or it is closed
-            stream.flush()
-    os._exit(status)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: object) -> None:
