@@ -73,7 +73,7 @@ def _reduced(cls: _Either) -> tuple[Any, tuple[str]]:
     return _named, (f"Any{cls.original.__name__.removeprefix('Lightning')}",)
 
 
-copyreg.pickle(_Either, _reduced)  # type: ignore[arg-type]
+copyreg.pickle(_Either, _reduced)
 
 
 def _either(original: type) -> Any:

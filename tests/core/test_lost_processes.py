@@ -173,7 +173,7 @@ def test_a_process_that_answers_no_more_ends_the_run(project):
         said = " ".join(program.printed[1].split())
     assert program.poll() == 1
     assert "process 1 of 2 (counted from 0) has not answered for 2 s: it is stopped, or its machine hangs" in said
-    assert "by the same command with ckpt_path: last" in said
+    assert "by the same command with ckpt_path: runs/tiny/version_0/checkpoints/last.ckpt" in said
 
 
 def test_a_process_waits_for_the_others_for_so_long(project):

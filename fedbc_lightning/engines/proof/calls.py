@@ -216,7 +216,7 @@ class Calls:
         if is_mapping and name == "get":
             return self._objects.get(owner, *args)
         if is_mapping and name in ("items", "keys", "values"):
-            self._objects.mapping(owner)
+            self._objects.items(owner)
             return function()
         if is_mapping and name == "__getitem__":
             return self._objects.item(owner, *args)
@@ -323,6 +323,7 @@ class Calls:
 
         fields = vars(cls)["__dataclass_fields__"].values()
         has_code = hasattr(cls, "__post_init__") or cls.__setattr__ is not object.__setattr__
+        has_code |= any(hasattr(vars(base).get(field.name), "__set__") for base in cls.__mro__ for field in fields)
         if has_code or any(field.default_factory is not NO_FACTORY for field in fields):
             self._refuse(cls)
         return self._objects.made(cls(*args, **kwargs))

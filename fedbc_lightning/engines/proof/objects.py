@@ -8,7 +8,7 @@ import operator
 import types
 from abc import ABCMeta
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -63,7 +63,7 @@ class Objects:
         evaluator: Evaluates that code.
 
     Attributes:
-        gone_through: Lists of the step's own that were gone through, and what they held then.
+        gone_through: Lists and dicts of the step's own that were gone through, and what they held then.
     """
 
     def __init__(self, evaluator: Evaluator) -> None:
@@ -73,7 +73,7 @@ class Objects:
         self._kept: set[int] = set()
         self._walks: set[int] = set()
         self._changed: list[int] = []
-        self.gone_through: list[tuple[list[Any], list[Any]]] = []
+        self.gone_through: list[tuple[Collection[Any], list[Any]]] = []
 
     # made inside
 
@@ -135,14 +135,14 @@ class Objects:
         if id(value) in self._kept:
             self._evaluator.refuse("goes through a generator that it has kept")
 
-    def check_lists(self, lists: Iterable[tuple[list[Any], list[Any]]]) -> None:
+    def check_lists(self, lists: Iterable[tuple[Collection[Any], list[Any]]]) -> None:
         """Refuse if lists have changed that are being gone through.
 
         Args:
             lists: Each as it is now, with what it held.
         """
         if any(len(now) != len(then) or any(map(operator.is_not, now, then)) for now, then in lists):
-            self._evaluator.refuse("changes a list while it goes through it")
+            self._evaluator.refuse("changes a list or dict while it goes through it")
 
     def changed(self, value: Any) -> None:
         """Take down that an object of the step's own has been changed."""
@@ -248,7 +248,10 @@ class Objects:
         if kind is ITERATOR and self.is_made(value):
             return list(value)
         if is_a(value, dict) and self._is_as_in_dict(value, "__iter__"):
-            return list(self.mapping(value))
+            found = list(self.mapping(value))
+            if self.is_made(value):
+                self.gone_through.append((value, found))
+            return found
         method = self._evaluator.attributes.special(value, "__iter__")
         if is_a(method, types.MethodType):
             return self.items(self._evaluator.call(method, (), {}))
