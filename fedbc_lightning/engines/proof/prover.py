@@ -54,7 +54,7 @@ def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: C
     """
     reads = Reads()
     evaluator = Evaluator(reads, log=log)
-    for read in (torch.get_default_dtype, torch.get_default_device, torch._C._len_torch_function_stack):
+    for read in (torch.get_default_dtype, _default_device, torch._C._len_torch_function_stack):
         reads.setting(read)
     if not known.is_torch_whole():
         raise NotRecordableError("it runs beside functions of torch that were replaced")
@@ -71,3 +71,11 @@ def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: C
     if not reads.hold():
         raise NotRecordableError("it changes something that it reads")
     return Proof(reads)
+
+
+def _default_device() -> torch.device | None:
+    """The device of new tensors; torch 2.8 fails to tell it once it was reset."""
+    try:
+        return torch.get_default_device()
+    except AttributeError:
+        return None
