@@ -240,6 +240,7 @@ def _become(command: list[str], cwd: str, environment: dict[str, str], files: tu
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
         fcntl.flock(stream, fcntl.LOCK_EX)  # until it is closed by all
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what nohup starts ignores it
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     os.chdir(cwd)
