@@ -191,7 +191,7 @@ class FoundImages(NamedTuple):
         labels: Class of each, ``(M,)`` int64.
         classes: Names of the classes, sorted.
         empty: Names of the folders without images, sorted: they are no classes.
-        folders: Of each image ``train``, ``test``, ...; where there are no such folders, the empty string.
+        folders: The folder of each image, ``train``, ``test``, ...; the empty string where there are no such folders.
     """
 
     paths: list[Path]

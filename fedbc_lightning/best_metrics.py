@@ -10,7 +10,7 @@ from torchmetrics import MaxMetric, MinMetric
 from fedbc_lightning.fabric import gather_objects
 
 State = list[list[float] | None]
-"""Of each metric the values that it holds; None: it was not updated."""
+"""The values that each metric holds; None for a metric that was not updated."""
 
 
 class BestMetrics:

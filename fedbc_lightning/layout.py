@@ -30,7 +30,7 @@ class WrittenParametersError(ConfigurationError):
     """Frozen parameters were written during training; in the first round they become buffers, and it begins again.
 
     Args:
-        names: Of the parameters.
+        names: The names of the parameters.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

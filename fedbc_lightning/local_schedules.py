@@ -72,8 +72,8 @@ def check_schedules(user: UserModule, max_epochs: int, max_steps: int) -> None:
 
     Args:
         user: The module.
-        max_epochs: That the largest client takes in the whole run, at most.
-        max_steps: Likewise.
+        max_epochs: The most local epochs that the largest client takes in the whole run.
+        max_steps: The most local steps that the largest client takes in the whole run.
 
     Raises:
         ConfigurationError: There is one, with the reason.

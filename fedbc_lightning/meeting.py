@@ -31,7 +31,7 @@ class RollCall:
     by looks, so that none pass while this process is itself stopped.
 
     Args:
-        rank: Of this process.
+        rank: The rank of this process.
         peers: The processes that it is connected to: all others on rank 0, rank 0 elsewhere.
         send: Sends a message to one of them.
         give_up: Called with the rank of one that has been silent for too long.

@@ -6,7 +6,7 @@ sees every operation below both; run one after another these are the same operat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
@@ -80,19 +80,41 @@ def record(function: Replay, inputs: Sequence[Tensor], forbidden: Sequence[Tenso
 
 
 def _check(node: fx.Node) -> None:
-    tags = getattr(node.target, "tags", ())
-    reads_values = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
-    if node.target is aten.index.Tensor:  # by positions it is harmless, by a mask its shape depends on values
-        positions = [item.meta["val"] for item in node.args[1] if item is not None]  # type: ignore[union-attr]
-        reads_values = any(position.dtype in (torch.bool, torch.uint8) for position in positions)
-    if reads_values:
-        raise NotRecordableError(f"the shape of {node.target}'s result depends on values")
-    if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
-        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written = value if isinstance(value, (list, tuple)) else [value]
-                if any(isinstance(item, fx.Node) and _root(item).op != "call_function" for item in written):
-                    raise NotRecordableError(f"{node.target} writes into what it was given")
+    positions = node.args[1] if node.target is aten.index.Tensor else ()
+    check_shape(node.target, [item.meta["val"] for item in positions if item is not None])  # type: ignore[union-attr]
+    if not isinstance(node.target, OpOverload):
+        return
+    for value in written_arguments(node.target, node.args, node.kwargs):
+        written = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(item, fx.Node) and _root(item).op != "call_function" for item in written):
+            raise NotRecordableError(f"{node.target} writes into what it was given")
+
+
+def check_shape(operation: Any, positions: Sequence[Tensor]) -> None:
+    """Raise if the shape of an operation's result depends on values.
+
+    Args:
+        operation: An operator of torch.
+        positions: What ``aten.index`` takes by: positions are harmless, masks are not.
+
+    Raises:
+        NotRecordableError: It does.
+    """
+    tags = getattr(operation, "tags", ())
+    depends = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+    if operation is aten.index.Tensor:
+        depends = any(position.dtype in (torch.bool, torch.uint8) for position in positions)
+    if depends:
+        raise NotRecordableError(f"the shape of {operation}'s result depends on values")
+
+
+def written_arguments(operation: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """What an operation writes into, as its schema says."""
+    if not operation._schema.is_mutable:
+        return
+    for position, argument in enumerate(operation._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield args[position] if position < len(args) else kwargs.get(argument.name)
 
 
 def _root(node: fx.Node) -> fx.Node:

@@ -41,7 +41,7 @@ RECORD_AFTER = {"single": 500, "mapped": 60}
 NUM_TRIALS = 3
 """Number of replays that are compared with the step as written before replays are trusted."""
 COMPARE_EVERY = 64
-"""Of the steps after those, one in this many is run as written and compared."""
+"""Once replays are trusted, one step in this many is still run as written and compared."""
 MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
 
 
@@ -106,7 +106,7 @@ class StepRecorder:
         """
         self._has_visitors = has_visitors
         if round != self._round and not all(proof.holds_for_torch() for proof in self._proofs.values()):
-            self._proofs.clear()
+            self._forget()
         self._is_compared &= round == self._round
         self._round = round
         self._forget_unless_proven()
@@ -217,13 +217,13 @@ class StepRecorder:
         return None
 
     def _forget_unless_proven(self) -> None:
-        if not all(proof.holds() for proof in self._proofs.values()) or (self._found and not self._is_proven()):
-            self._proofs.clear()
-            self._found.clear()
-            self._counts.clear()
+        if not all(proof.holds() for proof in self._proofs.values()):
+            self._forget()
 
-    def _is_proven(self) -> bool:
-        return self._is_vouched or bool(self._proofs)
+    def _forget(self) -> None:
+        self._proofs.clear()
+        self._found.clear()
+        self._counts.clear()
 
     def _consider(self, kind: str, key: tuple, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
         """A recording, once a shape has come often enough."""

@@ -32,9 +32,9 @@ CONSTANT = frozenset({
     "world_size", "num_nodes", "num_devices", "precision", "default_root_dir", "log_dir", "accumulate_grad_batches",
     "gradient_clip_val", "gradient_clip_algorithm", "fast_dev_run", "barebones", "progress_bar_callback",
 })  # fmt: skip
-"""What ``self.trainer`` answers alike in all steps of a round ..."""
+"""Names of ``self.trainer`` whose values are the same in all steps of a round."""
 STAGES = frozenset({"training", "validating", "testing", "sanity_checking"})
-"""... and what it answers alike in all steps of one kind."""
+"""Names of ``self.trainer`` whose values are the same in all steps of one kind; the engine sets them before."""
 LOOKUPS = [
     vars(kind)["__getattribute__"]
     for kind in (

@@ -141,8 +141,8 @@ class Calls:
         bound = self._bound(code, args, kwargs, defaults, keyword)
         cells: dict[str, Any] = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         for name, value in bound.items():
-            if name in kwargs or is_a(value, dict):
-                self._mark_rest(code, name, value)
+            if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+                self._objects.made(value)  # the tuple of *args and the dict of **kwargs come into being with the call
         return self._evaluator.run(Frame(name_of(function), code, function.__globals__, cells, bound), node)
 
     def _bound(
@@ -159,11 +159,6 @@ class Calls:
             message = f"'{type(module).__name__}' object has no attribute '{name}'"
             raise self._evaluator.known_error(AttributeError(message))
         return value
-
-    def _mark_rest(self, code: types.CodeType, name: str, value: Any) -> None:
-        """The dict of ``**kwargs`` came into being with the call."""
-        if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            self._objects.made(value)
 
     def _closure(self, function: Closure, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         code = function.code
@@ -257,8 +252,8 @@ class Calls:
     def _check_values(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse where values of tensors would be looked at behind the dispatcher, or errors of kernels be handled."""
         has_tensor = any(map(_holds_tensor, (*args, *kwargs.values(), getattr(function, "__self__", None))))
-        if has_tensor and self._evaluator.num_catching:
-            self._evaluator.refuse("computes inside of a try whose errors it handles")
+        if has_tensor:
+            self._evaluator.check_not_caught()
         is_of_numpy = id(function) in known.ARRAY_FUNCTIONS or (
             is_a(function, type) and issubclass(function, np.generic)
         )
@@ -274,10 +269,9 @@ class Calls:
             for value in args:
                 self._objects.check_operand(value)
 
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for value in (*args, *kwargs.values()):
             self._objects.check(value)
-        return args, kwargs
 
     # classes
 
@@ -318,7 +312,7 @@ class Calls:
         return instance
 
     def _data_instance(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of a dataclass whose ``__init__`` does nothing but set attributes."""
+        """An instance of a dataclass whose ``__init__`` does nothing but set attributes."""
         from dataclasses import MISSING as NO_FACTORY
 
         fields = vars(cls)["__dataclass_fields__"].values()

@@ -6,7 +6,6 @@ import ast
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import CodeType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -30,11 +29,8 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.RShift: operator.rshift,
 }  # fmt: skip
 IN_PLACE: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.iadd, ast.Sub: operator.isub, ast.Mult: operator.imul, ast.Div: operator.itruediv,
-    ast.FloorDiv: operator.ifloordiv, ast.Mod: operator.imod, ast.Pow: operator.ipow, ast.MatMult: operator.imatmul,
-    ast.BitAnd: operator.iand, ast.BitOr: operator.ior, ast.BitXor: operator.ixor, ast.LShift: operator.ilshift,
-    ast.RShift: operator.irshift,
-}  # fmt: skip
+    kind: getattr(operator, f"i{function.__name__.rstrip('_')}") for kind, function in BINARY.items()
+}
 UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
 }  # fmt: skip
@@ -168,6 +164,11 @@ class Evaluator:
         """Refuse to handle any error but those that Python raises for the form of a program."""
         if not any(error is other and num == self._num_lazy() for other, num in self._known_errors):
             self.refuse(f"handles the error `{first_line(error)}`, which may depend on more than the form of the batch")
+
+    def check_not_caught(self) -> None:
+        """Refuse to compute with tensors where the step handles errors: kernels raise them for values."""
+        if self.num_catching:
+            self.refuse("computes inside of a try whose errors it handles")
 
     def values(self, nodes: Iterable[ast.expr]) -> list[Any]:
         """The values of expressions, with those of starred ones in their place."""
@@ -566,13 +567,10 @@ class Evaluator:
         frame, arguments = self.frame, node.args
         keyword = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         return Closure(
-            node, self._code_of(node), frame, tuple(self.values(arguments.defaults)),
+            node, inner_definition(frame.code, node), frame, tuple(self.values(arguments.defaults)),
             {name.arg: self.value(default) for name, default in keyword if default is not None},
             list(frame.inner),
         )  # fmt: skip
-
-    def _code_of(self, node: ast.FunctionDef | ast.Lambda) -> CodeType:
-        return inner_definition(self.frame.code, node)
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Any:
         found: list[Any] = []
@@ -599,22 +597,24 @@ class Evaluator:
         for item in items:
             self.count()
             self._store_inner(generator.target, item, names)
-            if not all(self.objects.truth(self.value(test)) for test in generator.ifs):
-                self.objects.check_lists(lists)
-                continue
-            if depth + 1 < len(node.generators):
-                more = self.objects.items(self.value(node.generators[depth + 1].iter))
-                self._generate(node, depth + 1, more, names, found)
-            elif isinstance(node, ast.DictComp):
-                key = self.value(node.key)
-                self.objects.check(key)
-                found.append((key, self.value(node.value)))
-            else:
-                value = self.value(node.elt)
-                if isinstance(node, ast.SetComp):
-                    self.objects.check_key(value)
-                found.append(value)
+            if all(self.objects.truth(self.value(test)) for test in generator.ifs):
+                self._generate_one(node, depth, names, found)
             self.objects.check_lists(lists)
+
+    def _generate_one(self, node: Any, depth: int, names: dict[str, Any], found: list[Any]) -> None:
+        """What a comprehension gives for the present values of its names, up to one of its loops."""
+        if depth + 1 < len(node.generators):
+            more = self.objects.items(self.value(node.generators[depth + 1].iter))
+            self._generate(node, depth + 1, more, names, found)
+        elif isinstance(node, ast.DictComp):
+            key = self.value(node.key)
+            self.objects.check(key)
+            found.append((key, self.value(node.value)))
+        else:
+            value = self.value(node.elt)
+            if isinstance(node, ast.SetComp):
+                self.objects.check_key(value)
+            found.append(value)
 
     def _store_inner(self, target: ast.expr, value: Any, names: dict[str, Any]) -> None:
         if isinstance(target, ast.Name):

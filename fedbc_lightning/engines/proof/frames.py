@@ -69,8 +69,8 @@ class Closure:
         node: Its definition.
         code: Its code.
         parent: The frame that it was made in.
-        defaults: Those of its last positional arguments.
-        keyword_defaults: Those of its keyword-only arguments.
+        defaults: The defaults of its last positional arguments.
+        keyword_defaults: The defaults of its keyword-only arguments.
         inner: The names of comprehensions around it.
     """
 

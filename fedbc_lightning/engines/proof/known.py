@@ -49,9 +49,6 @@ PLAIN_FUNCTIONS: list[Any] = [
     torch.is_autocast_enabled, torch.compiler.is_compiling, torch.broadcast_shapes, torch.result_type,
     torch.promote_types, torch.can_cast, torch.typename, torch._C._log_api_usage_once,
 ]  # fmt: skip
-FRESH_TYPES = (list, dict, set, enumerate, zip, reversed)
-"""What calls of these give is new: nobody else holds it."""
-
 EXCEPTIONS = (
     ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, LookupError, NotImplementedError,
     RuntimeError, TypeError, ValueError, Exception, StopIteration, ZeroDivisionError, OverflowError,

@@ -207,9 +207,9 @@ class Objects:
             self.check_operand(value)
 
     def check_operand(self, value: Any) -> None:
-        """As :meth:`check`, for the operands of an operator."""
-        if is_a(value, (type, Tensor)) and self._evaluator.num_catching and not is_a(value, type):
-            self._evaluator.refuse("computes inside of a try whose errors it handles")
+        """As :meth:`check`, for one operand of an operator."""
+        if is_a(value, Tensor):
+            self._evaluator.check_not_caught()
         self.check(value)
         if is_a(value, type):
             self._refuse_use(value)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedbc_lightning.engines.recording import NotRecordableError
+from fedbc_lightning.engines.recording import NotRecordableError, check_shape, written_arguments
 
 aten = torch.ops.aten
 
@@ -49,11 +49,8 @@ def check_values(operation: Any, args: Any) -> None:
     tags = getattr(operation, "tags", ())
     if operation is aten._local_scalar_dense.default or torch.Tag.data_dependent_output in tags:
         raise NotRecordableError("it looks at the value of a tensor")
-    shape_depends = torch.Tag.dynamic_output_shape in tags
-    if operation is aten.index.Tensor:  # by positions it is harmless, by a mask its shape depends on values
-        shape_depends = any(p.dtype in (torch.bool, torch.uint8) for p in args[1] if isinstance(p, Tensor))
-    if shape_depends:
-        raise NotRecordableError(f"the shape of {operation}'s result depends on values")
+    positions = args[1] if operation is aten.index.Tensor else ()
+    check_shape(operation, [position for position in positions if isinstance(position, Tensor)])
 
 
 BATCH_NORMS = {
@@ -65,15 +62,10 @@ BATCH_NORMS = {
 
 
 def _written(operation: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    schema = operation._schema
     if operation in BATCH_NORMS and (args[5] if len(args) > 5 else kwargs.get("training")):
         yield from _tensors(args[3:5])
-    if not schema.is_mutable:
-        return
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from _tensors(value)
+    for value in written_arguments(operation, args, kwargs):
+        yield from _tensors(value)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -56,7 +56,7 @@ class Reads:
         Args:
             mapping: A dict, or the ``__dict__`` of a class.
             owner: What it belongs to; the ``__dict__`` of a class is another object each time.
-            key: Of the item.
+            key: The key of the item.
         """
         get: Callable[..., Any] = partial(dict.get, mapping) if isinstance(mapping, dict) else mapping.get
         value = get(key, MISSING)
