@@ -109,7 +109,8 @@ class OptimizerRun(ClientRun):
         engine, user, optimizer, recorder = self.engine, self.user, self.optimizer, self.engine.recorder
         layout, grad, terms, collector, shim = self.layout, engine.grad, self.terms, self.collector, user.shim
         batch_size, num_samples = self.loader.batch_size, self.loader.num_samples
-        recorder.start(engine.round, has_visitors=self._has_visitors())
+        if self.epoch == 0:
+            recorder.start(engine.round, has_visitors=self._has_visitors())
         step = optimizer.plain_step()
         clips = bool(self.local.gradient_clip_val)
         if layout.num_optimized < layout.num_parameters:
