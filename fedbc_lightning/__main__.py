@@ -2,7 +2,7 @@
 
 import sys
 
-from fedbc_lightning.cli import main
+from fedbc_lightning.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

@@ -21,7 +21,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.fabric.utilities.distributed import _destroy_dist_connection, _set_num_threads_if_needed
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -68,7 +68,8 @@ class ClientParallelStrategy(DDPStrategy):
         distributed: Any = torch.distributed  # the public name came after 2.10
         set_timeout = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
         set_timeout(LONGEST_ROUND)
-        atexit.register(_leave_process_group)
+        atexit.unregister(_destroy_dist_connection)  # Lightning's, with NCCL, waits for ever where others are lost
+        atexit.register(leave_process_group)
 
     def _watch_parent(self, parent: int) -> None:
         """End this process where its parent dies before they have met."""
@@ -134,6 +135,12 @@ class WatchingLauncher(_SubprocessScriptLauncher):
                 if process.poll() is not None:
                     self._give_up(rank, process)
             time.sleep(0.1)
+
+    def wake(self) -> None:
+        """Let processes go on that somebody has stopped, so that they see the end of the run, and end."""
+        for process in self.procs:
+            if hasattr(signal, "SIGCONT"):
+                process.send_signal(signal.SIGCONT)  # nothing where it has ended
 
     def _give_up(self, rank: int, ended: subprocess.Popen) -> None:
         how = f"by signal {-ended.returncode}" if ended.returncode < 0 else f"with status {ended.returncode}"
@@ -214,9 +221,20 @@ def make_fabric(
     return fabric
 
 
-def _leave_process_group() -> None:
+def leave_process_group(seconds: int = 0) -> None:
+    """Leave it before Python ends, which gloo's threads would otherwise abort.
+
+    Args:
+        seconds: After so many the process ends by SIGALRM: what was begun together with a process that is stopped or
+            dead may never end. 0: never.
+    """
+    has_limit = seconds > 0 and hasattr(signal, "alarm")
     if torch.distributed.is_initialized():
+        if has_limit:
+            signal.alarm(seconds)
         torch.distributed.destroy_process_group()
+        if has_limit:
+            signal.alarm(0)
 
 
 def gather_objects(fabric: Fabric, value: Any) -> list[Any]:

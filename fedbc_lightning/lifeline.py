@@ -6,7 +6,6 @@ import atexit
 import json
 import os
 import secrets
-import signal
 import socket
 import sys
 import threading
@@ -20,7 +19,7 @@ import torch
 
 from fedbc_lightning import greeting, meeting
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.fabric import gather_objects
+from fedbc_lightning.fabric import WatchingLauncher, gather_objects, leave_process_group
 from fedbc_lightning.handover import runs_elsewhere
 from fedbc_lightning.interrupts import Interrupts
 
@@ -75,6 +74,7 @@ class Lifeline:
     def __init__(self, fabric: Fabric, current_round: Callable[[], int]) -> None:
         self._rank, self._world_size = fabric.global_rank, fabric.world_size
         self._has_parent = runs_elsewhere(fabric)
+        self._launcher = fabric.strategy.launcher
         self._peers: dict[int, socket.socket] = {}
         self._failure: Failure | None = None
         self._own_error: str | None = None
@@ -185,8 +185,10 @@ class Lifeline:
             if self._world_size == 1:
                 raise
             failure = self._report(error)
-            if hasattr(signal, "alarm"):  # NCCL may wait for the dead when the process ends
-                atexit.register(signal.alarm, int(SECONDS_TO_END))
+            if isinstance(self._launcher, WatchingLauncher):
+                self._launcher.wake()
+            atexit.unregister(leave_process_group)
+            atexit.register(leave_process_group, int(SECONDS_TO_END))
             if failure.rank == self._rank:
                 raise
             if self._own_error == failure.error and isinstance(error, ConfigurationError):

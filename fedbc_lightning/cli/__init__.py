@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedbc_lightning.cli import leaving
 from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, UsageError, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
 from fedbc_lightning.errors import ConfigurationError
@@ -22,7 +23,7 @@ from fedbc_lightning.errors import ConfigurationError
 if TYPE_CHECKING:
     from fedbc_lightning.cli.federated import FederatedCLI
 
-__all__ = ["FederatedCLI", "main"]
+__all__ = ["FederatedCLI", "main", "program"]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,8 +34,31 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def program() -> int:
+    """Be the console script ``fedbc-cli``: run the command line of this process, and end the process at once.
+
+    Returns:
+        The exit status, where somebody above has work left: a profiler, a debugger, or Python's prompt.
+    """
+    is_outermost = leaving.is_outermost()
+    try:
+        status = main()
+    except SystemExit as stop:
+        if not (stop.code is None or isinstance(stop.code, int)):
+            raise
+        status = stop.code or 0
+    except Exception:
+        if not is_outermost:
+            raise
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    if is_outermost:
+        leaving.leave(status)
+    return status
+
+
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command line, the console script ``fedbc-cli``.
+    """Run one command line; the process goes on after it.
 
     Args:
         args: The words after the program's name; by default those of ``sys.argv``.

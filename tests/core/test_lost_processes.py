@@ -159,9 +159,9 @@ def test_a_wait_for_a_stopped_process_is_said_and_answers_signals(project):
         said = program.printed[1]
         assert "Waiting for process 1 since 1 s (round " in said
         program.send_signal(signal.SIGTERM)
-        wait_until(lambda: program.poll() is not None)
-        assert "SIGTERM: stopping after this step" in program.printed[1]
-    assert program.poll() == 143
+        status, said = ended(program)  # that of the other, too, which was woken
+    assert status == 143
+    assert "SIGTERM: stopping after this step" in said
     assert last(project)["fedbc_lightning"]["round"] >= 2
 
 
@@ -169,9 +169,8 @@ def test_a_process_that_answers_no_more_ends_the_run(project):
     seconds = {"SECONDS_OF_SILENCE": 1, "MOST_SECONDS_WITHOUT_ANSWER": 2}
     with started(project, "--model.seconds", 0.01, "--trainer.max_rounds", 1000, **seconds) as program:
         stop(project, program, 1)
-        wait_until(lambda: program.poll() is not None)
-        said = " ".join(program.printed[1].split())
-    assert program.poll() == 1
+        status, said = ended(program)
+    assert status == 1
     assert "process 1 of 2 (counted from 0) has not answered for 2 s: it is stopped, or its machine hangs" in said
     assert "by the same command with ckpt_path: runs/tiny/version_0/checkpoints/last.ckpt" in said
 
