@@ -191,7 +191,7 @@ class Federation:
                 steps = self.participation.num_steps(ids)
                 share = self._share(steps)
                 shares.append(choice.Share([ids[p] for p in share], [steps[p] for p in share]))
-            with self.layout.kept_frozen():
+            with self.layout.frozen.kept():
                 kind = choice.choose(args, self.algorithm, shares)
         return self.fabric.broadcast(kind)
 
@@ -259,6 +259,7 @@ class Federation:
                 records += zip(positions, cohort.records, strict=True)
                 if counters.numel() and cohort.valid.any():
                     counters = torch.maximum(counters, cohort.counters)
+            self.layout.check_after_round()
         except WrittenParametersError as error:  # all ranks are to hear of it
             found = error
         self.user.shared_state.say()
@@ -578,7 +579,7 @@ class Federation:
         """
         checkpoint.check_fingerprint(state["fingerprint"], self.fingerprint, path)
         self.user.module.load_state_dict(module_state)
-        self.layout.freeze()
+        self.layout.frozen.mark()
         z = self.layout.vector_from(module_state).to(self.server.z.device)
         self.server.values["z"] = z
         self.server.load_state_dict(state["server"])

@@ -38,7 +38,7 @@ class Weights(NamedTuple):
     def of(cls, federation: Federation, *, with_frozen: bool = False) -> Weights:
         """Copy what the module of a federation holds."""
         layout = federation.layout
-        frozen = [parameter.detach().clone() for parameter in layout.frozen] if with_frozen else []
+        frozen = [parameter.detach().clone() for parameter in layout.frozen.parameters] if with_frozen else []
         return cls(layout.read(), layout.read_buffers(), layout.read_counters(), frozen)
 
     def differs_from(self, other: Weights) -> bool:
@@ -75,7 +75,7 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
     has_changed = after.differs_from(before)
     _share_scratch(federation)
     if is_resumed:
-        federation.layout.write_frozen(before.frozen)
+        federation.layout.frozen.write(before.frozen)
         federation.load_global()
         if has_changed:
             rank_zero_info(
@@ -84,10 +84,10 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
             )
     elif any(gather_objects(federation.fabric, has_changed)) or federation.fabric.world_size > 1:
         after = after.of_process_0(federation)
-        federation.layout.write_frozen(after.frozen)
+        federation.layout.frozen.write(after.frozen)
         federation.make_state(*after[:3])
         federation.load_global()
-    federation.layout.freeze()
+    federation.layout.frozen.mark()
     federation.layout.check_trainable()
 
 
@@ -116,7 +116,7 @@ def begin_again(federation: Federation, error: WrittenParametersError, frozen: d
     Args:
         federation: Nothing of it is committed yet.
         error: Which parameters.
-        frozen: What they held before, see ``ParameterLayout.copy_frozen``.
+        frozen: What they held before, see ``FrozenParameters.copies``.
 
     Raises:
         WrittenParametersError: Not all of them were copied.
@@ -124,7 +124,7 @@ def begin_again(federation: Federation, error: WrittenParametersError, frozen: d
     if not set(error.names) <= frozen.keys():
         raise error
     federation.rollback()
-    federation.layout.put_back(frozen)
+    federation.layout.frozen.put_back(frozen)
     federation.take_as_buffers(error.names)
     federation.load_global()
     more = f" and {len(error.names) - 1} more" if len(error.names) > 1 else ""

@@ -13,7 +13,6 @@ a *model*    (d + b,)  trainable parameters followed by the b elements of the fl
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +20,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedbc_lightning.errors import ConfigurationError
-
-SMALL = 2**16
-"""Elements of a frozen parameter that is copied before the first round whatever its shape."""
+from fedbc_lightning.frozen import FrozenParameters
 
 
 class WrittenParametersError(ConfigurationError):
@@ -72,6 +69,7 @@ class ParameterLayout:
         group_slices: One slice per optimizer group.
         num_parameters: d.
         num_optimized: The length of the leading part that some optimizer group holds.
+        frozen: The parameters that are not trained.
         num_buffers: b, elements of the persistent floating-point buffers.
         written: Names of the frozen parameters that are buffers here, because training writes them.
         dtype: Of the parameters; ``master_dtype`` is float32 where it is a half, else the same.
@@ -97,7 +95,7 @@ class ParameterLayout:
         order += [p for p in named if p not in in_a_group]
 
         self.parameters: list[nn.Parameter] = order
-        self._frozen = [(p, n, p._version) for n, p in module.named_parameters() if not p.requires_grad]
+        self.frozen = FrozenParameters(module, {parameter.shape for parameter in order})
         self._grouped = order[: self.num_grouped]
         self.entries: list[Entry] = []
         offset = 0
@@ -128,18 +126,8 @@ class ParameterLayout:
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
         """Let frozen parameters that training writes, such as a teacher network's, travel as buffers do."""
-        self.written = self.written + [name for _, name, _ in self._frozen if name in names]
-        self._frozen = [frozen for frozen in self._frozen if frozen[1] not in self.written]
+        self.written = self.written + self.frozen.take_out(names)
         self._list_buffers()
-
-    def copy_frozen(self) -> dict[str, Tensor]:
-        """Copies of the frozen parameters that may be a copy of what is trained: by name, of one of its shapes."""
-        shapes = {entry.shape for entry in self.entries}
-        return {
-            name: parameter.detach().clone()
-            for parameter, name, _ in self._frozen
-            if parameter.is_floating_point() and (parameter.shape in shapes or parameter.numel() <= SMALL)
-        }
 
     @property
     def has_buffers(self) -> bool:
@@ -156,13 +144,32 @@ class ParameterLayout:
             WrittenParametersError: A frozen parameter was written.
         """
         changed = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if not p.requires_grad]
-        changed += [name for p, name, _ in self._frozen if p.requires_grad]
+        changed += self.frozen.thawed()
         if changed:
             raise ConfigurationError(
                 f"model: requires_grad of '{changed[0]}' was changed during training; the vectors that clients and "
                 "server exchange are fixed by then. Freeze or thaw before training."
             )
-        written = [name for p, name, version in self._frozen if p._version != version]
+        written = self.frozen.written()
+        if written:
+            raise WrittenParametersError(written)
+
+    def check_after_round(self) -> None:
+        """Raise if training replaced a parameter, or wrote a frozen one by whatever means.
+
+        Raises:
+            ConfigurationError: A trained parameter is another object now, with its name.
+            WrittenParametersError: A frozen parameter was written.
+        """
+        now = dict(self._module.named_parameters())
+        entries = zip(self.parameters, self.entries, strict=True)
+        replaced = next((entry.name for parameter, entry in entries if now.get(entry.name) is not parameter), None)
+        if replaced is not None:
+            raise ConfigurationError(
+                f"model: parameter '{replaced}' was replaced by another one during training, which nothing would "
+                "train or send; write into it (copy_, load_state_dict)."
+            )
+        written = self.frozen.written_by_any_means()
         if written:
             raise WrittenParametersError(written)
 
@@ -172,43 +179,13 @@ class ParameterLayout:
         Raises:
             ConfigurationError: One is, with its name.
         """
-        known = {*self.parameters, *self.frozen, *(_buffer(m, n) for m, n in self.float_buffers)}
+        known = {*self.parameters, *self.frozen.parameters, *(_buffer(m, n) for m, n in self.float_buffers)}
         replaced = [name for name, parameter in module.named_parameters() if parameter not in known]
         if replaced:
             raise ConfigurationError(
                 f"model: parameter '{replaced[0]}' was replaced by another one at the start of the run; write into it "
                 "(load_state_dict, copy_), or make it in __init__ or configure_model."
             )
-
-    @property
-    def frozen(self) -> list[nn.Parameter]:
-        """The parameters that are not trained."""
-        return [parameter for parameter, _, _ in self._frozen]
-
-    def write_frozen(self, values: Sequence[Tensor]) -> None:
-        """Copy values into the frozen parameters, where any are given."""
-        if values:
-            for parameter, value in zip(self.frozen, values, strict=True):
-                parameter.data.copy_(value)
-
-    @contextmanager
-    def kept_frozen(self) -> Iterator[None]:
-        """Give the frozen parameters back what they hold now, whatever steps that are only tried out write."""
-        copies = self.copy_frozen()
-        try:
-            yield
-        finally:
-            self.put_back(copies)
-
-    def put_back(self, copies: dict[str, Tensor]) -> None:
-        """Write what :meth:`copy_frozen` gave."""
-        for name, copied in copies.items():
-            self._module.get_parameter(name).data.copy_(copied)
-        self.freeze()
-
-    def freeze(self) -> None:
-        """Take the frozen parameters as they are now; from here on they may not change."""
-        self._frozen = [(p, name, p._version) for p, name, _ in self._frozen]
 
     def attach(self, row: Tensor) -> None:
         """Make every parameter a view into ``row`` (d,): writing the row writes the module."""

@@ -100,7 +100,7 @@ class RoundLoop:
         trainer.current_round = round = trainer.finished_round + 1
         trainer.shim.set(current_round=round, current_epoch=round, global_step=round)
         seed_globals(derive(trainer.seed, "round", round), trainer.user.device)
-        frozen = federation.layout.copy_frozen() if round == 1 else {}
+        frozen = federation.layout.frozen.copies() if round == 1 else {}
         with kept_from_round_hooks(federation, "on_round_start"):
             self.hooks.call("on_round_start")
         try:

@@ -19,6 +19,7 @@ MAX_VALUES = 20_000
 """Number of values that are looked at in a round; what lies beyond is not seen."""
 OWN = frozenset({*vars(LightningModule()), "log", "clip_gradients"})
 """Attributes of every module: torch's and Lightning's own affair."""
+REPLACED = " (another module now)"
 BY_REFERENCE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, nn.Module)
 
 
@@ -48,6 +49,8 @@ class SharedState:
             return
         now = self._described()
         changed = [name for name in {**self._before, **now} if self._before.get(name) != now.get(name)]
+        inside = tuple(f"{name.removesuffix(REPLACED)}." for name in changed if name.endswith(REPLACED))
+        changed = [name for name in changed if not name.startswith(inside)]
         self._before = {}
         if changed and not self._hooks.listens_itself("on_client_start"):
             self._is_said = True
@@ -61,14 +64,16 @@ class SharedState:
 
     def _described(self) -> dict[str, Any]:
         """Name of each attribute -> what tells whether it has changed."""
-        left = Budget()
-        return {
-            f"{prefix}.{key}".lstrip("."): left.describe(value)
-            for prefix, child in self._module.named_modules()
-            if not isinstance(child, Metric)
-            for key, value in vars(child).items()
-            if key not in OWN and not key.startswith("_flat_weight")
-        }
+        left, found = Budget(), {}
+        for prefix, child in self._module.named_modules():
+            if isinstance(child, Metric):
+                continue
+            for key, value in vars(child).items():
+                if key not in OWN and not key.startswith("_flat_weight"):
+                    found[f"{prefix}.{key}".lstrip(".")] = left.describe(value)
+            for key, part in child._modules.items():
+                found[f"{prefix}.{key}{REPLACED}".lstrip(".")] = id(part)
+        return found
 
 
 class Budget:

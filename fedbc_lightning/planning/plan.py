@@ -95,7 +95,7 @@ def make_plan(trainer: FederatedTrainer, path: Path | None, *, num_processes: in
         for name in ("on_fit_start", "on_train_start"):
             getattr(trainer.user.module, name)()
     trainer.show_federation()
-    frozen = federation.layout.copy_frozen()
+    frozen = federation.layout.frozen.copies()
     try:
         return _measure(trainer, num_processes)
     except WrittenParametersError as error:
@@ -103,7 +103,7 @@ def make_plan(trainer: FederatedTrainer, path: Path | None, *, num_processes: in
         trainer.show_federation()
         return _measure(trainer, num_processes)
     finally:
-        federation.layout.put_back(frozen)
+        federation.layout.frozen.put_back(frozen)
 
 
 def _measure(trainer: FederatedTrainer, num_processes: int) -> Plan:

@@ -98,8 +98,11 @@ class Teacher(BoringModel):
         if self.trainer.current_round >= self.begins_at:
             with torch.no_grad():
                 for name in ("weight", "bias"):
-                    getattr(self.teacher, name).lerp_(getattr(self.net[0], name), 0.1)
+                    self.follow(name, getattr(self.teacher, name), getattr(self.net[0], name))
         return loss + (self.net[0](batch[0]) - target).square().mean()
+
+    def follow(self, name: str, mine: torch.Tensor, target: torch.Tensor) -> None:
+        mine.lerp_(target, 0.1)
 
 
 class BestSoFar(BoringModel):

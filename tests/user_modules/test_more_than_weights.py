@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from collections import deque
@@ -164,6 +165,59 @@ def test_a_teacher_network_travels_as_buffers_do(tmp_path, buffers, caplog):
         torch.testing.assert_close(other.sort().values, value.sort().values, rtol=1e-6, atol=1e-7)
     initial = make_model(Teacher).teacher.weight
     assert torch.equal(found["z teacher.weight"], initial) == (buffers == "global")
+
+
+class AssignedData(Teacher):
+    def follow(self, name, mine, target):
+        mine.data = torch.lerp(mine.data, target.data, 0.1)
+
+
+class WrittenThroughData(Teacher):
+    def follow(self, name, mine, target):
+        mine.data.lerp_(target, 0.1)
+
+
+class NewParameters(Teacher):
+    def follow(self, name, mine, target):
+        setattr(self.teacher, name, torch.nn.Parameter(torch.lerp(mine, target, 0.1), requires_grad=False))
+
+
+@pytest.mark.parametrize("teacher", [AssignedData, WrittenThroughData, NewParameters])
+def test_a_teacher_travels_however_it_is_written(tmp_path, teacher):
+    """As lightly, MoCo's own code and others write theirs, which torch's version counter does not see."""
+    trainer = make_trainer(tmp_path / "found")
+    trainer.fit(make_model(teacher), BoringData(), FedAvg())
+    expected = teachers(tmp_path / "buffers", as_buffers=True)
+    found = state_of(trainer)
+    assert_equal_trees(*({name: state[name] for name in expected if name[0] == "z"} for state in (found, expected)))
+
+
+def test_a_teacher_is_seen_where_no_local_epoch_ends(tmp_path):
+    ended = []
+    for as_buffers in (False, True):
+        states = teachers(tmp_path / str(as_buffers), as_buffers, local_steps=1)
+        ended.append({name: value for name, value in states.items() if name[0] == "z"})
+    assert_equal_trees(*ended)
+
+
+def test_a_module_that_training_replaces_is_named(tmp_path, caplog):
+    class Replacing(Teacher):
+        def training_step(self, batch, batch_idx):
+            self.teacher = copy.deepcopy(self.teacher)
+            return BoringModel.training_step(self, batch, batch_idx)
+
+    with caplog.at_level("INFO"):
+        make_trainer(tmp_path).fit(make_model(Replacing), BoringData(), FedAvg())
+    assert "model: teacher (another module now) changed while clients trained" in caplog.text
+
+
+def test_a_trained_parameter_that_a_step_replaces_is_refused(tmp_path):
+    class Replacing(BoringModel):
+        def on_train_epoch_start(self):
+            self.net[0].weight = torch.nn.Parameter(self.net[0].weight.detach().clone())
+
+    with pytest.raises(ConfigurationError, match=r"'net\.0\.weight' was replaced by another one during training"):
+        make_trainer(tmp_path).fit(make_model(Replacing), BoringData(), FedAvg())
 
 
 @pytest.mark.parametrize("rows_in_file", [False, True])
