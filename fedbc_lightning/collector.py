@@ -134,7 +134,7 @@ class MetricCollector:
             return
         if isinstance(value, Tensor):
             value = self._checked(name, value)
-        elif not hasattr(value, "__float__"):
+        elif not hasattr(value, "__float__") or getattr(value, "shape", ()) != ():
             raise ConfigurationError(
                 f"self.log('{name}'): got {value!r}, a {type(value).__name__}; log a number, a tensor or a Metric."
             )

@@ -95,6 +95,9 @@ class Evaluator:
         datamodule: The clients' data.
         eval_clients: How many clients: a number, a fraction, ``"all"``, or None for all up to 1,000, else 1,000.
         seed: The run's seed; which clients are drawn depends on it alone, not on the round.
+
+    Attributes:
+        has_told_writes: Whether it was said that what hooks around an evaluation write is not kept.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Evaluator:
     ) -> None:
         self.fabric, self.engine, self.datamodule, self._seed = fabric, engine, datamodule, seed
         self.client_ids = draw_clients(datamodule.num_clients, eval_clients, seed)
+        self.has_told_writes = False
 
     def run(self, splits: Sequence[str], models: Models, round: int) -> Evaluation:
         """Evaluate models on splits.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.evaluation import Evaluation
+from fedbc_lightning.hook_writes import not_kept_from_evaluation_hooks
 
 if TYPE_CHECKING:
     from fedbc_lightning.hooks import Hooks
@@ -33,12 +34,13 @@ def evaluate_with_hooks(
     hooks, evaluating = trainer.hooks, partial(trainer.evaluator.evaluating, name, round)
     # What a hook does with self.optimizers() is done to z: not by the moments of the client that came last.
     trainer.federation.engine.optimizer.forget()
-    with evaluating():
+    start_hooks = (f"on_{name}_model_eval", f"on_{name}_start", f"on_{name}_epoch_start")
+    with evaluating(), not_kept_from_evaluation_hooks(trainer, *start_hooks):
         hooks.call_module(f"on_{name}_model_eval")
         hooks.call(f"on_{name}_start")
         hooks.call_callbacks(f"on_{name}_epoch_start")
     evaluation = trainer.evaluate(list(splits), round)
-    with evaluating():
+    with evaluating(), not_kept_from_evaluation_hooks(trainer, f"on_{name}_epoch_end"):
         collector = trainer.user.start_collecting()
         hooks.call_callbacks(f"on_{name}_epoch_end")
         evaluation.metrics |= collector.logged()

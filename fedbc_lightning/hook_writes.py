@@ -15,6 +15,7 @@ from fedbc_lightning.layout import WrittenParametersError
 
 if TYPE_CHECKING:
     from fedbc_lightning.federation import Federation
+    from fedbc_lightning.trainer import FederatedTrainer
 
 START_HOOKS = ("setup", "on_fit_start", "on_train_start")
 
@@ -108,6 +109,24 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
         # Only what was written: under half precision the module holds z rounded.
         server.replace(name, torch.where(now == was, server[name], now))
     federation.load_global()
+
+
+@contextmanager
+def not_kept_from_evaluation_hooks(trainer: FederatedTrainer, *hooks: str) -> Iterator[None]:
+    """Say once that what the hooks inside write into the module is neither evaluated nor kept."""
+    federation = trainer.federation
+    if trainer.evaluator.has_told_writes or not any(map(trainer.hooks.listens, hooks)):
+        yield
+        return
+    before = Weights.of(federation)
+    yield
+    if Weights.of(federation).differs_from(before):
+        trainer.evaluator.has_told_writes = True
+        rank_zero_info(
+            f"model: {', '.join(filter(trainer.hooks.listens, hooks))} wrote into weights or buffers: that is neither "
+            "evaluated nor kept, for an evaluation measures the models that server and clients have. What is to become "
+            "part of the global model is written in on_round_end (said once)."
+        )
 
 
 def begin_again(federation: Federation, error: WrittenParametersError, frozen: dict[str, Tensor]) -> None:

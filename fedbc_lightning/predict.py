@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.utils.data import DataLoader
 
 from fedbc_lightning.datamodule import POOLED
 from fedbc_lightning.errors import ConfigurationError
@@ -47,6 +48,8 @@ class Prediction:
         loader = evaluator.loader("test", owner) if self.dataloaders is None else self.dataloaders
         if loader is None:
             raise ConfigurationError("dataloaders: there is no test data to predict on; give a DataLoader.")
+        if isinstance(loader, (list, tuple)) and any(isinstance(part, DataLoader) for part in loader):
+            raise ConfigurationError("dataloaders: several were given; give one DataLoader, and call predict for each.")
         model, counters = choose_model(trainer, client)
         trainer.hooks.call_callbacks("setup", "predict")
         trainer.hooks.call("on_predict_start")

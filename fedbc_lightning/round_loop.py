@@ -14,7 +14,12 @@ from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.evaluation import Evaluation
 from fedbc_lightning.evaluation_hooks import evaluate_with_hooks, say_which_hooks_are_never_called
 from fedbc_lightning.fabric import gather_objects
-from fedbc_lightning.hook_writes import begin_again, kept_from_round_hooks, kept_from_start_hooks
+from fedbc_lightning.hook_writes import (
+    begin_again,
+    kept_from_round_hooks,
+    kept_from_start_hooks,
+    not_kept_from_evaluation_hooks,
+)
 from fedbc_lightning.interrupts import Interrupts, check
 from fedbc_lightning.layout import WrittenParametersError
 from fedbc_lightning.recorder import Recorder
@@ -124,7 +129,8 @@ class RoundLoop:
         started = time.perf_counter()
         splits = [split for split in ("test", "val") if self.trainer.has_split(split)]
         evaluation = evaluate_with_hooks(self.trainer, splits, round, "validation")
-        with self.trainer.evaluator.evaluating("validation", round):
+        told = not_kept_from_evaluation_hooks(self.trainer, "on_validation_end")
+        with self.trainer.evaluator.evaluating("validation", round), told:
             self.hooks.call_module("on_validation_end")
         self.hooks.call_module("on_validation_model_train")
         evaluation.metrics["time/eval_seconds"] = time.perf_counter() - started
@@ -152,7 +158,8 @@ class RoundLoop:
                     self.federation.server.commit()
                 metrics |= collector.logged()
                 self._publish(metrics)
-                self._call_validation_end(metrics, bool(evaluation.metrics))
+                with not_kept_from_evaluation_hooks(trainer, "on_validation_end"):
+                    self._call_validation_end(metrics, bool(evaluation.metrics))
             finally:
                 records = self.federation.server.records if round else []
                 self.recorder.record(round, metrics, records, evaluation)

@@ -57,7 +57,7 @@ class CSVFile:
             log.warning(
                 "'%s' has %d of the %d rows that were there when the checkpoint was written%s; the run goes on, and "
                 "leaves what was changed as it is.",
-                *(self.path, len(kept), num_rows, _missing_rounds(kept, round)),
+                *(self.path, len(kept), num_rows, _missing_rounds(kept, round) if self.path.stem == "metrics" else ""),
             )
         self.num_rows = len(kept)
         if self.path.is_file():
@@ -142,7 +142,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _missing_rounds(rows: list[dict[str, str]], round: int) -> str:
-    """The rounds before ``round`` that have no row, for a message."""
+    """The rounds up to ``round`` that have no row, for a message; of the table that has a row of every round."""
     seen = {int(row["round"]) for row in rows}
     missing = [str(r) for r in range(round + 1) if r not in seen]
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""

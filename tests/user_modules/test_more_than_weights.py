@@ -273,6 +273,40 @@ def test_the_best_value_is_of_each_model_and_client_over_the_evaluations(tmp_pat
     assert_equal_trees(evaluations(trainer), found)
 
 
+class SwapsWeights(Callback):
+    """Puts other weights in for the evaluation, as callbacks do that keep a mean of the weights."""
+
+    def on_validation_start(self, trainer, pl_module):
+        self.kept = {name: value.clone() for name, value in pl_module.state_dict().items()}
+        if trainer.current_round:
+            pl_module.load_state_dict({name: value * 2 for name, value in self.kept.items()})
+
+    def on_validation_end(self, trainer, pl_module):
+        pl_module.load_state_dict(self.kept)
+
+
+def test_weights_that_are_swapped_for_an_evaluation_are_not_measured_and_one_line_says_so(tmp_path, caplog):
+    found = []
+    with caplog.at_level("INFO"):
+        for callbacks in ([SwapsWeights()], []):
+            trainer = make_trainer(tmp_path / str(len(callbacks)), callbacks=callbacks)
+            trainer.fit(make_model(), BoringData(), FedAvg())
+            found.append([trainer.callback_metrics["global/test_loss"], trainer.federation.server.z])
+    assert_equal_trees(*found)
+    said = "on_validation_start wrote into weights or buffers: that is neither evaluated nor kept"
+    assert caplog.text.count(said) == 1
+
+
+def test_writes_at_the_end_of_an_evaluation_are_named(tmp_path, caplog):
+    class Zeroing(Callback):
+        def on_validation_end(self, trainer, pl_module):
+            pl_module.net[0].weight.data.zero_()
+
+    with caplog.at_level("INFO"):
+        make_trainer(tmp_path, callbacks=[Zeroing()]).fit(make_model(), BoringData(), FedAvg())
+    assert caplog.text.count("on_validation_end wrote into weights or buffers") == 1
+
+
 class Averaging(torch.optim.SGD):
     """Holds other weights in training than in evaluation, as schedule-free optimizers do."""
 
