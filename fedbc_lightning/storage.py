@@ -51,7 +51,8 @@ def os_error(error: BaseException | None) -> OSError | None:
 
 
 def _problem(error: OSError, folder: Path) -> str | None:
-    place = folder if error.filename is None else Path(str(error.filename))
+    name = error.filename2 or error.filename  # of two, the second is the one that the user knows
+    place = folder if name is None else Path(str(name))
     if error.errno is None or not place.absolute().is_relative_to(folder.absolute()):
         return None
     said = error.strerror

@@ -73,5 +73,8 @@ def test_errors_of_other_files_pass(tmp_path, number, message):
         folder.mkdir(exist_ok=True)
         with pytest.raises(kind, match=message if folder == tmp_path else "elsewhere|file"), storage.told(folder):
             raise OSError(number, os.strerror(number), str(tmp_path / "file"))
+    table = str(tmp_path / "metrics.csv")  # the name that the user knows, where one file was to replace another
+    with pytest.raises(ConfigurationError, match=r"metrics\.csv' cannot be written"), storage.told(tmp_path):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), f"{table}.tmp", None, table)
     with pytest.raises(ConnectionRefusedError), storage.told(tmp_path):
         raise ConnectionRefusedError(errno.ECONNREFUSED, "a logger's server")
