@@ -268,6 +268,8 @@ def lightning_checkpoint(trainer: FederatedTrainer, state: dict[str, Tensor], ou
 
 def settings(trainer: FederatedTrainer) -> dict[str, Any]:
     """The hyper-parameters of a run, flat, to compare on resume."""
+    local = dict(vars(trainer.local))
+    rounds = local.pop("schedule_rounds")
     described: dict[str, Any] = {
         "trainer.clients_per_round": trainer.clients_per_round,
         "trainer.engine": trainer.federation.engine_kind,
@@ -280,9 +282,10 @@ def settings(trainer: FederatedTrainer) -> dict[str, Any]:
         "trainer.eval_clients": trainer.eval_clients,
         "trainer.keep_local_models": trainer.keep_local_models,
         "trainer.client_dtype": trainer.client_dtype,
+        "trainer.local_schedules": rounds and f"continue (for max_rounds: {rounds})",
         "seed": trainer.seed,
         "data.batch_size": trainer.datamodule.batch_size,
-        **_flat("trainer", vars(trainer.local)),
+        **_flat("trainer", local),
         **_flat("algorithm", vars(trainer.federation.algorithm)),
         **_flat("model", dict(trainer.user.module.hparams)),
     }
