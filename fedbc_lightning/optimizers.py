@@ -195,6 +195,7 @@ class LocalOptimizer:
             self.optimizer.state.clear()
             for group, fresh in zip(self.optimizer.param_groups, self._fresh_groups, strict=True):
                 group.update(copy.deepcopy(fresh) if self._has_tensors else fresh)
+            self.optimizer.state.update(initial_state(self.optimizer))
             for config, state in zip(self.schedulers, self._fresh_schedulers, strict=True):
                 config.scheduler.load_state_dict(copy.deepcopy(state))
         if self.schedulers and (epochs or steps):
@@ -232,6 +233,7 @@ class LocalOptimizer:
                 group["params"] = [leaf]
                 choose_loop(group)
                 self._leaves.append((leaf, self._grad[part]))
+            self.optimizer.state.update(initial_state(self.optimizer))
         self._fresh_groups = [
             copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in self.optimizer.param_groups
         ]
@@ -274,6 +276,16 @@ def _monitored(config: LRSchedulerConfig, metrics: dict[str, Tensor]) -> Any:
 def _needs_closure(optimizer: Optimizer) -> bool:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def initial_state(optimizer: Optimizer) -> dict[Any, Any]:
+    """Return the state that an optimizer's constructor gives to the parameters that are in its groups now.
+
+    Of torch's optimizers only Adagrad has any before its first step, and with torch 2.8 that step fails without it.
+    """
+    if type(optimizer) is not torch.optim.Adagrad:
+        return {}
+    return torch.optim.Adagrad([dict(group) for group in optimizer.param_groups], **optimizer.defaults).state
 
 
 def choose_loop(group: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ ALLOWED_VARIABLES = {
     "LOCAL_RANK",
     "WORLD_SIZE",
     "KINETO_LOG_LEVEL",  # torch.profiler
+    "TORCHINDUCTOR_CACHE_DIR",  # torch.compile of torch 2.8
     "TF_CPP_MIN_LOG_LEVEL",  # tensorboard
     "TF2_BEHAVIOR",
     "KMP_DUPLICATE_LIB_OK",  # scikit-learn's OpenMP

@@ -251,7 +251,7 @@ class OptimizerRun(ClientRun):
                 self._prepare_gradient()
             else:
                 self.optimizer.show_gradient(False)
-            return loss
+            return None if loss is None else loss.detach()  # as Lightning's; LBFGS makes it a number
 
         if self.engine.overridden["optimizer_step"]:
             self.module.optimizer_step(self.current_epoch, batch_idx, optimizer, closure)

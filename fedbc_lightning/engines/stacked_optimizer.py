@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbc_lightning.layout import ParameterLayout
-from fedbc_lightning.optimizers import Configured, choose_loop
+from fedbc_lightning.optimizers import Configured, choose_loop, initial_state
 
 
 class StackedOptimizer:
@@ -44,6 +44,7 @@ class StackedOptimizer:
             group["params"] = [leaf]
             choose_loop(group)
             self._leaves.append((leaf, grad[:, part]))
+        self._optimizer.state.update(initial_state(self._optimizer))
 
     @property
     def settings(self) -> tuple[type, list[dict[str, object]]]:

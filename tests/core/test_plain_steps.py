@@ -16,6 +16,7 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),
     "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
     "adam": lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1, initial_accumulator_value=0.5),
     "groups": lambda p: torch.optim.RMSprop([{"params": p[:1]}, {"params": p[1:3], "lr": 0.05}], 0.01),
 }
 

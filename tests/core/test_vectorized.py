@@ -92,6 +92,7 @@ def compare(root, tolerance=1e-12, **options):
         {"model": lambda: Model("momentum"), "algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3},
         {"model": lambda: Model("adam"), "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
         {"model": lambda: Model("groups"), "algorithm": SCAFFOLD},
+        {"model": lambda: Model("adagrad")},
         {"local_epochs": None, "local_steps": 7},
         {"data": lambda: BoringData(drop_last=True)},
         {"data": ItemData},
