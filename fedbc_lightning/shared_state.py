@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ MAX_VALUES = 20_000
 OWN = frozenset({*vars(LightningModule()), "log", "clip_gradients"})
 """Attributes of every module: torch's and Lightning's own affair."""
 REPLACED = " (another module now)"
-BY_REFERENCE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, nn.Module)
+BY_REFERENCE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+LIBRARIES = ("lightning", "pytorch_lightning", "fedbc_lightning", "torch", "torchmetrics", "builtins")
 
 
 class SharedState:
@@ -64,7 +66,8 @@ class SharedState:
 
     def _described(self) -> dict[str, Any]:
         """Name of each attribute -> what tells whether it has changed."""
-        left, found = Budget(), {}
+        own = (*self._module.modules(), *self._module.parameters(), *self._module.buffers())
+        left, found = Budget(map(id, own)), {}
         for prefix, child in self._module.named_modules():
             if isinstance(child, Metric):
                 continue
@@ -73,22 +76,35 @@ class SharedState:
                     found[f"{prefix}.{key}".lstrip(".")] = left.describe(value)
             for key, part in child._modules.items():
                 found[f"{prefix}.{key}{REPLACED}".lstrip(".")] = id(part)
+        kinds = {kind for child in self._module.modules() for kind in type(child).__mro__ if not _is_of_library(kind)}
+        for kind in kinds:
+            for key, value in list(vars(kind).items()):
+                if not key.startswith("__"):
+                    found[f"{kind.__name__}.{key}"] = left.describe(value)
         return found
 
 
 class Budget:
-    """Describes values so that two descriptions differ where the values do, up to :data:`MAX_VALUES` of them."""
+    """Describes values so that two descriptions differ where the values do, up to :data:`MAX_VALUES` of them.
 
-    def __init__(self) -> None:
+    Args:
+        own: The ids of the module's own parts, parameters and buffers, which travel and may stand anywhere else, too.
+    """
+
+    def __init__(self, own: Iterable[int] = ()) -> None:
         self._seen: set[int] = set()
+        self._own = frozenset(own)
 
     def describe(self, value: Any) -> Any:
         """Return numbers, strings and tuples of them; the same for the same value."""
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
             return value
-        if id(value) in self._seen or len(self._seen) > MAX_VALUES or isinstance(value, BY_REFERENCE):
+        is_known = id(value) in self._own or id(value) in self._seen
+        if is_known or len(self._seen) > MAX_VALUES or isinstance(value, BY_REFERENCE):
             return id(value)
         self._seen.add(id(value))
+        if isinstance(value, nn.Module):  # hidden from torch, in a list for instance
+            return id(value), *(self.describe(tensor) for tensor in (*value.parameters(), *value.buffers()))
         if isinstance(value, Tensor):
             has_version = not value.is_inference()
             return id(value), value._version if has_version else 0, _sum(value)
@@ -105,7 +121,7 @@ class Budget:
         return self._object(value)
 
     def _object(self, value: Any) -> Any:
-        if type(value).__module__.partition(".")[0] in ("lightning", "fedbc_lightning", "torch"):
+        if _is_of_library(type(value)):
             return id(value)
         for method in ("getstate", "get_state"):  # random.Random and numpy.random.RandomState
             if type(value).__module__.partition(".")[0] in ("random", "numpy") and hasattr(value, method):
@@ -113,6 +129,10 @@ class Budget:
         if isinstance(value, np.random.Generator):
             return repr(value.bit_generator.state)
         return id(value), self.describe(getattr(value, "__dict__", {}))
+
+
+def _is_of_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in LIBRARIES
 
 
 def _sum(tensor: Tensor) -> float:

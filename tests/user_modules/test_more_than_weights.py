@@ -430,12 +430,15 @@ class Ema:
 class Remembering(BoringModel):
     """Holds one kind of state, which its step changes."""
 
+    counts = (0,)
+
     def __init__(self, kind="nothing", resets=False):
         super().__init__()
         self.kind, self.sizes, self.net[2].slope = kind, [1, 2], 0.5
         states = {
             "number": lambda: 0, "list": list, "deque": lambda: deque(maxlen=3), "dict": lambda: {"a": {"b": 0}},
             "tensor": lambda: torch.zeros(2), "ema": lambda: Ema(self.parameters()),
+            "hidden": lambda: [torch.nn.Linear(2, 2)], "own": lambda: [self.net, *self.parameters()],
             "torch": torch.Generator, "numpy": lambda: np.random.default_rng(0), "random": lambda: random.Random(0),
         }  # fmt: skip
         self.state = states[kind]() if kind in states else None
@@ -449,6 +452,8 @@ class Remembering(BoringModel):
             "tensor": lambda: self.state.data.add_(1), "ema": lambda: self.state.update(self.parameters()),
             "torch": lambda: torch.rand(1, generator=self.state), "numpy": lambda: self.state.random(),
             "random": lambda: self.state.random(), "child": lambda: setattr(self.net[2], "slope", 0.1),
+            "hidden": lambda: self.state[0].weight.data.add_(1),
+            "class": lambda: setattr(Remembering, "counts", (batch_idx + 1,)),
             "cleared": lambda: self.sizes.append(3) or self.sizes.pop(),
         }  # fmt: skip
         changes.get(self.kind, int)()
@@ -464,12 +469,14 @@ def lines_about_state(tmp_path, caplog, model):
 
 
 def test_state_that_clients_share_is_said_once(tmp_path, caplog):
-    for kind in ("number", "list", "deque", "dict", "tensor", "ema", "torch", "numpy", "random"):
+    for kind in ("number", "list", "deque", "dict", "tensor", "ema", "hidden", "torch", "numpy", "random"):
         (line,) = lines_about_state(tmp_path, caplog, make_model(Remembering, kind=kind))
         assert "model: state changed while clients trained" in line, kind
     (line,) = lines_about_state(tmp_path, caplog, make_model(Remembering, kind="child"))
     assert "model: net.2.slope changed" in line
-    for kind, resets in (("nothing", False), ("cleared", False), ("number", True)):
+    (line,) = lines_about_state(tmp_path, caplog, make_model(Remembering, kind="class"))
+    assert "model: Remembering.counts changed" in line
+    for kind, resets in (("nothing", False), ("own", False), ("cleared", False), ("number", True)):
         assert not lines_about_state(tmp_path, caplog, make_model(Remembering, kind=kind, resets=resets)), kind
 
 
