@@ -17,8 +17,11 @@ from helpers.row_processes import fit, state_of
 from matplotlib.figure import Figure
 
 from fedbc_lightning import ConfigurationError, client_rows
+from fedbc_lightning.lifeline import LostProcessError
 
 ROUNDS = 4
+SECONDS_TO_FINISH = 120.0
+"""How long a run that takes seconds may take before it hangs."""
 REFUSED, BROKEN = 1, 2
 """Exit status of a run that ended with one line, and with a traceback."""
 
@@ -27,7 +30,8 @@ def train(root: Path, rounds: int = ROUNDS, **options: Any) -> None:
     """Train, or go on with, the run in ``root``; its clients' rows lie in ``clients.bin``."""
     options = {"checkpoint_every_n_rounds": 1, "max_rounds": rounds, **options}
     trainer = fit(root, "fedbc", "last", **options)
-    torch.save(state_of(trainer), root / "state.pt")
+    if trainer._fabric.is_global_zero:
+        torch.save(state_of(trainer), root / "state.pt")
 
 
 class Child:
@@ -52,9 +56,13 @@ class Child:
         status = 0
         try:
             act()
-        except ConfigurationError as error:
+        except (ConfigurationError, LostProcessError) as error:
             print("error:", error, flush=True)
             status = REFUSED
+        except KeyboardInterrupt:
+            status = 128 + signal.SIGINT
+        except SystemExit as stop:
+            status = int(stop.code or 0)
         except BaseException:
             traceback.print_exc()
             status = BROKEN
@@ -65,8 +73,19 @@ class Child:
         os.kill(self.pid, signal.SIGKILL)
 
     def finish(self) -> tuple[int, str]:
-        """Its exit status, negative for a signal, and what it printed."""
-        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        """Its exit status, negative for a signal, and what it printed.
+
+        Raises:
+            TimeoutError: It hangs; it was killed.
+        """
+        deadline = time.monotonic() + SECONDS_TO_FINISH
+        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                self.kill()
+                os.waitpid(self.pid, 0)
+                raise TimeoutError(f"a process hangs: {self._said.read_text(errors='replace')[-500:]}")
+            time.sleep(0.005)
+        status = os.waitstatus_to_exitcode(ended[1])
         return status, self._said.read_text(errors="replace")
 
 
@@ -83,10 +102,15 @@ class Bench:
         Figure.savefig = lambda *args, **kwargs: None  # type: ignore[method-assign]
         self.folder = folder
         self.whole = folder / "whole"
-        started = time.monotonic()
-        self.expect(Child(lambda: train(self.whole), folder))
-        self.seconds = time.monotonic() - started
+        self.seconds = self.timed(lambda: train(self.whole))
         self._parts: dict[int, Path] = {}
+
+    def timed(self, *acts: Callable[[], None]) -> float:
+        """Do something to its end, in a process for each act; returns how many seconds it took."""
+        started = time.monotonic()
+        for child in [Child(act, self.folder) for act in acts]:
+            self.expect(child)
+        return time.monotonic() - started
 
     @staticmethod
     def expect(child: Child, *allowed: int) -> tuple[int, str]:
@@ -116,14 +140,15 @@ class Bench:
         """Go on with a run to a round before its end."""
         self.expect(Child(lambda: train(root, rounds), root.with_name(root.name + "_said")))
 
-    def lost(self, root: Path) -> str | None:
-        """What differs from the undisturbed run; None: nothing, to the bit."""
-        runs = [folder / "default" / "version_0" for folder in (self.whole, root)]
+    def lost(self, root: Path, whole: Path | None = None) -> str | None:
+        """What differs from an undisturbed run; None: nothing, to the bit."""
+        folders = whole or self.whole, root
+        runs = [folder / "default" / "version_0" for folder in folders]
         versions = sorted(os.listdir(root / "default"))
         if versions != ["version_0"]:
             return f"there are {versions}"
         try:
-            assert_equal_trees(*(torch.load(folder / "state.pt", weights_only=True) for folder in (self.whole, root)))
+            assert_equal_trees(*(torch.load(folder / "state.pt", weights_only=True) for folder in folders))
         except AssertionError as error:
             return f"the state differs at {error}"
         for name in ("metrics", "clients", "evaluation"):

@@ -28,10 +28,12 @@ ALGORITHMS: dict[str, Any] = {
 }
 
 
-def fit(folder: Path, algorithm: str = "fedbc", ckpt_path: str | None = None, **options: Any) -> Any:
+def fit(
+    folder: Path, algorithm: str = "fedbc", ckpt_path: str | None = None, data: BoringData | None = None, **options: Any
+) -> Any:
     """A quiet run of :data:`ROUNDS` rounds with 3 of 6 clients."""
     trainer = make_trainer(folder, **{"max_rounds": ROUNDS, **options})
-    trainer.fit(make_model(), BoringData(), ALGORITHMS[algorithm](), ckpt_path=ckpt_path)
+    trainer.fit(make_model(), data or BoringData(), ALGORITHMS[algorithm](), ckpt_path=ckpt_path)
     return trainer
 
 
@@ -45,10 +47,19 @@ def state_of(trainer: Any) -> dict[str, Any]:
 
 
 class Killer(Callback):
-    """Kills its process at the k-th end of a client's training, or around the k-th commit of a checkpoint."""
+    """Sends a signal at the k-th of the moments of a kind.
 
-    def __init__(self, moment: str, k: int) -> None:
+    Args:
+        moment: ``client``: a client's training ends; ``evaluation``: one begins; ``before commit`` or ``after commit``:
+            a checkpoint takes the place of the older one.
+        k: Which of them, counted from 1.
+        number: The signal.
+        pid: The process that gets it; None: this one.
+    """
+
+    def __init__(self, moment: str, k: int, number: int = signal.SIGKILL, pid: int | None = None) -> None:
         self._count = {moment: k}
+        self._number, self._pid = number, pid
         replace = os.replace
 
         def observed(source: Any, target: Any) -> None:
@@ -64,11 +75,14 @@ class Killer(Callback):
     def on_client_end(self, trainer: Any, pl_module: Any, client: int) -> None:
         self._happens("client")
 
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._happens("evaluation")
+
     def _happens(self, moment: str) -> None:
         if moment in self._count:
             self._count[moment] -= 1
             if not self._count[moment]:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(self._pid or os.getpid(), self._number)
 
 
 def run_killed(folder: Path) -> None:
