@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 
 DESCRIPTIONS = ("fedbc_lightning/settings", "fedbc_lightning/federation/fingerprint")
 """Parts of a checkpoint that say how the run was made. They are compared with words, and are no numbers of the run."""
+DRAWN_ID = re.compile(rb'(?<="id": ")[0-9a-f]+')
+"""The name that ``clients.bin`` gives itself in its header, another one in each run."""
 NUM_DIGITS = 12
 """Number of hexadecimal digits of a hash: a changed value keeps its hash with probability 16^-12."""
 
@@ -26,7 +29,7 @@ def leaves(folder: Path) -> dict[str, dict[str, str]]:
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)
     found["checkpoint"] = dict(_tree(checkpoint, ""))
     rows = folder / "checkpoints" / "clients.bin"
-    found["rows"] = {"content": _hash(rows.read_bytes())} if rows.exists() else {}
+    found["rows"] = {"content": _hash(DRAWN_ID.sub(b"", rows.read_bytes(), count=1))} if rows.exists() else {}
     return found
 
 
