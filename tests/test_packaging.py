@@ -10,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,6 +34,23 @@ def test_the_listed_packages_are_those_of_the_tree():
             inner = init.parent.relative_to(ROOT / folder).parts
             found.add(".".join([package, *inner]))
     assert listed_packages() == found
+
+
+def _versions(requirements, operator):
+    """The version that each requirement names by an operator, by package; of those that do not, none."""
+    parsed = [Requirement(text) for text in requirements]
+    named = [(one.name.lower(), part) for one in parsed for part in one.specifier if part.operator == operator]
+    return {name: Version(part.version) for name, part in named}
+
+
+def test_ci_tests_the_lowest_version_of_each_dependency():
+    """``.ci/run lowest`` installs what the bounds in pyproject.toml say, of all that the tests need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed, extras = project["dependencies"], project["optional-dependencies"]
+    own = next(one for one in map(Requirement, extras["test"]) if one.name == project["name"])
+    needed = [*needed, *extras["test"], *(text for name in own.extras for text in extras[name])]
+    lines = (ROOT / ".ci/lowest.txt").read_text().splitlines()
+    assert _versions([line for line in lines if not line.startswith("#")], "==") == _versions(needed, ">=")
 
 
 @pytest.mark.parametrize("package", sorted(INSTALLED_AS.values()))
