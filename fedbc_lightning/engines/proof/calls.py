@@ -347,7 +347,7 @@ class Calls:
     def _super(self) -> super:
         frame = self._evaluator.frame
         first = frame.code.co_varnames[0]
-        return super(self._evaluator.name("__class__"), frame.locals[first])
+        return super(self._evaluator.names.value("__class__"), frame.locals[first])
 
     def _getattr(self, owner: Any, name: str, default: Any = MISSING) -> Any:
         if default is MISSING:
