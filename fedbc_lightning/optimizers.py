@@ -37,6 +37,8 @@ LASTING = frozenset({
     "accumulate_grad_batches",
 })  # fmt: skip
 """What schedulers may read of ``self.trainer``, for it is the same in all rounds of a client."""
+TAKE_FUNCTIONS = frozenset({"LambdaLR", "MultiplicativeLR", "CyclicLR", "SequentialLR", "ChainedScheduler"})
+"""Schedulers of torch that call functions of the user's, or other schedulers."""
 
 
 @dataclass
@@ -175,6 +177,14 @@ class LocalOptimizer:
             own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks
             or module._global_optimizer_pre_hooks or module._global_optimizer_post_hooks
         )  # fmt: skip
+
+    @property
+    def has_visitors(self) -> bool:
+        """Whether code that is not torch's runs where the optimizer or its schedulers step."""
+        parts = [type(self.optimizer), *(type(config.scheduler) for config in self.schedulers)]
+        is_of_torch = all(part.__module__.startswith("torch.optim.") for part in parts)
+        takes_functions = any(part.__name__ in TAKE_FUNCTIONS for part in parts)
+        return self.has_step_hooks or takes_functions or not is_of_torch
 
     def show_gradient(self, is_there: bool = True) -> None:
         """Let the flat leaves have the gradient row as their gradient, or none if the step has none."""

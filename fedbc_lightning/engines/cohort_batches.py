@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ def padded(num_rows: int, most: int) -> int:
 
 
 def stacked_batches(
-    loaders: Sequence[ClientLoader], num_epochs: int, num_steps: Sequence[int]
+    loaders: Sequence[ClientLoader], num_epochs: int, num_steps: Sequence[int], on_batch: Callable[[list[Tensor]], None]
 ) -> Iterator[tuple[int, list[Stack]]]:
     """Step by step: the number of clients that are still at it, and their batches, by shape.
 
@@ -58,10 +58,11 @@ def stacked_batches(
         loaders: Of K clients, those with the most steps first.
         num_epochs: Epochs that hold all the steps.
         num_steps: Of each client, descending.
+        on_batch: Is called with the batch of each client where each loader makes its own, before the next one is made.
     """
     pools = _pools(loaders)
     if pools is None:
-        return _collected(loaders, num_epochs, np.asarray(num_steps))
+        return _collected(loaders, num_epochs, np.asarray(num_steps), on_batch)
     return _gathered(loaders, pools, num_epochs, np.asarray(num_steps))
 
 
@@ -198,7 +199,7 @@ def _repeated(values: np.ndarray, counts: np.ndarray) -> Tensor:
 
 
 def _collected(
-    loaders: Sequence[ClientLoader], num_epochs: int, num_steps: np.ndarray
+    loaders: Sequence[ClientLoader], num_epochs: int, num_steps: np.ndarray, on_batch: Callable[[list[Tensor]], None]
 ) -> Iterator[tuple[int, list[Stack]]]:
     """From any loaders: each gives its next batch, and those of one shape are stacked."""
 
@@ -218,6 +219,7 @@ def _collected(
                     "trainer.engine: vectorized stacks the tensors of batches, and these hold other things "
                     f"({type(batch).__name__}); use engine: sequential."
                 )
+            on_batch(list(batch))
             found.setdefault(tuple(part.shape for part in batch), []).append((row, list(batch)))
         groups = sorted(found.values(), key=len, reverse=True)
         yield active, [_stacked(group, padded(active, len(loaders)) if k == 0 else 0) for k, group in enumerate(groups)]

@@ -62,7 +62,7 @@ class CohortOptimizerRun(CohortRun):
         num_epochs = self.local.epochs or int((-(-np.array(steps) // num_batches)).max())
         terms: list[Any] = self.terms
         num_rows, can_shrink = len(loaders), all(hasattr(term, "first") for term in terms)
-        for active, stacks in stacked_batches(loaders, num_epochs, steps):
+        for active, stacks in stacked_batches(loaders, num_epochs, steps, self.engine.check_visit):
             for stack in stacks:
                 for part, output in self.gradients(self.w, stack, self.grad):
                     self.counted.add(part, output)

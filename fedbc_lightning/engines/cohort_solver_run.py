@@ -83,7 +83,7 @@ class CohortSolverRun(CohortRun):
         num_steps = int(steps)
         num_drawn = num_steps * solver.batches_per_step
         num_epochs = -(-num_drawn // min(lengths))
-        self._batches = stacked_batches(self.loaders, num_epochs, [num_drawn] * len(lengths))
+        self._batches = stacked_batches(self.loaders, num_epochs, [num_drawn] * len(lengths), self.engine.check_visit)
         solver.begin(client)
         for _ in range(num_steps):
             solver.step(client)

@@ -54,10 +54,7 @@ def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool
         if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
             raise NotRecordableError("given its weights as arguments, or another batch_idx, it has other gradients")
     except NotRecordableError as error:
-        raise ConfigurationError(
-            f"trainer.engine: vectorized needs a training_step that is a function of weights and batch: {error}; "
-            f"{SEQUENTIAL}."
-        ) from error
+        raise not_a_function(error) from error
     for call in output.logged:
         if reduction(call.reduce_fx) != "mean":
             raise ConfigurationError(
@@ -65,6 +62,14 @@ def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool
                 f"self.log('{call.name}') gives something else; {SEQUENTIAL}."
             )
     return draws
+
+
+def not_a_function(error: NotRecordableError) -> ConfigurationError:
+    """The error for a step that is not a function of weights and batch."""
+    return ConfigurationError(
+        f"trainer.engine: vectorized needs a training_step that is a function of weights and batch: {error}; "
+        f"{SEQUENTIAL}."
+    )
 
 
 def _prove(engine: VectorizedEngine, batch: list[Tensor], take_step: Callable[[], StepOutput]) -> None:

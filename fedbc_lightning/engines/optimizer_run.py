@@ -153,9 +153,9 @@ class OptimizerRun(ClientRun):
         optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
     def _has_visitors(self) -> bool:
-        """Whether code that is not this package's runs between the steps: in datasets, terms, or after steps."""
+        """Whether code of somebody's runs between the steps: of datasets, transfers, terms, optimizers, schedulers."""
         parts = [*self.terms, *([] if self.after_step is None else [self.after_step]), *self.loader.code_between]
-        return not all(map(is_ours, parts))
+        return self.user.has_transfer_hooks or self.optimizer.has_visitors or not all(map(is_ours, parts))
 
     def _written(self, loss: Tensor) -> StepOutput:
         """The step that was just taken."""

@@ -14,6 +14,7 @@ from torchmetrics import Metric
 
 from fedbc_lightning.devices import upload
 from fedbc_lightning.engines.proof import Proof, prove
+from fedbc_lightning.engines.proof.operations import WithoutTensors
 from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.seeding import preserved_globals
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class LoggedCall:
-    """One call of ``self.log`` inside a step; its value is a tensor, or a number that is always the same."""
+    """One call of ``self.log`` inside a step; what is no tensor in it is always the same."""
 
     name: str
     value: Any
     reduce_fx: Any
-    batch_size: int | None
+    batch_size: Any
 
 
 @dataclass
@@ -45,14 +46,24 @@ class StepOutput:
 
 
 def tensors_of(calls: Sequence[LoggedCall]) -> list[Tensor]:
-    """The values that are tensors."""
-    return [call.value for call in calls if isinstance(call.value, Tensor)]
+    """The values and batch sizes that are tensors."""
+    return [part for call in calls for part in (call.value, call.batch_size) if isinstance(part, Tensor)]
 
 
 def with_tensors(calls: Sequence[LoggedCall], values: Iterable[Tensor]) -> list[LoggedCall]:
     """The calls with other tensors in the place of theirs."""
     tensors = iter(values)
-    return [replace(call, value=next(tensors)) if isinstance(call.value, Tensor) else call for call in calls]
+    found = []
+    for call in calls:
+        parts = {name: part for name, part in vars(call).items() if isinstance(part, Tensor)}
+        changed: dict[str, Any] = {name: next(tensors) for name in parts}
+        found.append(replace(call, **changed) if parts else call)
+    return found
+
+
+def _check_sizes(calls: Sequence[LoggedCall]) -> None:
+    if any(isinstance(call.batch_size, Tensor) for call in calls):
+        raise NotRecordableError("it logs with a batch_size that is a tensor")
 
 
 def at_entries(output: StepOutput, entries: Sequence[int] | np.ndarray) -> StepOutput:
@@ -73,14 +84,16 @@ class LoggedCalls:
         self.calls: list[LoggedCall] = []
         self._collector = collector
 
-    def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
+    def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | Tensor | None = None) -> None:
         """Keep one call."""
         if self._collector is not None:
             self._collector.log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)
         elif isinstance(value, Metric):
             raise NotRecordableError(f"self.log('{name}') logs a Metric")
         if isinstance(value, Tensor):
-            value = value.detach().reshape(())
+            value = value.detach().reshape(()).clone()  # the step may go on to change it in place
+        if isinstance(batch_size, Tensor):
+            batch_size = batch_size.detach().reshape(()).clone()
         self.calls.append(LoggedCall(name, value, reduce_fx, batch_size))
 
 
@@ -124,11 +137,23 @@ class StepFunction:
         collector, user.collector = user.collector, LoggedCalls()  # type: ignore[assignment]
         try:
             with preserved_globals(user.device), user.autocast():
-                return prove(
+                proof = prove(
                     user.module, self._name, batch, takes_index=user.takes_index[self._name], log=type(user).log
                 )
+                self._check_reach(batch)
+                return proof
         finally:
             user.collector = collector
+
+    def _check_reach(self, batch: Sequence[Tensor]) -> None:
+        """Raise unless all weights that the step uses are those that it is given as arguments.
+
+        Raises:
+            NotRecordableError: It has a parameter from somewhere else, for instance a list that was made before.
+        """
+        stand_ins = [p.detach().clone().requires_grad_(p.requires_grad) for p in self.layout.parameters]
+        with torch.set_grad_enabled(self._name == "training_step"), WithoutTensors(self.layout.parameters):
+            self._logged(stand_ins, type(batch)(part.clone() for part in batch), 0)  # type: ignore[call-arg]
 
     def single(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
         """Of one client: parameters as in the module.
@@ -156,6 +181,7 @@ class StepFunction:
 
         def loss_of(leaves: Sequence[Tensor], others: Sequence[Tensor], batch: Sequence[Tensor]) -> tuple:
             loss, logged = self._call([*leaves, *others], batch, batch_idx)
+            _check_sizes(logged)
             calls[:] = logged
             return loss, (loss.detach(), tensors_of(logged))
 
@@ -180,8 +206,7 @@ class StepFunction:
 
         def logged(parameters: list[Tensor], batch: Sequence[Tensor]) -> list[Tensor]:
             calls[:] = self._logged(parameters, batch, 0)[1]
-            if any(isinstance(call.batch_size, Tensor) for call in calls):
-                raise NotRecordableError("it logs with a batch_size that is a tensor")
+            _check_sizes(calls)
             return tensors_of(calls)
 
         step = vmap(logged, in_dims=(None if is_one_model else 0, 0), randomness="error")

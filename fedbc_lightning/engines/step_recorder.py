@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
@@ -105,6 +105,8 @@ class StepRecorder:
             has_visitors: Whether code of the user's, such as a dataset's, runs between these steps.
         """
         self._has_visitors = has_visitors
+        if (self._proofs or self._found) and _has_hooks(self._module):
+            self._forget()
         if round != self._round and not all(proof.holds_for_torch() for proof in self._proofs.values()):
             self._forget()
         self._is_compared &= round == self._round
@@ -164,6 +166,23 @@ class StepRecorder:
             self._forget_unless_proven()
         return self._is_vouched or _form(batch) in self._proofs
 
+    def check_visit(self, batch: Sequence[Tensor]) -> None:
+        """Raise if making one client's batch of a stack changes what the step reads: the clients' step is one.
+
+        Args:
+            batch: One client's, on the device.
+
+        Raises:
+            NotRecordableError: It does.
+        """
+        if not self._has_visitors or self._is_vouched:
+            return
+        if not self._proofs:
+            with suppress(NotRecordableError):  # the obstacle is told where the step is taken
+                self.prove(batch)
+        elif not self._hold():
+            raise NotRecordableError("code that makes the batches changes what it reads")
+
     def listen(self) -> bool:
         """Before a step as written: whether it is going to be compared; then what it logs is kept for that."""
         if self._waiting is None:
@@ -217,8 +236,12 @@ class StepRecorder:
         return None
 
     def _forget_unless_proven(self) -> None:
-        if not all(proof.holds() for proof in self._proofs.values()):
+        if not self._hold():
             self._forget()
+
+    def _hold(self) -> bool:
+        with self._user.autocast():  # in which they were made: it sets the default dtype for double precision
+            return all(proof.holds() for proof in self._proofs.values())
 
     def _forget(self) -> None:
         self._proofs.clear()
@@ -302,9 +325,10 @@ def is_same(written: StepOutput, replayed: StepOutput, tolerance: float = 0.0) -
     pairs = list(zip(written.logged, replayed.logged, strict=False))
     if len(written.logged) != len(replayed.logged) or len(written.gradients) != len(replayed.gradients):
         return False
-    if any((a.name, a.reduce_fx, a.batch_size) != (b.name, b.reduce_fx, b.batch_size) for a, b in pairs):
+    if any((a.name, a.reduce_fx) != (b.name, b.reduce_fx) for a, b in pairs):
         return False
     values = [(written.loss, replayed.loss), *((a.value, b.value) for a, b in pairs)]
+    values += ((a.batch_size, b.batch_size) for a, b in pairs)
     values += zip(written.gradients, replayed.gradients, strict=True)
     verdicts = [_is_near(a, b, tolerance) for a, b in values]
     return not any(verdict is False for verdict in verdicts) and all(read(verdicts))  # those of a device at once

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.engines.cohort_optimizer_run import CohortOptimizerRun
 from fedbc_lightning.engines.cohort_solver_run import CohortSolverRun
-from fedbc_lightning.engines.mappable import SEQUENTIAL, check_step
+from fedbc_lightning.engines.mappable import SEQUENTIAL, check_step, not_a_function
 from fedbc_lightning.engines.mapped_evaluation import MappedEvaluation
+from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
 from fedbc_lightning.engines.stacked_optimizer import StackedOptimizer
 from fedbc_lightning.errors import ConfigurationError
@@ -129,6 +130,20 @@ class VectorizedEngine(SequentialEngine):
                 "trainer.engine: vectorized draws what training_step draws, such as dropout, for a whole cohort at "
                 "once, so its masks depend on who is in it; the sequential engine's depend on the client alone."
             )
+
+    def check_visit(self, batch: list[Tensor]) -> None:
+        """After a client's batch of a stack was made: its making must leave alone what the step of all of them reads.
+
+        Args:
+            batch: Of one client.
+
+        Raises:
+            ConfigurationError: It does not.
+        """
+        try:
+            self.recorder.check_visit(self.user.to_device(batch))
+        except NotRecordableError as error:
+            raise not_a_function(error) from error
 
     def mapped_evaluation(self, stage: str) -> MappedEvaluation | None:
         """See the base class."""

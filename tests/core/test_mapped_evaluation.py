@@ -358,7 +358,7 @@ class LooksAtMemory(Model):
         (CountsInAFunction, "changes `KEPT`"),
         (UsesAGlobalMetric, "torchmetrics"),
         (HidesAMetric, "torchmetrics"),
-        (UsesAParameterElsewhere, "other numbers"),
+        (UsesAParameterElsewhere, "holds outside of its own modules"),
         (Prints, "prints"),
         (IsDoneInTurn, "each of them in turn"),
         (HoldsAMetric, "holds a torchmetrics Metric"),

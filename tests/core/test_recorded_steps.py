@@ -558,7 +558,7 @@ def test_what_readers_found(tmp_path, monkeypatch, recordings, model, options, r
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [(Listed, "other gradients"), (Ramped, "uses batch_idx"), (IndexLogged, "uses batch_idx")],
+    [(Listed, "holds outside of its own modules"), (Ramped, "uses batch_idx"), (IndexLogged, "uses batch_idx")],
 )
 def test_the_vectorized_engine_refuses_them(tmp_path, model, reason):
     with pytest.raises(ConfigurationError, match=rf"trainer\.engine: vectorized .*{reason}.*use engine: sequential"):

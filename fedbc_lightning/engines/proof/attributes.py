@@ -156,8 +156,8 @@ class Attributes:
             self._evaluator.refuse(f"uses a {type(tensor).__qualname__}, a tensor of a class of its own")
         if name in known.TENSOR_PROPERTIES or known.is_tensor_method(name):
             return getattr(tensor, name)
-        if not hasattr(Tensor, name):
-            return self._reads.item(vars(tensor), vars(tensor), name)
+        if not hasattr(Tensor, name):  # a recording sees a tensor that stands for this one, without attributes
+            self._evaluator.refuse(f"reads '{name}' of a tensor, an attribute that is not torch's")
         return self._evaluator.refuse(f"uses {name} of a tensor, which is more than its values")
 
     def _of_package(self, package: types.ModuleType, name: str) -> Any:
@@ -232,10 +232,10 @@ class Attributes:
                 if self.of_class(kind, "__getattr__") not in (MISSING, nn.Module.__getattr__):
                     self._evaluator.refuse(f"reads '{name}', a property that is not there")
                 raise
-        fields = getattr(owner, "__dict__", None)
-        if fields is not None and not is_made and not (name == "training" and is_a(owner, nn.Module)):
+        fields = getattr(owner, "__dict__", None) if is_made else self._reads.fields(owner)
+        if fields is not None and not is_made and not (name == "training" and self._evaluator.is_own(owner)):
             value = self._reads.item(fields, fields, name)
-        else:  # its own, or `training`, which the engine sets before the steps of each kind
+        else:  # the step's, or `training`, which the engine sets before the steps of each kind
             value = (fields or {}).get(name, MISSING)
         if value is not MISSING:
             return value
@@ -253,7 +253,7 @@ class Attributes:
 
     def registered(self, owner: nn.Module, name: str) -> Any:
         """A parameter, buffer or child of a module, as ``nn.Module.__getattr__`` finds it, or MISSING."""
-        for items in (owner._parameters, owner._buffers, owner._modules):
+        for items in self._reads.registered(owner):
             value = self._reads.item(items, items, name)
             if value is not MISSING:
                 return value

@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from fedbc_lightning.engines.proof import known
 from fedbc_lightning.engines.proof.frames import GENERATOR_FLAGS, Closure, Frame, bind
 from fedbc_lightning.engines.proof.layers import Layers
-from fedbc_lightning.engines.proof.objects import BATCH_INDEX, ITERATOR, is_named_tuple, is_one_of
+from fedbc_lightning.engines.proof.objects import BATCH_INDEX, ITERATOR, holds_tensor, is_named_tuple, is_one_of
 from fedbc_lightning.engines.proof.reads import MISSING, is_a, is_plain
 from fedbc_lightning.engines.proof.source import definition_of, name_of
 from fedbc_lightning.engines.proof.vouched import VOUCHED
@@ -33,6 +33,8 @@ READING = frozenset({
     "issuperset", "__contains__", "__len__",
 })  # fmt: skip
 """Methods of lists, dicts and sets that leave them alone and look at all they hold."""
+COMPARING = (sorted, min, max, set, frozenset)
+"""They compare what they are given, which for tuples and keys begins with a look at whether it is the same object."""
 ITERATORS = (itertools.islice, itertools.chain, itertools.product, itertools.pairwise, itertools.zip_longest)
 NOT_THERE = object()
 CHANGING = frozenset({
@@ -219,14 +221,24 @@ class Calls:
             if not self._objects.is_made(owner):
                 what = self._node.func.value if isinstance(self._node.func, ast.Attribute) else self._node
                 self._evaluator.refuse(f"changes `{ast.unparse(what)}`")
-            if name in ("extend", "update"):
-                args = tuple(a if is_a(a, dict) else self._items(a) for a in args)
+            if name == "update" and is_mapping:
+                args = tuple(self._dict(a) for a in args)
+            elif name in ("extend", "update"):
+                args = tuple(self._items(a) for a in args)
             if name not in ("append", "extend", "insert", "update"):
                 self._check(args, kwargs)
+            if name in ("sort", "remove", "discard"):
+                self._objects.check(owner)
+                self._objects.check_identity(owner)
+            if not is_a(owner, list):
+                for key in [key for a in args for key in (self._items(a) if name == "update" else [a])]:
+                    self._objects.check_key(key)
             self._objects.changed(owner)
             return function(*args, **kwargs)
         if name not in READING:
             self._refuse(function)
+        for value in args:
+            self._objects.check_identity(value)
         if name == "copy" and not self._objects.is_made(owner):
             _ = self._objects.mapping(owner) if is_mapping else self._items(owner)
             return self._objects.made(function())
@@ -251,13 +263,13 @@ class Calls:
 
     def _check_values(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse where values of tensors would be looked at behind the dispatcher, or errors of kernels be handled."""
-        has_tensor = any(map(_holds_tensor, (*args, *kwargs.values(), getattr(function, "__self__", None))))
+        has_tensor = any(map(holds_tensor, (*args, *kwargs.values(), getattr(function, "__self__", None))))
         if has_tensor:
             self._evaluator.check_not_caught()
         is_of_numpy = id(function) in known.ARRAY_FUNCTIONS or (
             is_a(function, type) and issubclass(function, np.generic)
         )
-        in_list = any(_holds_tensor(value) and not is_a(value, Tensor) for value in args)
+        in_list = any(holds_tensor(value) and not is_a(value, Tensor) for value in args)
         if (is_of_numpy and has_tensor) or (function in known.FROM_DATA and in_list):
             self._evaluator.refuse("looks at the value of a tensor")
         if function is torch.tensor_split and any(is_a(value, Tensor) for value in args[1:]):
@@ -268,6 +280,9 @@ class Calls:
         if getattr(function, "__module__", None) == "_operator":
             for value in args:
                 self._objects.check_operand(value)
+        if function in COMPARING or (function in known.COMPARISONS and not is_a(args[0], Tensor)):
+            for value in args:
+                self._objects.check_identity(value)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for value in (*args, *kwargs.values()):
@@ -373,6 +388,8 @@ class Calls:
                 self._check_abstract(cls, value)
         if not self._objects.is_made(value):
             self._reads.kind(value)
+        if is_a(value, nn.Parameter) and isinstance(value, classes) != isinstance(torch.empty(0), classes):
+            self._evaluator.refuse("asks whether a tensor is a Parameter")
         return isinstance(value, classes)
 
     def _check_abstract(self, cls: type, value: Any) -> None:
@@ -395,6 +412,8 @@ class Calls:
     def _type(self, value: Any, *more: Any) -> type:
         if more or value is BATCH_INDEX or is_a(value, Closure):
             self._evaluator.refuse("makes a class, or uses batch_idx" if more else "asks for the class of its argument")
+        if is_a(value, nn.Parameter):
+            self._evaluator.refuse("asks whether a tensor is a Parameter")
         self._reads.kind(value)
         return type(value)
 
@@ -455,13 +474,6 @@ class Calls:
             name = name_of(function) if is_a(function, type) else name_of(type(function))
             effect = f"calls {name}, which is not looked through"
         return self._evaluator.refuse(effect)
-
-
-def _holds_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, or a list or tuple with one in it, at any depth that is looked through."""
-    if is_one_of(type(value), (list, tuple)):
-        return any(map(_holds_tensor, value))
-    return is_a(value, Tensor)
 
 
 def _flat(classes: Any) -> list[Any]:

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from torch import nn
+
 from fedbc_lightning.engines.proof.attributes import Attributes
 from fedbc_lightning.engines.proof.calls import Calls
 from fedbc_lightning.engines.proof.expressions import Expressions
@@ -28,6 +30,11 @@ class Evaluator:
     only what came into being inside may be changed. Calls go into the source of Python functions; functions written in
     C are called if they are on the list of what is allowed. What is not understood is refused.
 
+    Args:
+        reads: Takes down what is read.
+        module: The user's module.
+        log: The function behind its ``self.log``.
+
     Attributes:
         reads: What was read.
         objects: What came into being inside.
@@ -40,7 +47,8 @@ class Evaluator:
         num_generators: How many generator expressions, or functions that Python would call later, there are around it.
     """
 
-    def __init__(self, reads: Reads, *, log: Any) -> None:
+    def __init__(self, reads: Reads, module: nn.Module, *, log: Any) -> None:
+        self._module = module
         self.reads, self._frames, self._num_nodes = reads, list[Frame](), 0
         self._known_errors: list[tuple[BaseException, int]] = []
         self.num_catching = self.num_generators = 0
@@ -54,6 +62,10 @@ class Evaluator:
     def frame(self) -> Frame:
         """The function that is being evaluated."""
         return self._frames[-1]
+
+    def is_own(self, module: Any) -> bool:
+        """Whether a module is a part of the user's module, whose mode the engine sets."""
+        return any(module is other for other in self._module.modules())
 
     def refuse(self, reason: str) -> NoReturn:
         """Stop: the step does, or may do, something beside computing its result.

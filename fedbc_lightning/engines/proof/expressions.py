@@ -7,9 +7,11 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from fedbc_lightning.engines.proof.frames import Closure
 from fedbc_lightning.engines.proof.objects import BATCH_INDEX
-from fedbc_lightning.engines.proof.reads import is_plain
+from fedbc_lightning.engines.proof.reads import is_a, is_plain
 from fedbc_lightning.engines.proof.source import inner_definition
 
 if TYPE_CHECKING:
@@ -106,6 +108,8 @@ class Expressions:
         if left is BATCH_INDEX or right is BATCH_INDEX:
             self._evaluator.refuse("uses batch_idx")
         if isinstance(kind, (ast.Is, ast.IsNot)):
+            if is_a(left, Tensor) and is_a(right, Tensor):
+                self._objects.check_identity(left)
             return (left is right) == isinstance(kind, ast.Is)
         if isinstance(kind, (ast.In, ast.NotIn)):
             return self._objects.contains(right, left) == isinstance(kind, ast.In)
@@ -113,6 +117,8 @@ class Expressions:
         for operand in (left, right):
             if not (is_equality and self._objects.has_plain_equality(operand)):
                 self._objects.check(operand)
+            if not is_a(operand, Tensor):
+                self._objects.check_identity(operand)
         return COMPARISONS[type(kind)](left, right)
 
     def _if_expression(self, node: ast.IfExp) -> Any:
@@ -127,6 +133,7 @@ class Expressions:
         items = self._evaluator.values(node.elts)
         for item in items:
             self._objects.check(item)
+            self._objects.check_key(item)
         return self._objects.made(set(items))
 
     def _dict(self, node: ast.Dict) -> Any:

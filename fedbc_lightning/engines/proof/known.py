@@ -25,6 +25,7 @@ NOT_OPERATIONS = frozenset({
     "requires_grad_", "retain_grad", "retains_grad", "set_", "set_data", "resize_", "resize_as_", "seed", "manual_seed",
     "_version", "is_pinned", "is_inference", "_nnz", "is_coalesced", "is_set_to", "detach_", "tensor_split", "is_conj",
     "is_neg", "resolve_conj", "_conj", "_neg_view", "names", "refine_names", "align_to", "to_dense", "storage",
+    "as_strided", "as_strided_", "storage_offset",
 })  # fmt: skip
 """Names that torch's operators share with what changes a tensor where no dispatcher sees it, or reads such things."""
 
@@ -36,7 +37,7 @@ TENSOR_PROPERTIES = frozenset({
 TENSOR_METHODS = frozenset({
     "bfloat16", "bool", "byte", "char", "dim", "double", "element_size", "float", "half", "int", "is_complex",
     "is_contiguous", "is_floating_point", "is_signed", "long", "ndimension", "nelement", "numel", "short",
-    "size", "split", "storage_offset", "stride", "type_as", "unflatten", "norm", "stft", "istft", "unique",
+    "size", "split", "stride", "type_as", "unflatten", "norm", "stft", "istft", "unique",
     "unique_consecutive",
 })  # fmt: skip
 """Methods of a tensor that are not themselves operators, but come down to operators, or tell its form."""
@@ -64,13 +65,18 @@ def _functions_of(*places: Any) -> dict[int, Any]:
     """Functions of torch by their identities: those that these modules hold under some name."""
     kinds = types.FunctionType, types.BuiltinFunctionType
     found = [value for place in places for name, value in vars(place).items() if not name.startswith("__")]
-    return {id(f): f for f in found if isinstance(f, kinds) and _home(f).startswith("torch")}
+    return {id(f): f for f in found if isinstance(f, kinds) and _is_of_torch(f)}
 
 
 def _home(function: Any) -> str:
     """The module in which a function was written, whatever it says of itself."""
     names = getattr(function, "__globals__", None)
     return str(names["__name__"] if names is not None else function.__module__)
+
+
+def _is_of_torch(function: Any) -> bool:
+    """Whether a function was written in torch."""
+    return _home(function).partition(".")[0] == "torch"
 
 
 def _operations() -> dict[int, Any]:
@@ -85,11 +91,11 @@ def _operations() -> dict[int, Any]:
 
 
 OPERATORS = (
-    "abs", "add", "and_", "concat", "contains", "countOf", "eq", "floordiv", "ge", "getitem", "gt", "index", "indexOf",
-    "inv", "invert", "is_", "is_not", "le", "lshift", "lt", "matmul", "mod", "mul", "ne", "neg", "not_", "or_", "pos",
-    "pow", "rshift", "sub", "truediv", "truth", "xor",
+    "abs", "add", "and_", "concat", "eq", "floordiv", "ge", "getitem", "gt", "index", "inv", "invert", "le", "lshift",
+    "lt", "matmul", "mod", "mul", "ne", "neg", "not_", "or_", "pos", "pow", "rshift", "sub", "truediv", "truth", "xor",
 )  # fmt: skip
 """Functions of :mod:`operator` that change nothing."""
+COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 TORCH = {
     **_operations(),
     **_functions_of(functional, torch.functional, torch.linalg, torch.special, torch.fft),
@@ -119,11 +125,16 @@ def is_tensor_method(name: str) -> bool:
     return name in TENSOR_METHODS or (name not in NOT_OPERATIONS and hasattr(aten, name))
 
 
+DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+
+
 def is_layer(kind: type) -> bool:
     """Whether a class is one of torch's own layers, whose ``forward`` keeps nothing but in buffers."""
     home = sys.modules.get(kind.__module__)
     functions = [value for base in kind.__mro__[:-2] for value in vars(base).values()]
-    is_own = all(_home(f).startswith("torch.") for f in functions if isinstance(f, types.FunctionType))
+    getters = [value.fget if isinstance(value, property) else value for value in functions]
+    is_own = all(_is_of_torch(f) for f in getters if isinstance(f, types.FunctionType))
+    is_own &= not any(hasattr(type(f), "__set__") and not isinstance(f, (property, *DESCRIPTORS)) for f in functions)
     return is_own and kind.__module__.startswith("torch.nn.modules.") and getattr(home, kind.__name__, None) is kind
 
 
@@ -133,7 +144,7 @@ TEXT_FUNCTIONS = (str, repr, ascii, format, bytes)
 """They write down values, a tensor's, too, where no dispatcher sees that they are looked at."""
 FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
 """They read tensors in the sequences that they are given where no dispatcher sees it."""
-HOMES = (vars(functional), vars(nn.Module))
+HOMES = (vars(functional), vars(nn.Module), vars(Tensor))
 """Where a program that patches torch puts its own functions."""
 
 
@@ -145,4 +156,4 @@ def patches() -> list[tuple[Any, Any]]:
 def is_torch_whole() -> bool:
     """Whether all functions in these places were written there."""
     functions = [value for home in HOMES for value in home.values() if isinstance(value, types.FunctionType)]
-    return all(_home(function).startswith("torch") for function in functions)
+    return all(_is_of_torch(function) for function in functions)

@@ -83,8 +83,11 @@ class Layers:
         of_class = self._evaluator.attributes.of_class
         if any(of_class(type(module), name) is not vars(nn.Module)[name] for name in ("__call__", "_call_impl")):
             self._evaluator.refuse(f"calls a {type(module).__qualname__}, which has a __call__ of its own")
-        if vars(module).get("_compiled_call_impl") is not None:
+        fields: Any = self._reads.fields(module)
+        if self._reads.item(fields, fields, "_compiled_call_impl") not in (MISSING, None):
             self._evaluator.refuse(f"calls a {type(module).__qualname__} that is compiled")
+        if self._reads.item(fields, fields, "_call_impl") is not MISSING:
+            self._evaluator.refuse(f"calls a {type(module).__qualname__}, which has a _call_impl of its own")
         for name in HOOKS:
             self._no_hooks(vars(module)[name])
         for name in GLOBAL_HOOKS:
@@ -101,13 +104,15 @@ class Layers:
 
     def _read(self, layer: nn.Module) -> None:
         for base in type(layer).__mro__[:-2]:
+            self._reads.length(vars(base), base)
             for name, value in vars(base).items():
                 if is_a(value, types.FunctionType):
                     self._reads.item(vars(base), base, name)
-        fields = vars(layer)
+        fields: Any = self._reads.fields(layer)
         self._reads.length(fields)
+        not_read = NOT_READ - (set() if self._evaluator.is_own(layer) else {"training"})
         for name in fields:
-            if name not in NOT_READ:
+            if name not in not_read:
                 value = self._reads.item(fields, fields, name)
                 if type(value) is list:
                     self._reads.sequence(value)

@@ -184,13 +184,19 @@ class Objects:
     def check_key(self, key: Any) -> None:
         """Refuse a key of a dict, or an item of a set, whose hash or comparison is code of the user's."""
         kind = type(key)
-        if is_plain(key) or is_one_of(kind, (Tensor, nn.Parameter)) or is_known_class(key):
+        self.check_identity(key)
+        if is_plain(key) or is_known_class(key):
             return
         if is_one_of(kind, (tuple, frozenset)):
             for part in key:
                 self.check_key(part)
         elif not (is_a(key, enum.Enum) and kind.__hash__ is enum.Enum.__hash__ and self.has_plain_equality(key)):
             self._refuse_use(key)
+
+    def check_identity(self, value: Any) -> None:
+        """Refuse to ask whether a tensor is the same object: others stand for it when a step is replayed or mapped."""
+        if holds_tensor(value):
+            self._evaluator.refuse("asks whether a tensor is the same object")
 
     def check_text(self, value: Any) -> None:
         """Refuse to write anything but plain values into text."""
@@ -320,6 +326,8 @@ class Objects:
         if not self.has_plain_equality(item):
             self.check(item)
         self.check(owner)
+        if not is_a(owner, Tensor):
+            self.check_identity(item)
         return item in owner
 
     def length(self, owner: Any) -> Any:
@@ -383,8 +391,10 @@ class Objects:
         """``owner[key] = value``."""
         self.check_item(owner, target)
         self.check(key)
-        if type(owner) is not dict and type(owner) is not list:
+        if type(owner) is not dict and (type(owner) is not list or type(key) is slice):
             self.check(value)
+        if type(owner) is dict:
+            self.check_key(key)
         owner[key] = value
         self.changed(owner)
 
@@ -395,6 +405,13 @@ class Objects:
 def is_one_of(kind: type, kinds: Iterable[type]) -> bool:
     """Whether a class is one of these; ``in`` would ask a metaclass of the user's whether it is equal."""
     return any(kind is other for other in kinds)
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, or a collection with one in it, at any depth that is looked through."""
+    if is_one_of(type(value), (*MAPPINGS, *VIEWS)) or is_a(value, (list, tuple, set, frozenset)):
+        return any(map(holds_tensor, dict.values(value) if is_a(value, dict) else value))
+    return is_a(value, Tensor)
 
 
 def is_known_class(value: Any) -> bool:

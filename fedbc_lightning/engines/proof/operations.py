@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,24 @@ class OnlyPure(TorchDispatchMode):
             if storage._cdata not in given:
                 self._made[storage._cdata] = storage
         return results
+
+
+class WithoutTensors(TorchDispatchMode):
+    """Refuses operations on certain tensors, and on all others that share their memory.
+
+    Args:
+        tensors: No operation may have them as arguments.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._storages = {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(tensor.untyped_storage()._cdata in self._storages for tensor in _tensors((args, kwargs))):
+            raise NotRecordableError("it uses a parameter that it holds outside of its own modules")
+        return func(*args, **kwargs)
 
 
 def check_values(operation: Any, args: Any) -> None:

@@ -27,7 +27,9 @@ def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
 def is_plain(value: Any) -> bool:
     """Whether a value cannot change."""
     kind = type(value)
-    return any(kind is other for other in PLAIN) or (kind.__module__ == "numpy" and issubclass(kind, np.generic))
+    if kind.__module__ == "numpy" and issubclass(kind, np.generic):
+        return not issubclass(kind, np.void)  # whose fields can be set
+    return any(kind is other for other in PLAIN)
 
 
 def is_same(now: Any, then: Any) -> bool:
@@ -85,9 +87,9 @@ class Reads:
         """Take down a global setting, such as torch's default dtype."""
         self._others.append((read, read()))
 
-    def length(self, collection: Any) -> None:
-        """Take down that a collection, for instance a dict of hooks, has so many items."""
-        if self._is_new(collection, "length"):
+    def length(self, collection: Any, owner: Any = None) -> None:
+        """Take down that a collection, for instance a dict of hooks, has so many items; see :meth:`item`."""
+        if self._is_new(collection if owner is None else owner, "length"):
             self._lengths.append((collection, len(collection)))
 
     def sequence(self, items: Any) -> None:
@@ -111,10 +113,22 @@ class Reads:
         if self._is_new(kind, "bases"):
             self._others.append((lambda: kind.__mro__, kind.__mro__))
 
+    def fields(self, owner: Any) -> dict[str, Any] | None:
+        """Read the dict of an object's attributes, or None; it may be replaced as a whole."""
+        fields = getattr(owner, "__dict__", None)
+        if fields is not None and self._is_new(owner, "fields"):
+            self._others.append((lambda: vars(owner), fields))
+        return fields
+
+    def registered(self, module: nn.Module) -> list[dict[str, Any]]:
+        """Read the dicts of a module's parameters, buffers and modules, which may be replaced as a whole."""
+        fields: Any = self.fields(module)
+        return [self.item(fields, fields, name) for name in ("_parameters", "_buffers", "_modules")]
+
     def tree(self, module: nn.Module) -> None:
         """Take down which parameters, buffers and modules a module has, at every depth."""
         for child in module.modules():
-            for items in (child._parameters, child._buffers, child._modules):
+            for items in self.registered(child):
                 self.mapping(items)
 
     def hold(self) -> bool:
