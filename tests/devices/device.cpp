@@ -39,7 +39,12 @@ const c10::Device kDevice(kType, 0);
 const c10::Stream kStream(c10::Stream::DEFAULT, kDevice);
 int64_t num_waits = 0;
 
-struct Guard final : c10::impl::NoOpDeviceGuardImpl<kType> {
+// From the interface: in torch 2.8 nothing may be derived from NoOpDeviceGuardImpl.
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return kType; }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Device exchangeDevice(c10::Device) const override { return kDevice; }
   c10::Device getDevice() const override { return kDevice; }
   c10::Stream getStream(c10::Device) const noexcept override { return kStream; }
@@ -48,6 +53,9 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<kType> {
   void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
