@@ -49,6 +49,7 @@ def test_two_processes_equal_one(tmp_path, one_cpu):
     assert_equal(tmp_path, 2, one_cpu)
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 10), reason="torch 2.8 has no barrier between devices of another maker")
 @pytest.mark.distributed
 def test_pretended_gpus_equal_a_cpu(tmp_path, one_cpu, pretended_gpu):
     """Two processes with one GPU each, whose collectives take what NCCL's do."""
