@@ -23,14 +23,14 @@ from faults import disks, files, kills, processes, twice  # noqa: F401 - they re
 from faults.registry import KINDS, Case
 from faults.runs import Bench
 
-SHORT = 2
+SHORT = 1
 """Cases per kind of the short form."""
 
 
 def main(words: list[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help=f"{SHORT} cases of each kind")
+    parser.add_argument("--short", action="store_true", help=f"{SHORT} case of each kind")
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this one; may be given again")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and places (default 0)")
     options = parser.parse_args(words)
