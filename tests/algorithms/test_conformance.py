@@ -49,10 +49,10 @@ def test_closed_form_with_partial_participation(tmp_path, setting):
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_closed_form_with_local_steps(tmp_path, setting):
-    """Section 4.1 with ``local_steps`` over mini-batches: the steps run on through the epochs and stop at K."""
+    """The same over 8 rounds of mini-batches with ``local_steps``: they run on through the epochs and stop at K."""
     data = QuadraticData(sample_quadratics(), batch_size=2)
-    steps = shuffled_steps(data, 2, seed=7, num_steps=3)
-    compare(tmp_path, setting, Local(lr=0.1, steps=steps), data, local_steps=3, seed=7, clients_per_round=0.4)
+    options = {"max_rounds": 8, "clients_per_round": 0.4, "local_steps": 3, "seed": 7}
+    compare(tmp_path, setting, Local(lr=0.1, steps=shuffled_steps(data, 2, seed=7, num_steps=3)), data, **options)
 
 
 @pytest.mark.parametrize("name", ["fedavg-samples", "fedbc-fixed", "scaffold-auto", "scaffold-gradient_mean"])
