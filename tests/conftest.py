@@ -9,13 +9,16 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: threads of small tests only wait for each other
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # LightningCLI 2.6 calls jsonargparse in its old ways
 
+import functools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from filelock import FileLock
 from helpers.command_line import write_project
-from helpers.programs import run_forked
+from helpers.programs import START, ensure_preloaded, run_forked
+from lightning.fabric.utilities import registry
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 ALLOWED_VARIABLES = {
@@ -41,6 +44,9 @@ ALLOWED_VARIABLES = {
     "PYTEST_CURRENT_TEST",
 }
 """What Lightning, torch and their kind set in the environment; anything else that a test leaves there is a mistake."""
+
+# For every trainer Fabric reads from the disk which packages offer callbacks; while tests run, none is installed.
+registry.entry_points = functools.cache(registry.entry_points)
 
 
 @pytest.fixture(scope="session")
@@ -107,6 +113,31 @@ def leave_process_group():
 def forks(monkeypatch):
     """``subprocess.run`` of a Python command forks, which is the same seconds sooner."""
     monkeypatch.setattr(subprocess, "run", run_forked)
+
+
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """The workers of studies in this process are forks of one that has imported torch, which is the same sooner."""
+
+    def context(method):
+        assert method == "spawn"
+        ensure_preloaded()
+        return START
+
+    monkeypatch.setattr("fedbc_lightning.studies.schedule.multiprocessing", SimpleNamespace(get_context=context))
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch):
+    """The same for the processes of ``ddp_spawn``."""
+    start = torch.multiprocessing.start_processes
+
+    def start_forked(*args, start_method, **options):
+        assert start_method == "spawn"
+        ensure_preloaded()
+        start(*args, start_method=START.get_start_method(), **options)
+
+    monkeypatch.setattr(torch.multiprocessing, "start_processes", start_forked)
 
 
 @pytest.fixture

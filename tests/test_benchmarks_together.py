@@ -1,11 +1,14 @@
 """benchmarks/together.py: a line for each way, with its ratio."""
 
+import io
 import re
+from contextlib import redirect_stdout
 
 import pytest
+from helpers.command_line import run_cli
 from helpers.scripts import imported_script
 
-pytestmark = pytest.mark.usefixtures("forks")
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 @pytest.fixture
@@ -15,6 +18,13 @@ def script():
 
 
 def test_the_table(script, monkeypatch, capsys):
+    def run_here(command, cwd, **options):
+        assert command[1:3] == ["-m", "fedbc_lightning"]
+        with monkeypatch.context() as place, redirect_stdout(io.StringIO()):
+            place.chdir(cwd)
+            assert run_cli(*command[3:]) == 0
+
+    monkeypatch.setattr(script.subprocess, "run", run_here)
     monkeypatch.setattr(script, "ALGORITHMS", {"FedAvg": {}, "FedProx": {"mu": 0.1}})  # each way takes seconds
     monkeypatch.setattr(script, "WAYS", {"vectorized": ("vectorized", 1), "together": ("vectorized", 64)})
     script.main(["digits", "--runs", "2", "--rounds", "1", "--repeats", "1"])

@@ -337,6 +337,7 @@ def test_the_help_begins_with_the_options_of_the_command(project, capsys):
 
 
 @pytest.mark.distributed
+@pytest.mark.usefixtures("forked_ranks")
 def test_several_processes_write_the_same(tmp_path):
     run = train(tmp_path, FedBC(dual_lr=0.1))
     one = run[0].export(*run[1:], client=2, out=tmp_path / "one.ckpt")

@@ -132,6 +132,7 @@ def test_rounds_that_are_not_drawn_count_like_the_others(tmp_path, monkeypatch):
     assert found.memory["clients' rows, and their copy for the checkpoint"] == 2 * everyone
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_several_processes_share_the_clients(tmp_path):
     one = make_trainer(tmp_path).plan(make_model(), BoringData(), FedAvg())
     trainer = make_trainer(tmp_path, devices=2, strategy="ddp_spawn")

@@ -127,8 +127,7 @@ class Forked:
     def __init__(self, words: Words, cwd: Path, folder: Path, environment: Mapping[str, str]):
         self.words = [str(word) for word in words]
         self._files = folder / "out", folder / "err"
-        if sys.platform == "linux":
-            _ensure_preloaded()
+        ensure_preloaded()
         given = self.words, str(cwd), dict(environment), tuple(map(str, self._files))
         self._process = START.Process(target=_become, args=given)
         self._process.start()
@@ -222,8 +221,10 @@ def _is_open(path: Path) -> bool:
     return False
 
 
-def _ensure_preloaded() -> None:
-    """Start that one in a folder where no test looks for processes that were left behind."""
+def ensure_preloaded() -> None:
+    """Start the process that is forked, in a folder where no test looks for processes that were left behind."""
+    if sys.platform != "linux":
+        return
     here = Path.cwd()
     START.set_forkserver_preload(PRELOADED)
     os.chdir(ROOT)

@@ -1,4 +1,4 @@
-"""``fedbc-cli compare`` as a person runs it: real runs in real processes."""
+"""``fedbc-cli compare`` as a person runs it: real runs by real workers, in a process that is killed and interrupted."""
 
 import glob
 import io
@@ -35,6 +35,9 @@ TINY = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+
 @pytest.fixture(autouse=True)
 def data_with_validation(project):
     """The project's data, of which a part can be validation data."""
@@ -57,11 +60,19 @@ def write(folder, name="study.yaml", **given):
 COMPARE = ("-m", "fedbc_lightning", "compare", "--config")
 
 
-def compare(config, *words, cwd, status=0):
-    """What it prints; its exit status must be as given."""
-    done = run_python([*COMPARE, config, *words], cwd)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def compare(project, monkeypatch, capfd):
+    """The command in this process: what it prints; its exit status must be as given."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*words, status=0):
+        capfd.readouterr()
+        found = run_cli("compare", "--config", *words)
+        said = "".join(capfd.readouterr())
+        assert found == status, said
+        return said
+
+    return run
 
 
 def test_runs_of_one_kind_are_trained_together(project, monkeypatch):
@@ -119,9 +130,9 @@ def test_what_is_seen_of_runs_at_work(project, monkeypatch, is_terminal):
     assert "E=1 / FedBC" not in said
 
 
-def test_together_needs_the_vectorized_engine(project):
+def test_together_needs_the_vectorized_engine(project, compare):
     write(project, together=4)
-    said = compare("study.yaml", cwd=project, status=1)
+    said = compare("study.yaml", status=1)
     assert "trainer.engine: vectorized" in said
     assert not (project / "studies").exists()
 
@@ -130,9 +141,9 @@ def results(folder):
     return pd.read_csv(folder / "results.csv")
 
 
-def test_a_study(project):
+def test_a_study(project, compare):
     write(project, workers=2)
-    said = compare("study.yaml", cwd=project)
+    said = compare("study.yaml")
     folder = project / "studies/study"
     table = results(folder)
     assert len(table) == 12
@@ -158,23 +169,23 @@ def test_a_study(project):
     assert "difference to FedAvg of the same seed" in said
 
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.csv")}
-    said = compare("study.yaml", cwd=project)
+    said = compare("study.yaml")
     assert "12 runs, 12 of them done before" in said
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.csv")} == before
     pd.testing.assert_frame_equal(results(folder), table)
 
-    said = compare("study.yaml", "--overrides", "{trainer.max_rounds: 3}", cwd=project, status=1)
+    said = compare("study.yaml", "--overrides", "{trainer.max_rounds: 3}", status=1)
     assert "was begun with trainer.max_rounds not given, and now it is 3. Give the study another name" in said
 
 
-def test_failures_are_told_and_stop_nothing(project):
+def test_failures_are_told_and_stop_nothing(project, compare):
     write(
         project,
         algorithms={"FedAvg": {}, "bad": {"algorithm": "FedAvg", "model.lr": 3e38}},
         variants={"all": {}},
         overrides={"trainer.local_epochs": 5},
     )
-    said = compare("study.yaml", cwd=project, status=1)
+    said = compare("study.yaml", status=1)
     error = "round 1: loss or weights of all 2 sampled clients became NaN"
     assert said.count(f"failed: all / bad / seed 0: {error}") == 1  # at once
     assert said.count(f"failed: all / bad / seed 0 and 1 more: {error}") == 1  # at the end
@@ -186,16 +197,16 @@ def test_failures_are_told_and_stop_nothing(project):
     assert log.read_text().startswith("$ fedbc-cli fit --config tiny.yaml")
 
 
-def test_tuning_tells_what_failed(project):
+def test_tuning_tells_what_failed(project, compare):
     algorithms = {"tuned": {"algorithm": "FedAvg", "model.lr": {"grid": [0.1, 3e38]}}}
     tuning = {"val_fraction": 0.25, "max_rounds": 1}
     given = {"algorithms": algorithms, "variants": {"all": {}}, "seeds": 1}
     write(project, **given, tuning={**tuning, "metric": "global/val_f1"})
-    said = compare("study.yaml", cwd=project, status=1)
+    said = compare("study.yaml", status=1)
     assert "tuning.metric: all / tuned / lr=0.1 / seed 0 logs no 'global/val_f1'; there is: global/val_" in said
     write(project, **given, tuning=tuning)
     (project / "studies/study/tuned.yaml").touch()  # as an earlier version may have left it when it was killed
-    said = compare("study.yaml", cwd=project)
+    said = compare("study.yaml")
     assert said.count("failed: all / tuned / lr=3e+38 / seed 0: round 1: loss or weights") == 2  # at once, at the end
 
 
@@ -217,13 +228,13 @@ def checkpoints(folder):
 
 
 @pytest.mark.parametrize(("together", "workers", "moments"), [(1, 2, (1, 3)), (8, 1, (3,))])
-def test_a_killed_study_ends_as_one_that_was_not(project, together, workers, moments):
+def test_a_killed_study_ends_as_one_that_was_not(project, compare, together, workers, moments):
     """Killed as soon as so many of its three runs have a checkpoint, and its workers with it."""
     overrides = {"trainer.max_rounds": 90, **({"trainer.engine": "vectorized"} if together > 1 else {})}
     long = {"overrides": overrides, "variants": {"all": {}}, "seeds": 1, "together": together}
     write(project, **long, workers=workers)
     write(project, "whole.yaml", **long, workers=1)
-    compare("whole.yaml", cwd=project)
+    compare("whole.yaml")
     folder = project / "studies/study"
     for num_begun in moments:
         with forked([*COMPARE, "study.yaml"], project) as program:
@@ -233,7 +244,7 @@ def test_a_killed_study_ends_as_one_that_was_not(project, together, workers, mom
         rounds = [torch.load(path, weights_only=True)["epoch"] for path in checkpoints(folder)]
         assert min(rounds) < 90, "workers went on with what they were at"
         assert not (folder / "results.csv").exists()
-    said = compare("study.yaml", cwd=project)
+    said = compare("study.yaml")
     assert "study: 3 runs" in said
     logs = [log.read_text() for log in (project / "studies").rglob("log.txt")]
     assert len(logs) == 6
@@ -246,11 +257,11 @@ def test_a_killed_study_ends_as_one_that_was_not(project, together, workers, mom
         assert texts[0].replace("# study", "# whole") == texts[1]
 
 
-def test_tuning_looks_at_validation_data_alone_and_longer_at_what_has_promise(project):
+def test_tuning_looks_at_validation_data_alone_and_longer_at_what_has_promise(project, compare):
     tuned = {"algorithm": "FedAvg", "model.lr": {"grid": [1e-6, 0.1, 0.01, 0.001]}}
     tuning = {"val_fraction": 0.25, "max_rounds": [1, None], "seeds": [0, 1]}
     write(project, algorithms={"FedAvg": {}, "tuned": tuned}, variants={"all": {}}, seeds=1, tuning=tuning)
-    compare("study.yaml", cwd=project)
+    compare("study.yaml")
     folder = project / "studies/study"
     tried = pd.read_csv(folder / "tuning.csv")
     first, second = tried[tried["rung"] == 0], tried[tried["rung"] == 1]
@@ -274,7 +285,7 @@ def test_an_interval_is_searched_by_optuna_the_same_way_again(project):
     pytest.importorskip("optuna", reason="the extra 'optuna' is not installed")
     tuned = {"algorithm": "FedProx", "mu": {"low": 0.001, "high": 1.0, "log": True}}
     write(project, algorithms={"tuned": tuned}, variants={"all": {}}, seeds=1, tuning={"trials": 5, "max_rounds": 1})
-    compare("study.yaml", cwd=project)
+    run_python([*COMPARE, "study.yaml"], project).check_returncode()
     assert run_cli("compare", "--config", "study.yaml", "--name", "again") == 0  # here, with another seed of hashes
     first, second = (pd.read_csv(project / f"studies/{name}/tuning.csv") for name in ("study", "again"))
     pd.testing.assert_frame_equal(first, second)

@@ -11,6 +11,7 @@ from fedbc_lightning.cli.studies import read_study
 from fedbc_lightning.studies.compare import Comparison
 
 NAME = "studies/fedli_tables.yaml"
+pytestmark = pytest.mark.usefixtures("forked_workers")
 FEW = {"trainer.accelerator": "cpu", "trainer.clients_per_round": 2, "data.partitioner.num_clients": 4}
 
 

@@ -14,6 +14,7 @@ from fedbc_lightning.studies.fedplus_figures import figure_1, figure_2, figure_3
 from fedbc_lightning.studies.figures import save
 from fedbc_lightning.studies.study import Study
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 MOVES = "AggregationMoves"
 METHODS = {
     "FedAvg": {},

@@ -21,6 +21,7 @@ from fedbc_lightning.studies.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, Mix
 from fedbc_lightning.studies.schedule import version_folder
 from fedbc_lightning.studies.study import Study
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 OVERRIDES = {
     "trainer.max_rounds": 70,
     "trainer.accelerator": "cpu",

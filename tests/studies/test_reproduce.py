@@ -12,6 +12,8 @@ from fedbc_lightning.cli.studies import read_study
 from fedbc_lightning.studies.partition_tables import EXPONENTS, TABLE_4, table_4, table_5
 from fedbc_lightning.studies.reproductions import REPRODUCTIONS
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def parts(cell):
     return [tuple(map(int, entry.split("×"))) for entry in cell.split(", ")]
