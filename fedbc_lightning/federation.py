@@ -86,6 +86,7 @@ class Federation:
         layout: :class:`~fedbc_lightning.layout.ParameterLayout`.
         fingerprint: What must be equal for a checkpoint to be resumed.
         has_local_models: Whether there is a client model that is "local" in evaluation.
+        server_parts: The algorithm's server callbacks, in order.
     """
 
     def __init__(
@@ -137,9 +138,9 @@ class Federation:
         algorithm = self.algorithm
         self.engine = choice.make_engine(self.engine_kind, *self.engine_args)
         algorithm.check(self.engine)
-        self._server_callbacks = algorithm.server_callbacks(self.engine)
+        self.server_parts = algorithm.server_callbacks(self.engine)
         if self.layout.num_buffers and self._buffer_policy != "global":
-            self._server_callbacks = [*self._server_callbacks, AveragedBuffers()]
+            self.server_parts = [*self.server_parts, AveragedBuffers()]
         declaration = self._declare(self._keep_local_models, parameters.element_size())
         if self._buffer_policy == "local":
             declaration.client_buffers(LOCAL_BUFFERS)
@@ -199,17 +200,17 @@ class Federation:
         """The state of algorithm and server parts, and the clients' last models where they are kept."""
         algorithm, self.declaration = self.algorithm, StateDeclaration()
         declaration = self.declaration
-        for callback in self._server_callbacks:
+        for callback in self.server_parts:
             callback.declare_state(declaration)
             callback.check(self.engine, self.participation.num_sampled)
         algorithm.declare_state(declaration)
-        if not any(callback.forms_z for callback in self._server_callbacks):
+        if not any(callback.forms_z for callback in self.server_parts):
             raise ConfigurationError(
                 f"algorithm: {type(algorithm).__name__}.server_callbacks has no part that forms z; add e.g. "
                 "WeightedAverage (a part of your own sets forms_z = True)."
             )
         declared = {**declaration.client_scalars, **declaration.client_vectors}
-        for callback in self._server_callbacks:
+        for callback in self.server_parts:
             missing = [name for name in callback.reads if name not in declared]
             if missing:
                 raise ConfigurationError(
@@ -268,9 +269,9 @@ class Federation:
         server.records = self._join_ranks(records, sums, counters, found)
         self._check_records(round)
         if server.ids:
-            for callback in self._server_callbacks:
+            for callback in self.server_parts:
                 callback.on_aggregate(server, self.clients, sums)
-            for callback in self._server_callbacks:
+            for callback in self.server_parts:
                 callback.on_round_end(server, self.clients)
         if not server.ids:
             self._say_nobody_is_left()
@@ -284,7 +285,7 @@ class Federation:
         engine.round, engine.grad_scale = server.round, self.grad_scale
         engine.optimizer.learning_rates = self.schedule.learning_rates
         sums = Sums(self.user.device)
-        for callback in self._server_callbacks:
+        for callback in self.server_parts:
             callback.on_round_start(server, sums)
         return sums
 
@@ -332,8 +333,8 @@ class Federation:
         algorithm, size = self.algorithm, self.server.z.element_size()
         buffers = self.layout.num_buffers if self._buffer_policy == "average" else 0
         exchanges = 0 if algorithm.trains_pooled else algorithm.num_exchanges(self.server)
-        vectors_down = algorithm.vectors_down + sum(part.vectors_down for part in self._server_callbacks)
-        vectors_up = algorithm.vectors_up + sum(part.vectors_up for part in self._server_callbacks)
+        vectors_down = algorithm.vectors_down + sum(part.vectors_down for part in self.server_parts)
+        vectors_up = algorithm.vectors_up + sum(part.vectors_up for part in self.server_parts)
         down = exchanges * (vectors_down * self.layout.num_parameters + buffers) * size
         up = exchanges * ((vectors_up * self.layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up)
         return down, up
@@ -448,7 +449,7 @@ class Federation:
         if self._buffer_policy == "local":
             cohort.stage(LOCAL_BUFFERS, cohort.buffers)
             cohort.stage(LOCAL_COUNTERS, cohort.counters[None].expand(len(cohort), -1))
-        for callback in self._server_callbacks:
+        for callback in self.server_parts:
             callback.on_cohort_end(cohort, self.server, sums)
         is_all_valid = cohort.is_all_valid
         for name in self.clients.scalar_names:

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedbc_lightning import checkpoint, run_folder, storage
 from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.evaluation import Evaluation
+from fedbc_lightning.monitors import logged_only
 from fedbc_lightning.run_log import RunLog, read_rows
 from fedbc_lightning.storable import plain_copy
 from fedbc_lightning.twins import both
@@ -225,7 +226,9 @@ def run_checkpoint(
             "max_rounds": trainer.max_rounds,
             "should_stop": trainer.should_stop,
             "callback_metrics": {
-                name: float(v) for name, v in trainer.callback_metrics.items() if not name.startswith("time/")
+                name: float(v)
+                for name, v in logged_only(trainer.callback_metrics).items()
+                if not name.startswith("time/")
             },
             "settings": settings,
             "rows": num_rows,

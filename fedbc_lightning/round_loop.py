@@ -22,6 +22,7 @@ from fedbc_lightning.hook_writes import (
 )
 from fedbc_lightning.interrupts import Interrupts, check
 from fedbc_lightning.layout import WrittenParametersError
+from fedbc_lightning.monitors import name_in_log, readable_as, refuse_if_nothing_logs
 from fedbc_lightning.recorder import Recorder
 from fedbc_lightning.seeding import derive, seed_globals
 
@@ -173,15 +174,16 @@ class RoundLoop:
         trainer = self.trainer
         for callback in self.hooks.callbacks:
             monitor = getattr(callback, "monitor", None)
-            if monitor is not None and monitor not in trainer.callback_metrics:
-                of_evaluation = is_evaluated and str(monitor).startswith(("global/", "local/", "fairness/"))
-                if of_evaluation or (trainer.current_round and (is_evaluated or not trainer.eval_every_n_rounds)):
-                    raise ConfigurationError(
-                        f"trainer.callbacks: {type(callback).__name__} monitors '{monitor}', which nothing logs; there "
-                        f"is: {', '.join(sorted(trainer.callback_metrics))}."
-                    )
-            elif monitor in metrics if monitor is not None else is_evaluated:
-                callback.on_validation_end(trainer, trainer.user.module)  # type: ignore[arg-type]
+            if monitor is None:
+                if is_evaluated:
+                    callback.on_validation_end(trainer, trainer.user.module)  # type: ignore[arg-type]
+                continue
+            name = name_in_log(str(monitor), trainer.callback_metrics)
+            if name not in trainer.callback_metrics:
+                refuse_if_nothing_logs(trainer, callback, str(monitor), is_evaluated=is_evaluated)
+            elif name in metrics:
+                with readable_as(monitor, name, trainer.callback_metrics):
+                    callback.on_validation_end(trainer, trainer.user.module)  # type: ignore[arg-type]
         if trainer.world_size > 1:
             trainer.should_stop = any(gather_objects(trainer._fabric, trainer.should_stop))
 

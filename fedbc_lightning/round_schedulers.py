@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
-from fedbc_lightning.collector import plain_name
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.module import step_stage
+from fedbc_lightning.monitors import OF_EVALUATION, OF_TEST, OF_VALIDATION, name_in_log, problem_of
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
-
-OF_VALIDATION = tuple(f"{stage}{separator}" for stage in ("val", "valid", "validation") for separator in "_/")
-"""How names begin that modules log in ``validation_step``."""
-
-OF_EVALUATION = ("global/", "local/", "fairness/")
-"""How the names begin that evaluation gives to the log of a run."""
 
 
 class RoundSchedulers:
@@ -38,7 +30,7 @@ class RoundSchedulers:
     def monitored(self) -> list[str]:
         """The names that evaluation must log."""
         names = [config.monitor for config in self._configs if config.reduce_on_plateau]
-        return [name for name in names if name and name.startswith((*OF_VALIDATION, *OF_EVALUATION))]
+        return [name for name in names if name and name.startswith((*OF_VALIDATION, *OF_TEST, *OF_EVALUATION))]
 
     @property
     def learning_rates(self) -> list[float] | None:
@@ -102,48 +94,13 @@ def is_of_rounds(config: LRSchedulerConfig) -> bool:
     return is_of_epochs and name.startswith((*OF_VALIDATION, *OF_EVALUATION))
 
 
-def name_in_log(monitor: str, metrics: Collection[str]) -> str:
-    """The name under which a run logs what a scheduler monitors: for validation metrics that of the global model.
-
-    Example:
-        >>> name_in_log("val_loss", ["global/val_loss"]), name_in_log("train_loss", ["train_loss"])
-        ('global/val_loss', 'train_loss')
-    """
-    if monitor in metrics or not monitor.startswith(OF_VALIDATION):
-        return monitor
-    return f"global/val_{plain_name(monitor)}"
-
-
 def check_what_is_monitored(trainer: FederatedTrainer) -> None:
     """Raise, before training, if nothing will be logged of what a scheduler of the server monitors.
 
     Raises:
-        ConfigurationError: No validation data, no evaluation, or no step that runs on them.
+        ConfigurationError: No data to evaluate on, no evaluation, or no step that runs on them.
     """
     for name in trainer.federation.schedule.monitored:
-        problem = None
-        if name.startswith(OF_VALIDATION) and not trainer.has_split("val"):
-            problem = f"there is no validation data; {how_to_validate(trainer.datamodule)}"
-        elif not trainer.eval_every_n_rounds:
-            problem = "trainer.eval_every_n_rounds is 0; set it to 1 or more"
-        elif step_stage(trainer.user.module, "val") is None:
-            problem = "the module has neither validation_step nor test_step; add one"
+        problem = problem_of(trainer, name)
         if problem:
             raise ConfigurationError(f"model: a scheduler monitors '{name}', which evaluation logs, but {problem}.")
-
-
-def how_to_validate(datamodule: Any, *, is_of_run: bool = False) -> str:
-    """What to do for validation data.
-
-    Args:
-        datamodule: The clients' data, which has none.
-        is_of_run: Whether the models are those of a run, which was trained on all samples.
-    """
-    parameters = inspect.signature(type(datamodule)).parameters.values()
-    is_argument = any(p.name == "val_fraction" or p.kind is p.VAR_KEYWORD for p in parameters)
-    how = "data.val_fraction, e.g. 0.1"
-    if not is_argument:
-        how = f"val_fraction, e.g. 0.1, in {type(datamodule).__name__}.__init__: super().__init__(val_fraction=0.1)"
-    if is_of_run:
-        return f"the run was trained without any, and on every sample; use test, or train anew with {how}"
-    return f"set {how}"

@@ -35,12 +35,13 @@ from fedbc_lightning.handover import handover, leave, take_over
 from fedbc_lightning.hooks import Hooks
 from fedbc_lightning.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.module import UserModule, check_module, unwrapped
+from fedbc_lightning.monitors import how_to_validate
 from fedbc_lightning.participation import Participation
 from fedbc_lightning.planning import Plan, make_plan
 from fedbc_lightning.predict import Prediction
 from fedbc_lightning.recorder import Recorder, refuse_other_seed, settings, warn_of_other_settings
 from fedbc_lightning.round_loop import RoundLoop
-from fedbc_lightning.round_schedulers import check_what_is_monitored, how_to_validate
+from fedbc_lightning.round_schedulers import check_what_is_monitored
 from fedbc_lightning.run_lock import RunLock
 from fedbc_lightning.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.seeding import global_seed, preserved_globals

@@ -19,7 +19,8 @@ class RoundCheckpoint(Callback):
     ``last.ckpt``, for resuming, is written without it.
 
     Args:
-        monitor: A name of ``metrics.csv``, e.g. ``global/test_accuracy``.
+        monitor: A name of ``metrics.csv``, e.g. ``global/test_accuracy``, or the name that the module logs, e.g.
+            ``val_loss``, for the metric of the global model.
         mode: Whether ``min`` or ``max`` is better.
         filename: Of the checkpoint.
 
