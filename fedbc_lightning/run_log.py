@@ -53,11 +53,13 @@ class CSVFile:
         """
         rows = read_rows(self.path) if self.path.is_file() else []
         kept = [row for row in rows if int(row["round"]) <= round]
-        if num_rows is not None and len(kept) != num_rows:
+        twice = _rows_twice(kept)
+        if twice or num_rows not in (None, len(kept)):
             log.warning(
-                "'%s' has %d of the %d rows that were there when the checkpoint was written%s; the run goes on, and "
+                "'%s' has %d of the %d rows that were there when the checkpoint was written%s%s; the run goes on, and "
                 "leaves what was changed as it is.",
-                *(self.path, len(kept), num_rows, _missing_rounds(kept, round) if self.path.stem == "metrics" else ""),
+                *(self.path, len(kept) - len(twice), len(kept) if num_rows is None else num_rows),
+                *(_missing_rounds(kept, round) if self.path.stem == "metrics" else "", _told(twice)),
             )
         self.num_rows = len(kept)
         if self.path.is_file():
@@ -147,6 +149,24 @@ def _missing_rounds(rows: list[dict[str, str]], round: int) -> str:
     missing = [str(r) for r in range(round + 1) if r not in seen]
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
     return f" (no row of round {', '.join(missing[:5])}{more})" if missing else ""
+
+
+def _rows_twice(rows: list[dict[str, str]]) -> list[str]:
+    """The round, and client if there is one, of each row that repeats an earlier one's, for a message."""
+    seen, twice = set[str](), []
+    for row in rows:
+        client = row.get("client")
+        key = f"round {int(row['round'])}" + ("" if client is None else f", client {client}")
+        if key in seen:
+            twice.append(key)
+        seen.add(key)
+    return twice
+
+
+def _told(twice: list[str]) -> str:
+    """Name the first of the rows that are there twice."""
+    more = f" and {len(twice) - 1} more" if len(twice) > 1 else ""
+    return f" (there twice: {twice[0]}{more})" if twice else ""
 
 
 def _as_text(rows: list[tuple[Any, ...]]) -> str:

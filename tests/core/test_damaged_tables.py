@@ -77,6 +77,19 @@ def test_an_edited_table_is_named_with_its_line(run, name, change, message, capl
     assert path.read_bytes() == before
 
 
+def test_a_row_in_the_place_of_another_is_said_though_the_number_of_rows_is_right(run, caplog):
+    lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").write_text("".join([lines[0], lines[1], lines[3], lines[3]]))
+    lines = (run / "clients.csv").read_text().splitlines(keepends=True)
+    (run / "clients.csv").write_text("".join([*lines[:-2], lines[-1], lines[-1]]))
+    client = lines[-1].split(",")[1]
+    fit(run.parents[1], 3)
+    text = " ".join(caplog.text.split())
+    said = "rows that were there when the checkpoint was written"
+    assert f"metrics.csv' has 2 of the 3 {said} (no row of round 1) (there twice: round 2);" in text
+    assert f"clients.csv' has 5 of the 6 {said} (there twice: round 2, client {client});" in text
+
+
 def test_rows_and_tables_that_are_gone_are_said(run, caplog):
     lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
     (run / "metrics.csv").write_text("".join([lines[0], lines[1], lines[3]]))
