@@ -22,6 +22,9 @@ KEY = "fedbc_lightning"
 FORMAT = 1
 """Of that state; raised when it changes."""
 
+WHERE_ABSENT = {"trainer.local_schedules": "fresh"}
+"""What parts of a fingerprint are if it does not hold them."""
+
 SOURCE = "fedbc_lightning_source"
 """Where an exported model says which run, round and client it is of."""
 
@@ -115,7 +118,7 @@ def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], path: str 
     """
     differences = []
     for part in dict.fromkeys([*current, *saved]):
-        here, there = current.get(part), saved.get(part)
+        here, there = (described.get(part, WHERE_ABSENT.get(part)) for described in (current, saved))
         if there == here:
             continue
         if isinstance(here, dict) and isinstance(there, dict):

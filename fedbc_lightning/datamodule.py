@@ -32,6 +32,8 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 class FederatedDataModule(LightningDataModule):
     """Data of N clients. A subclass gives ``num_clients``, ``client_train_dataset`` and ``client_test_dataset``.
 
+    ``num_clients`` may be a class attribute, a property, or set in ``__init__``.
+
     Lightning's ``prepare_data`` and ``setup(stage)`` are called as usual before any of them. All else follows: loaders
     per client, pooled data, sizes, hash. Data sets of tensors (:class:`~fedbc_lightning.data.ArrayDataset`, torch's
     ``TensorDataset``, a ``Subset`` of one) are batched in memory, at a few microseconds per batch, everything else
@@ -71,6 +73,8 @@ class FederatedDataModule(LightningDataModule):
         >>> data.num_samples("train").tolist(), len(data.client_train_dataloader(1))
         ([5, 10], 3)
     """
+
+    _given_num_clients: int | None = None
 
     def __init__(
         self,
@@ -115,7 +119,25 @@ class FederatedDataModule(LightningDataModule):
     @property
     def num_clients(self) -> int:
         """Number of clients N."""
-        raise NotImplementedError(f"{type(self).__name__} must define the property num_clients")
+        if self._given_num_clients is None:
+            raise NotImplementedError(f"{type(self).__name__} must define num_clients")
+        return self._given_num_clients
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Take ``self.num_clients = n``, too, where a subclass does not define the property itself.
+
+        Raises:
+            ConfigurationError: It does.
+        """
+        own = getattr(type(self), "num_clients", None) if name == "num_clients" else None
+        if own is FederatedDataModule.num_clients:
+            name = "_given_num_clients"
+        elif isinstance(own, property) and own.fset is None:
+            raise ConfigurationError(
+                f"data: {type(self).__name__} sets self.num_clients, which a property of its class or a base class "
+                "tells (that of a PartitionedDataModule asks the partitioner); leave the assignment out."
+            )
+        super().__setattr__(name, value)
 
     def client_train_dataset(self, client: int) -> Dataset:
         """Map-style training data of client 0..N-1 (validation data included)."""

@@ -41,6 +41,25 @@ class Toy(FederatedDataModule):
         return Hidden(dataset) if self.hide else dataset
 
 
+class Counted(FederatedDataModule):
+    """Knows the number of its clients only when it is made."""
+
+    def __init__(self, num_clients):
+        self.num_clients = num_clients
+        super().__init__()
+
+
+def test_the_number_of_clients_may_be_set_where_no_class_derives_it():
+    assert (Counted(3).num_clients, Counted(2).num_clients) == (3, 2)
+    with pytest.raises(NotImplementedError, match="FederatedDataModule must define num_clients"):
+        FederatedDataModule().num_clients  # noqa: B018
+    data = Toy()
+    with pytest.raises(
+        ConfigurationError, match=r"data: Toy sets self.num_clients, which .*; leave the assignment out"
+    ):
+        data.num_clients = 3
+
+
 def inputs_of(loader):
     return torch.cat([inputs for inputs, _ in loader]).tolist()
 
