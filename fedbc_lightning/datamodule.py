@@ -75,6 +75,7 @@ class FederatedDataModule(LightningDataModule):
     """
 
     _given_num_clients: int | None = None
+    _saved_state: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -146,6 +147,28 @@ class FederatedDataModule(LightningDataModule):
     def client_test_dataset(self, client: int) -> Dataset | None:
         """Map-style test data of client 0..N-1, or None."""
         raise NotImplementedError(f"{type(self).__name__} must define client_test_dataset(client)")
+
+    @property
+    def users_module(self) -> LightningDataModule:
+        """The data module that the user wrote, whose ``state_dict``, ``on_exception`` and the like count."""
+        return self
+
+    def set_up(self, stage: str, checkpoint: dict[str, Any] | None) -> None:
+        """Call ``setup`` for a run, and give the user's module its state back, under Lightning's key for it.
+
+        Args:
+            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+            checkpoint: What the run goes on from, or None.
+        """
+        self._saved_state = (checkpoint or {}).get(type(self.users_module).__qualname__)
+        self.setup(stage)
+        self._restore_state()
+
+    def _restore_state(self) -> None:
+        """Call ``load_state_dict`` of the user's module, unless that was done since :meth:`set_up` began."""
+        state, self._saved_state = self._saved_state, None
+        if state is not None:
+            self.users_module.load_state_dict(state)
 
     @property
     def split_seed(self) -> int:

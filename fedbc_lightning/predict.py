@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.utils.data import DataLoader
 
 from fedbc_lightning.datamodule import POOLED
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.export import choose_model, find_client
+from fedbc_lightning.hooks import overrides
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
@@ -26,7 +28,8 @@ class Prediction:
 
     Attributes:
         client: Whose own model, by number or name; None: the global model.
-        dataloaders: Batches; None: the test data of that client, or of all.
+        dataloaders: Batches; None: ``predict_dataloader`` of the user's data module or model where one is overridden,
+            else the test data of that client, or of all.
     """
 
     client: str | int | None
@@ -45,11 +48,17 @@ class Prediction:
         client = None if self.client is None else find_client(self.client, trainer.datamodule)
         evaluator, federation = trainer.evaluator, trainer.federation
         owner = POOLED if client is None else client
-        loader = evaluator.loader("test", owner) if self.dataloaders is None else self.dataloaders
+        loader = _of_the_user(trainer) if self.dataloaders is None else self.dataloaders
+        if loader is None:
+            loader = evaluator.loader("test", owner)
         if loader is None:
             raise ConfigurationError("dataloaders: there is no test data to predict on; give a DataLoader.")
         if isinstance(loader, (list, tuple)) and any(isinstance(part, DataLoader) for part in loader):
-            raise ConfigurationError("dataloaders: several were given; give one DataLoader, and call predict for each.")
+            if len(loader) > 1:
+                raise ConfigurationError(
+                    "dataloaders: several were given; give one DataLoader, and call predict for each."
+                )
+            loader = loader[0]
         model, counters = choose_model(trainer, client)
         trainer.hooks.call_callbacks("setup", "predict")
         trainer.hooks.call("on_predict_start")
@@ -77,3 +86,13 @@ class Prediction:
             hooks.call("on_predict_batch_end", output, batch, batch_idx)
             yield move_data_to_device(output, cpu)
         hooks.call("on_predict_epoch_end")
+
+
+def _of_the_user(trainer: FederatedTrainer) -> Iterable[Any] | None:
+    """What ``predict_dataloader`` gives, as under lightning.Trainer: the data module's, else the model's; or None."""
+    data, model = trainer.datamodule.users_module, trainer.user.module
+    if overrides(data, "predict_dataloader", DataHooks):
+        if data is not trainer.datamodule:
+            data.setup("predict")  # a wrapped module has been set up for training
+        return data.predict_dataloader()
+    return model.predict_dataloader() if overrides(model, "predict_dataloader", DataHooks) else None

@@ -68,7 +68,7 @@ class Recorder:
                 self._complete_events()
         self._recorded_round = self._written_round = trainer.current_round if resumed is not None else -1
         self._write_seconds, self._last_written = 0.0, time.perf_counter()
-        self._callback_states = states_of_callbacks(self._trainer)
+        self._states = states_of_users(self._trainer)
         if resumed is None and self._is_writer:
             with self.disk_told():
                 self._describe_run()
@@ -81,7 +81,7 @@ class Recorder:
         self, round: int, metrics: dict[str, float], records: list[dict[str, Any]], evaluation: Evaluation
     ) -> None:
         """Write one committed round, and the checkpoint if it is due."""
-        self._callback_states = states_of_callbacks(self._trainer)
+        self._states = states_of_users(self._trainer)
         if self._is_writer:
             with self.disk_told():
                 self._tables.write(round, metrics, records, evaluation.rows())
@@ -130,7 +130,7 @@ class Recorder:
             if isinstance(logger, both(TensorBoardLogger)):
                 logger.experiment.flush()
         path = self.folder / run_folder.LAST
-        checkpoint.save_atomically(self.checkpoint(self._callback_states, is_last=True), path)
+        checkpoint.save_atomically(self.checkpoint(self._states, is_last=True), path)
         self._last_written = time.perf_counter()
         self._write_seconds = self._last_written - started
 
@@ -152,15 +152,15 @@ class Recorder:
                 if str(error) != str(failure):
                     log.warning("while the run was ended: %s", first_line(error))
 
-    def checkpoint(self, callback_states: dict[str, Any] | None = None, *, is_last: bool = False) -> dict[str, Any]:
+    def checkpoint(self, states: dict[str, Any] | None = None, *, is_last: bool = False) -> dict[str, Any]:
         """The committed state as a Lightning checkpoint with one more key: see :data:`checkpoint.KEY`.
 
         Args:
-            callback_states: Of the callbacks; None: as they are now.
+            states: See :func:`states_of_users`; None: as they are now.
             is_last: Whether it becomes ``last.ckpt``. Others are without the clients' rows where these lie in
                 ``clients.bin``, whose next rounds write over them: they evaluate z, and resume nothing.
         """
-        states = states_of_callbacks(self._trainer) if callback_states is None else callback_states
+        states = states_of_users(self._trainer) if states is None else states
         return run_checkpoint(self._trainer, self._settings, states, self._tables.num_rows, is_last=is_last)
 
     def _is_due(self, round: int) -> bool:
@@ -212,14 +212,14 @@ class Recorder:
 def run_checkpoint(
     trainer: FederatedTrainer,
     settings: dict[str, Any],
-    callback_states: dict[str, Any],
+    states: dict[str, Any],
     num_rows: dict[str, int],
     *,
     is_last: bool,
 ) -> dict[str, Any]:
     """What resumes a run; see :meth:`Recorder.checkpoint`."""
     ours: dict[str, Any] = {
-        "callbacks": callback_states,
+        **states,
         checkpoint.KEY: {
             "format": checkpoint.FORMAT,
             "round": trainer.finished_round,
@@ -240,10 +240,17 @@ def run_checkpoint(
     return content
 
 
-def states_of_callbacks(trainer: FederatedTrainer) -> dict[str, Any]:
-    """By ``state_key``, of those that have any."""
-    states = {callback.state_key: callback.state_dict() for callback in trainer.hooks.callbacks}
-    return {key: plain_copy(state, is_snapshot=True) for key, state in states.items() if state}
+def states_of_users(trainer: FederatedTrainer) -> dict[str, Any]:
+    """What callbacks and the user's data module want to keep, under Lightning's keys.
+
+    Callbacks stand by ``state_key`` under ``callbacks``, the data module under the name of its class; only those that
+    have any state.
+    """
+    callbacks = {callback.state_key: callback.state_dict() for callback in trainer.hooks.callbacks}
+    data = trainer.datamodule.users_module
+    states = {"callbacks": {key: state for key, state in callbacks.items() if state}}
+    states |= {type(data).__qualname__: state for state in (data.state_dict(),) if state}
+    return {key: plain_copy(state, is_snapshot=True) for key, state in states.items()}
 
 
 def lightning_checkpoint(trainer: FederatedTrainer, state: dict[str, Tensor], ours: dict[str, Any]) -> dict[str, Any]:

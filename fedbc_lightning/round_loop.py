@@ -66,6 +66,7 @@ class RoundLoop:
                 with suppress(ConfigurationError):  # where the module's parameters were replaced, that is the error
                     self.federation.load_global()
                 self.hooks.call_callbacks("on_exception", cause)
+                trainer.datamodule.users_module.on_exception(cause)
                 if cause is not error:
                     raise cause from None
                 raise

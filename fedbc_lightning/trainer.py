@@ -286,7 +286,8 @@ class FederatedTrainer(CallbackView):
             datamodule: As for :meth:`fit`.
             algorithm: As for :meth:`fit`.
             ckpt_path: As for :meth:`test`.
-            dataloaders: A DataLoader; None: the test data of the client, or of all clients.
+            dataloaders: A DataLoader; None: ``predict_dataloader`` of the data module or the model, where one is
+                overridden, else the test data of the client, or of all clients.
             client: Whose own model, as for :meth:`export`; None: the global model.
 
         Returns:
@@ -455,7 +456,7 @@ class FederatedTrainer(CallbackView):
             engine = saved[checkpoint.KEY]["settings"]["trainer.engine"] if saved is not None else "sequential"
         is_of_last_run = previous is not None and previous.user.module is model
         with preserved_globals(self._fabric.device), _left_on_the_cpu(model):
-            self._set_up(model, datamodule, algorithm, stage, engine)
+            self._set_up(model, datamodule, algorithm, stage, engine, saved)
             try:
                 if saved is not None:
                     self._restore(saved, path)
@@ -477,7 +478,8 @@ class FederatedTrainer(CallbackView):
                 datamodule.teardown(stage)
 
     def _set_up(self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
-                stage: str, engine: Literal["sequential", "vectorized", "auto"]) -> None:  # fmt: skip
+                stage: str, engine: Literal["sequential", "vectorized", "auto"],
+                saved: dict[str, Any] | None) -> None:  # fmt: skip
         fabric = self._fabric
         self.shim = ModuleTrainer(
             max_rounds=self.max_rounds, current_round=0, datamodule=datamodule, logger=None, loggers=[],
@@ -496,7 +498,7 @@ class FederatedTrainer(CallbackView):
             datamodule.prepare_data()
             model.prepare_data()
         fabric.barrier()
-        datamodule.setup(stage)
+        datamodule.set_up(stage, saved)
         datamodule.validate_clients()
         model._trainer = self.shim  # type: ignore[assignment]
         model.setup(stage)

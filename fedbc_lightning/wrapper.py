@@ -136,6 +136,11 @@ class PartitionedDataModule(IndexedDataModule):
 
     # the wrapped module's own life
 
+    @property
+    def users_module(self) -> LightningDataModule:
+        """The wrapped module, if it is one."""
+        return self.data if isinstance(self.data, AnyDataModule) else self
+
     def prepare_data(self) -> None:
         """The wrapped module's."""
         if isinstance(self.data, AnyDataModule):
@@ -161,6 +166,7 @@ class PartitionedDataModule(IndexedDataModule):
             return self.data
         self.data.trainer = self.trainer
         self.data.setup("fit")
+        self._restore_state()  # before any loader is made, as under lightning.Trainer
         source = self._take_train_loader(self.data)
         if self.test == "shared" or self.pool:
             self._take_eval_loaders(self.data)

@@ -14,7 +14,7 @@ from fedbc_lightning.engines.sequential import NUM_MATRICES
 from fedbc_lightning.planning.drawn import Drawn, round_up
 from fedbc_lightning.planning.evaluation_time import EvaluationTime
 from fedbc_lightning.planning.round_time import WholeRounds
-from fedbc_lightning.recorder import run_checkpoint, settings, states_of_callbacks
+from fedbc_lightning.recorder import run_checkpoint, settings, states_of_users
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
@@ -99,7 +99,7 @@ def checkpoint_bytes(trainer: FederatedTrainer) -> int:
     """Of ``last.ckpt`` as it would be now: before any client has rows."""
     sink = _Counting()
     no_rows = dict.fromkeys(run_folder.TABLES, 0)
-    content = run_checkpoint(trainer, settings(trainer), states_of_callbacks(trainer), no_rows, is_last=True)
+    content = run_checkpoint(trainer, settings(trainer), states_of_users(trainer), no_rows, is_last=True)
     torch.save(content, cast("IO[bytes]", sink))
     return sink.size
 
