@@ -26,7 +26,7 @@ from fedbc_lightning.hooks import Hooks, overrides
 from fedbc_lightning.interrupts import check
 from fedbc_lightning.shared_state import SharedState
 from fedbc_lightning.shim import ModuleTrainer
-from fedbc_lightning.twins import AnyModule
+from fedbc_lightning.twins import AnyModule, own_base
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -246,7 +246,7 @@ def check_module(module: Any) -> None:
 
     Raises:
         ConfigurationError: Not a LightningModule, no ``training_step`` or ``configure_optimizers``, manual
-            optimization, or a ``training_step`` that takes the data iterator.
+            optimization, a ``log`` of its own, or a step that takes the data iterator or needs ``dataloader_idx``.
     """
     if not isinstance(module, AnyModule):
         raise ConfigurationError(f"model: got {type(module).__name__}; give a LightningModule.")
@@ -261,6 +261,13 @@ def check_module(module: Any) -> None:
         )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise ConfigurationError(f"model: {name}.training_step takes dataloader_iter; take (batch, batch_idx).")
+    for child in module.modules():
+        kind: Any = type(child)
+        if isinstance(child, AnyModule) and kind.log is not own_base(child, LightningModule).log:  # type: ignore[attr-defined]
+            raise ConfigurationError(
+                f"model: {kind.__name__}.log is a method of its own, which would not be called, for self.log goes to "
+                "the client's metrics at once; give the method another name, e.g. log_more, and let it call self.log."
+            )
     for step in STEPS[1:]:
         index = inspect.signature(getattr(module, step)).parameters.get("dataloader_idx")
         if index is not None and index.default is index.empty:

@@ -61,6 +61,7 @@ class Prediction:
             loader = loader[0]
         model, counters = choose_model(trainer, client)
         trainer.hooks.call_callbacks("setup", "predict")
+        trainer.hooks.call_module("on_predict_model_eval")
         trainer.hooks.call("on_predict_start")
         with evaluator.evaluating("predict", trainer.finished_round):
             federation.engine.load(model, counters)

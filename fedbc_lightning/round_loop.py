@@ -130,6 +130,9 @@ class RoundLoop:
     def _evaluate(self, round: int) -> Evaluation:
         started = time.perf_counter()
         splits = [split for split in ("test", "val") if self.trainer.has_split(split)]
+        if round:
+            with not_kept_from_evaluation_hooks(self.trainer, "on_validation_model_zero_grad"):
+                self.hooks.call_module("on_validation_model_zero_grad")
         evaluation = evaluate_with_hooks(self.trainer, splits, round, "validation")
         told = not_kept_from_evaluation_hooks(self.trainer, "on_validation_end")
         with self.trainer.evaluator.evaluating("validation", round), told:

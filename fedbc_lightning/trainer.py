@@ -502,6 +502,7 @@ class FederatedTrainer(CallbackView):
         datamodule.validate_clients()
         model._trainer = self.shim  # type: ignore[assignment]
         model.setup(stage)
+        self.hooks.call_module("configure_sharded_model")  # its older name, which Lightning calls, too
         model.configure_model()
         self.user = UserModule(model, fabric, self.hooks, self.shim, datamodule)
         self.user.attach()

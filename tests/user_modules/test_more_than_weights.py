@@ -330,6 +330,7 @@ class WithHooks(BoringModel):
     def __init__(self, lr: float = 0.1) -> None:
         super().__init__(lr)
         self.heard: list = []
+        self.cleared: list = []
 
     def configure_optimizers(self):
         return Averaging(self.parameters(), self.hparams["lr"])
@@ -342,6 +343,12 @@ class WithHooks(BoringModel):
         z = self.trainer_of_run.federation.server.staged("z")
         holds_z = torch.equal(torch.nn.utils.parameters_to_vector(self.parameters()), z)
         self.heard.append((self.trainer_of_run.current_round, name, self.training, torch.is_grad_enabled(), holds_z))
+
+    def on_validation_model_zero_grad(self):
+        self.cleared.append(self.trainer.current_round)
+
+    def configure_sharded_model(self):
+        self.cleared.append("configured")
 
     def on_validation_model_eval(self):
         self.hear("model_eval")
@@ -387,6 +394,7 @@ def test_hooks_around_an_evaluation_are_called_once_with_z(tmp_path, caplog):
     with caplog.at_level("INFO"):
         trainer.fit(model, BoringData(500, val_fraction=0.25), FedAvg())
     assert "on_sanity_check_start: never called, for a federated run has no sanity check." in caplog.text
+    assert model.cleared == ["configured", 2]  # gradients are cleared after training, as in Lightning
     order = [
         "model_eval",
         "callback start",

@@ -138,6 +138,9 @@ class Predicting(_Classifier):
         self.asked.append((self.trainer.predicting, self.trainer.state.stage.value, self.training, batch_idx))
         return self(batch[0])
 
+    def on_predict_model_eval(self):
+        self.asked.append("model_eval")
+
     def on_predict_end(self):
         self.asked.append("end")
 
@@ -157,7 +160,7 @@ def test_predictions_of_the_global_model_and_of_a_clients_own(tmp_path):
         found = trainer.predict(again, data, FedAvg(), "last", loader, client)
         assert [len(part) for part in found] == [3, 3, 1]
         assert all(torch.equal(a, exported(b)) for a, b in zip(found, batches, strict=True))
-        assert again.asked == [*((True, "predict", False, index) for index in range(3)), "end"]
+        assert again.asked == ["model_eval", *((True, "predict", False, index) for index in range(3)), "end"]
         of_tests = trainer.predict(again, data, FedAvg(), "last", client=client)
         assert sum(map(len, of_tests)) == (8 if client is None else 4)
     assert torch.equal(trainer.predict(module, data, FedAvg(), dataloaders=loader)[0], module.eval()(batches[0]))

@@ -63,6 +63,11 @@ class NoConfigureOptimizers(LightningModule):
         pytest.fail("a training step ran before the refusal")
 
 
+class OwnLog(Guarded):
+    def log(self, name, value, **options):
+        super().log(f"mine/{name}", value, **options)
+
+
 class Frozen(Guarded):
     def __init__(self) -> None:
         super().__init__()
@@ -140,6 +145,7 @@ def run(
         (ForeignParameters, r"(?i)configure_optimizers|optimizer"),
         (UnknownScheduler, r"interval.*batch|batch.*interval"),
         (PlateauWithoutMonitor, r"monitor"),
+        (OwnLog, r"OwnLog.log is a method of its own.*let it call self.log"),
         (lambda: nn.Linear(2, 2), r"LightningModule"),
     ],
 )
