@@ -255,6 +255,7 @@ class Federation:
         if round == 1:
             self.user.shim.reads.clear()
         try:
+            self.layout.check_trainable()  # a hook before the round may have thawed or written what is frozen
             for positions in self.engine.group(self._share(steps), steps, alone):
                 cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
                 records += zip(positions, cohort.records, strict=True)

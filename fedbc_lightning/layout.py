@@ -34,8 +34,9 @@ class WrittenParametersError(ConfigurationError):
         self.names = list(names)
         super().__init__(
             f"model: '{self.names[0]}' has requires_grad=False and was written for the first time after the first "
-            "round, or is too large to be copied before it, so it would leak from one client into the next; write it "
-            "from the first epoch on, or make it a buffer."
+            "round's training (by a hook such as on_round_end, or in a later round), or is too large to be copied "
+            "before it; no client's training may find what another left there. Make it a buffer (register_buffer), "
+            "which hooks and steps may write in any round, or write it in the first round's training, too."
         )
 
     def __reduce__(self) -> tuple[type, tuple[list[str]]]:

@@ -23,6 +23,7 @@ from helpers.modules_with_more import (
     teachers,
 )
 from helpers.programs import TESTS, run_python
+from helpers.user_modules import UserData, _Classifier
 from lightning.pytorch import Callback
 from torch.optim import lr_scheduler
 
@@ -118,6 +119,23 @@ def test_freezing_in_a_hook_is_refused_before_training(tmp_path):
 
     with pytest.raises(ConfigurationError, match=r"requires_grad of 'net\.0\.weight' was changed"):
         make_trainer(tmp_path).fit(make_model(Freezing), BoringData(), FedAvg())
+
+
+class Thawing(Callback):
+    def on_round_start(self, trainer, pl_module):
+        pl_module.net[0].requires_grad_(trainer.current_round == 2)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_thawing_between_rounds_is_refused_by_both_engines(tmp_path, engine):
+    model = _Classifier()
+    model.net[0].requires_grad_(False)
+    with pytest.raises(
+        ConfigurationError, match=r"requires_grad of 'net\.0\.weight' was changed.*Freeze or thaw before"
+    ):
+        make_trainer(tmp_path, clients_per_round=2, callbacks=[Thawing()], engine=engine).fit(
+            model, UserData((9, 7)), FedAvg()
+        )
 
 
 class OnlyZ(ServerCallback):
@@ -255,6 +273,27 @@ def test_a_plan_and_the_choice_of_an_engine_leave_a_teacher_as_it_is(tmp_path):
 def test_a_teacher_that_begins_late_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"'teacher.weight' has requires_grad=False and was written for the f"):
         make_trainer(tmp_path).fit(make_model(Teacher, begins_at=2), BoringData(), FedAvg())
+
+
+class LateTeacher(BoringModel):
+    """Its teacher is written between the rounds alone."""
+
+    def __init__(self, *, is_buffer):
+        super().__init__()
+        teacher = torch.nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.register_buffer("teacher", teacher.data) if is_buffer else self.register_parameter("teacher", teacher)
+
+    def on_round_end(self):
+        with torch.no_grad():
+            self.teacher += 1
+
+
+def test_a_teacher_that_a_round_hook_writes_is_pointed_to_buffers_before_the_next_training(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"'teacher' has .*by a hook such as on_round_end.*register_buffer"):
+        make_trainer(tmp_path).fit(make_model(LateTeacher, is_buffer=False), BoringData(), FedAvg())
+    model = make_model(LateTeacher, is_buffer=True)
+    make_trainer(tmp_path).fit(model, BoringData(), FedAvg())
+    assert model.teacher == 3
 
 
 def test_the_best_value_is_of_each_model_and_client_over_the_evaluations(tmp_path):
