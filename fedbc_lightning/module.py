@@ -24,6 +24,7 @@ from fedbc_lightning.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import Hooks, overrides
 from fedbc_lightning.interrupts import check
+from fedbc_lightning.module_log import ModuleLog
 from fedbc_lightning.shared_state import SharedState
 from fedbc_lightning.shim import ModuleTrainer
 from fedbc_lightning.twins import AnyModule, own_base
@@ -67,6 +68,7 @@ class UserModule:
         self.first_batch: Callable[[int], AbstractContextManager] | None = None
         self.collector = MetricCollector()
         shim.listen(lambda: self.collector)
+        self._log = ModuleLog(lambda: self.collector)
         precision = fabric.strategy.precision
         self.precision = precision
         is_plain = type(precision) is Precision
@@ -111,7 +113,7 @@ class UserModule:
         for child in self.module.modules():
             if isinstance(child, AnyModule):
                 child._trainer = self.shim  # type: ignore[assignment]
-                child.log = self.log  # type: ignore[method-assign]
+                child.log = self._log.log  # type: ignore[method-assign]
 
     def detach(self) -> None:
         """Give the module back as it came, but for its weights."""
@@ -121,29 +123,6 @@ class UserModule:
             if isinstance(child, AnyModule):
                 child._trainer = None
                 child.__dict__.pop("log", None)
-
-    def log(
-        self,
-        name: str,
-        value: Any,
-        prog_bar: bool = False,
-        logger: bool | None = None,
-        on_step: bool | None = None,
-        on_epoch: bool | None = None,
-        reduce_fx: Any = "mean",
-        enable_graph: bool = False,
-        sync_dist: bool = False,
-        sync_dist_group: Any = None,
-        add_dataloader_idx: bool = True,
-        batch_size: int | None = None,
-        metric_attribute: str | None = None,
-        rank_zero_only: bool = False,
-    ) -> None:
-        """``self.log`` with Lightning's signature; what has no meaning inside a client is taken and left."""
-        if isinstance(value, Mapping):
-            raise ConfigurationError(f"self.log('{name}'): got a dict; use self.log_dict.")
-        if on_step is not False or on_epoch is not False:
-            self.collector.log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)
 
     def start_collecting(self) -> MetricCollector:
         """A fresh collector for one client or one evaluation; Metrics and scratch buffers are as at the start."""

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
 
 
+PLAIN = (bool, int, float, str, type(None))
+"""Classes of values that mean the same in another process."""
+
+
 class MissingNameError(ConfigurationError, AttributeError):
     """A name of ``self.trainer`` that means nothing in federated training; ``hasattr`` sees it as missing."""
 
@@ -95,6 +99,15 @@ class ModuleTrainer:
         else:
             self.__dict__["is_client_stopped"] = bool(value)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleTrainer:
+        """Itself: a copy of what asks its trainer something must not take the whole run with it."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process, or after the run, it still answers with the values that are plain."""
+        values = {name: value for name, value in self._values.items() if isinstance(value, PLAIN)}
+        return _with_values, (values,)
+
     # for the framework
 
     def set(self, **values: Any) -> None:
@@ -122,3 +135,7 @@ class ModuleTrainer:
         """Say what ``self.optimizers()`` and ``self.lr_schedulers()`` return."""
         self._values["strategy"]._lightning_optimizers = [optimizer]
         self.set(optimizers=[optimizer], lr_scheduler_configs=scheduler_configs)
+
+
+def _with_values(values: dict[str, Any]) -> ModuleTrainer:
+    return ModuleTrainer(**values)

@@ -17,6 +17,7 @@ from fedbc_lightning.engines.proof import Proof, prove
 from fedbc_lightning.engines.proof.operations import WithoutTensors
 from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.layout import ParameterLayout
+from fedbc_lightning.module_log import ModuleLog
 from fedbc_lightning.seeding import preserved_globals
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class StepFunction:
         try:
             with preserved_globals(user.device), user.autocast():
                 proof = prove(
-                    user.module, self._name, batch, takes_index=user.takes_index[self._name], log=type(user).log
+                    user.module, self._name, batch, takes_index=user.takes_index[self._name], log=ModuleLog.log
                 )
                 self._check_reach(batch)
                 return proof

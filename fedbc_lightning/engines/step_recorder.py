@@ -97,6 +97,10 @@ class StepRecorder:
         elif any(map(user.hooks.listens, CLIENT_HOOKS)):
             self.reason = "hooks are called between clients"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy gets: neither proofs, which are about the objects of this process, nor recordings."""
+        return {**vars(self), "_proofs": {}, "_counts": {}, "_found": {}, "_waiting": None, "_heard": None}
+
     def start(self, round: int, *, has_visitors: bool) -> None:
         """Steps of a client or cohort begin: forget proofs and recordings if something that the step reads has changed.
 
