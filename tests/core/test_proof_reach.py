@@ -1,9 +1,11 @@
 """What a step must not see, what changes between steps, and who listens: no recorded or mapped step overlooks it."""
 
+import types
+
 import pytest
 import torch
 from helpers.boring import BoringData, Hidden, assert_equal_trees, make_trainer
-from helpers.standing_steps import CHANGED, REFUSED, Saving
+from helpers.standing_steps import CHANGED, REFUSED, Dispatching, Saving
 from helpers.stateful_steps import Plain
 from lightning.pytorch import Callback
 from test_proof import proof_of
@@ -33,6 +35,7 @@ def test_a_proof_ends_with_what_stands_elsewhere(name):
 
 LISTENERS = {
     "a function mode": Saving,
+    "a dispatch mode": Dispatching,
     "hooks on saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda it: it),
     "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
 }
@@ -55,6 +58,25 @@ def test_a_replaced_method_of_tensors_is_noticed(monkeypatch):
     assert not proof.holds_for_torch()
     with pytest.raises(NotRecordableError, match="replaced"):
         proof_of(Plain(lambda module: module.net[0].weight.norm()))
+
+
+def test_a_module_that_is_called_torch_something_is_not_torch(monkeypatch):
+    patches = types.ModuleType("torch_patches")
+    exec("from torch.nn.functional import relu as inner\ndef relu(x):\n    return inner(x)", vars(patches))
+    monkeypatch.setattr(functional, "relu", patches.relu)
+    with pytest.raises(NotRecordableError, match="replaced"):
+        proof_of(Plain(lambda module: functional.relu(module.net[0].weight).sum()))
+
+
+def test_a_layer_of_torch_with_a_property_of_somebody_else_is_no_layer(monkeypatch):
+    seen = []
+    slope = property(lambda layer: seen.append(1) or 0.1, lambda layer, value: None)
+    monkeypatch.setattr(nn.LeakyReLU, "negative_slope", slope, raising=False)
+    module = Plain(lambda module: module.activation(module.net[0].weight).sum())
+    module.activation = nn.LeakyReLU()
+    with pytest.raises(NotRecordableError):
+        proof_of(module)
+    assert not seen
 
 
 # whole runs

@@ -1,7 +1,11 @@
 """Steps that ask what Python can see of a weight, and not of the tensor that stands for it when it is replayed."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def weight_of(module):
@@ -88,10 +92,58 @@ def sliced(module):
     return found[0]
 
 
+NUMPY_RECORD = np.array([(1.0,)], dtype=[("rate", "f8")])[0]
+
+
+def field_of_a_record(module):
+    return float(NUMPY_RECORD["rate"])
+
+
+def extended(module):
+    found = [0.0]
+    found.extend(RECORD)
+    return float(len(found))
+
+
+def set_updated(module):
+    found = {"other"}
+    found.update(RECORD)
+    return float(len(found))
+
+
+class Descriptor:
+    """Is asked by a dataclass where a field is set."""
+
+    def __get__(self, owner, kind=None):
+        return 1.0
+
+    def __set__(self, owner, value):
+        RECORD["rate"] = value
+
+
+@dataclass
+class Described:
+    """A dataclass whose field is one."""
+
+    rate: float = Descriptor()
+
+
+def described(module):
+    return Described(2.0).rate
+
+
+def grows(module):
+    found = {"a": 1.0}
+    for key in found:
+        found[key + "a"] = 2.0
+    return 1.0
+
+
 REFUSED = {
     way.__name__: way
     for way in (
         flag, class_of_it, instance, same_object, key, member, equal_tuples, counted, offset, windows,
+        field_of_a_record, described, grows,
     )
 }  # fmt: skip
 CHANGED = {
@@ -99,6 +151,8 @@ CHANGED = {
     "all attributes of an object at once": (replaced_fields, lambda: setattr(SETTINGS, "__dict__", {"rate": 3.0})),
     "a dict that another one is updated with": (updated, lambda: RECORD.update(rate=RECORD["rate"] + 1)),
     "pairs that a dict is updated with": (updated_by_pairs, lambda: PAIRS[0].__setitem__(1, PAIRS[0][1] + 1)),
+    "a dict that a list is extended with": (extended, lambda: RECORD.update({f"more {len(RECORD)}": 1.0})),
+    "a dict that a set is updated with": (set_updated, lambda: RECORD.update({f"more {len(RECORD)}": 1.0})),
     "a list that is put into another one": (sliced, lambda: LIST.__setitem__(0, LIST[0] + 1)),
 }
 
@@ -134,4 +188,11 @@ class Saving(torch.overrides.TorchFunctionMode):
     """Counts the functions of torch that are called."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatching(TorchDispatchMode):
+    """Sees all operations."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
