@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +15,7 @@ from fedbc_lightning.layout import WrittenParametersError
 
 if TYPE_CHECKING:
     from fedbc_lightning.federation import Federation
+    from fedbc_lightning.module import UserModule
     from fedbc_lightning.trainer import FederatedTrainer
 
 START_HOOKS = ("setup", "on_fit_start", "on_train_start")
@@ -98,9 +99,10 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
     if not federation.user.hooks.listens(hook):
         yield
         return
-    before = Weights.of(federation)
+    before, scratch = Weights.of(federation), [buffer.clone() for buffer, _ in federation.user.scratch]
     yield
     after = Weights.of(federation)
+    _say_that_scratch_is_put_back(federation.user, hook, scratch)
     if not any(gather_objects(federation.fabric, after.differs_from(before))):
         return
     after = after.of_process_0(federation)
@@ -150,6 +152,20 @@ def begin_again(federation: Federation, error: WrittenParametersError, frozen: d
     rank_zero_info(
         f"model: training writes '{error.names[0]}'{more}, which have requires_grad=False, as momentum and teacher "
         "networks do: they travel as buffers do (trainer.buffers), and the first round begins again."
+    )
+
+
+def _say_that_scratch_is_put_back(user: UserModule, hook: str, before: Sequence[Tensor]) -> None:
+    """Say once that what a hook of rounds wrote into buffers that do not travel has no effect."""
+    written = [now for (now, _), then in zip(user.scratch, before, strict=True) if not torch.equal(now, then)]
+    if not written or user.has_told_scratch:
+        return
+    user.has_told_scratch = True
+    name = next(name for name, buffer in user.module.named_buffers() if any(buffer is now for now in written))
+    rank_zero_info(
+        f"model: {hook} wrote into '{name}', a buffer with persistent=False: each client finds there what it held when "
+        "training began. Register it with persistent=True, and what is written becomes part of the global model (said "
+        "once)."
     )
 
 

@@ -240,6 +240,11 @@ class ParameterLayout:
         for parameter, entry in zip(self._grouped, self.entries, strict=False):
             parameter.grad = grad[entry.offset : entry.end].view(entry.shape)
 
+    def show_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Let ``p.grad`` of the grouped parameters be copies of these, as after a step that was not replayed."""
+        for parameter, gradient in zip(self._grouped, gradients, strict=False):
+            parameter.grad = gradient.clone()
+
     # buffers
 
     def read_buffers(self) -> Tensor:

@@ -122,7 +122,8 @@ class ClientLoader:
         if not self.gathers:
             return [self.dataset, self._options]
         dataset: Any = self.dataset
-        return [part for part in (dataset.transform, dataset.augment) if part is not None]
+        parts = (self.sampler, dataset, dataset.pool, dataset.transform, dataset.augment)
+        return [part for part in parts if part is not None]
 
     def __len__(self) -> int:
         """Batches per epoch."""

@@ -47,6 +47,7 @@ class UserModule:
         datamodule: Its batch-transfer hooks go before the module's, as in Lightning.
 
     Attributes:
+        has_told_scratch: Whether it was said that hooks wrote into buffers that do not travel.
         first_batch: Entered with the number of samples around the first ``training_step``, if it is set.
 
     Raises:
@@ -81,6 +82,7 @@ class UserModule:
         self.best_metrics, self.shared_state = BestMetrics(module), SharedState(module, hooks)
         self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
         self.keep_scratch()
+        self.has_told_scratch = False
         self._modes = [(m, m.training) for m in module.modules()]
         self.takes_index = {name: _takes_index(getattr(module, name)) for name in STEPS}
 
@@ -97,6 +99,11 @@ class UserModule:
             for name, buffer in child._buffers.items()
             if buffer is not None and name in child._non_persistent_buffers_set and not isinstance(child, Metric)
         ]
+
+    def put_scratch_back(self) -> None:
+        """Let the buffers that do not travel hold what each client finds in them."""
+        for buffer, initial in self._scratch:
+            buffer.copy_(initial)
 
     @property
     def has_transfer_hooks(self) -> bool:
@@ -129,8 +136,7 @@ class UserModule:
         self.collector = MetricCollector()
         for metric in self.metrics:
             metric.reset()
-        for buffer, initial in self._scratch:
-            buffer.copy_(initial)
+        self.put_scratch_back()
         return self.collector
 
     # modes

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedbc_lightning.engines.visitors import is_known_scheduler, steps_as_torch
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.fast_forward import FastForward
 from fedbc_lightning.hooks import overrides
@@ -37,8 +38,6 @@ LASTING = frozenset({
     "accumulate_grad_batches",
 })  # fmt: skip
 """What schedulers may read of ``self.trainer``, for it is the same in all rounds of a client."""
-TAKE_FUNCTIONS = frozenset({"LambdaLR", "MultiplicativeLR", "CyclicLR", "SequentialLR", "ChainedScheduler"})
-"""Schedulers of torch that call functions of the user's, or other schedulers."""
 
 
 @dataclass
@@ -171,20 +170,22 @@ class LocalOptimizer:
 
     @property
     def has_step_hooks(self) -> bool:
-        """Whether anything listens to the optimizer's steps, to its own or to those of all."""
+        """Whether anything listens to the steps of this optimizer or of all, or is wrapped around them."""
         own, module = self.optimizer, torch_optimizer
         return bool(
             own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks
-            or module._global_optimizer_pre_hooks or module._global_optimizer_post_hooks
+            or module._global_optimizer_pre_hooks or module._global_optimizer_post_hooks or not steps_as_torch(own)
         )  # fmt: skip
 
     @property
     def has_visitors(self) -> bool:
-        """Whether code that is not torch's runs where the optimizer or its schedulers step."""
-        parts = [type(self.optimizer), *(type(config.scheduler) for config in self.schedulers)]
-        is_of_torch = all(part.__module__.startswith("torch.optim.") for part in parts)
-        takes_functions = any(part.__name__ in TAKE_FUNCTIONS for part in parts)
-        return self.has_step_hooks or takes_functions or not is_of_torch
+        """Whether code that is not known may run where the optimizer or its schedulers step."""
+        if self.has_step_hooks or type(self.optimizer) not in ELEMENTWISE:
+            return True
+        if not self.schedulers:
+            return False
+        is_known = all(is_known_scheduler(config.scheduler) for config in self.schedulers)
+        return not is_known or overrides(self._user.module, "lr_scheduler_step", LightningModule)
 
     def show_gradient(self, is_there: bool = True) -> None:
         """Let the flat leaves have the gradient row as their gradient, or none if the step has none."""

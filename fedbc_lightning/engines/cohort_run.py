@@ -85,6 +85,7 @@ class CohortRun:
         engine = self.engine
         seed_globals(derive(engine.seed, purpose, engine.round, self.cohort.ids[0]), self.user.device)
         self.w.copy_(start)
+        self.user.put_scratch_back()
         self.loaders = [
             engine.datamodule.client_train_dataloader(client, engine.round, seed=engine.seed, device=self.user.device)
             for client in self.cohort.ids

@@ -13,6 +13,7 @@ from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.devices import upload
 from fedbc_lightning.engines.cohort_batches import Stack
 from fedbc_lightning.engines.cohort_optimizer_run import CohortOptimizerRun
+from fedbc_lightning.engines.proof import Proof
 from fedbc_lightning.engines.step_function import StepOutput, at_entries
 from fedbc_lightning.local import Linear, Proximal, Term
 from fedbc_lightning.seeding import Generators
@@ -23,6 +24,10 @@ JOINABLE = (Proximal, Linear)
 
 class ApartError(Exception):
     """Runs cannot be trained as one, with the reason."""
+
+
+class UnlikeError(ApartError):
+    """From here on the steps of runs are different functions; until then they were the same."""
 
 
 @dataclass
@@ -44,8 +49,9 @@ class JointRun(CohortOptimizerRun):
 
     Each row gets the bits that it gets in its own run, or :class:`ApartError` is raised: what all runs together gave is
     compared with what each run's own module gives for its own rows, in the first full step of every round, and with one
-    run's for each new shape of a step. The rest of a step (terms, clipping, optimizer) treats each row by itself; it is
-    not compared.
+    run's for each new shape of a step. That the modules' steps are the same function is proven: they read the same
+    values, such as options. The rest of a step (terms, clipping, optimizer) treats each row by itself; it is not
+    compared.
 
     Args:
         runs: Loaded; of one model, optimizer and local training, in the same round.
@@ -61,6 +67,7 @@ class JointRun(CohortOptimizerRun):
         keeps_mean = any(run.gradient_sum is not None for run in runs)
         super().__init__(engine, Cohort.of_all([run.cohort for run in runs]), leader.local, (), None, keeps_mean)
         self.runs, self._experience, self._is_compared = runs, experience, False
+        self._alike: set[tuple] = set()
         self._model = type(engine.user.module), str(engine.layout.fingerprint())
         loaders = [loader for run in runs for loader in run.loaders]
         order = np.argsort([-self.local.num_steps(len(loader)) for loader in loaders], kind="stable")
@@ -93,6 +100,7 @@ class JointRun(CohortOptimizerRun):
     def gradients(self, w: Tensor, stack: Stack, grad: Tensor) -> Iterator[tuple[Stack, StepOutput]]:
         """See the base class."""
         if stack.is_aligned or stack.size not in self._experience.apart:
+            self._check_alike([part[:1] for part in self.user.to_device(stack.tensors)])
             taken = list(super().gradients(w, stack, grad))
             if self.engine.draws:
                 raise ApartError("training_step draws random numbers")
@@ -104,6 +112,22 @@ class JointRun(CohortOptimizerRun):
             self._experience.apart.add(stack.size)
         for k in np.unique(self._owner[stack.rows]).tolist():
             yield from self._own_gradients(k, w, stack, grad)
+
+    def _check_alike(self, batch: list[Tensor]) -> None:
+        """Raise unless the steps of all runs are the same function of weights and such a batch, (1, B, ...) each."""
+        form = tuple([(part.shape, part.stride(), part.dtype) for part in batch])
+        if form in self._alike:
+            return
+        proofs: list[Proof | None] = []
+        weights: dict[int, str] = {}
+        for run in self.runs:
+            run.engine.check_step(run.w, batch)
+            proofs.append(run.engine.recorder.proof([part[0] for part in batch]))
+            weights |= {id(p): e.name for p, e in zip(run.layout.parameters, run.layout.entries, strict=True)}
+        first = proofs[0]
+        if first is None or any(proof is None or not first.agrees_with(proof, weights) for proof in proofs[1:]):
+            raise UnlikeError("their steps read different values, such as options of their models")
+        self._alike.add(form)
 
     def _own_gradients(self, k: int, w: Tensor, stack: Stack, grad: Tensor) -> Iterator[tuple[Stack, StepOutput]]:
         """A run's rows of a stack as it takes them by itself: with their weights in its own matrix."""

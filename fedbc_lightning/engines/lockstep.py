@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedbc_lightning.engines.cohort_batches import can_gather
 from fedbc_lightning.engines.cohort_optimizer_run import CohortOptimizerRun
-from fedbc_lightning.engines.joint_run import JOINABLE, ApartError, Experience, JointRun
+from fedbc_lightning.engines.joint_run import JOINABLE, ApartError, Experience, JointRun, UnlikeError
 from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.seeding import Generators
 
@@ -154,7 +154,7 @@ class Lockstep:
             JointRun(runs, group[0][1].lr_scale, self._experience).train_all()
         except ApartError as error:
             self.reason = str(error)
-            if self._num_joined:
+            if self._num_joined and not isinstance(error, UnlikeError):
                 self.failed = ConfigurationError(
                     f"together: {error}, which shows only in round {runs[0].engine.round}, so earlier rounds may have "
                     "other numbers than the run by itself; remove the folders of these runs, and give together: 1."

@@ -77,10 +77,13 @@ def _prove(engine: VectorizedEngine, batch: list[Tensor], take_step: Callable[[]
     engine.recorder.check_hooks()
     try:
         engine.recorder.prove(batch)
-    except NotRecordableError:
+    except NotRecordableError as obstacle:
         if engine.is_trial:
             raise
-        take_step()
+        try:
+            take_step()
+        except Exception as error:  # for instance because self.trainer.current_client is nobody here
+            raise obstacle from error
         for metric in engine.user.metrics:
             metric.reset()
         engine.recorder.prove(batch)

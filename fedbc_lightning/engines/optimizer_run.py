@@ -51,6 +51,8 @@ class OptimizerRun(ClientRun):
         # A term that is zero everywhere must not give a gradient to a parameter that has none.
         self.terms = [term for term in terms if not term.is_zero]
         self.after_step = after_step
+        self._replayed: StepOutput | None = None  # the last step, if it was
+        self._is_visited = False
         self.num_gradients = 0  # more than steps where an optimizer calls its closure several times
         self.gradient_sum = torch.zeros_like(engine.grad, dtype=engine.layout.master_dtype) if keep_mean else None
 
@@ -66,8 +68,10 @@ class OptimizerRun(ClientRun):
         return self
 
     def finish(self, is_last: bool) -> None:
-        """Also the mean gradient and the scale."""
+        """Also the mean gradient and the scale; callbacks may look at the gradients of the last step."""
         super().finish(is_last)
+        if self._replayed is not None:
+            self.layout.show_gradients(self._replayed.gradients)
         if self.gradient_sum is not None:
             self.gradient_mean = self.gradient_sum / max(self.num_gradients, 1)
         if self.engine.scaler is not None:
@@ -110,7 +114,8 @@ class OptimizerRun(ClientRun):
         layout, grad, terms, collector, shim = self.layout, engine.grad, self.terms, self.collector, user.shim
         batch_size, num_samples = self.loader.batch_size, self.loader.num_samples
         if self.epoch == 0:
-            recorder.start(engine.round, has_visitors=self._has_visitors())
+            self._is_visited = self._has_visitors()
+            recorder.start(engine.round, has_visitors=self._is_visited)
         step = optimizer.plain_step()
         clips = bool(self.local.gradient_clip_val)
         if layout.num_optimized < layout.num_parameters:
@@ -120,13 +125,15 @@ class OptimizerRun(ClientRun):
             size = batch_size_of(batch, min(batch_size, num_samples - batch_idx * batch_size))
             collector.start_batch(batch, size)
             with torch.no_grad():
-                replayed = recorder.step("single", layout.parameters, batch)
+                self._replayed = replayed = recorder.step("single", layout.parameters, batch)
                 loss: Tensor | None
                 if replayed is not None:
                     loss = replayed.loss
                     torch._foreach_copy_(engine.grad_views, list(replayed.gradients))
                     for call in replayed.logged:
                         collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
+                    if self._is_visited:
+                        layout.show_gradients(replayed.gradients)
                 else:
                     if not self.is_told:
                         self.tell_module()
@@ -153,7 +160,7 @@ class OptimizerRun(ClientRun):
         optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
     def _has_visitors(self) -> bool:
-        """Whether code of somebody's runs between the steps: of datasets, transfers, terms, optimizers, schedulers."""
+        """Whether code that is not known runs between the steps: of data, transfers, terms, optimizer, schedulers."""
         parts = [*self.terms, *([] if self.after_step is None else [self.after_step]), *self.loader.code_between]
         return self.user.has_transfer_hooks or self.optimizer.has_visitors or not all(map(is_ours, parts))
 

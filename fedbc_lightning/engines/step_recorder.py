@@ -47,13 +47,14 @@ MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
 
 @dataclass
 class Recording:
-    """A recorded step, what it logs, whether it draws random numbers, and how often it came."""
+    """A recorded step, what it logs, whether it draws random numbers, how often it came, and when it was compared."""
 
     replay: Replay
     calls: list[LoggedCall]
     draws: bool
     num_uses: int = 0
     num_trials: int = 0
+    compared_in: int = -1
 
 
 class StepRecorder:
@@ -61,9 +62,10 @@ class StepRecorder:
 
     A recording holds what ``training_step`` did once, so what it does must be a function of parameters and batch. With
     ``record_steps: auto`` that is proven before a shape is recorded, see :mod:`fedbc_lightning.engines.proof`; what the
-    proof rests on is compared before each client, and before each step where code of the user's runs in between.
-    With ``true`` the user vouches for it. In both cases the first replays, one in each round, and one in 64 are run as
-    written and compared, on a CPU bit for bit.
+    proof rests on is compared before each client, after each step as written, and before each step where other code
+    than what is known to leave the module alone runs in between. With ``true`` the user vouches for it. In both cases
+    the first replays of each shape, one in each round, and one in 64 are run as written and compared, on a CPU bit for
+    bit.
 
     Args:
         user: The user's module.
@@ -86,7 +88,7 @@ class StepRecorder:
         self._found: dict[tuple, Recording] = {}
         self._waiting: tuple[Recording, StepOutput] | None = None
         self._heard: LoggedCalls | None = None
-        self._round, self._is_compared, self._has_visitors = -1, False, False
+        self._round, self._has_visitors, self._is_looked_at = -1, False, False
         self.reason: str | None = None
         if record_steps is False:
             self.reason = "trainer.record_steps is false"
@@ -113,9 +115,7 @@ class StepRecorder:
             self._forget()
         if round != self._round and not all(proof.holds_for_torch() for proof in self._proofs.values()):
             self._forget()
-        self._is_compared &= round == self._round
-        self._round = round
-        self._forget_unless_proven()
+        self._round, self._is_looked_at = round, False
 
     def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
         """The replayed step, or None: it is to be run as written, and given to :meth:`compare`; without autograd.
@@ -125,21 +125,26 @@ class StepRecorder:
             parameters: As the kind wants them.
             batch: One batch, or K.
         """
+        output = self._step(kind, parameters, batch)
+        # A mapped step is proven; one of a single client may be of a form that is not, and may change anything.
+        self._is_looked_at &= output is not None or kind == "mapped"
+        return output
+
+    def _step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
         self._waiting = None
         if self.reason is not None or type(batch) not in (list, tuple):
             return None
         for tensor in batch:
             if type(tensor) is not Tensor or tensor.layout is not torch.strided:
                 return None
-        if self._has_visitors:
-            self._forget_unless_proven()
+        self._look()
         key = (kind, type(batch), *[(t.shape, t.stride(), t.dtype) for t in batch])
         found = self._found.get(key) or self._consider(kind, key, parameters, batch)
         if found is None:
             return None
         found.num_uses += 1
         if found.num_trials == NUM_TRIALS and found.num_uses % COMPARE_EVERY:
-            if self._is_compared:
+            if found.compared_in == self._round:
                 return self._replay(found, parameters, batch)
             if kind == "mapped" and not found.draws:
                 return self._compare_first(found, parameters, batch)
@@ -166,9 +171,17 @@ class StepRecorder:
 
     def knows(self, batch: Sequence[Tensor]) -> bool:
         """Whether a step on such a batch of one client is proven, and the proof still holds, or somebody vouches."""
-        if self._has_visitors:
-            self._forget_unless_proven()
+        self._look()
         return self._is_vouched or _form(batch) in self._proofs
+
+    def proof(self, batch: Sequence[Tensor]) -> Proof | None:
+        """The proof of a step on such a batch of one client; None: somebody vouches.
+
+        Raises:
+            NotRecordableError: It is not proven.
+        """
+        self.prove(batch)
+        return self._proofs.get(_form(batch))
 
     def check_visit(self, batch: Sequence[Tensor]) -> None:
         """Raise if making one client's batch of a stack changes what the step reads: the clients' step is one.
@@ -206,7 +219,7 @@ class StepRecorder:
         if written is not None and heard is not None:
             written.logged = heard.calls
         if written is not None and is_same(written, replayed):
-            self._is_compared = True
+            found.compared_in = self._round
             found.num_trials = min(found.num_trials + 1, NUM_TRIALS)
             return
         self._stop_late(found)
@@ -221,7 +234,7 @@ class StepRecorder:
 
     def _compare_first(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
         """The replayed step of K clients, if for the first of them it is the step as written."""
-        self._is_compared = True
+        found.compared_in = self._round
         replayed = self._replay(found, parameters, batch)
         first = [parameter[0].clone() for parameter in parameters]
         try:
@@ -239,9 +252,11 @@ class StepRecorder:
         self._stop_late(found)
         return None
 
-    def _forget_unless_proven(self) -> None:
-        if not self._hold():
+    def _look(self) -> None:
+        """Forget all if something that was read has changed, unless nobody has done anything since the last look."""
+        if (self._has_visitors or not self._is_looked_at) and not self._hold():
             self._forget()
+        self._is_looked_at = True
 
     def _hold(self) -> bool:
         with self._user.autocast():  # in which they were made: it sets the default dtype for double precision

@@ -1,12 +1,42 @@
-"""Whose code runs between the steps of a client."""
+"""Whose code runs between the steps of a client: only what is known to leave the user's module alone is trusted."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from torch.optim import Optimizer, lr_scheduler
+
 PACKAGE = __name__.partition(".")[0]
+SCHEDULERS = (
+    lr_scheduler.StepLR, lr_scheduler.MultiStepLR, lr_scheduler.ConstantLR, lr_scheduler.LinearLR,
+    lr_scheduler.ExponentialLR, lr_scheduler.PolynomialLR, lr_scheduler.CosineAnnealingLR,
+    lr_scheduler.CosineAnnealingWarmRestarts, lr_scheduler.OneCycleLR,
+)  # fmt: skip
+"""Schedulers of torch that call no functions of the user's and look at no metrics."""
 
 
 def is_ours(part: Any) -> bool:
     """Whether a function, or the class of an object, belongs to this package and so leaves the user's module alone."""
     return str(getattr(part, "__module__", "")).partition(".")[0] == PACKAGE
+
+
+def steps_as_torch(optimizer: Optimizer) -> bool:
+    """Whether ``optimizer.step``, with everything that is wrapped around it, was written in torch."""
+    return _is_of_torch(optimizer.step)
+
+
+def is_known_scheduler(scheduler: Any) -> bool:
+    """Whether a scheduler is of torch, as it is there, and runs nobody else's code."""
+    kind = type(scheduler)
+    has_own = any(map(callable, vars(scheduler).values()))
+    return any(kind is other for other in SCHEDULERS) and not has_own and _is_of_torch(kind.step, kind.get_lr)
+
+
+def _is_of_torch(*functions: Any) -> bool:
+    while functions:
+        inner = [getattr(function, "__func__", function) for function in functions]
+        homes = [getattr(f, "__globals__", {}).get("__name__", "") for f in inner]
+        if any(home.partition(".")[0] != "torch" for home in homes):
+            return False
+        functions = tuple(f.__wrapped__ for f in inner if hasattr(f, "__wrapped__"))
+    return True

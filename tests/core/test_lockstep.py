@@ -14,7 +14,7 @@ from test_plain_steps import OPTIMIZERS
 from torch import nn
 from torch.nn import functional
 
-from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC, FedProx
+from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC, FedProx, recordable
 from fedbc_lightning.algorithms import APFL, FedAvgPlus, PFedMe, QFedAvg
 from fedbc_lightning.data import ArrayDataset
 from fedbc_lightning.engines.joint_run import JointRun
@@ -199,6 +199,11 @@ def test_other_bits_are_noticed(tmp_path, monkeypatch):
     assert "has other bits" in lockstep.reason
 
 
+@recordable
+def hidden_factor(module):
+    return module.factor
+
+
 def test_bits_that_change_late_end_the_runs(tmp_path):
     class Switched(Model):
         """One run's module becomes another in its second round."""
@@ -211,7 +216,7 @@ def test_bits_that_change_late_end_the_runs(tmp_path):
             self.factor, self.is_switched = 1.0, type(self).num_made == 3
 
         def training_step(self, batch, batch_idx):
-            return super().training_step(batch, batch_idx) * self.factor
+            return super().training_step(batch, batch_idx) * hidden_factor(self)
 
         def on_round_end(self):
             if self.is_switched and self.current_epoch == 2:
@@ -355,3 +360,22 @@ def test_the_term_of_the_first_clients(term):
     term.add_gradient(whole, w)
     term.first(2).add_gradient(some, w[:2])
     assert torch.equal(whole[:2], some)
+
+
+class Capped(Model):
+    """The loss of small batches is weighed by an option, which shows in few steps."""
+
+    def __init__(self, share=1.0):
+        super().__init__()
+        self.share = share
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * self.share if len(batch[0]) == 3 else loss
+
+
+def test_runs_whose_models_have_other_options_are_taken_apart(tmp_path):
+    runs = {f"share {share}": {"model": partial(Capped, share), "max_rounds": 2} for share in (1.0, 3.0)}
+    assert str(check(tmp_path / "other", runs).reason).startswith("their steps read different values")
+    runs = {f"seed {seed}": {"model": Capped, "seed": seed, "max_rounds": 2} for seed in (1, 2)}
+    assert check(tmp_path / "same", runs).reason is None

@@ -55,7 +55,9 @@ LOOKUPS = [
 ]
 """How Python finds attributes where a class does not decide otherwise."""
 LIBRARIES = ("torch", "lightning", "builtins", "abc", "torchmetrics")
-"""Packages whose classes are taken to stay as they are while a program runs."""
+"""Packages whose classes have many bases, and do not lose one attribute while they get another."""
+HEAP_TYPE = 1 << 9
+"""The flag of classes whose attributes can be changed at all."""
 
 
 FUNCTIONS = (
@@ -99,12 +101,13 @@ class Attributes:
         return value
 
     def of_class(self, cls: type, name: str) -> Any:
-        """What a class and its bases hold under a name, or MISSING; changes of classes that users write are seen."""
+        """What a class and its bases hold under a name, or MISSING; changes of classes are seen."""
         for base in cls.__mro__:
-            if _is_of_library(base):
-                value = base.__dict__.get(name, MISSING)
-            else:
-                value = self._reads.item(base.__dict__, base, name)
+            value = base.__dict__.get(name, MISSING)
+            if value is MISSING and _is_of_library(base):
+                self._reads.length(base.__dict__, base)  # for all names at once, of which there are many
+            elif base.__flags__ & HEAP_TYPE:
+                self._reads.item(base.__dict__, base, name)
             if value is not MISSING:
                 return value
         return MISSING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_map_only
 
 from fedbc_lightning.engines.proof import known
+from fedbc_lightning.engines.proof.agreement import agree
 from fedbc_lightning.engines.proof.evaluator import Evaluator
 from fedbc_lightning.engines.proof.objects import BATCH_INDEX
 from fedbc_lightning.engines.proof.operations import OnlyPure
@@ -34,6 +35,10 @@ class Proof:
     def holds(self) -> bool:
         """Whether everything that the step read is as it was."""
         return self._reads.hold()
+
+    def agrees_with(self, other: Proof, weights: Mapping[int, str]) -> bool:
+        """Whether the steps are the same function, see :func:`~fedbc_lightning.engines.proof.agreement.agree`."""
+        return agree(self._reads, other._reads, weights)
 
     def holds_for_torch(self) -> bool:
         """Whether torch's own functions are those that they were, which is worth a look once a round."""

@@ -50,6 +50,7 @@ class Reads:
         self._lengths: list[tuple[Any, int]] = []
         self._tensors: list[tuple[Tensor, tuple[Any, ...]]] = []
         self._others: list[tuple[Callable[[], Any], Any]] = []
+        self._contents: list[tuple[Callable[[], list[Any]], list[Any]]] = []
         self._known: dict[tuple[int, Any], Any] = {}  # with their owners, whose identities stay taken
 
     def item(self, mapping: Mapping[Any, Any], owner: Any, key: Any) -> Any:
@@ -140,9 +141,18 @@ class Reads:
         for collection, length in self._lengths:
             if len(collection) != length:
                 return False
-        return all(_form_of(tensor) == form for tensor, form in self._tensors) and all(
-            is_same(read(), then) for read, then in self._others
+        return (
+            all(_form_of(tensor) == form for tensor, form in self._tensors)
+            and all(is_same(read(), then) for read, then in self._others)
+            and all(_are_same(read(), then) for read, then in self._contents)
         )
+
+    def found(self) -> list[Any]:
+        """Everything that was found, in the order in which it was read: keys and values, lengths, forms."""
+        items = [part for _, key, value in self._items for part in (key, value)]
+        contents = [tuple(then) for _, then in self._contents]
+        forms = [(tensor, *form) for tensor, form in self._tensors]
+        return [items, [length for _, length in self._lengths], [then for _, then in self._others], contents, forms]
 
     def _is_new(self, owner: Any, what: Any) -> bool:
         if (id(owner), what) in self._known:
@@ -153,7 +163,7 @@ class Reads:
     def _content(self, items: Any, listed: Callable[[Any], list[Any]]) -> None:
         if self._is_new(items, "content"):
             then = listed(items)
-            self._others.append((lambda: _are_same(listed(items), then), True))
+            self._contents.append((lambda: listed(items), then))
             for item in then:
                 self._form(item)
 
