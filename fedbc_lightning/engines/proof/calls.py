@@ -300,6 +300,8 @@ class Calls:
         if is_one_of(cls, known.CONTEXTS):
             self._check(args, kwargs)
             return self._objects.made(cls(*args, **kwargs))
+        if issubclass(cls, nn.Module) and (layer := self._layers.make(cls, args, kwargs)) is not MISSING:
+            return layer
         if (
             not is_one_of(type(cls), (type, ABCMeta))
             or issubclass(cls, (nn.Module, Tensor))

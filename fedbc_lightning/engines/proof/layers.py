@@ -26,6 +26,15 @@ HOOKS = (
 GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
 )  # fmt: skip
+REGISTRATION_HOOKS = (
+    "_global_module_registration_hooks", "_global_buffer_registration_hooks", "_global_parameter_registration_hooks",
+)  # fmt: skip
+WITHOUT_WEIGHTS = frozenset(
+    f"torch.nn.modules.{name}" for name in ("loss", "activation", "flatten", "pooling", "padding", "distance")
+)
+"""Modules of torch whose layers hold options only."""
+WITH_WEIGHTS = (nn.PReLU, nn.MultiheadAttention)
+"""The layers in them that hold more."""
 NOT_READ = frozenset(
     {
         *HOOKS,
@@ -64,6 +73,18 @@ class Layers:
             self._check_call(part)
             self._read(part)
         return True
+
+    def make(self, kind: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A layer of torch's without weights, such as a loss; MISSING: it is none of them."""
+        if kind.__module__ not in WITHOUT_WEIGHTS or kind in WITH_WEIGHTS or not known.is_layer(kind):
+            return MISSING
+        for name in REGISTRATION_HOOKS:
+            self._no_hooks(getattr(nn.modules.module, name))
+        for value in (*args, *kwargs.values()):
+            self._evaluator.objects.check(value)
+        for base in kind.__mro__[:-2]:
+            self._reads.item(vars(base), base, "__init__")
+        return self._evaluator.objects.made(kind(*args, **kwargs))
 
     def walked(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What one of torch's walks over a module gives, such as ``parameters()``; MISSING: it is none of them."""

@@ -32,6 +32,10 @@ INDEXED = (list, tuple, str, bytes, range, torch.Size, Tensor, nn.Parameter, np.
 NAMED_TUPLE = {*vars(namedtuple("Pair", ())), "__orig_bases__", "__annotations__", "__annotate__", "__annotate_func__"}
 
 
+RETURN_TYPES = tuple(kind for kind in vars(torch.return_types).values() if isinstance(kind, type))
+"""What ``torch.max(x, 1)`` and the like give."""
+
+
 class BatchIndex:
     """Stands for ``batch_idx``: it may be handed on, and nothing else."""
 
@@ -420,7 +424,9 @@ def is_known_class(value: Any) -> bool:
 
 
 def is_named_tuple(kind: type) -> bool:
-    """Whether a class came from ``namedtuple``, with no operators or methods of its own."""
+    """Whether a class came from ``namedtuple``, with no operators or methods of its own, or is one of torch's."""
+    if is_one_of(kind, RETURN_TYPES):
+        return True
     if kind.__bases__ != (tuple,) or not hasattr(kind, "_fields"):
         return False
     own = {name: value for name, value in vars(kind).items() if name not in kind._fields}
