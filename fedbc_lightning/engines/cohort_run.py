@@ -14,11 +14,13 @@ from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.collector import plain_name
 from fedbc_lightning.devices import upload
 from fedbc_lightning.engines.cohort_batches import Stack
-from fedbc_lightning.engines.mappable import SEQUENTIAL
+from fedbc_lightning.engines.mappable import SEQUENTIAL, not_a_function
+from fedbc_lightning.engines.proof.reads import are_same
+from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.engines.step_function import StepOutput, at_entries
 from fedbc_lightning.engines.visitors import is_ours
 from fedbc_lightning.errors import ConfigurationError, first_line
-from fedbc_lightning.loading import batches_of_each
+from fedbc_lightning.loading import ClientLoader, batches_of_each
 from fedbc_lightning.local import Term
 from fedbc_lightning.seeding import derive, seed_globals
 
@@ -86,10 +88,16 @@ class CohortRun:
         seed_globals(derive(engine.seed, purpose, engine.round, self.cohort.ids[0]), self.user.device)
         self.w.copy_(start)
         self.user.put_scratch_back()
-        self.loaders = [
-            engine.datamodule.client_train_dataloader(client, engine.round, seed=engine.seed, device=self.user.device)
-            for client in self.cohort.ids
-        ]
+        self.loaders = list(map(self._loader, self.cohort.ids))
+
+    def _loader(self, client: int) -> ClientLoader:
+        engine, user = self.engine, self.user
+        is_own = not is_ours(engine.datamodule.client_train_dataloader) and client != self.cohort.ids[0]
+        before = engine.recorder.sight() if is_own else []
+        loader = engine.datamodule.client_train_dataloader(client, engine.round, seed=engine.seed, device=user.device)
+        if is_own and not are_same(engine.recorder.sight(), before):
+            raise not_a_function(NotRecordableError("the data module's client_train_dataloader changes what it reads"))
+        return loader
 
     # a gradient
 

@@ -200,6 +200,11 @@ class StepRecorder:
         elif not self._hold():
             raise NotRecordableError("code that makes the batches changes what it reads")
 
+    def sight(self) -> list[Any]:
+        """What the steps would read now, in the places that are known."""
+        with self._user.autocast():
+            return [value for proof in self._proofs.values() for value in proof.sight()]
+
     def listen(self) -> bool:
         """Before a step as written: whether it is going to be compared; then what it logs is kept for that."""
         if self._waiting is None:

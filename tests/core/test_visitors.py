@@ -146,6 +146,26 @@ def test_a_mapped_step_that_asks_for_its_client_is_refused_by_name(tmp_path):
         run(tmp_path, ByClient, engine="vectorized")
 
 
+class Telling(BoringData):
+    """Tells the step whose batches come."""
+
+    factor = 1.0
+
+    def client_train_dataloader(self, client, *args, **options):
+        self.factor = 1.0 + client
+        return super().client_train_dataloader(client, *args, **options)
+
+
+class Listening(Plain):
+    def training_step(self, batch, batch_idx):
+        return functional.cross_entropy(self(batch[0]), batch[1]) * self.trainer.datamodule.factor
+
+
+def test_making_a_loader_may_not_change_what_a_mapped_step_reads(tmp_path):
+    with pytest.raises(ConfigurationError, match="client_train_dataloader changes what it reads"):
+        run(tmp_path, Listening, Telling, engine="vectorized")
+
+
 class Prototypes(Plain):
     """A buffer that does not travel, and that the end of a round writes."""
 

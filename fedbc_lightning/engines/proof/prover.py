@@ -36,6 +36,10 @@ class Proof:
         """Whether everything that the step read is as it was."""
         return self._reads.hold()
 
+    def sight(self) -> list[Any]:
+        """What the step would read now in the same places."""
+        return self._reads.sight()
+
     def agrees_with(self, other: Proof, weights: Mapping[int, str]) -> bool:
         """Whether the steps are the same function, see :func:`~fedbc_lightning.engines.proof.agreement.agree`."""
         return agree(self._reads, other._reads, weights)

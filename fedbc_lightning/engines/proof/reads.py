@@ -144,8 +144,15 @@ class Reads:
         return (
             all(_form_of(tensor) == form for tensor, form in self._tensors)
             and all(is_same(read(), then) for read, then in self._others)
-            and all(_are_same(read(), then) for read, then in self._contents)
+            and all(are_same(read(), then) for read, then in self._contents)
         )
+
+    def sight(self) -> list[Any]:
+        """What the reads give now."""
+        items = [get(key, MISSING) for get, key, _ in self._items]
+        contents = [part for read, _ in self._contents for part in (*read(), "end")]
+        lengths = [len(collection) for collection, _ in self._lengths]
+        return [*items, *contents, *lengths, *(read() for read, _ in self._others)]
 
     def found(self) -> list[Any]:
         """Everything that was found, in the order in which it was read: keys and values, lengths, forms."""
@@ -173,7 +180,8 @@ class Reads:
             self._tensors.append((value, _form_of(value)))
 
 
-def _are_same(now: Any, then: Any) -> bool:
+def are_same(now: Any, then: Any) -> bool:
+    """Whether two lists of what was read are the same, one by one."""
     return len(now) == len(then) and all(map(is_same, now, then))
 
 
