@@ -16,7 +16,8 @@ from fedbc_lightning import seeding
 from fedbc_lightning.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.hooks import overrides
-from fedbc_lightning.labels import Known, count_labels, identify, labels_of
+from fedbc_lightning.partition.counts import count_labels
+from fedbc_lightning.labels import Known, identify, labels_of
 from fedbc_lightning.loading import ClientLoader, EpochSampler
 from fedbc_lightning.splits import check_split, train_test_split
 
@@ -320,7 +321,7 @@ class FederatedDataModule(LightningDataModule):
     def label_histogram(self) -> np.ndarray | None:
         """Samples of each class at each client, over all splits, int64 ``(N, num_classes)``; None without labels.
 
-        None, too, where that would take more than :data:`~fedbc_lightning.labels.MAX_CELLS` numbers.
+        None, too, where that would take more than :data:`~fedbc_lightning.partition.counts.MAX_CELLS` numbers.
         """
         known: Known = {}
         found: list[np.ndarray] = []

@@ -16,7 +16,7 @@ from fedbc_lightning import seeding
 from fedbc_lightning.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.datasets import as_arrays, num_items, take
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.labels import count_labels
+from fedbc_lightning.partition.counts import count_labels
 from fedbc_lightning.partition import Natural, Partition, Partitioner
 from fedbc_lightning.splits import SplitOrder, check_split, split_partition
 
@@ -172,7 +172,7 @@ class IndexedDataModule(FederatedDataModule):
     def label_histogram(self) -> np.ndarray | None:
         """Samples of each class at each client, int64 ``(N, num_classes)``; None without labels.
 
-        None, too, where that would take more than :data:`~fedbc_lightning.labels.MAX_CELLS` numbers.
+        None, too, where that would take more than :data:`~fedbc_lightning.partition.counts.MAX_CELLS` numbers.
         """
         labels = self.labels
         if labels is None:

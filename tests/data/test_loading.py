@@ -11,7 +11,8 @@ from fedbc_lightning import seeding
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, ClientLoader, EpochSampler
 from fedbc_lightning.datasets import as_arrays, join, take
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.labels import count_labels, labels_of
+from fedbc_lightning.partition.counts import count_labels
+from fedbc_lightning.labels import labels_of
 from fedbc_lightning.partition import IID
 
 CPU = torch.device("cpu")
