@@ -2,7 +2,7 @@
 
 import sys
 
-from fedbc_lightning.cli import program
+from fedbc_lightning.commands.main import program
 
 if __name__ == "__main__":
     sys.exit(program())

@@ -26,8 +26,7 @@ from lightning.pytorch.core.hooks import DataHooks
 
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.hooks import overrides
-from fedbc_lightning.twins import AnyCallback, AnyDataModule, both
+from fedbc_lightning.twins import AnyCallback, AnyDataModule, both, overrides
 
 _AT_LEAST = {
     "max_rounds": 0, "local_epochs": 1, "local_steps": 1, "num_nodes": 1, "eval_every_n_rounds": 0,

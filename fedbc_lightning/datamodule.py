@@ -15,11 +15,11 @@ from torch.utils.data import Dataset, default_collate
 from fedbc_lightning import seeding
 from fedbc_lightning.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.hooks import overrides
-from fedbc_lightning.partition.counts import count_labels
 from fedbc_lightning.labels import Known, identify, labels_of
 from fedbc_lightning.loading import ClientLoader, EpochSampler
+from fedbc_lightning.partition.counts import count_labels
 from fedbc_lightning.splits import check_split, train_test_split
+from fedbc_lightning.twins import overrides
 
 KEPT_BYTES = 128 * 2**20
 """Of clients' data sets that are kept between rounds, the last ones asked for; others are asked for anew."""

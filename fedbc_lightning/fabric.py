@@ -285,3 +285,8 @@ def sum_over_ranks(fabric: Fabric, value: Tensor) -> Tensor:
         value = value.clone()
         meet(torch.distributed.all_reduce, value)
     return value
+
+
+def runs_elsewhere(fabric: Fabric) -> bool:
+    """Return whether every process of the run is a fork or spawned, and the caller itself trains nothing."""
+    return getattr(fabric.strategy, "_start_method", "popen") != "popen"

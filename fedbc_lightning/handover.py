@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch import LightningModule
 
+from fedbc_lightning.fabric import runs_elsewhere
+
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
@@ -21,11 +23,6 @@ ATTRIBUTES = (
     "result",
 )  # fmt: skip
 """The attributes of the trainer of rank 0 that its parent's trainer takes over."""
-
-
-def runs_elsewhere(fabric: Fabric) -> bool:
-    """Return whether every process of the run is a fork or spawned, and the caller itself trains nothing."""
-    return getattr(fabric.strategy, "_start_method", "popen") != "popen"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule
 
-from fedbc_lightning.twins import own_base
+from fedbc_lightning.twins import overrides
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer
@@ -70,11 +70,3 @@ class Hooks:
             own = getattr(self._module, name) if overrides(self._module, name, LightningModule) else None
             self._found[name] = (callbacks, own)
         return self._found[name]
-
-
-def overrides(instance: object, name: str, base: type) -> bool:
-    """Whether ``instance`` has its own version of the method ``name`` of ``base`` (or has it and base does not)."""
-    method, base = getattr(instance, name, None), own_base(instance, base)
-    if method is None:
-        return False
-    return getattr(method, "__func__", method) is not getattr(base, name, None)

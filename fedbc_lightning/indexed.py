@@ -16,8 +16,8 @@ from fedbc_lightning import seeding
 from fedbc_lightning.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.datasets import as_arrays, num_items, take
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.partition.counts import count_labels
 from fedbc_lightning.partition import Natural, Partition, Partitioner
+from fedbc_lightning.partition.counts import count_labels
 from fedbc_lightning.splits import SplitOrder, check_split, split_partition
 
 

@@ -12,8 +12,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from fedbc_lightning.datasets import ArrayDataset, BatchTransformDataset, num_items
 from fedbc_lightning.errors import ConfigurationError
 
-
-
 Known = dict[int, tuple[weakref.ref, np.ndarray | None]]
 """``id`` of a data set -> the data set, for ids come back, and its labels."""
 

@@ -19,8 +19,7 @@ import torch
 
 from fedbc_lightning import greeting, meeting
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.fabric import WatchingLauncher, gather_objects, leave_process_group
-from fedbc_lightning.handover import runs_elsewhere
+from fedbc_lightning.fabric import WatchingLauncher, gather_objects, leave_process_group, runs_elsewhere
 from fedbc_lightning.interrupts import Interrupts
 
 if TYPE_CHECKING:

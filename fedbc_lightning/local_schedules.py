@@ -10,8 +10,8 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.fast_forward import ScheduleState, step_quietly
-from fedbc_lightning.hooks import overrides
 from fedbc_lightning.optimizers import LASTING, Configured, configure
+from fedbc_lightning.twins import overrides
 
 if TYPE_CHECKING:
     from fedbc_lightning.cohort import Cohort

@@ -22,12 +22,12 @@ from fedbc_lightning.best_metrics import BestMetrics
 from fedbc_lightning.collector import MetricCollector, batch_size_of
 from fedbc_lightning.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.hooks import Hooks, overrides
+from fedbc_lightning.hooks import Hooks
 from fedbc_lightning.interrupts import check
 from fedbc_lightning.module_log import ModuleLog
 from fedbc_lightning.shared_state import SharedState
 from fedbc_lightning.shim import ModuleTrainer
-from fedbc_lightning.twins import AnyModule, own_base
+from fedbc_lightning.twins import AnyModule, overrides, own_base
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

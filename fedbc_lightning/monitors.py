@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedbc_lightning.collector import plain_name
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.hooks import overrides
 from fedbc_lightning.module import step_stage
+from fedbc_lightning.twins import overrides
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer

@@ -21,10 +21,10 @@ from torch.optim import Optimizer
 from fedbc_lightning.engines.visitors import is_known_scheduler, steps_as_torch
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.fast_forward import FastForward
-from fedbc_lightning.hooks import overrides
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.module import UserModule
 from fedbc_lightning.round_schedulers import is_of_rounds
+from fedbc_lightning.twins import overrides
 
 ELEMENTWISE = frozenset({
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from fedbc_lightning.datamodule import POOLED
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.export import choose_model, find_client
-from fedbc_lightning.hooks import overrides
+from fedbc_lightning.twins import overrides
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer import FederatedTrainer

@@ -37,6 +37,14 @@ def own_base(instance: object, base: type) -> type:
     return next((kind for kind in both(base) if isinstance(instance, kind)), base)
 
 
+def overrides(instance: object, name: str, base: type) -> bool:
+    """Whether ``instance`` has its own version of the method ``name`` of ``base`` (or has it and base does not)."""
+    method, base = getattr(instance, name, None), own_base(instance, base)
+    if method is None:
+        return False
+    return getattr(method, "__func__", method) is not getattr(base, name, None)
+
+
 class _Either(type):
     """The type of a class that stands for both of its names, in ``isinstance`` and in type hints."""
 

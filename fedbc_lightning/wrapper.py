@@ -19,14 +19,13 @@ from fedbc_lightning import seeding
 from fedbc_lightning.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.datasets import join, num_items
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.hooks import overrides
 from fedbc_lightning.indexed import IndexedDataModule, LoadedData
 from fedbc_lightning.labels import as_classes, labels_of, natural_clients
 from fedbc_lightning.loading import ClientLoader
 from fedbc_lightning.ordinary_loaders import check_loader, check_sampler, loader_options
 from fedbc_lightning.partition import Partitioner
 from fedbc_lightning.splits import SplitOrder
-from fedbc_lightning.twins import AnyDataModule
+from fedbc_lightning.twins import AnyDataModule, overrides
 
 
 class PartitionedDataModule(IndexedDataModule):

@@ -16,7 +16,8 @@ from helpers.command_line import run_cli
 from helpers.data_formats import write_mnist
 from helpers.programs import fresh, run_fresh, wait_until
 
-from fedbc_lightning.cli import FederatedCLI, main
+from fedbc_lightning.cli import FederatedCLI
+from fedbc_lightning.commands.main import main
 from fedbc_lightning.trainer import FederatedTrainer
 
 RUN = Path("runs/tiny/version_0")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbc_lightning.cli import main
+from fedbc_lightning.commands.main import main
 
 RUN = ["fit", "--config", "digits.yaml", "--trainer.max_rounds", "1", "--trainer.enable_progress_bar", "false"]
 

@@ -15,7 +15,7 @@ from helpers.text_formats import write_leaf, write_sent140
 
 from fedbc_lightning.cli.arguments import shipped_configs
 from fedbc_lightning.cli.messages import class_arguments
-from fedbc_lightning.cli.studies import read_study
+from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.trainer import FederatedTrainer

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 
-from fedbc_lightning.cli.leaving import is_outermost, leave
+from fedbc_lightning.commands.leaving import is_outermost, leave
 
 
 class Last:
@@ -88,7 +88,7 @@ import time
 import torch
 from torch import distributed
 
-from fedbc_lightning.cli.leaving import leave
+from fedbc_lightning.commands.leaving import leave
 from fedbc_lightning.fabric import leave_process_group
 
 rank = 0 if os.fork() else 1

@@ -76,7 +76,7 @@ def test_a_wrapped_data_module_trains(tmp_path):
 @pytest.mark.parametrize("command", [c for c in COMMANDS if not re.search("mine|mixed|version_0|compare|reproduce", c)])
 def test_every_other_command_line_parses(command, tmp_path, monkeypatch, capsys):
     """Their runs have tests of their own; here the configuration is parsed and printed."""
-    from fedbc_lightning.cli import main
+    from fedbc_lightning.commands.main import main
 
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(command)[1:]

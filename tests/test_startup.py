@@ -13,7 +13,7 @@ from fedbc_lightning.datamodules import digits
 from helpers.programs import run_fresh
 from sklearn.datasets import load_digits
 
-from fedbc_lightning.cli import main
+from fedbc_lightning.commands.main import main
 
 HEAVY = {
     "datasets",
@@ -38,7 +38,7 @@ first, commands, path = json.loads(sys.argv[1])
 for module in first:
     importlib.import_module(module)
 before, found = set(sys.modules), []
-from fedbc_lightning.cli import main
+from fedbc_lightning.commands.main import main
 
 for words in commands:
     try:

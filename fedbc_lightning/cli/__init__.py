@@ -1,29 +1,17 @@
-"""The command line ``fedbc-cli``: experiments from YAML files, checked before they start.
+"""The command line of one run: experiments from YAML files, checked before they start.
 
-:class:`FederatedCLI` is Lightning's CLI with our sections. This module itself imports neither torch nor Lightning, so
-that ``--help``, ``--version`` and most mistakes are answered at once.
+:class:`FederatedCLI` is Lightning's CLI with our sections. It is imported when it is first asked for: its parts that
+read the words of a command line import neither torch nor Lightning.
 """
 
 from __future__ import annotations
 
-import atexit
-import gc
-import io
-import os
-import sys
-import warnings
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from fedbc_lightning.cli import leaving
-from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, UsageError, is_study, prepare_arguments
-from fedbc_lightning.cli.overview import overview, version
-from fedbc_lightning.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from fedbc_lightning.cli.federated import FederatedCLI
 
-__all__ = ["FederatedCLI", "main", "program"]
+__all__ = ["FederatedCLI"]
 
 
 def __getattr__(name: str) -> Any:
@@ -32,135 +20,3 @@ def __getattr__(name: str) -> Any:
 
         return FederatedCLI
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def program() -> int:
-    """Be the console script ``fedbc-cli``: run the command line of this process, and end the process at once.
-
-    Returns:
-        The exit status, where somebody above has work left: a profiler, a debugger, or Python's prompt.
-    """
-    is_outermost = leaving.is_outermost()
-    try:
-        status = main()
-    except SystemExit as stop:
-        if not (stop.code is None or isinstance(stop.code, int)):
-            raise
-        status = stop.code or 0
-    except Exception:
-        if not is_outermost:
-            raise
-        sys.excepthook(*sys.exc_info())
-        status = 1
-    if is_outermost:
-        leaving.leave(status)
-    return status
-
-
-def main(args: Sequence[str] | None = None) -> int:
-    """Run one command line; the process goes on after it.
-
-    Args:
-        args: The words after the program's name; by default those of ``sys.argv``.
-
-    Returns:
-        The exit status: 0; 1 where a setting cannot be honoured; 2 where the command line is wrong; 130 after Ctrl-C,
-        and 128 plus its number after another signal, such as 143 after SIGTERM.
-
-    Raises:
-        SystemExit: From the parser, with status 0 after ``--help`` and ``--print_config``, 2 for a wrong option.
-
-    Example:
-        >>> main(["fti", "--config", "digits.yaml"])
-        2
-    """
-    words = list(sys.argv[1:] if args is None else args)
-    if args is None and not any(word.startswith("--print_config") for word in words):
-        _escape_what_cannot_be_shown()
-    if words in (["--version"], ["version"]):
-        print(version())
-        return 0
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
-        return 0 if words else 2
-    try:
-        is_of_studies = words[0] in STUDY_COMMANDS or (words[0] == "plan" and is_study(words))
-        words = words if is_of_studies else prepare_arguments(words)
-    except UsageError as error:
-        return _fail(error, status=2)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a console script does not see the user's own modules
-    if args is None:
-        _import_uncollected()
-    return _run(words, is_of_studies=is_of_studies)
-
-
-def _escape_what_cannot_be_shown() -> None:
-    r"""Where standard output's encoding has no λ, print ``\u03bb`` in place of a traceback, as on standard error."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _import_uncollected() -> None:
-    """Import Lightning without collecting garbage, and look for none in what was imported until the process ends.
-
-    It is three quarters of a million objects: to go through them again and again took 14 % of the time of ``fedbc-cli
-    fit --help``. All objects that exist are kept: only for a process of our own.
-    """
-    gc.disable()
-    import fedbc_lightning.cli.federated  # noqa: F401
-
-    gc.freeze()
-    gc.enable()
-    atexit.register(gc.unfreeze)  # else Triton reports all its types as leaked
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *place: object) -> None:
-    """One line, without the place in the source."""
-    if str(message).strip():
-        print(f"{PROG}: warning: {message}", file=sys.stderr)
-
-
-def _run(words: list[str], *, is_of_studies: bool) -> int:
-    from fedbc_lightning.cli.federated import FederatedCLI, resume_hint
-    from fedbc_lightning.interrupts import StoppedError
-    from fedbc_lightning.lifeline import LostProcessError
-
-    warnings.showwarning = _show_warning  # type: ignore[assignment]
-    try:
-        if is_of_studies:
-            return _run_studies(words)
-        FederatedCLI(args=words, parser_kwargs={"prog": PROG})
-    except UsageError as error:
-        return _fail(error, status=2)
-    except ConfigurationError as error:
-        return 1 if error.is_said_elsewhere else _fail(error, status=1)
-    except LostProcessError as error:
-        return _fail(error, status=1)
-    except ModuleNotFoundError as error:
-        if error.name is not None:  # a broken import keeps its traceback; a missing extra has only its sentence
-            raise
-        return _fail(ConfigurationError(str(error)), status=1)
-    except (KeyboardInterrupt, StoppedError) as stop:
-        hint = resume_hint()
-        if hint is not None:
-            print(f"\n{PROG}: {hint}", file=sys.stderr)
-        return 128 + stop.number if isinstance(stop, StoppedError) else 130
-    return 0
-
-
-def _run_studies(words: list[str]) -> int:
-    from fedbc_lightning.cli import studies
-
-    try:
-        return getattr(studies, words[0])(words[1:])
-    except KeyboardInterrupt:
-        print(f"\n{PROG}: stopped; the same command goes on", file=sys.stderr)
-        return 130
-
-
-def _fail(error: Exception, status: int) -> int:
-    rank = os.environ.get("LOCAL_RANK", "0")
-    prefix = PROG if rank == "0" else f"{PROG} [local rank {rank}]"
-    print(f"{prefix}: error: {error}", file=sys.stderr)
-    return status

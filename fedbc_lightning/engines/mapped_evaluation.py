@@ -18,8 +18,8 @@ from fedbc_lightning.engines.cohort_batches import gathered_whole
 from fedbc_lightning.engines.proof import Proof
 from fedbc_lightning.engines.recording import NotRecordableError
 from fedbc_lightning.engines.step_function import StepFunction
-from fedbc_lightning.hooks import overrides
 from fedbc_lightning.loading import ClientLoader
+from fedbc_lightning.twins import overrides
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.vectorized import VectorizedEngine

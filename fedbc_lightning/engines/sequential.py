@@ -22,7 +22,7 @@ from fedbc_lightning.engines.oracle import Oracle
 from fedbc_lightning.engines.solver_run import SolverRun, weight_decay_terms
 from fedbc_lightning.engines.step_recorder import RecordSteps, StepRecorder
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.hooks import CLIENT_HOOKS, STEP_HOOKS, overrides
+from fedbc_lightning.hooks import CLIENT_HOOKS, STEP_HOOKS
 from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.local import AfterStep, FineTuning, Solver, Term
 from fedbc_lightning.local.rows import of_each
@@ -30,6 +30,7 @@ from fedbc_lightning.module import UserModule
 from fedbc_lightning.optimizers import LocalOptimizer
 from fedbc_lightning.seeding import derive, seed_globals
 from fedbc_lightning.server.base import FEW_ROWS
+from fedbc_lightning.twins import overrides
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.mapped_evaluation import MappedEvaluation

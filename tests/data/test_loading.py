@@ -11,9 +11,9 @@ from fedbc_lightning import seeding
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, ClientLoader, EpochSampler
 from fedbc_lightning.datasets import as_arrays, join, take
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.partition.counts import count_labels
 from fedbc_lightning.labels import labels_of
 from fedbc_lightning.partition import IID
+from fedbc_lightning.partition.counts import count_labels
 
 CPU = torch.device("cpu")
 

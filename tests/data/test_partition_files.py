@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.partition.counts import count_labels
 from fedbc_lightning.partition import IID, Dirichlet, Explicit, Partition
+from fedbc_lightning.partition.counts import count_labels
 
 LABELS = np.arange(500) % 10
 

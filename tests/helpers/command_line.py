@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedbc_lightning.cli import main
+from fedbc_lightning.commands.main import main
 
 TINY = """\
 trainer:

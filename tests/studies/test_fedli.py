@@ -7,7 +7,7 @@ import yaml
 from helpers.text_formats import write_leaf
 
 from fedbc_lightning.cli.arguments import shipped_configs
-from fedbc_lightning.cli.studies import read_study
+from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.studies.compare import Comparison
 
 NAME = "studies/fedli_tables.yaml"

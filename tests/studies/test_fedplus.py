@@ -7,7 +7,7 @@ from helpers.command_line import run_cli
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.cli.arguments import find_config
-from fedbc_lightning.cli.studies import read_study
+from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.studies import fedplus_figures
 from fedbc_lightning.studies.compare import Comparison, parse
 from fedbc_lightning.studies.fedplus_figures import figure_1, figure_2, figure_3, figure_4, loss_along_line

@@ -9,7 +9,7 @@ from helpers.command_line import run_cli
 from scipy.optimize import minimize
 from torch.utils.data import TensorDataset
 
-from fedbc_lightning.cli.studies import read_study
+from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import IID

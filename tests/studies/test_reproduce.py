@@ -8,7 +8,7 @@ import pytest
 import yaml
 from helpers.command_line import run_cli
 
-from fedbc_lightning.cli.studies import read_study
+from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.studies.partition_tables import EXPONENTS, TABLE_4, table_4, table_5
 from fedbc_lightning.studies.reproductions import REPRODUCTIONS
 

@@ -11,7 +11,7 @@ from helpers.user_modules import UserData
 from lightning.pytorch import Callback
 
 from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule
-from fedbc_lightning.cli import main
+from fedbc_lightning.commands.main import main
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import IID
 from fedbc_lightning.twins import AnyCallback, both

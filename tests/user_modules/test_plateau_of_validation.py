@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch.nn import functional
 
 from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule, collector
-from fedbc_lightning.cli import main
+from fedbc_lightning.commands.main import main
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import IID
