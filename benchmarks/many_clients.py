@@ -41,9 +41,9 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
 from fedbc_lightning import FedBC, FederatedDataModule, FederatedTrainer
+from fedbc_lightning.core.seeding import generator, numpy_generator
 from fedbc_lightning.data import ArrayDataset
-from fedbc_lightning.row_file import RowFile, RowLayout
-from fedbc_lightning.seeding import generator, numpy_generator
+from fedbc_lightning.state.row_file import RowFile, RowLayout
 
 EARLY = 5
 """The round whose peak memory the last one is compared with."""

@@ -12,10 +12,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.datasets import Transform
-from fedbc_lightning.errors import ConfigurationError, first_line
-from fedbc_lightning.labels import natural_clients
+from fedbc_lightning.data.datasets import Transform
+from fedbc_lightning.data.labels import natural_clients
 from fedbc_lightning.partition import IID, Natural, Partitioner
 
 from .findings import check_file, look_like_classes

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from fedbc_lightning.checks import check_choice
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.checks import check_choice
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import Partitioner
 
 from .vision import IdxDataModule

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 FEW_VALUES = 20
 """Up to here numbers that are all whole look more like classes than like a quantity."""

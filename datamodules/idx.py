@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 
 def find_idx(path: Path) -> Path | None:

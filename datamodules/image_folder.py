@@ -16,9 +16,9 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedbc_lightning.checks import check_at_least, check_choice
+from fedbc_lightning.core.checks import check_at_least, check_choice
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
 from .findings import shorten

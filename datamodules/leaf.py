@@ -14,9 +14,9 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, LoadedData
-from fedbc_lightning.datasets import Transform
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.data.datasets import Transform
 
 LAYOUT = "expected <path>/{train,test}/*.json, or <path>/*.json, or one file, as LEAF's preprocess.sh writes them"
 KEYS = ("users", "num_samples", "user_data")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbc_lightning.checks import check_at_least
+from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import IID, Partitioner
 
 from .findings import check_file

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedbc_lightning import seeding
-from fedbc_lightning.checks import check_at_least, check_finite, check_share
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.checks import check_at_least, check_finite, check_share
 from fedbc_lightning.data import ArrayDataset, LoadedData
 from fedbc_lightning.partition import IID, Partition
 

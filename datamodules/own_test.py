@@ -8,7 +8,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fedbc_lightning.data import LoadedData
-from fedbc_lightning.datasets import take
+from fedbc_lightning.data.datasets import take
 
 OwnTest = Literal["split", "shared"]
 

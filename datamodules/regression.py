@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbc_lightning import seeding
-from fedbc_lightning.checks import check_at_least
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.checks import check_at_least
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 
 NOISE, MEAN, MODEL, OUTLIER = 2.0, 0.5, 5.0, 50.0

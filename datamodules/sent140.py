@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.checks import check_at_least
+from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.labels import natural_clients
+from fedbc_lightning.data.labels import natural_clients
 from fedbc_lightning.partition import Natural, Partitioner
 
 from .findings import check_file

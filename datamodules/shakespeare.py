@@ -11,11 +11,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedbc_lightning.checks import check_at_least, check_choice
+from fedbc_lightning.core.checks import check_at_least, check_choice
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.data.splits import SplitOrder, split_partition
 from fedbc_lightning.partition import Natural, Partition, Partitioner
-from fedbc_lightning.splits import SplitOrder, split_partition
 
 from .findings import check_file
 from .leaf import LeafUser, find_leaf_files, load_leaf
@@ -191,7 +191,7 @@ class ShakespeareDataModule(IndexedDataModule):
         """Positions of the windows that stay when ``gap`` are left out at each cut, ascending.
 
         So many windows share characters with the last one before the cut. They are left out such that the cuts of
-        :func:`~fedbc_lightning.splits.split_partition` fall where they were.
+        :func:`~fedbc_lightning.data.splits.split_partition` fall where they were.
 
         Args:
             roles: Role of each window, by time ``(M,)``.

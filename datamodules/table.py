@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset
 
-from fedbc_lightning.checks import check_choice
+from fedbc_lightning.core.checks import check_choice
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import IID, Natural, Partition, Partitioner
 
 from .findings import look_like_classes, shorten

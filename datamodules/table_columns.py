@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 from .findings import are_whole, shorten
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 from .findings import check_file
 

@@ -10,9 +10,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from fedbc_lightning import seeding
-from fedbc_lightning.checks import check_at_least, check_share
-from fedbc_lightning.errors import ConfigurationError, first_line
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.checks import check_at_least, check_share
+from fedbc_lightning.core.errors import ConfigurationError, first_line
 
 CPU = torch.device("cpu")
 

@@ -16,9 +16,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
-from fedbc_lightning.checks import check_choice
+from fedbc_lightning.core.checks import check_choice
+from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
-from fedbc_lightning.errors import ConfigurationError, first_line
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
 from .idx import damaged, find_idx, read_labelled_images

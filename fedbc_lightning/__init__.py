@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FederatedAlgorithm, FedProx
+    from fedbc_lightning.core.errors import ConfigurationError
     from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
-    from fedbc_lightning.engines.proof.vouched import recordable
-    from fedbc_lightning.errors import ConfigurationError
-    from fedbc_lightning.sampling import ClientSampler, UniformSampler
-    from fedbc_lightning.trainer import FederatedTrainer
+    from fedbc_lightning.engines.recorded.proof.vouched import recordable
+    from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 if not os.path.isdir(os.path.join(__path__[0], "configs")):
     # This is the source tree, which comes before an installed package for programs that are started in its root. There
@@ -19,17 +19,17 @@ if not os.path.isdir(os.path.join(__path__[0], "configs")):
 
 _HOMES = {
     "SCAFFOLD": "algorithms",
-    "ClientSampler": "sampling",
-    "ConfigurationError": "errors",
+    "ClientSampler": "federation.sampling",
+    "ConfigurationError": "core.errors",
     "FedAvg": "algorithms",
     "FedBC": "algorithms",
     "FedProx": "algorithms",
     "FederatedAlgorithm": "algorithms",
     "FederatedDataModule": "data",
-    "FederatedTrainer": "trainer",
+    "FederatedTrainer": "trainer.trainer",
     "PartitionedDataModule": "data",
-    "UniformSampler": "sampling",
-    "recordable": "engines.proof.vouched",
+    "UniformSampler": "federation.sampling",
+    "recordable": "engines.recorded.proof.vouched",
 }
 
 __all__ = [

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fedbc_lightning.checks import check_at_least, check_share
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.checks import check_at_least, check_share
+from fedbc_lightning.core.errors import ConfigurationError
 
 SIZES = (
     "num_features", "hidden", "num_classes", "in_channels", "image_size", "num_groups", "vocabulary_size",

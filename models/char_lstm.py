@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 from .classifier import Classifier
 from .recurrent import TokenLSTM

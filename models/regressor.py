@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torchmetrics import MeanSquaredError
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 from .base import SupervisedModel
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 from .base import check_images
 from .classifier import Classifier

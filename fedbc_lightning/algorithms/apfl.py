@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.checks import check_share
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.core.checks import check_share
 from fedbc_lightning.local import Mixture
 from fedbc_lightning.server import RobustRule
-from fedbc_lightning.state import ServerState, StagedClient, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState, StagedClient, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.local import FineTuning
 from fedbc_lightning.server import ServerCallback
-from fedbc_lightning.state import ServerState, StagedClient, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState, StagedClient, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

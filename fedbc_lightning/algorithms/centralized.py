@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.server import ServerCallback, WeightedAverage
-from fedbc_lightning.state import ServerState
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

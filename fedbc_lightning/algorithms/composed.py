@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, usual_name
-from fedbc_lightning.checks import check_choice
-from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.checks import check_choice
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import Solver, TermFactory
 from fedbc_lightning.server import DualAscent, ServerCallback
-from fedbc_lightning.state import ServerState, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.checks import check_at_least, check_share
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.core.checks import check_at_least, check_share
 from fedbc_lightning.local import Linear, Proximal, Term
 from fedbc_lightning.server import AugmentedMean, CenterConsensus, ServerCallback, WeightedAverage
-from fedbc_lightning.state import ServerState, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
-from fedbc_lightning.checks import check_choice
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.core.checks import check_choice
 from fedbc_lightning.server import RobustRule, ServerCallback, WeightedAverage
-from fedbc_lightning.state import ServerState
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

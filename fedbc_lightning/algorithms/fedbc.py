@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.checks import check_choice
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.core.checks import check_choice
 from fedbc_lightning.local import Proximal
 from fedbc_lightning.server import DualAscent, RobustRule, ServerCallback, WeightedAverage
-from fedbc_lightning.state import ServerState, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

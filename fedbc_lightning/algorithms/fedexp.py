@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.checks import check_at_least, check_choice
-from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.checks import check_at_least, check_choice
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server import Extrapolation, RobustRule, ServerCallback, WeightedAverage
-from fedbc_lightning.state import ServerState
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.checks import check_at_least, check_choice, check_share
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.core.checks import check_at_least, check_choice, check_share
 from fedbc_lightning.local import AbsoluteNorm, MixWith, Norm, Penalty, SquaredNorm
 from fedbc_lightning.server import ServerCallback, SmoothedAverage
-from fedbc_lightning.state import ServerState, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

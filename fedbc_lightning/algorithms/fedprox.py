@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.checks import check_at_least
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.core.checks import check_at_least
 from fedbc_lightning.local import Proximal
 from fedbc_lightning.server import RobustRule
-from fedbc_lightning.state import ServerState
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

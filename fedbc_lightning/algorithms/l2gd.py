@@ -9,12 +9,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.checks import check_at_least
-from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import LooplessSteps
 from fedbc_lightning.server import MeanMessage, ServerCallback, WeightedAverage
-from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

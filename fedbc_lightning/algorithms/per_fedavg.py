@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.checks import check_at_least, check_choice
-from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.checks import check_at_least, check_choice
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import FineTuning, ModelAgnostic
 from fedbc_lightning.server import RobustRule
-from fedbc_lightning.state import ServerState, StagedClient
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState, StagedClient
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

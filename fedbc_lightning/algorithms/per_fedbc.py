@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedbc import FedBC
-from fedbc_lightning.checks import check_at_least
-from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import FineTuning, ModelAgnostic, Proximal
-from fedbc_lightning.state import ServerState, StagedClient, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState, StagedClient, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.checks import check_at_least
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.core.checks import check_at_least
 from fedbc_lightning.local import MoreauEnvelope
 from fedbc_lightning.server import RobustRule, ServerCallback, ServerSGD
-from fedbc_lightning.state import ServerState, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

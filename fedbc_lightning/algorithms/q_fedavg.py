@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.checks import check_at_least
-from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server import FairStep, ServerCallback, WeightedAverage
-from fedbc_lightning.state import ServerState
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.checks import check_at_least, check_choice
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.core.checks import check_at_least, check_choice
 from fedbc_lightning.local import Linear
 from fedbc_lightning.server import ControlVariates, RobustRule, ServerCallback, ServerSGD, WeightedAverage
-from fedbc_lightning.state import ServerState
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

@@ -8,10 +8,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fedbc_lightning.trainer import FederatedTrainer
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
 class AggregationMoves(Callback):

@@ -8,12 +8,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.checks import check_at_least, check_choice, check_share
-from fedbc_lightning.sampling import num_sampled
-from fedbc_lightning.seeding import generator, numpy_generator
+from fedbc_lightning.core.checks import check_at_least, check_choice, check_share
+from fedbc_lightning.core.seeding import generator, numpy_generator
+from fedbc_lightning.federation.sampling import num_sampled
 
 if TYPE_CHECKING:
-    from fedbc_lightning.trainer import FederatedTrainer
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
 class ByzantineClients(Callback):

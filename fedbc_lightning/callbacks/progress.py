@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from fedbc_lightning.twins import both
+from fedbc_lightning.core.twins import both
 
 if TYPE_CHECKING:
     from fedbc_lightning.data import FederatedDataModule
-    from fedbc_lightning.trainer import FederatedTrainer
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
 class RoundProgressBar(Callback):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import Callback, LightningModule
 
-from fedbc_lightning import checkpoint
+from fedbc_lightning.state import checkpoint
 
 if TYPE_CHECKING:
-    from fedbc_lightning.trainer import FederatedTrainer
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
 class RoundCheckpoint(Callback):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
-from fedbc_lightning.errors import did_you_mean, nearest
-from fedbc_lightning.run_folder import last_checkpoint
+from fedbc_lightning.core.errors import did_you_mean, nearest
+from fedbc_lightning.run.folder import last_checkpoint
 
 PROG = "fedbc-cli"
 

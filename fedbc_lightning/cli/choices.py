@@ -13,7 +13,6 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.l2gd import Coin
-from fedbc_lightning.arguments import _REFUSED_CALLBACKS
 from fedbc_lightning.local import Penalty, Solver, TermFactory
 from fedbc_lightning.server import (
     AugmentedMean,
@@ -26,7 +25,8 @@ from fedbc_lightning.server import (
     ServerCallback,
     ServerOptimizer,
 )
-from fedbc_lightning.trainer import FederatedTrainer
+from fedbc_lightning.trainer.arguments import _REFUSED_CALLBACKS
+from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 PART_KINDS: dict[type, str] = {
     RobustRule: "robust rule",
@@ -69,7 +69,7 @@ def choices(base: type) -> list[type]:
         for cls in subclasses(base)
         if not inspect.isabstract(cls) and not cls.__name__.startswith("_") and cls not in NO_CHOICES
         if not issubclass(cls, UNWANTED) and is_for_yaml(cls)
-        if not cls.__module__.startswith("fedbc_lightning.studies.")  # for one paper's study; given by path
+        if not cls.__module__.startswith("fedbc_lightning.papers.")  # for one paper's study; given by path
     ]
     return sorted(found, key=lambda cls: (not is_ours(cls), cls.__name__))
 

@@ -16,7 +16,6 @@ from jsonargparse import SUPPRESS, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, _get_module_type, _InstantiatorFn
 
-from fedbc_lightning import seeding
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.arguments import PROG, SUBCOMMANDS, option_values, prepare_arguments
 from fedbc_lightning.cli.choices import base_at, import_object, subclasses
@@ -27,8 +26,9 @@ from fedbc_lightning.cli.parser import CLASS_KEYS, EITHER, FederatedArgumentPars
 from fedbc_lightning.cli.plan_report import print_plan
 from fedbc_lightning.cli.reports import print_class, print_classes, print_metrics, show_partition
 from fedbc_lightning.cli.run_config import SaveRunConfig
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.trainer import FederatedTrainer
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 for _package in ("models", "datamodules", "callbacks"):  # so that their classes can be given by their short names
     importlib.import_module(f"fedbc_lightning.{_package}")

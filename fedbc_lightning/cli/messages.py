@@ -22,8 +22,8 @@ from fedbc_lightning.cli.choices import (
     subclasses,
 )
 from fedbc_lightning.cli.names import fold
+from fedbc_lightning.core.errors import nearest
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.errors import nearest
 from fedbc_lightning.local import Penalty
 from fedbc_lightning.partition import Partitioner
 from fedbc_lightning.server import RobustRule

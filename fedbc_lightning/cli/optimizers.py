@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import ReduceLROnPlateau, instantiate_class
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 
 def override_configure_optimizers(

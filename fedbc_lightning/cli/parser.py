@@ -22,8 +22,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.cli.names import name_class_in_config
-from fedbc_lightning.trainer import FederatedTrainer
-from fedbc_lightning.twins import AnyDataModule, AnyModule
+from fedbc_lightning.core.twins import AnyDataModule, AnyModule
+from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 # Lightning's Timer has an Enum for a default, which the saved config.yaml holds by its value.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))

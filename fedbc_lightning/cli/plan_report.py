@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedbc_lightning.units import bytes_said, duration
+from fedbc_lightning.core.units import bytes_said, duration
 
 if TYPE_CHECKING:
     from fedbc_lightning.planning import Plan

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import SaveConfigCallback
 
-from fedbc_lightning.files import replacing
+from fedbc_lightning.core.files import replacing
 
 
 class SaveRunConfig(SaveConfigCallback):

@@ -41,7 +41,7 @@ def leave(status: int) -> NoReturn:
         status: The exit status.
     """
     atexit.unregister(gc.unfreeze)
-    fabric = sys.modules.get("fedbc_lightning.fabric")
+    fabric = sys.modules.get("fedbc_lightning.distributed.fabric")
     if status and fabric is not None:  # to leave a process group in good order is to wait for processes that are lost
         atexit.unregister(fabric.leave_process_group)
     with suppress(KeyboardInterrupt):

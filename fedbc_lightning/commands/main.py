@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, UsageError, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
 from fedbc_lightning.commands import leaving
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 
 def program() -> int:
@@ -109,8 +109,8 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: objec
 
 def _run(words: list[str], *, is_of_studies: bool) -> int:
     from fedbc_lightning.cli.federated import FederatedCLI, resume_hint
-    from fedbc_lightning.interrupts import StoppedError
-    from fedbc_lightning.lifeline import LostProcessError
+    from fedbc_lightning.distributed.interrupts import StoppedError
+    from fedbc_lightning.distributed.lifeline import LostProcessError
 
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, PROG, UsageError, find_config, option_values
 from fedbc_lightning.cli.messages import condense
-from fedbc_lightning.errors import did_you_mean
+from fedbc_lightning.core.errors import did_you_mean
+from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.plan_report import print_study_plan
-from fedbc_lightning.studies.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import show

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.engines.sequential import SequentialEngine
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.layout import WrittenParametersError
-from fedbc_lightning.seeding import preserved_globals
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.layout import WrittenParametersError
 
 if TYPE_CHECKING:
     from fedbc_lightning.algorithms import FederatedAlgorithm
@@ -38,7 +38,7 @@ SLOW_STEP = 1.0
 def make_engine(kind: Kind, *args: Any) -> SequentialEngine:
     """The engine; the arguments are those of :class:`~fedbc_lightning.engines.sequential.SequentialEngine`."""
     if kind == "vectorized":
-        from fedbc_lightning.engines.vectorized import VectorizedEngine  # torch.func takes its time to import
+        from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine  # torch.func takes its time to import
 
         return VectorizedEngine(*args)
     return SequentialEngine(*args)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.devices import read
-from fedbc_lightning.local_schedules import Taken
-from fedbc_lightning.seeding import derive, seed_globals
+from fedbc_lightning.core.devices import read
+from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.module.local_schedules import Taken
+from fedbc_lightning.state.cohort import Cohort
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine

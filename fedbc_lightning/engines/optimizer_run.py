@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.collector import batch_size_of
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.step_function import StepOutput
-from fedbc_lightning.engines.visitors import is_ours
-from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import AfterStep, Term
+from fedbc_lightning.module.collector import batch_size_of
+from fedbc_lightning.module.visitors import is_ours
+from fedbc_lightning.state.cohort import Cohort
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine

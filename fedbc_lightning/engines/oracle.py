@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedbc_lightning.collector import MetricCollector
+from fedbc_lightning.module.collector import MetricCollector
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine
-    from fedbc_lightning.module import UserModule
+    from fedbc_lightning.module.adapter import UserModule
 
 
 class Oracle:

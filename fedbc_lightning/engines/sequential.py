@@ -14,26 +14,26 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.optimizer_run import MissingGradientError, OptimizerRun
 from fedbc_lightning.engines.oracle import Oracle
+from fedbc_lightning.engines.recorded.step_recorder import RecordSteps, StepRecorder
 from fedbc_lightning.engines.solver_run import SolverRun, weight_decay_terms
-from fedbc_lightning.engines.step_recorder import RecordSteps, StepRecorder
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.hooks import CLIENT_HOOKS, STEP_HOOKS
-from fedbc_lightning.layout import ParameterLayout
 from fedbc_lightning.local import AfterStep, FineTuning, Solver, Term
 from fedbc_lightning.local.rows import of_each
-from fedbc_lightning.module import UserModule
-from fedbc_lightning.optimizers import LocalOptimizer
-from fedbc_lightning.seeding import derive, seed_globals
+from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
+from fedbc_lightning.module.optimizers import LocalOptimizer
 from fedbc_lightning.server.base import FEW_ROWS
-from fedbc_lightning.twins import overrides
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.layout import ParameterLayout
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.mapped_evaluation import MappedEvaluation
+    from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
 
 log = logging.getLogger("lightning.pytorch." + __name__)  # below Lightning's logger, whose lines people see
 

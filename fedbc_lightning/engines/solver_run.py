@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.collector import batch_size_of
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.seeding import derive, numpy_generator, seed_globals
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.oracle import Oracle
-from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.local import Proximal, Solver, Term
-from fedbc_lightning.seeding import derive, numpy_generator, seed_globals
+from fedbc_lightning.module.collector import batch_size_of
+from fedbc_lightning.state.cohort import Cohort
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torchmetrics import Metric
 
-from fedbc_lightning.devices import upload
-from fedbc_lightning.engines.proof import Proof, prove
-from fedbc_lightning.engines.proof.operations import WithoutTensors
-from fedbc_lightning.engines.recording import NotRecordableError
-from fedbc_lightning.layout import ParameterLayout
-from fedbc_lightning.module_log import ModuleLog
-from fedbc_lightning.seeding import preserved_globals
+from fedbc_lightning.core.devices import upload
+from fedbc_lightning.core.seeding import preserved_globals
+from fedbc_lightning.engines.recorded.proof import Proof, prove
+from fedbc_lightning.engines.recorded.proof.operations import WithoutTensors
+from fedbc_lightning.engines.recorded.recording import NotRecordableError
+from fedbc_lightning.module.log import ModuleLog
+from fedbc_lightning.state.layout import ParameterLayout
 
 if TYPE_CHECKING:
-    from fedbc_lightning.module import UserModule
+    from fedbc_lightning.module.adapter import UserModule
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedbc_lightning.checks import check_at_least, check_choice
+from fedbc_lightning.core.checks import check_at_least, check_choice
 
 
 @dataclass(frozen=True)

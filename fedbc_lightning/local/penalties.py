@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fedbc_lightning.layout import ParameterLayout
+    from fedbc_lightning.state.layout import ParameterLayout
 
 
 class Penalty:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedbc_lightning.devices import upload
+from fedbc_lightning.core.devices import upload
 from fedbc_lightning.local.terms import Term
 
 if TYPE_CHECKING:

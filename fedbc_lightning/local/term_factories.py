@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local.terms import Linear, Proximal, Term
 
 if TYPE_CHECKING:
-    from fedbc_lightning.cohort import Cohort
-    from fedbc_lightning.state import ServerState
+    from fedbc_lightning.state.cohort import Cohort
+    from fedbc_lightning.state.declaration import ServerState
 
 
 class TermFactory:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedbc_lightning.devices import upload
+from fedbc_lightning.core.devices import upload
 
 
 class Term(Protocol):

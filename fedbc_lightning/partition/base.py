@@ -14,7 +14,7 @@ from typing import Any, ClassVar, overload
 
 import numpy as np
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 
 class Partition(Sequence[np.ndarray]):

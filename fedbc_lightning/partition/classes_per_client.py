@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import Partition, Partitioner
 from fedbc_lightning.partition.dealing import (
     apportion,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import Partition, Partitioner, SavedPartition
 from fedbc_lightning.partition.counts import count_labels
 

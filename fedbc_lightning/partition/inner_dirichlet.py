@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import Partition, Partitioner
 from fedbc_lightning.partition.dealing import check_spread, shuffled_by_class, whole
 from fedbc_lightning.partition.dirichlet import check_alpha

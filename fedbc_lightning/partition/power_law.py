@@ -7,7 +7,7 @@ from array import array
 
 import numpy as np
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import Partition, Partitioner
 from fedbc_lightning.partition.dealing import check_enough_samples, shuffled_by_class, whole
 

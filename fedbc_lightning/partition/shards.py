@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import Partition, Partitioner
 from fedbc_lightning.partition.dealing import check_enough_samples, shuffled_by_class, whole
 from fedbc_lightning.partition.sizes import equal_sizes

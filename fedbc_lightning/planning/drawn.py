@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedbc_lightning.federation import NUM_ROUNDS_LOOKED_AT, PlannedRound
-from fedbc_lightning.row_file import NUM_SLOTS
+from fedbc_lightning.federation.federation import NUM_ROUNDS_LOOKED_AT, PlannedRound
+from fedbc_lightning.state.row_file import NUM_SLOTS
 
 if TYPE_CHECKING:
-    from fedbc_lightning.trainer import FederatedTrainer
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 MAX_DRAW_SECONDS = 2.0
 """So long the rounds are drawn that the run will have; those that remain count like the mean of these."""

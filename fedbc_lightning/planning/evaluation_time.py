@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedbc_lightning.datasets import num_items
-from fedbc_lightning.evaluation import Measurement, Task
-from fedbc_lightning.module import step_stage
+from fedbc_lightning.data.datasets import num_items
+from fedbc_lightning.evaluation.evaluator import Measurement, Task
+from fedbc_lightning.module.adapter import step_stage
 
 if TYPE_CHECKING:
-    from fedbc_lightning.trainer import FederatedTrainer
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 MAX_EVALUATION_SECONDS = 1.5
 """So long clients are evaluated, for each split and kind of model; those that remain count by their samples."""

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedbc_lightning.engines import choice
-from fedbc_lightning.hook_writes import begin_again, kept_from_start_hooks
-from fedbc_lightning.layout import WrittenParametersError
+from fedbc_lightning.federation.hook_writes import begin_again, kept_from_start_hooks
 from fedbc_lightning.planning.drawn import draw_rounds
 from fedbc_lightning.planning.evaluation_time import EvaluationTime, time_evaluation
 from fedbc_lightning.planning.round_time import RoundTimer
 from fedbc_lightning.planning.space import Space, checkpoint_bytes
+from fedbc_lightning.state.layout import WrittenParametersError
 
 if TYPE_CHECKING:
-    from fedbc_lightning.trainer import FederatedTrainer
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
 @dataclass

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.sequential import SequentialEngine
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.federation import PlannedRound
-from fedbc_lightning.participation import deal
-from fedbc_lightning.seeding import derive, seed_globals
+from fedbc_lightning.federation.federation import PlannedRound
+from fedbc_lightning.federation.participation import deal
 
 if TYPE_CHECKING:
-    from fedbc_lightning.trainer import FederatedTrainer
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 SLOW_STEP = 0.1
 """Seconds: a step that takes longer is timed once."""

@@ -8,16 +8,16 @@ from typing import IO, TYPE_CHECKING, cast
 
 import torch
 
-from fedbc_lightning import run_folder
 from fedbc_lightning.callbacks.round_checkpoint import RoundCheckpoint
 from fedbc_lightning.engines.sequential import NUM_MATRICES
 from fedbc_lightning.planning.drawn import Drawn, round_up
 from fedbc_lightning.planning.evaluation_time import EvaluationTime
 from fedbc_lightning.planning.round_time import WholeRounds
-from fedbc_lightning.recorder import run_checkpoint, settings, states_of_users
+from fedbc_lightning.run import folder as run_folder
+from fedbc_lightning.run.recorder import run_checkpoint, settings, states_of_users
 
 if TYPE_CHECKING:
-    from fedbc_lightning.trainer import FederatedTrainer
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 BYTES_OF_VALUE, BYTES_OF_EVENT, BYTES_OF_HISTOGRAM = 18, 70, 1000
 """In tables and TensorBoard's events, roughly."""

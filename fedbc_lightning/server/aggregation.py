@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.robust import RobustRule
-from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

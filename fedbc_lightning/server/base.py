@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.devices import wide_dtype
-from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.core.devices import wide_dtype
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

@@ -11,11 +11,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from fedbc_lightning.checks import check_at_least, check_choice, check_finite, check_share
-from fedbc_lightning.cohort import Cohort
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.checks import check_at_least, check_choice, check_finite, check_share
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 log = logging.getLogger(__name__)
 

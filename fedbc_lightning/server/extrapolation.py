@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.server.base import Sums
 from fedbc_lightning.server.optimizers import ServerOptimizer
-from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 
 class Extrapolation(ServerOptimizer):

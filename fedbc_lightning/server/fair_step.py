@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state import ClientStore, ServerState
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ClientStore, ServerState
 
 
 class FairStep(ServerCallback):

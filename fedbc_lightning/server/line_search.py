@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedbc_lightning.checks import check_at_least, check_share
-from fedbc_lightning.cohort import Cohort
+from fedbc_lightning.core.checks import check_at_least, check_share
 from fedbc_lightning.server.base import Sums
 from fedbc_lightning.server.optimizers import ServerOptimizer
-from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbc_lightning.checks import check_at_least, check_choice, check_share
+from fedbc_lightning.core.checks import check_at_least, check_choice, check_share
 from fedbc_lightning.server.base import ServerCallback, Sums
-from fedbc_lightning.state import ClientStore, ServerState, StateDeclaration
+from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 
 class ServerOptimizer(ServerCallback):

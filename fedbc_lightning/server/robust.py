@@ -13,9 +13,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from fedbc_lightning.devices import wide_dtype
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.state import ServerState, StateDeclaration
+from fedbc_lightning.core.devices import wide_dtype
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 log = logging.getLogger(__name__)
 

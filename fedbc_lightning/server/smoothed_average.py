@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.local.penalties import Penalty
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.smoothed_center import smoothed_center
-from fedbc_lightning.state import ClientStore, ServerState
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ClientStore, ServerState
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.sequential import SequentialEngine

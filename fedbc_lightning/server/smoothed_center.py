@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from fedbc_lightning.devices import wide_dtype
+from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.local.penalties import Penalty
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.files import write_text
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import write_text
 from fedbc_lightning.studies.figures import draw_curves, read_curves
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows

@@ -12,7 +12,7 @@ import torch
 
 from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.planning import Plan
 from fedbc_lightning.studies.compare import Comparison, parser_errors
 from fedbc_lightning.studies.methods import Method

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbc_lightning.cli.plan_report import ROUGH
-from fedbc_lightning.units import bytes_said, duration
+from fedbc_lightning.core.units import bytes_said, duration
 
 if TYPE_CHECKING:
     from fedbc_lightning.studies.plan import StudyPlan

@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedbc_lightning.core.units import duration
 from fedbc_lightning.studies.schedule import Schedule, State
-from fedbc_lightning.units import duration
 
 SECONDS_BETWEEN_LINES = 15.0
 

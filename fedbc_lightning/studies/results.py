@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State, version_folder
 from fedbc_lightning.studies.study import COLUMNS, Report, Study

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fedbc_lightning.cli.arguments import find_config
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 MAX_BYTES = 250
 """Of a folder's name."""

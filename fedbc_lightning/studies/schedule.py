@@ -13,9 +13,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from fedbc_lightning import run_folder
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.files import write_text
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import write_text
+from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.worker import Ended, Progress, Task, work
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fedbc_lightning.errors import ConfigurationError, did_you_mean
-from fedbc_lightning.metric_names import is_lower_better
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.core.metric_names import is_lower_better
 from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, short
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.run import Run, slug

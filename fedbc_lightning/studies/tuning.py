@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.files import write_text
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import write_text
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import evaluated, read_metrics
 from fedbc_lightning.studies.run import Run

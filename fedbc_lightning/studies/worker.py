@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.lockstep import Member
-    from fedbc_lightning.trainer import FederatedTrainer
+    from fedbc_lightning.engines.stacked.lockstep import Member
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def work(tasks: Connection, threads: int, device: int | None) -> None:
         if not together[0].is_beside:
             _run(together[0], tasks, 0, None)
         else:
-            from fedbc_lightning.engines.lockstep import Lockstep
+            from fedbc_lightning.engines.stacked.lockstep import Lockstep
 
             Lockstep().run([partial(_run, task, tasks, place) for place, task in enumerate(together)])
 
@@ -121,8 +121,8 @@ def _error_of(task: Task, connection: Connection, place: int, beside: Member | N
 
     from fedbc_lightning.cli import FederatedCLI
     from fedbc_lightning.cli.arguments import PROG, UsageError
-    from fedbc_lightning.engines.vectorized import VectorizedEngine
-    from fedbc_lightning.errors import ConfigurationError, first_line
+    from fedbc_lightning.core.errors import ConfigurationError, first_line
+    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 
     class Reporter(Callback):
         """Tells the scheduler of every finished round, and the engine who is beside it."""

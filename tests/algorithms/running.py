@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from helpers.quadratics import QuadraticData, QuadraticModule, Recorder, RecordingSampler
 
-from fedbc_lightning import FederatedTrainer, seeding
+from fedbc_lightning import FederatedTrainer
+from fedbc_lightning.core import seeding
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",

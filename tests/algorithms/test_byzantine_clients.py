@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from algorithms.running import fit, start_point
 from fedbc_lightning.algorithms import RFA, FedAvg
 from fedbc_lightning.callbacks import ByzantineClients
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server import CoordinateMedian, MultiKrum, TrimmedMean
 
 

@@ -13,7 +13,7 @@ from helpers.reference import Local, full_batches
 from algorithms.registry import BY_NAME, SETTINGS, Setting
 from algorithms.running import fit, shuffled_steps, start_point
 from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FedProx
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 ROUNDS = 20
 

@@ -44,9 +44,10 @@ from fedbc_lightning.algorithms import (
     PFedMe,
     QFedAvg,
 )
+from fedbc_lightning.federation.sampling import ClientSampler
+from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.local import AbsoluteNorm, Armijo, Layerwise, LinearTerm, Norm, ProximalTerm
-from fedbc_lightning.optimizers import LocalOptimizer
-from fedbc_lightning.sampling import ClientSampler
+from fedbc_lightning.module.optimizers import LocalOptimizer
 from fedbc_lightning.server import (
     AugmentedMean,
     ControlVariates,
@@ -61,7 +62,6 @@ from fedbc_lightning.server import (
     SmoothedAverage,
     WeightedAverage,
 )
-from fedbc_lightning.stragglers import Stragglers
 
 
 def train(root: Path, module: Any, algorithm: Any, data: Any = None, **options: Any) -> FederatedTrainer:

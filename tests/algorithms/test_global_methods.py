@@ -36,7 +36,7 @@ from fedbc_lightning.algorithms import (
     PerFedBC,
     QFedAvg,
 )
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server.robust import (
     CenteredClipping,
     CoordinateMedian,

@@ -16,10 +16,10 @@ from algorithms.running import QUIET
 from fedbc_lightning import ConfigurationError, FederatedTrainer
 from fedbc_lightning.algorithms import Ditto, FedAvg, FedBC, PFedMe, QFedAvg
 from fedbc_lightning.callbacks import ByzantineClients
-from fedbc_lightning.cohort import Cohort
 from fedbc_lightning.engines.sequential import SequentialEngine
+from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.server import CoordinateMedian
-from fedbc_lightning.stragglers import Stragglers
+from fedbc_lightning.state.cohort import Cohort
 
 PUBLIC = [BY_NAME["fedbc-momentum-public"], BY_NAME["fedbc-momentum-public-learned"]]
 SETTINGS = [*REPRESENTATIVES, *PUBLIC]

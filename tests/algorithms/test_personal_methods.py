@@ -45,7 +45,7 @@ from fedbc_lightning.algorithms import (
     PerFedAvg,
     PFedMe,
 )
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import AbsoluteNorm, Layerwise, Norm, SquaredNorm
 from fedbc_lightning.server.smoothed_center import smoothed_center
 

@@ -49,7 +49,7 @@ def assert_close(left: Any, right: Any, path: str = "") -> None:
 
 @pytest.fixture(autouse=True)
 def small_cohorts(monkeypatch):
-    monkeypatch.setattr("fedbc_lightning.engines.vectorized.MAX_COHORT", 3)
+    monkeypatch.setattr("fedbc_lightning.engines.stacked.vectorized.MAX_COHORT", 3)
 
 
 @pytest.mark.parametrize("setting", REFUSED, ids=lambda setting: setting.name)

@@ -15,10 +15,10 @@ from lightning.pytorch import LightningModule
 from torch.utils.data import Dataset, Subset
 
 from fedbc_lightning import FedAvg, FedBC, FederatedTrainer
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.datasets import num_items
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.seeding import derive, seed_globals
+from fedbc_lightning.data.datasets import num_items
 
 from .cases import CASES, CLASSES, Classifier, draw, labels
 

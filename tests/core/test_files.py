@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedbc_lightning import ConfigurationError, checkpoint, run_folder
-from fedbc_lightning.run_lock import RunLock
-from fedbc_lightning.run_log import CSVFile
+from fedbc_lightning import ConfigurationError
+from fedbc_lightning.run import folder as run_folder
+from fedbc_lightning.run.lock import RunLock
+from fedbc_lightning.run.tables import CSVFile
+from fedbc_lightning.state import checkpoint
 
 
 def make_file(tmp_path):

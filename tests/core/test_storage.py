@@ -9,8 +9,9 @@ import pytest
 from helpers.boring import BoringData, make_model, make_trainer, read_csv
 from lightning.pytorch import Callback
 
-from fedbc_lightning import ConfigurationError, FedAvg, storage
+from fedbc_lightning import ConfigurationError, FedAvg
 from fedbc_lightning.callbacks import RoundCheckpoint
+from fedbc_lightning.core import storage
 
 
 class Breaks(Callback):

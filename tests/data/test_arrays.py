@@ -6,7 +6,7 @@ import torch
 from fedbc_lightning.datamodules import ArraysDataModule
 from torchvision.transforms import v2
 
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import IID, Dirichlet
 
 INPUTS = np.arange(120, dtype=np.float64).reshape(30, 4)

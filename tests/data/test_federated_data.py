@@ -8,9 +8,9 @@ from helpers.boring import Hidden
 from lightning.pytorch import LightningModule
 from torch.utils.data import Subset, TensorDataset
 
-from fedbc_lightning import seeding
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, FederatedDataModule
-from fedbc_lightning.errors import ConfigurationError
 
 SIZES = (10, 3, 25)
 
@@ -244,7 +244,7 @@ def test_a_plain_lightning_trainer_takes_it(tmp_path):
 
 def test_data_of_few_clients_are_kept(monkeypatch):
     """Those of others are asked for again, whole: a client's validation part never comes without its training part."""
-    monkeypatch.setattr("fedbc_lightning.datamodule.KEPT_BYTES", 4 * (4096 + 80))  # two parts of two clients
+    monkeypatch.setattr("fedbc_lightning.data.datamodule.KEPT_BYTES", 4 * (4096 + 80))  # two parts of two clients
     asked = []
 
     class Generated(FederatedDataModule):
@@ -273,7 +273,7 @@ def test_data_of_few_clients_are_kept(monkeypatch):
 
 def test_labels_of_data_that_are_not_kept(monkeypatch):
     """Made anew for every question, where their ids come back."""
-    monkeypatch.setattr("fedbc_lightning.datamodule.KEPT_BYTES", 0)
+    monkeypatch.setattr("fedbc_lightning.data.datamodule.KEPT_BYTES", 0)
 
     class Generated(FederatedDataModule):
         num_clients = 40

@@ -7,11 +7,11 @@ from fedbc_lightning.datamodules import ArraysDataModule
 from helpers.boring import Hidden
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
-from fedbc_lightning import seeding
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, ClientLoader, EpochSampler
-from fedbc_lightning.datasets import as_arrays, join, take
-from fedbc_lightning.errors import ConfigurationError
-from fedbc_lightning.labels import labels_of
+from fedbc_lightning.data.datasets import as_arrays, join, take
+from fedbc_lightning.data.labels import labels_of
 from fedbc_lightning.partition import IID
 from fedbc_lightning.partition.counts import count_labels
 
@@ -45,7 +45,7 @@ def assert_same(first, second):
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("kind", ["tensors", "subset", "arrays", "array rows"])
 def test_both_paths_give_the_same_batches(kind, seed, drop_last, at_once, monkeypatch):
-    monkeypatch.setattr("fedbc_lightning.loading.BYTES_AT_ONCE", at_once)
+    monkeypatch.setattr("fedbc_lightning.data.loading.BYTES_AT_ONCE", at_once)
     tensors, rows = sample_tensors(), torch.tensor([3, 1, 22, 7, 8, 9, 10])
     dataset = {
         "tensors": TensorDataset(*tensors),
@@ -134,7 +134,7 @@ def test_a_pool_of_unequal_tensors_is_refused():
 @pytest.mark.parametrize("asked", [None, True, False])
 def test_what_is_kept_on_the_device(asked, monkeypatch):
     """By default what fills at most a quarter of its free memory; the meta device stands for one."""
-    monkeypatch.setattr("fedbc_lightning.datasets._free_bytes", lambda device: 4 * 100 * 8)
+    monkeypatch.setattr("fedbc_lightning.data.datasets._free_bytes", lambda device: 4 * 100 * 8)
     device = torch.device("meta")
     for count in (100, 101):
         data = ArraysDataModule(torch.zeros(count), torch.zeros(count), partitioner=IID(2), keep_on_device=asked)

@@ -8,8 +8,9 @@ from helpers.boring import BoringModel, make_model, make_trainer
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedbc_lightning import FedAvg, FederatedDataModule, PartitionedDataModule, checkpoint
+from fedbc_lightning import FedAvg, FederatedDataModule, PartitionedDataModule
 from fedbc_lightning.partition import IID
+from fedbc_lightning.state import checkpoint
 
 
 def make_dataset(size):

@@ -17,8 +17,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, PartitionedDataModule
-from fedbc_lightning.errors import ConfigurationError
 from fedbc_lightning.partition import IID, Dirichlet, Explicit, PowerLaw
 
 

@@ -17,8 +17,8 @@ from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.strategies import SingleDeviceStrategy
 from torch import Tensor, distributed
 
-import fedbc_lightning.trainer
-from fedbc_lightning.fabric import ClientParallelStrategy, make_fabric
+import fedbc_lightning.trainer.trainer
+from fedbc_lightning.distributed.fabric import ClientParallelStrategy, make_fabric
 
 NAME = "pretended"
 SOURCE = Path(__file__).with_name("device.cpp")
@@ -113,7 +113,7 @@ def use(library: Path) -> None:
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, Module)
     torch.utils.generate_methods_for_privateuse1_backend()
-    fedbc_lightning.trainer.make_fabric = _make_fabric
+    fedbc_lightning.trainer.trainer.make_fabric = _make_fabric
     for name in ("all_reduce", "all_gather"):
         setattr(distributed, name, partial(_as_nccl, getattr(distributed, name)))
     distributed.get_backend = lambda: "nccl"

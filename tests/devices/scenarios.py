@@ -27,7 +27,7 @@ from torchvision.transforms import v2
 from devices import pretended
 from fedbc_lightning import ConfigurationError, FedAvg, FedBC, FederatedAlgorithm
 from fedbc_lightning.algorithms import FedBCFineTune
-from fedbc_lightning.module import UserModule
+from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.partition import IID, Dirichlet
 
 Results = dict[str, Tensor]

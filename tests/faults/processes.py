@@ -16,7 +16,7 @@ from helpers.row_processes import Killer
 
 from faults.registry import Case, kind
 from faults.runs import REFUSED, ROUNDS, Bench, Child, is_one_line, train
-from fedbc_lightning import interrupts, joining, meeting
+from fedbc_lightning.distributed import interrupts, joining, meeting
 
 MOMENTS = ("client", "evaluation", "before commit", "after commit")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

@@ -16,8 +16,9 @@ from helpers.boring import assert_equal_trees, read_csv, without_times
 from helpers.row_processes import fit, state_of
 from matplotlib.figure import Figure
 
-from fedbc_lightning import ConfigurationError, client_rows
-from fedbc_lightning.lifeline import LostProcessError
+from fedbc_lightning import ConfigurationError
+from fedbc_lightning.distributed.lifeline import LostProcessError
+from fedbc_lightning.state import client_rows
 
 ROUNDS = 4
 SECONDS_TO_FINISH = 120.0

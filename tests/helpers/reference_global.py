@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbc_lightning import seeding
+from fedbc_lightning.core import seeding
 from helpers import reference
 from helpers.reference import Clients, Local, Rule, Trained, gradient, loss, train
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedbc_lightning import seeding
+from fedbc_lightning.core import seeding
 from helpers.reference import Clients, Local, Rows, gradient, train
 
 Prox = Callable[[np.ndarray], np.ndarray]

@@ -15,8 +15,9 @@ import torch
 from lightning.pytorch import Callback
 from matplotlib.figure import Figure
 
-from fedbc_lightning import SCAFFOLD, ConfigurationError, FedBC, client_rows, file_rows
+from fedbc_lightning import SCAFFOLD, ConfigurationError, FedBC
 from fedbc_lightning.algorithms import Ditto, FedAvgPlus
+from fedbc_lightning.state import client_rows, file_rows
 from helpers.boring import NUM_CLIENTS, BoringData, make_model, make_trainer
 
 ROUNDS = 8

@@ -17,7 +17,7 @@ from helpers.boring import make_trainer
 from helpers.model_cases import CASES, ClientsOf, ModelCase, floats, integers
 
 from fedbc_lightning.algorithms import FedAvg
-from fedbc_lightning.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(

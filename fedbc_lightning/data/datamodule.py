@@ -1,0 +1,406 @@
+"""The data of N clients, as a LightningDataModule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.core.hooks import DataHooks
+from torch.utils.data import Dataset, default_collate
+
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.twins import overrides
+from fedbc_lightning.data.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
+from fedbc_lightning.data.labels import Known, identify, labels_of
+from fedbc_lightning.data.loading import ClientLoader, EpochSampler
+from fedbc_lightning.data.splits import check_split, train_test_split
+from fedbc_lightning.partition.counts import count_labels
+
+KEPT_BYTES = 128 * 2**20
+"""Of clients' data sets that are kept between rounds, the last ones asked for; others are asked for anew."""
+
+SPLITS = ("train", "val", "test")
+POOLED = -1
+"""The pseudo-client that holds all clients' training data."""
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class FederatedDataModule(LightningDataModule):
+    """Data of N clients. A subclass gives ``num_clients``, ``client_train_dataset`` and ``client_test_dataset``.
+
+    ``num_clients`` may be a class attribute, a property, or set in ``__init__``.
+
+    Lightning's ``prepare_data`` and ``setup(stage)`` are called as usual before any of them. All else follows: loaders
+    per client, pooled data, sizes, hash. Data sets of tensors (:class:`~fedbc_lightning.data.ArrayDataset`, torch's
+    ``TensorDataset``, a ``Subset`` of one) are batched in memory, at a few microseconds per batch, everything else
+    by torch's DataLoader; batches and their order are the same. Client data sets are asked for once and kept.
+    It also works with a plain :class:`lightning.pytorch.Trainer`, which then sees the pooled data (on one device).
+
+    Args:
+        batch_size: Samples per training batch, at least 1; a client's last batch holds the rest.
+        eval_batch_size: Samples per evaluation batch, at least 1.
+        val_fraction: Of each client's training samples that become its validation data, in [0, 1); 0: none. Stratified
+            where labels are known.
+        num_workers: Processes per DataLoader; unused in memory.
+        pin_memory: Of the DataLoaders; unused in memory, and without a GPU.
+        drop_last: Leave out a training batch that is not full.
+        collate_fn: Makes a batch of a list of samples; given, all batches come from DataLoaders.
+        keep_on_device: Copy in-memory data to the device once, and gather batches there; None: where they fill at most
+            a quarter of its free memory; False: each batch is moved.
+        seed: Of what is drawn once for all rounds (partition, splits); None: the run's (``seed_everything``).
+
+    Attributes:
+        shuffle: Whether training samples come in another order in each epoch; else in that of the data.
+
+    Raises:
+        ConfigurationError: An argument is impossible.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> class Toy(FederatedDataModule):
+        ...     num_clients = 2
+        ...
+        ...     def client_train_dataset(self, client):
+        ...         return TensorDataset(torch.arange(5 * (client + 1)), torch.zeros(5 * (client + 1)))
+        ...
+        ...     def client_test_dataset(self, client):
+        ...         return None
+        >>> data = Toy(batch_size=4)
+        >>> data.num_samples("train").tolist(), len(data.client_train_dataloader(1))
+        ([5, 10], 3)
+    """
+
+    _given_num_clients: int | None = None
+    _saved_state: dict[str, Any] | None = None
+
+    def __init__(
+        self,
+        batch_size: int = 32,
+        *,
+        eval_batch_size: int = 512,
+        val_fraction: float = 0.0,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        collate_fn: Callable[[list], Any] | None = None,
+        keep_on_device: bool | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = ("batch_size", batch_size, 1), ("eval_batch_size", eval_batch_size, 1), ("num_workers", num_workers, 0)
+        for name, value, least in sizes:
+            if value < least:
+                raise ConfigurationError(f"data.{name}={value}: give {least} or more")
+        if val_fraction:
+            check_split(val_fraction, name="data.val_fraction")
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.val_fraction = val_fraction
+        self.drop_last = drop_last
+        self.shuffle = True
+        self.keep_on_device = keep_on_device
+        self.seed = seed
+        self.loader_options: dict[str, Any] = {"num_workers": num_workers} if num_workers else {}
+        if pin_memory and torch.cuda.is_available():
+            self.loader_options["pin_memory"] = True
+        if collate_fn is not None and collate_fn is not default_collate:
+            self.loader_options["collate_fn"] = collate_fn
+        self._datasets: dict[int, dict[str, Dataset | None]] = {}
+        self._kept_bytes = 0
+        self._split_sizes: dict[str, np.ndarray] = {}
+        self._pooled: dict[str, Dataset] = {}
+        self._has_transfer_hooks: bool | None = None
+
+    # what a subclass gives
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N."""
+        if self._given_num_clients is None:
+            raise NotImplementedError(f"{type(self).__name__} must define num_clients")
+        return self._given_num_clients
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Take ``self.num_clients = n``, too, where a subclass does not define the property itself.
+
+        Raises:
+            ConfigurationError: It does.
+        """
+        own = getattr(type(self), "num_clients", None) if name == "num_clients" else None
+        if own is FederatedDataModule.num_clients:
+            name = "_given_num_clients"
+        elif isinstance(own, property) and own.fset is None:
+            raise ConfigurationError(
+                f"data: {type(self).__name__} sets self.num_clients, which a property of its class or a base class "
+                "tells (that of a PartitionedDataModule asks the partitioner); leave the assignment out."
+            )
+        super().__setattr__(name, value)
+
+    def client_train_dataset(self, client: int) -> Dataset:
+        """Map-style training data of client 0..N-1 (validation data included)."""
+        raise NotImplementedError(f"{type(self).__name__} must define client_train_dataset(client)")
+
+    def client_test_dataset(self, client: int) -> Dataset | None:
+        """Map-style test data of client 0..N-1, or None."""
+        raise NotImplementedError(f"{type(self).__name__} must define client_test_dataset(client)")
+
+    @property
+    def users_module(self) -> LightningDataModule:
+        """The data module that the user wrote, whose ``state_dict``, ``on_exception`` and the like count."""
+        return self
+
+    def set_up(self, stage: str, checkpoint: dict[str, Any] | None) -> None:
+        """Call ``setup`` for a run, and give the user's module its state back, under Lightning's key for it.
+
+        Args:
+            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+            checkpoint: What the run goes on from, or None.
+        """
+        self._saved_state = (checkpoint or {}).get(type(self.users_module).__qualname__)
+        self.setup(stage)
+        self._restore_state()
+
+    def _restore_state(self) -> None:
+        """Call ``load_state_dict`` of the user's module, unless that was done since :meth:`set_up` began."""
+        state, self._saved_state = self._saved_state, None
+        if state is not None:
+            self.users_module.load_state_dict(state)
+
+    @property
+    def split_seed(self) -> int:
+        """The seed of partition and splits: ``seed``, else that of ``seed_everything``."""
+        return seeding.global_seed() if self.seed is None else self.seed
+
+    @property
+    def client_names(self) -> list[str] | None:
+        """Natural names of the clients, e.g. roles of plays; None: they have none."""
+        return None
+
+    # data sets
+
+    def client_dataset(self, client: int, split: str) -> Dataset | None:
+        """A client's data, in the form in which it is batched.
+
+        Args:
+            client: 0..N-1.
+            split: ``"train"``, ``"val"`` (cut from train by ``val_fraction``) or ``"test"``.
+
+        Returns:
+            The data set, or None if the client has no such data.
+        """
+        kept = self._datasets.get(client)
+        if kept is None or split not in kept:
+            self._check_request(client, split)
+            made = self._make_datasets(client, split)
+            self._keep(client, made)
+            return made[split]
+        return kept[split]
+
+    def num_samples(self, split: str) -> np.ndarray:
+        """Number of samples of each client in ``"train"``, ``"val"`` or ``"test"``, int64 ``(N,)``."""
+        if split not in self._split_sizes:
+            sizes = np.zeros((len(SPLITS), self.num_clients), dtype=np.int64)
+            for client in range(self.num_clients):  # all splits at once: a client's data may be made when asked for
+                found = [self.client_dataset(client, name) for name in SPLITS]
+                sizes[:, client] = [0 if dataset is None else num_items(dataset) for dataset in found]
+            self._split_sizes = dict(zip(SPLITS, sizes, strict=True))
+        return self._split_sizes[split]
+
+    def num_batches(self) -> np.ndarray:
+        """Training batches per epoch of each client, int64 ``(N,)``."""
+        sizes = self.num_samples("train")
+        return sizes // self.batch_size if self.drop_last else -(-sizes // self.batch_size)
+
+    def pooled_dataset(self, split: str) -> Dataset | None:
+        """All clients' data of a split, one client after the other; None if there is none."""
+        if split not in self._pooled:
+            found = (self.client_dataset(client, split) for client in range(self.num_clients))
+            parts = [dataset for dataset in found if dataset is not None and num_items(dataset)]
+            if not parts:
+                return None
+            self._pooled[split] = self._batched(join(parts, is_training=split == "train"))
+        return self._pooled[split]
+
+    # loaders
+
+    def client_train_dataloader(
+        self, client: int, round: int = 1, *, seed: int | None = None, device: torch.device | None = None
+    ) -> ClientLoader:
+        """Shuffled batches of a client's training data; made anew in each round, in microseconds.
+
+        The order in epoch e is ``torch.randperm(n, generator=seeding.generator(seed, "shuffle", round, client, e))``.
+
+        Args:
+            client: 0..N-1, or -1: all clients' data.
+            round: 1..T.
+            seed: The run's seed; None: that of ``seed_everything``.
+            device: Where in-memory batches are wanted; None: where the tensors lie.
+        """
+        dataset = self.pooled_dataset("train") if client == POOLED else self.client_dataset(client, "train")
+        assert dataset is not None  # else client_dataset has raised
+        return self._train_loader(dataset, round, client, seed, device)
+
+    def fixed_batches(self, client: int, *, device: torch.device | None = None) -> ClientLoader:
+        """A client's training data in its own order, cut every ``batch_size``, nothing augmented or dropped."""
+        dataset = self.client_dataset(client, "train")
+        assert dataset is not None  # else client_dataset has raised
+        return ClientLoader(dataset, self.batch_size, device=self._reachable(device), options=self.loader_options)
+
+    def batch_shares(self, client: int) -> list[float]:
+        """The share of the client's training samples in each of :meth:`fixed_batches`; sums to 1."""
+        total = int(self.num_samples("train")[client])
+        return [min(self.batch_size, total - start) / total for start in range(0, total, self.batch_size)]
+
+    def first_batch(self, client: int, split: str, size: int, *, device: torch.device | None = None) -> Any:
+        """The first ``size`` samples of a client's data as one batch, nothing augmented; None if it has none."""
+        dataset = self.client_dataset(client, split)
+        if dataset is None or not num_items(dataset):
+            return None
+        return next(iter(ClientLoader(dataset, size, device=self._reachable(device), options=self.loader_options)))
+
+    def client_eval_dataloader(
+        self, client: int, split: str = "test", *, device: torch.device | None = None
+    ) -> ClientLoader | None:
+        """Batches of a client's data in order, nothing augmented or dropped; None if it has no such samples."""
+        return self._eval_loader(self.client_dataset(client, split), device)
+
+    def pooled_dataloader(self, split: str, *, device: torch.device | None = None) -> ClientLoader | None:
+        """Batches of :meth:`pooled_dataset` in order, nothing augmented or dropped; None if there is no such data."""
+        return self._eval_loader(self.pooled_dataset(split), device)
+
+    def train_dataloader(self) -> ClientLoader:
+        """For a plain ``lightning.Trainer``: the pooled training data, shuffled as in round 1 of a single client."""
+        dataset = self.pooled_dataset("train")
+        if dataset is None:
+            raise ConfigurationError("data: no client has any training samples")
+        return self._train_loader(dataset, round=1, client=0, seed=None, device=None)
+
+    def val_dataloader(self) -> Any:
+        """For a plain ``lightning.Trainer``: the pooled validation data."""
+        return self.pooled_dataloader("val") or []
+
+    def test_dataloader(self) -> Any:
+        """For a plain ``lightning.Trainer``: the pooled test data."""
+        return self.pooled_dataloader("test") or []
+
+    # what is known of the data
+
+    def validate_clients(self) -> None:
+        """Check, before training, that every client can train.
+
+        Raises:
+            ConfigurationError: No client, or one without a training sample or (by ``drop_last``) without a batch.
+        """
+        if self.num_clients < 1:
+            raise ConfigurationError(f"data: num_clients={self.num_clients}; federated data needs at least one client")
+        sizes = self.num_samples("train")
+        if not sizes.all():
+            empty, names = np.flatnonzero(sizes == 0), self.client_names
+            name = f" ({names[empty[0]]!r})" if names else ""
+            more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
+            raise ConfigurationError(f"data: client {empty[0]}{name}{more} has no training samples; partition anew")
+        if self.drop_last and sizes.min() < self.batch_size:
+            raise ConfigurationError(
+                f"data.drop_last: client {sizes.argmin()} has {sizes.min()} training samples, so with batch_size="
+                f"{self.batch_size} no batch is left; set drop_last to false or batch_size to at most {sizes.min()}"
+            )
+
+    def partition_hash(self) -> str:
+        """Which client has which samples: sha256 (hex) over index arrays, or where there are none over the sizes."""
+        digest = sha256(f"{self.num_clients} clients".encode())
+        for client in range(self.num_clients):
+            for split in SPLITS:
+                digest.update(identify(self.client_dataset(client, split)))
+        return digest.hexdigest()
+
+    def label_histogram(self) -> np.ndarray | None:
+        """Samples of each class at each client, over all splits, int64 ``(N, num_classes)``; None without labels.
+
+        None, too, where that would take more than :data:`~fedbc_lightning.partition.counts.MAX_CELLS` numbers.
+        """
+        known: Known = {}
+        found: list[np.ndarray] = []
+        sizes = sum(self.num_samples(split) for split in SPLITS)
+        for client in range(self.num_clients):
+            for split in SPLITS:
+                dataset = self.client_dataset(client, split)
+                labels = None if dataset is None else labels_of(dataset, known)
+                if dataset is not None and labels is None:
+                    return None
+                if labels is not None:
+                    found.append(labels)
+        if not found:
+            return None
+        return count_labels(np.concatenate(found), np.repeat(np.arange(self.num_clients), sizes), self.num_clients)
+
+    # parts of the above
+
+    def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
+        """A client's data set of a split, and those that are made along with it."""
+        if split == "test":
+            dataset = self.client_test_dataset(client)
+            return {"test": None if dataset is None else self._batched(dataset)}
+        train, val = self._cut_validation(client)
+        return {"train": train, "val": val}
+
+    def _keep(self, client: int, made: dict[str, Dataset | None]) -> None:
+        """Keep a client's data sets, and let go of those that were kept longest."""
+        self._datasets.setdefault(client, {}).update(made)
+        self._kept_bytes += sum(map(num_bytes, made.values()))
+        while self._kept_bytes > KEPT_BYTES and len(self._datasets) > 1:
+            oldest = self._datasets.pop(next(iter(self._datasets)))
+            self._kept_bytes -= sum(map(num_bytes, oldest.values()))
+
+    def _batched(self, dataset: Dataset) -> Dataset:
+        """The data set in the form in which it is batched."""
+        if "collate_fn" in self.loader_options and augment_of(dataset) is not None:
+            raise ConfigurationError("data.collate_fn: images are augmented in whole batches; leave out one of the two")
+        arrays = as_arrays(dataset)
+        if arrays is None:
+            return dataset
+        arrays.pool.keep_on_device = self.keep_on_device
+        return arrays
+
+    def _check_request(self, client: int, split: str) -> None:
+        if split not in SPLITS:
+            raise ValueError(f"split={split!r}: give one of {SPLITS}")
+        if not 0 <= client < self.num_clients:
+            raise IndexError(f"client {client} of {self.num_clients}")
+
+    def _cut_validation(self, client: int) -> tuple[Dataset | None, Dataset | None]:
+        """A client's training and validation data."""
+        dataset = self.client_train_dataset(client)
+        if dataset is None:
+            raise ConfigurationError(f"data: client_train_dataset({client}) returned None; return a map-style Dataset")
+        if not self.val_fraction:
+            return self._batched(dataset), None
+        rng = seeding.numpy_generator(self.split_seed, "val", client=client)
+        train, val = train_test_split(labels_of(dataset), self.val_fraction, num_samples=num_items(dataset), rng=rng)
+        return self._batched(take(dataset, train)), self._batched(take(dataset, val)) if len(val) else None
+
+    def _train_loader(
+        self, dataset: Dataset, round: int, client: int, seed: int | None, device: torch.device | None
+    ) -> ClientLoader:
+        seed = seeding.global_seed() if seed is None else seed
+        sampler = EpochSampler(num_items(dataset), seed, round, client, shuffle=self.shuffle)
+        device, options = self._reachable(device), self.loader_options
+        return ClientLoader(dataset, self.batch_size, sampler, drop_last=self.drop_last, device=device, options=options)
+
+    def _eval_loader(
+        self, dataset: Dataset | None, device: torch.device | None, options: dict[str, Any] | None = None
+    ) -> ClientLoader | None:
+        if dataset is None or not num_items(dataset):
+            return None
+        options = self.loader_options if options is None else options
+        return ClientLoader(dataset, self.eval_batch_size, device=self._reachable(device), options=options)
+
+    def _reachable(self, device: torch.device | None) -> torch.device | None:
+        """The device, unless transfer hooks of this data module expect batches where they were made."""
+        if self._has_transfer_hooks is None:
+            self._has_transfer_hooks = any(overrides(self, name, DataHooks) for name in TRANSFER_HOOKS)
+        return None if self._has_transfer_hooks else device

@@ -1,0 +1,295 @@
+"""Data sets whose batches are gathered, augmented and transformed at once, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from fedbc_lightning.core.devices import upload
+from fedbc_lightning.core.errors import ConfigurationError
+
+Transform = Callable[[Tensor], Tensor]
+"""Inputs of a batch ``(B, ...)`` -> inputs, each sample by itself; runs on the device of the batch."""
+Augment = Callable[[Tensor, Generator], Tensor]
+"""Inputs of a training batch ``(B, ...)`` before the transform, and a CPU generator -> inputs of the same shape."""
+
+
+class TensorPool:
+    """Tensors that many data sets share, and their copy on a device.
+
+    Args:
+        tensors: Each ``(M, ...)``: inputs first, targets last.
+
+    Attributes:
+        keep_on_device: Whether they are copied to the device that asks; None: where that fills at most a quarter of
+            its free memory.
+        kind: dtype, shape of a sample and device of each tensor.
+        sample_bytes: Of one sample.
+    """
+
+    keep_on_device: bool | None = None
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tuple(tensors)  # the same object, if it is a tuple
+        if not self.tensors or any(tensor.size(0) != self.tensors[0].size(0) for tensor in self.tensors):
+            raise ValueError(f"tensors: lengths {[len(t) for t in self.tensors]}; give one or more, all of one length")
+        self._copies: dict[torch.device, tuple[Tensor, ...]] = {}
+        kind = tuple((tensor.dtype, tensor.shape[1:], tensor.device) for tensor in self.tensors)
+        self.kind = _KINDS.setdefault(kind, kind)
+        self.sample_bytes = max(1, sum(tensor[:1].nbytes for tensor in self.tensors))
+        self._num_samples, self._device = self.tensors[0].size(0), self.tensors[0].device
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def on(self, device: torch.device | None) -> tuple[Tensor, ...]:
+        """On a device, copied there once, or left where they are, as ``keep_on_device`` says."""
+        if device is None or device == self._device:
+            return self.tensors
+        if device not in self._copies:
+            fits = self.keep_on_device
+            if fits is None:
+                fits = sum(tensor.nbytes for tensor in self.tensors) <= _free_bytes(device) // 4
+            self._copies[device] = tuple(t.to(device) for t in self.tensors) if fits else self.tensors
+        return self._copies[device]
+
+
+_KINDS: dict[tuple, tuple] = {}
+"""One object for each kind: equal ones are then mostly the same, and thousands are compared in a round."""
+_POOLS: WeakKeyDictionary[TensorDataset, TensorPool] = WeakKeyDictionary()
+
+
+class ArrayDataset(Dataset):
+    """Samples of shared in-memory tensors; whole batches are gathered, moved, augmented and transformed at once.
+
+    Also an ordinary data set: item i is a tuple, transformed and never augmented.
+
+    Args:
+        tensors: Each ``(M, ...)``, inputs first and targets last, e.g. uint8 images ``(M, C, H, W)`` and int64 classes
+            ``(M,)``; or a pool shared with other data sets.
+        indices: The rows that belong to this data set, int64 ``(n,)``; None: all of them.
+        transform: Of the inputs of every batch, e.g. uint8 to normalised float.
+        augment: Of the inputs of training batches, before the transform.
+
+    Example:
+        >>> dataset = ArrayDataset((torch.arange(4.0), torch.arange(4)), torch.tensor([3, 1]))
+        >>> len(dataset), dataset[0]
+        (2, (tensor(3.), tensor(3)))
+        >>> dataset.batch(torch.tensor([1, 0]))
+        [tensor([1., 3.]), tensor([1, 3])]
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor] | TensorPool,
+        indices: Tensor | None = None,
+        transform: Transform | None = None,
+        augment: Augment | None = None,
+    ) -> None:
+        self.pool = tensors if isinstance(tensors, TensorPool) else TensorPool(tensors)
+        self.indices = indices
+        self.transform = transform
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.pool) if self.indices is None else len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} samples")
+        return tuple(tensor[0] for tensor in self.batch(torch.tensor([index % len(self)])))
+
+    def batch(
+        self, indices: Tensor, generator: Generator | None = None, device: torch.device | None = None
+    ) -> list[Tensor]:
+        """Gather one batch.
+
+        Args:
+            indices: Positions in this data set, int64 ``(B,)``.
+            generator: Given in training: the inputs are augmented.
+            device: Where the batch is wanted; None: where the tensors lie.
+
+        Returns:
+            One tensor ``(B, ...)`` for each of the tensors.
+        """
+        return self.gather(self.rows(indices), self.pool.on(device), generator, device)
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """The rows of the shared tensors at positions ``(B,)`` of this data set."""
+        return positions if self.indices is None else self.indices.index_select(0, positions)
+
+    def gather(
+        self, rows: Tensor, tensors: Sequence[Tensor], generator: Generator | None, device: torch.device | None
+    ) -> list[Tensor]:
+        """As :meth:`batch`, from rows of the shared tensors, these being the tensors."""
+        batch = [tensor.index_select(0, rows) for tensor in tensors]
+        return self.finish(batch, generator, device)
+
+    def finish(self, batch: list[Tensor], generator: Generator | None, device: torch.device | None) -> list[Tensor]:
+        """Move, augment (with a generator) and transform a gathered batch."""
+        return finish_batch(batch, self.transform, self.augment, generator, device)
+
+    def subset(self, indices: np.ndarray | Tensor) -> ArrayDataset:
+        """The samples at positions ``(n,)`` of this data set, sharing its tensors."""
+        return ArrayDataset(self.pool, self.rows(torch.as_tensor(indices)), self.transform, self.augment)
+
+
+class BatchTransformDataset(Dataset):
+    """Raw samples that do not fit in memory; loaders augment and transform whole batches, as of :class:`ArrayDataset`.
+
+    Args:
+        raw: Samples ``(input, target)``, e.g. uint8 images as decoded from a file.
+        transform: Of the inputs of every batch.
+        augment: Of the inputs of training batches, before the transform.
+    """
+
+    def __init__(self, raw: Dataset, transform: Transform | None = None, augment: Augment | None = None) -> None:
+        self.raw = raw
+        self.transform = transform
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return num_items(self.raw)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        first, *rest = self.raw[index]
+        return (first if self.transform is None else self.transform(first.unsqueeze(0))[0], *rest)
+
+    def finish(self, batch: list[Tensor], generator: Generator | None, device: torch.device | None) -> list[Tensor]:
+        """Move, augment (with a generator) and transform a collated batch of raw samples."""
+        return finish_batch(batch, self.transform, self.augment, generator, device)
+
+    def subset(self, indices: np.ndarray | Tensor) -> BatchTransformDataset:
+        """The samples at positions ``(n,)`` of this data set."""
+        return BatchTransformDataset(Subset(self.raw, np.asarray(indices).tolist()), self.transform, self.augment)
+
+
+def finish_batch(
+    batch: list[Tensor],
+    transform: Transform | None,
+    augment: Augment | None,
+    generator: Generator | None,
+    device: torch.device | None,
+) -> list[Tensor]:
+    """Move a batch to the device, augment its inputs if there is a generator, transform them."""
+    if device is not None:
+        batch = [upload(t, device) for t in batch]
+    if augment is not None and generator is not None:
+        batch[0] = augment(batch[0], generator)
+    if transform is not None:
+        batch[0] = transform(batch[0])
+    return batch
+
+
+def num_items(dataset: Dataset) -> int:
+    """``len`` of a map-style data set (torch's base class has none)."""
+    return len(dataset)  # type: ignore[arg-type]
+
+
+def num_bytes(dataset: Dataset | None) -> int:
+    """What one more client takes: its own tensors or indices; 64 KiB are assumed of a data set of another class."""
+    if dataset is None:
+        return 0
+    if not isinstance(dataset, ArrayDataset):
+        return 2**16
+    own = dataset.pool.tensors if dataset.indices is None else (dataset.indices,)
+    return sum(tensor.nbytes for tensor in own) + 2**12  # the objects
+
+
+def augment_of(dataset: Dataset) -> Augment | None:
+    """How training batches of a data set are augmented; None: not at all, or by a user's own data set itself."""
+    return dataset.augment if isinstance(dataset, (ArrayDataset, BatchTransformDataset)) else None
+
+
+def take(dataset: Dataset, indices: np.ndarray) -> Dataset:
+    """The samples at ``indices (n,)``; in memory where the data set is (see :func:`as_arrays`), else a ``Subset``."""
+    arrays = as_arrays(dataset)
+    if arrays is not None:
+        return arrays.subset(indices)
+    dataset = _unwrapped(dataset)
+    if isinstance(dataset, BatchTransformDataset):
+        return dataset.subset(indices)
+    return Subset(dataset, indices.tolist())
+
+
+def as_arrays(dataset: Dataset) -> ArrayDataset | None:
+    """A data set's in-memory form: of :class:`ArrayDataset`, ``TensorDataset`` and ``Subset`` of them; else None.
+
+    A subclass that reads its items in its own way has none. All subsets of one ``TensorDataset`` share its pool.
+    """
+    if isinstance(dataset, ArrayDataset):
+        return dataset if _reads_items_as(dataset, ArrayDataset) else None
+    if isinstance(dataset, TensorDataset):
+        if not _reads_items_as(dataset, TensorDataset) or not len(dataset.tensors):
+            return None
+        pool = _POOLS.get(dataset)
+        if pool is None or pool.tensors is not dataset.tensors:
+            pool = _POOLS[dataset] = TensorPool(dataset.tensors)
+        return ArrayDataset(pool)
+    if isinstance(dataset, Subset) and _reads_items_as(dataset, Subset):
+        base = as_arrays(dataset.dataset)
+        return None if base is None else base.subset(np.asarray(dataset.indices, dtype=np.int64))
+    return None
+
+
+def join(datasets: Sequence[Dataset], *, is_training: bool = False) -> Dataset:
+    """One data set after the other; in memory where all are and agree in tensors and transforms.
+
+    Raises:
+        ConfigurationError: Training data that are augmented in different ways: whole batches are augmented at once.
+    """
+    if len(datasets) == 1:
+        return datasets[0]
+    datasets = [as_arrays(dataset) or _unwrapped(dataset) for dataset in datasets]
+    augment = augment_of(datasets[0])
+    if is_training and any(augment_of(dataset) != augment for dataset in datasets):
+        raise ConfigurationError(
+            "data: training data that are augmented in different ways cannot be joined; give all the same augment"
+        )
+    raw = [dataset for dataset in datasets if isinstance(dataset, BatchTransformDataset)]
+    if len(raw) == len(datasets) and all((d.transform, d.augment) == (raw[0].transform, augment) for d in raw):
+        return BatchTransformDataset(ConcatDataset([d.raw for d in raw]), raw[0].transform, augment)
+    found = (as_arrays(dataset) for dataset in datasets)
+    arrays = [array for array in found if array is not None]
+    if len(arrays) < len(datasets) or any(kind_of(array) != kind_of(arrays[0]) for array in arrays):
+        return ConcatDataset(datasets)
+    first = arrays[0]
+    if all(array.pool is first.pool for array in arrays):
+        rows = torch.cat([array.rows(torch.arange(len(array))) for array in arrays])
+        return ArrayDataset(first.pool, rows, first.transform, first.augment)
+    gathered = [[t if a.indices is None else t[a.indices] for t in a.pool.tensors] for a in arrays]
+    columns = [torch.cat(column) for column in zip(*gathered, strict=True)]
+    return ArrayDataset(columns, None, first.transform, first.augment)
+
+
+def _unwrapped(dataset: Dataset) -> Dataset:
+    """A ``Subset`` of raw samples as raw samples, so that its batches are augmented and transformed, too."""
+    if isinstance(dataset, Subset) and _reads_items_as(dataset, Subset):
+        base = _unwrapped(dataset.dataset)
+        if isinstance(base, BatchTransformDataset):
+            return base.subset(np.asarray(dataset.indices, dtype=np.int64))
+    return dataset
+
+
+def kind_of(dataset: ArrayDataset) -> tuple:
+    """What data sets must share to be joined in memory: the form of their tensors, transform and augment."""
+    return dataset.pool.kind, dataset.transform, dataset.augment
+
+
+def _reads_items_as(dataset: Dataset, kind: type) -> bool:
+    return type(dataset) is kind or _inherits_reading(type(dataset), kind)
+
+
+def _inherits_reading(own: type, kind: type) -> bool:
+    methods = ("__getitem__", "__getitems__", "__len__", "__hash__", "batch")
+    return all(getattr(own, name, None) is getattr(kind, name, None) for name in methods)
+
+
+def _free_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 * 2**30

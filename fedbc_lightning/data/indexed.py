@@ -1,0 +1,243 @@
+"""Clients as index arrays into one data set: what a partitioner gives."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import Dataset
+
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
+from fedbc_lightning.data.datasets import as_arrays, num_items, take
+from fedbc_lightning.data.splits import SplitOrder, check_split, split_partition
+from fedbc_lightning.partition import Natural, Partition, Partitioner
+from fedbc_lightning.partition.counts import count_labels
+
+
+@dataclass
+class LoadedData:
+    """The samples of all clients, before they are dealt out.
+
+    Attributes:
+        dataset: Map-style, M samples.
+        labels: Class of each sample, integers ``(M,)``; None: there are no classes.
+        clients: Natural client of each sample, 0..K-1, integers ``(M,)``; None: samples belong to nobody yet.
+        client_names: Names of the K natural clients.
+        is_test: Which samples are test data by the data's own account, bool ``(M,)``; None: a part of each client's
+            samples is cut off by ``test_fraction``.
+        shared_test: Test data that belong to no client: the global model is evaluated on them, clients have none.
+    """
+
+    dataset: Dataset
+    labels: np.ndarray | None = None
+    clients: np.ndarray | None = None
+    client_names: list[str] | None = None
+    is_test: np.ndarray | None = None
+    shared_test: Dataset | None = None
+
+
+class IndexedDataModule(FederatedDataModule):
+    """One data set, dealt out to clients by a partitioner and split inside each client into train and test data.
+
+    A subclass gives :meth:`load`. Everything here is arrays, whatever the number of clients.
+
+    Args:
+        partitioner: Which client has which samples; None: the natural clients of the data.
+        test_fraction: Of each client's samples that are its test data, in (0, 1); None: all of them train, but for what
+            the data bring as test data.
+        split_order: ``"shuffled"`` (stratified) or ``"ordered"`` (as FedBC's public code), see
+            :func:`~fedbc_lightning.data.splits.train_test_split`.
+        **kwargs: Of :class:`~fedbc_lightning.data.FederatedDataModule`.
+
+    Attributes:
+        parts: Which client has which samples, over all splits; there after ``setup``, and in :meth:`alter`.
+        splits: The same for ``"train"``, ``"val"`` and ``"test"``.
+
+    Raises:
+        ConfigurationError: An argument is impossible, or the samples cannot be split as asked.
+    """
+
+    parts: Partition
+    splits: dict[str, Partition]
+
+    def __init__(
+        self,
+        partitioner: Partitioner | None,
+        *,
+        test_fraction: float | None = 0.2,
+        split_order: SplitOrder = "shuffled",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_split(0.5 if test_fraction is None else test_fraction, split_order, "data.test_fraction")
+        self.partitioner: Partitioner = partitioner or Natural()
+        self.test_fraction = test_fraction
+        self.split_order: SplitOrder = split_order
+        self._loaded: LoadedData | None = None
+
+    @abstractmethod
+    def load(self) -> LoadedData:
+        """The samples of all clients."""
+
+    def alter(self, data: LoadedData, partition: Partition) -> Dataset:
+        """The data set to use once it is known who holds what; by default that of :meth:`load`.
+
+        Args:
+            data: As loaded.
+            partition: Of its samples.
+        """
+        return data.dataset
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load, deal out and split, once whatever the stage."""
+        if self._loaded is not None:
+            return
+        data = self.load()
+        data.dataset = as_arrays(data.dataset) or data.dataset  # once, not for every client
+        self.parts = self._deal(data)
+        self.splits = self._split(data, self.parts)
+        if not self.shuffle:
+            self.splits["train"] = self.splits["train"].ascending()
+        data.dataset = self.alter(data, self.parts)
+        self._loaded = data
+
+    @property
+    def source(self) -> Dataset:
+        """The data set of all clients; there after ``setup``."""
+        return self._ready().dataset
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """Class of each sample of :attr:`source`, ``(M,)``; None: there are no classes."""
+        return self._ready().labels
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N: the partitioner's; of natural clients it is known after ``setup``."""
+        if self._loaded is None and self.partitioner.num_clients is not None:
+            return self.partitioner.num_clients
+        self._ready()
+        return len(self.parts)
+
+    @property
+    def client_names(self) -> list[str] | None:
+        """Names of natural clients, or those that a file of :class:`~fedbc_lightning.partition.Explicit` gives."""
+        data = self._ready()
+        if not self.partitioner.needs_clients or data.clients is None or data.client_names is None:
+            return getattr(self.partitioner, "client_names", None)
+        return [data.client_names[data.clients[part[0]]] for part in self.parts]
+
+    def client_train_dataset(self, client: int) -> Dataset:
+        """Training data of a client, without what was cut off for validation."""
+        return take(self.source, self.splits["train"][client])
+
+    def client_test_dataset(self, client: int) -> Dataset | None:
+        """Test data of a client; None if it has none."""
+        return self.client_dataset(client, "test")
+
+    def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
+        indices = self.splits[split][client]
+        return {split: self._batched(take(self.source, indices)) if len(indices) else None}
+
+    def num_samples(self, split: str) -> np.ndarray:
+        """Number of samples of each client in ``"train"``, ``"val"`` or ``"test"``, int64 ``(N,)``."""
+        self._ready()
+        return self.splits[split].sizes
+
+    def pooled_dataset(self, split: str) -> Dataset | None:
+        """All clients' data of a split, one client after the other, or the shared test data; None if there is none."""
+        data = self._ready()
+        if split not in self._pooled:
+            indices = self.splits[split].indices
+            if split == "train" and not self.shuffle:
+                indices = np.sort(indices)
+            if split == "test" and data.shared_test is not None:
+                self._pooled[split] = self._batched(data.shared_test)
+            elif len(indices):
+                self._pooled[split] = self._batched(take(data.dataset, indices))
+        return self._pooled.get(split)
+
+    def partition_hash(self) -> str:
+        """sha256 (hex) over the index arrays of all splits."""
+        self._ready()
+        return sha256("".join(self.splits[split].hash() for split in SPLITS).encode()).hexdigest()
+
+    def label_histogram(self) -> np.ndarray | None:
+        """Samples of each class at each client, int64 ``(N, num_classes)``; None without labels.
+
+        None, too, where that would take more than :data:`~fedbc_lightning.partition.counts.MAX_CELLS` numbers.
+        """
+        labels = self.labels
+        if labels is None:
+            return None
+        return count_labels(labels[self.parts.indices], self.parts.client_of_each(), len(self.parts))
+
+    # parts of setup
+
+    def _ready(self) -> LoadedData:
+        if self._loaded is None:
+            raise RuntimeError(f"{type(self).__name__}: call prepare_data() and setup() before asking for data")
+        return self._loaded
+
+    def _deal(self, data: LoadedData) -> Partition:
+        partitioner, num_samples = self.partitioner, num_items(data.dataset)
+        name = type(partitioner).__name__
+        if data.clients is not None and not partitioner.needs_clients:
+            rank_zero_info(
+                f"data.partitioner: {name} deals the samples anew; the data's own {len(np.unique(data.clients)):,} "
+                "clients are not used (Natural takes them)."
+            )
+        values = data.clients if partitioner.needs_clients else data.labels
+        if values is None:
+            if partitioner.needs_clients:
+                raise ConfigurationError(
+                    f"data.partitioner: {name} takes natural clients, but the data has none; give another partitioner, "
+                    "e.g. IID"
+                )
+            if partitioner.needs_labels:
+                raise ConfigurationError(
+                    f"data.partitioner: {name} splits by class, but the data has no integer labels; use IID, or give "
+                    "labels"
+                )
+            values = np.zeros(num_samples, dtype=np.int64)
+        try:
+            parts = Partition.from_parts(partitioner(values, seeding.derive(self.split_seed, "partition")))
+        except ConfigurationError as error:
+            raise ConfigurationError(re.sub(r"^(?=\w+[=:])", "data.partitioner.", str(error))) from None
+        if partitioner.num_clients not in (None, len(parts)):
+            raise ConfigurationError(
+                f"data.partitioner: {name} gave {len(parts)} index arrays for num_clients={partitioner.num_clients}"
+            )
+        try:
+            parts.check(num_samples, complete=partitioner.complete)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"data.partitioner: {name} does not deal out each sample once: {error}") from None
+        return parts
+
+    def _split(self, data: LoadedData, parts: Partition) -> dict[str, Partition]:
+        nobody = np.zeros(len(parts.indices), dtype=bool)
+        has_test = data.is_test is not None or data.shared_test is not None
+        if has_test and self.test_fraction is not None:
+            raise ConfigurationError(
+                f"data.test_fraction={self.test_fraction}: the data bring test samples of their own; leave it null"
+            )
+        if data.is_test is not None:
+            is_test = data.is_test[parts.indices]
+            train, test = parts.keep(~is_test), parts.keep(is_test)
+        elif self.test_fraction is None:
+            train, test = parts, parts.keep(nobody)
+        else:
+            rng = seeding.numpy_generator(self.split_seed, "split")
+            train, test = split_partition(parts, data.labels, self.test_fraction, self.split_order, rng)
+        val = parts.keep(nobody)
+        if self.val_fraction:
+            rng = seeding.numpy_generator(self.split_seed, "val")
+            train, val = split_partition(train, data.labels, self.val_fraction, "shuffled", rng)
+        return {"train": train, "val": val, "test": test}

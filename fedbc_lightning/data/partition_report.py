@@ -1,0 +1,186 @@
+"""How the data are split over the clients: its numbers, a picture, and the exact split as a file."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedbc_lightning.data import partition_picture
+from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
+from fedbc_lightning.data.datasets import num_items
+from fedbc_lightning.data.indexed import IndexedDataModule
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_LISTED_CLIENTS = 10_000
+CLIENTS_PER_BLOCK = 10_000
+MAX_KEPT_PICTURES = 16
+
+_drawn: dict[str, bytes] = {}
+
+
+def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
+    """The split in numbers.
+
+    Args:
+        datamodule: Set up.
+
+    Returns:
+        ``num_clients``; ``num_samples`` (``total``, ``min``, ``max``, ``mean``, over all splits);
+        ``power_law_exponent``, see :func:`fit_power_law`; ``num_train``, ``num_val``, ``num_test``; ``hash``. With
+        labels also those of :func:`describe_labels`.
+    """
+    sizes = {split: datamodule.num_samples(split) for split in SPLITS}
+    total = sum(sizes.values(), np.zeros(datamodule.num_clients, dtype=np.int64))
+    numbers = {
+        "num_clients": datamodule.num_clients,
+        "num_samples": {"total": int(total.sum()), **_summary(total)},
+        "power_law_exponent": fit_power_law(total),
+        **{f"num_{split}": int(sizes[split].sum()) for split in SPLITS},
+        "hash": datamodule.partition_hash(),
+    }
+    histogram = datamodule.label_histogram()
+    return numbers if histogram is None else numbers | describe_labels(histogram)
+
+
+def describe_labels(histogram: np.ndarray) -> dict[str, Any]:
+    """How classes differ between clients.
+
+    Args:
+        histogram: ``(N, num_classes)``.
+
+    Returns:
+        ``num_classes``; ``classes_per_client`` (``min``, ``max``, ``mean``); ``label_emd``, the mean over clients of
+        sum_c abs(p_i(c) - p(c)), in [0, 2] (0: IID; the "earth mover's distance" of Zhao et al. 2018);
+        ``label_entropy``, the mean entropy of p_i in nats.
+
+    Example:
+        >>> describe_labels(np.array([[5, 0], [0, 5]]))["label_emd"]
+        1.0
+    """
+    num_clients, overall = len(histogram), histogram.sum(axis=0) / max(histogram.sum(), 1)
+    distance = entropy = 0.0
+    for start in range(0, num_clients, CLIENTS_PER_BLOCK):
+        block = histogram[start : start + CLIENTS_PER_BLOCK]
+        shares = block / np.maximum(block.sum(axis=1, keepdims=True), 1)
+        distance += np.abs(shares - overall).sum()
+        entropy -= (shares * np.log(shares, where=shares > 0, out=np.zeros_like(shares))).sum()
+    return {
+        "num_classes": int((overall > 0).sum()),
+        "classes_per_client": _summary((histogram > 0).sum(axis=1)),
+        "label_emd": float(distance / num_clients),
+        "label_entropy": float(entropy / num_clients) + 0.0,
+    }
+
+
+def fit_power_law(sizes: np.ndarray) -> float | None:
+    """The e of s_k ~ e^k, for sizes in ascending order: exp of the least-squares slope of log s_k on k.
+
+    Args:
+        sizes: ``(N,)``; clients without samples are left out.
+
+    Returns:
+        At least 1 (all equal); None for fewer than two clients.
+
+    Example:
+        >>> round(fit_power_law(np.array([40, 10, 20])), 3)
+        2.0
+    """
+    logs = np.log(np.sort(sizes[sizes > 0]))
+    if len(logs) < 2:
+        return None
+    ranks = np.arange(len(logs)) - (len(logs) - 1) / 2
+    return float(np.exp(ranks @ (logs - logs.mean()) / (ranks @ ranks)))
+
+
+def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -> dict[str, Any]:
+    """Write ``partition.png`` and ``partition.json`` into a folder, which is made if missing.
+
+    Where a partitioner made the split, ``partition.npz`` holds it exactly, for
+    :class:`~fedbc_lightning.partition.Explicit` to use again.
+
+    Args:
+        datamodule: Set up.
+        folder: Of the files.
+
+    Returns:
+        What ``partition.json`` holds: :func:`describe_partition`, ``seed``, and per client ``sizes`` (by split),
+        ``label_histogram`` (both None above 10,000 clients) and ``client_names`` (None where there are none).
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    histogram = datamodule.label_histogram()
+    listed = datamodule.num_clients <= MAX_LISTED_CLIENTS
+    report = {
+        **describe_partition(datamodule),
+        "seed": datamodule.split_seed,
+        "sizes": {split: datamodule.num_samples(split).tolist() for split in SPLITS} if listed else None,
+        "label_histogram": histogram.tolist() if listed and histogram is not None else None,
+        "client_names": datamodule.client_names,
+    }
+    (folder / "partition.json").write_text(json.dumps(report) + "\n", encoding="utf-8")
+    if isinstance(datamodule, IndexedDataModule):
+        datamodule.parts.save(
+            folder / "partition.npz",
+            num_samples=num_items(datamodule.source),
+            seed=datamodule.split_seed,
+            label_histogram=histogram,
+        )
+    (folder / "partition.png").write_bytes(partition_png(datamodule))
+    return report
+
+
+def partition_png(datamodule: FederatedDataModule) -> bytes:
+    """:func:`draw_partition` as a file's bytes; kept while the partition is the same, as in the runs of a study.
+
+    Args:
+        datamodule: Set up.
+    """
+    histogram = datamodule.label_histogram()
+    sizes = [datamodule.num_samples(split).tobytes() for split in SPLITS]
+    counts = None if histogram is None else histogram.tobytes()
+    shown = describe_partition(datamodule), datamodule.client_names, sizes, counts
+    key = sha256(repr(shown).encode()).hexdigest()
+    if key not in _drawn:
+        if len(_drawn) >= MAX_KEPT_PICTURES:
+            del _drawn[next(iter(_drawn))]
+        _drawn[key] = partition_picture.png(draw_partition(datamodule))
+    return _drawn[key]
+
+
+def draw_partition(datamodule: FederatedDataModule) -> Figure:
+    """The split as a picture: classes of each client (left) and number of samples of each client (right).
+
+    Without labels there is the right part only. It needs no display, and leaves pyplot alone.
+
+    Args:
+        datamodule: Set up.
+    """
+    sizes = {split: datamodule.num_samples(split) for split in SPLITS}
+    title = _title(describe_partition(datamodule))
+    return partition_picture.draw(title, sizes, datamodule.label_histogram(), datamodule.client_names)
+
+
+def _title(numbers: dict[str, Any]) -> str:
+    sizes, exponent = numbers["num_samples"], numbers["power_law_exponent"]
+    title = (
+        f"{numbers['num_clients']:,} clients, {sizes['total']:,} samples "
+        f"({sizes['min']:,} to {sizes['max']:,} per client, mean {sizes['mean']:,.1f}"
+    )
+    title += ")" if exponent is None or exponent < 1.005 else f"; fitted power law e = {exponent:.2f})"
+    if "label_emd" not in numbers:
+        return title
+    classes = numbers["classes_per_client"]
+    return (
+        f"{title}\n{classes['mean']:.1f} of {numbers['num_classes']} classes per client, "
+        f"label EMD {numbers['label_emd']:.2f} (0: IID, at most 2)"
+    )
+
+
+def _summary(values: np.ndarray) -> dict[str, float]:
+    return {"min": int(values.min()), "max": int(values.max()), "mean": float(values.mean())}

@@ -1,0 +1,1 @@
+"""Several processes: how they start, meet, watch each other and stop."""

@@ -1,0 +1,87 @@
+"""How the processes of a run find each other at its start."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedbc_lightning.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fedbc_lightning.distributed.fabric import ClientParallelStrategy
+
+SECONDS_TO_ADVISE = 5.0
+"""How long the processes of several machines may take before it is said how the others are started."""
+
+SECONDS_OF_SILENCE = 60.0
+"""How long a process waits before it says so; it says so again each time that this has doubled."""
+
+SECONDS_TO_MEET = 600.0
+"""How long a process waits for the others before the run ends."""
+
+
+@contextmanager
+def joining(strategy: ClientParallelStrategy) -> Iterator[None]:
+    """While the processes find each other: say that this one waits, let Ctrl-C end it, and give up in the end.
+
+    Raises:
+        ConfigurationError: Not all processes came.
+    """
+    is_over = threading.Event()
+    threading.Thread(target=_tell, args=(strategy, is_over), daemon=True).start()
+    # The wait is torch's and never comes back to Python, where Ctrl-C is looked at: the system must end the process.
+    is_ours = threading.current_thread() is threading.main_thread()
+    is_ours &= signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_ours:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    except (torch.distributed.DistError, TimeoutError) as error:
+        raise ConfigurationError(
+            f"trainer.devices: {_who(strategy)} waited {SECONDS_TO_MEET:g} s for the others, and not all came. "
+            "See what those say that ended, and start all of them again."
+        ) from error
+    finally:
+        is_over.set()
+        if is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _tell(strategy: ClientParallelStrategy, is_over: threading.Event) -> None:
+    if strategy.local_rank:
+        return
+    if not is_over.wait(SECONDS_TO_ADVISE) and strategy.num_nodes > 1:
+        _advise(strategy)
+    waited, pause = SECONDS_TO_ADVISE, SECONDS_OF_SILENCE - SECONDS_TO_ADVISE
+    while not is_over.wait(pause):
+        waited += pause
+        pause = waited
+        print(f"Waiting for the other processes since {waited:g} s: {_who(strategy)}.", file=sys.stderr, flush=True)
+
+
+def _who(strategy: ClientParallelStrategy) -> str:
+    environment = strategy.cluster_environment
+    assert environment is not None
+    rank = strategy.node_rank * strategy.num_processes + strategy.local_rank
+    address = f"{environment.main_address}:{environment.main_port}"
+    return f"process {rank} of {strategy.num_nodes * strategy.num_processes} (counted from 0) at {address}"
+
+
+def _advise(strategy: ClientParallelStrategy) -> None:
+    environment = strategy.cluster_environment
+    assert environment is not None
+    address = f"{environment.main_address}:{environment.main_port}"
+    warnings.warn(
+        f"trainer.num_nodes: {strategy.num_nodes}: this is node {strategy.node_rank}, waiting at {address} for the "
+        f"others, {strategy.num_nodes * strategy.num_processes} processes in all. Start the same command on each "
+        f"machine with MASTER_ADDR={environment.main_address} MASTER_PORT={environment.main_port} and NODE_RANK=0, 1, "
+        "...",
+        stacklevel=2,
+    )

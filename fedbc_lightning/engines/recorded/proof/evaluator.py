@@ -1,0 +1,143 @@
+"""Evaluates Python functions one node at a time, with everything that they touch in sight."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from torch import nn
+
+from fedbc_lightning.core.errors import first_line
+from fedbc_lightning.engines.recorded.proof.attributes import Attributes
+from fedbc_lightning.engines.recorded.proof.calls import Calls
+from fedbc_lightning.engines.recorded.proof.expressions import Expressions
+from fedbc_lightning.engines.recorded.proof.frames import Frame, body_of, is_generator
+from fedbc_lightning.engines.recorded.proof.names import Names
+from fedbc_lightning.engines.recorded.proof.objects import Objects
+from fedbc_lightning.engines.recorded.proof.reads import Reads
+from fedbc_lightning.engines.recorded.proof.statements import ReturnError, Statements
+from fedbc_lightning.engines.recorded.recording import NotRecordableError
+
+MAX_NODES, MAX_DEPTH = 300_000, 150
+"""A step that takes more is not proven: it would take seconds, or never end."""
+
+
+class Evaluator:
+    """Evaluates Python functions, and refuses all that it does not know to be free of side effects before it happens.
+
+    It runs on the objects of the program themselves. What was there before may be read, and each read is taken down;
+    only what came into being inside may be changed. Calls go into the source of Python functions; functions written in
+    C are called if they are on the list of what is allowed. What is not understood is refused.
+
+    Args:
+        reads: Takes down what is read.
+        module: The user's module.
+        log: The function behind its ``self.log``.
+
+    Attributes:
+        reads: What was read.
+        objects: What came into being inside.
+        attributes: How attributes are read.
+        calls: How functions are called.
+        names: How names are read and stored.
+        expressions: How expressions are evaluated.
+        statements: How statements are run.
+        num_catching: How many ``try`` statements that handle errors there are around the present node.
+        num_generators: How many generator expressions, or functions that Python would call later, there are around it.
+    """
+
+    def __init__(self, reads: Reads, module: nn.Module, *, log: Any) -> None:
+        self._module = module
+        self.reads, self._frames, self._num_nodes = reads, list[Frame](), 0
+        self._known_errors: list[tuple[BaseException, int]] = []
+        self.num_catching = self.num_generators = 0
+        self.objects = Objects(self)
+        self.attributes, self.calls = Attributes(self), Calls(self, log)
+        self.names, self.expressions, self.statements = Names(self), Expressions(self), Statements(self)
+
+    # what callers use
+
+    @property
+    def frame(self) -> Frame:
+        """The function that is being evaluated."""
+        return self._frames[-1]
+
+    def is_own(self, module: Any) -> bool:
+        """Whether a module is a part of the user's module, whose mode the engine sets."""
+        return any(module is other for other in self._module.modules())
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Stop: the step does, or may do, something beside computing its result.
+
+        Raises:
+            NotRecordableError: Always.
+        """
+        where = f"{self.frame.name} " if self._frames else "it "
+        raise NotRecordableError(where + reason)
+
+    def call(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call a function, see :class:`~fedbc_lightning.engines.recorded.proof.calls.Calls`."""
+        return self.calls.call(function, tuple(args), kwargs)
+
+    def run(self, frame: Frame, node: ast.FunctionDef | ast.Lambda) -> Any:
+        """The result of a function whose arguments are in its frame."""
+        if len(self._frames) >= MAX_DEPTH:
+            self.refuse(f"calls functions inside functions, {MAX_DEPTH} deep")
+        self._frames.append(frame)
+        arguments = tuple(frame.locals.values())
+        try:
+            self.statements.block(body_of(node))
+        except ReturnError as returned:
+            if not is_generator(frame.code):
+                return returned.value
+        except NotRecordableError as error:
+            if not str(error).startswith("it "):
+                raise
+            raise NotRecordableError(f"{frame.name}{str(error).removeprefix('it')}") from error
+        finally:
+            self._frames.pop()
+        if not is_generator(frame.code):
+            return None
+        outer = next((cell for cell in frame.cells.values() if isinstance(cell, Frame)), frame)
+        return self.objects.iterator(frame.yielded, self.objects.lazy(outer, frame.code.co_freevars, arguments))
+
+    def value(self, node: ast.expr) -> Any:
+        """The value of an expression."""
+        self.count()
+        return self.expressions.value(node)
+
+    def count(self) -> None:
+        """One more expression, or turn of a loop."""
+        self._num_nodes += 1
+        if self._num_nodes > MAX_NODES:
+            self.refuse("takes more steps of Python than are looked at")
+
+    def known_error(self, error: Exception) -> Exception:
+        """An error that Python raises just so: only such errors may be caught by the step; itself."""
+        self._known_errors.append((error, self._num_lazy()))
+        return error
+
+    def _num_lazy(self) -> int:
+        """How many generators there are around the present node, whose errors Python would raise later."""
+        return self.num_generators + sum(is_generator(frame.code) for frame in self._frames)
+
+    def check_known(self, error: Exception) -> None:
+        """Refuse to handle any error but those that Python raises for the form of a program."""
+        if not any(error is other and num == self._num_lazy() for other, num in self._known_errors):
+            self.refuse(f"handles the error `{first_line(error)}`, which may depend on more than the form of the batch")
+
+    def check_not_caught(self) -> None:
+        """Refuse to compute with tensors where the step handles errors: kernels raise them for values."""
+        if self.num_catching:
+            self.refuse("computes inside of a try whose errors it handles")
+
+    def values(self, nodes: Iterable[ast.expr]) -> list[Any]:
+        """The values of expressions, with those of starred ones in their place."""
+        found: list[Any] = []
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                found += self.objects.items(self.value(node.value))
+            else:
+                found.append(self.value(node))
+        return found

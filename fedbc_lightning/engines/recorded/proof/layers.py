@@ -1,0 +1,150 @@
+"""torch's own layers, which are called as they are, and the walks over a module's parts."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbc_lightning.engines.recorded.proof import known
+from fedbc_lightning.engines.recorded.proof.reads import MISSING, is_a, is_plain
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
+
+WALKS = (
+    nn.Module.parameters, nn.Module.named_parameters, nn.Module.buffers, nn.Module.named_buffers, nn.Module.children,
+    nn.Module.named_children, nn.Module.modules, nn.Module.named_modules, nn.Module.get_submodule,
+    nn.Module.get_parameter,
+)  # fmt: skip
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
+)  # fmt: skip
+GLOBAL_HOOKS = (
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
+)  # fmt: skip
+REGISTRATION_HOOKS = (
+    "_global_module_registration_hooks", "_global_buffer_registration_hooks", "_global_parameter_registration_hooks",
+)  # fmt: skip
+WITHOUT_WEIGHTS = frozenset(
+    f"torch.nn.modules.{name}" for name in ("loss", "activation", "flatten", "pooling", "padding", "distance")
+)
+"""Modules of torch whose layers hold options only."""
+WITH_WEIGHTS = (nn.PReLU, nn.MultiheadAttention)
+"""The layers in them that hold more."""
+NOT_READ = frozenset(
+    {
+        *HOOKS,
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+        "_flat_weight_refs",
+        "training",
+        "_is_full_backward_hook",
+    }
+)
+
+
+class Layers:
+    """Knows which modules may be called without looking into their ``forward``.
+
+    Args:
+        evaluator: Takes down what they read.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator, self._reads = evaluator, evaluator.reads
+
+    def can_call(self, module: nn.Module) -> bool:
+        """Whether it is a layer of torch's with nothing but layers of torch's in it; takes down all they hold.
+
+        Raises:
+            NotRecordableError: Hooks are registered on it, or its class has a ``__call__`` of its own.
+        """
+        self._check_call(module)
+        parts = list(module.modules())
+        if not all(known.is_layer(type(part)) and self._is_plain_layer(part) for part in parts):
+            return False
+        for part in parts:
+            self._check_call(part)
+            self._read(part)
+        return True
+
+    def make(self, kind: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A layer of torch's without weights, such as a loss; MISSING: it is none of them."""
+        if kind.__module__ not in WITHOUT_WEIGHTS or kind in WITH_WEIGHTS or not known.is_layer(kind):
+            return MISSING
+        for name in REGISTRATION_HOOKS:
+            self._no_hooks(getattr(nn.modules.module, name))
+        for value in (*args, *kwargs.values()):
+            self._evaluator.objects.check(value)
+        for base in kind.__mro__[:-2]:
+            self._reads.item(vars(base), base, "__init__")
+        return self._evaluator.objects.made(kind(*args, **kwargs))
+
+    def walked(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What one of torch's walks over a module gives, such as ``parameters()``; MISSING: it is none of them."""
+        if function not in WALKS or not args or not is_a(args[0], nn.Module):
+            return MISSING
+        for child in args[0].modules():
+            if any(getattr(type(child), walk.__name__) is not walk for walk in (*WALKS, nn.Module._named_members)):
+                self._evaluator.refuse(f"walks through a {type(child).__qualname__}, which does that by itself")
+        for value in (*args[1:], *kwargs.values()):
+            if not is_plain(value):
+                self._evaluator.refuse(f"calls {function.__qualname__} with more than plain values")
+        self._reads.tree(args[0])
+        found = function(*args, **kwargs)
+        return self._evaluator.objects.walk(found) if is_a(found, types.GeneratorType) else found
+
+    def _check_call(self, module: nn.Module) -> None:
+        of_class = self._evaluator.attributes.of_class
+        if any(of_class(type(module), name) is not vars(nn.Module)[name] for name in ("__call__", "_call_impl")):
+            self._evaluator.refuse(f"calls a {type(module).__qualname__}, which has a __call__ of its own")
+        fields: Any = self._reads.fields(module)
+        if self._reads.item(fields, fields, "_compiled_call_impl") not in (MISSING, None):
+            self._evaluator.refuse(f"calls a {type(module).__qualname__} that is compiled")
+        if self._reads.item(fields, fields, "_call_impl") is not MISSING:
+            self._evaluator.refuse(f"calls a {type(module).__qualname__}, which has a _call_impl of its own")
+        for name in HOOKS:
+            self._no_hooks(vars(module)[name])
+        for name in GLOBAL_HOOKS:
+            self._no_hooks(getattr(nn.modules.module, name))
+
+    def _no_hooks(self, hooks: dict[Any, Any]) -> None:
+        if hooks:
+            self._evaluator.refuse("calls hooks that are registered on its layers")
+        self._reads.length(hooks)
+
+    def _is_plain_layer(self, layer: nn.Module) -> bool:
+        """Whether all that it holds is plain, torch's, or tensors."""
+        return all(name in NOT_READ or _is_readable(value) for name, value in vars(layer).items())
+
+    def _read(self, layer: nn.Module) -> None:
+        for base in type(layer).__mro__[:-2]:
+            self._reads.length(vars(base), base)
+            for name, value in vars(base).items():
+                if is_a(value, types.FunctionType):
+                    self._reads.item(vars(base), base, name)
+        fields: Any = self._reads.fields(layer)
+        self._reads.length(fields)
+        not_read = NOT_READ - (set() if self._evaluator.is_own(layer) else {"training"})
+        for name in fields:
+            if name not in not_read:
+                value = self._reads.item(fields, fields, name)
+                if type(value) is list:
+                    self._reads.sequence(value)
+        for items in (layer._parameters, layer._buffers, layer._modules):
+            for name in items:
+                self._reads.item(items, items, name)
+            self._reads.length(items)
+
+
+def _is_readable(value: Any) -> bool:
+    if type(value) in (list, tuple, set, dict):
+        return all(map(_is_readable, value.values() if type(value) is dict else value))
+    is_of_torch = is_plain(value) or id(value) in known.PURE
+    return is_of_torch or is_a(value, (Tensor, torch.Generator, nn.Module))

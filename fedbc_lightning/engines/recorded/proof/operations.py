@@ -1,0 +1,90 @@
+"""What tensor operations a step makes: none of them may write outside of it or show Python a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedbc_lightning.engines.recorded.recording import NotRecordableError, check_shape, written_arguments
+
+aten = torch.ops.aten
+
+
+class OnlyPure(TorchDispatchMode):
+    """Lets an operation pass if it is a function of its arguments, or writes into what came into being inside.
+
+    It stands below autograd, so that it sees every operation, whoever called it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, Any] = {}  # storages, kept so that no other one gets their address
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        check_values(func, args)
+        for tensor in _written(func, args, kwargs):
+            if tensor.untyped_storage()._cdata not in self._made:
+                raise NotRecordableError(f"{func} writes into a tensor that was there before it")
+        results = func(*args, **kwargs)
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        for tensor in _tensors(results):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given:
+                self._made[storage._cdata] = storage
+        return results
+
+
+class WithoutTensors(TorchDispatchMode):
+    """Refuses operations on certain tensors, and on all others that share their memory.
+
+    Args:
+        tensors: No operation may have them as arguments.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._storages = {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(tensor.untyped_storage()._cdata in self._storages for tensor in _tensors((args, kwargs))):
+            raise NotRecordableError("it uses a parameter that it holds outside of its own modules")
+        return func(*args, **kwargs)
+
+
+def check_values(operation: Any, args: Any) -> None:
+    """Raise if Python can see values of tensors by an operation, or by the shape of its result.
+
+    Raises:
+        NotRecordableError: It can.
+    """
+    tags = getattr(operation, "tags", ())
+    if operation is aten._local_scalar_dense.default or torch.Tag.data_dependent_output in tags:
+        raise NotRecordableError("it looks at the value of a tensor")
+    positions = args[1] if operation is aten.index.Tensor else ()
+    check_shape(operation, [position for position in positions if isinstance(position, Tensor)])
+
+
+BATCH_NORMS = {
+    getattr(aten, name).default
+    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index")
+    if hasattr(aten, name)
+}
+"""They write running means and variances, their fourth and fifth arguments, and their schemas do not say so."""
+
+
+def _written(operation: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    if operation in BATCH_NORMS and (args[5] if len(args) > 5 else kwargs.get("training")):
+        yield from _tensors(args[3:5])
+    for value in written_arguments(operation, args, kwargs):
+        yield from _tensors(value)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))

@@ -1,0 +1,106 @@
+"""The proof of one step for batches of one form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_map_only
+
+from fedbc_lightning.core.errors import first_line
+from fedbc_lightning.engines.recorded.proof import known
+from fedbc_lightning.engines.recorded.proof.agreement import agree
+from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
+from fedbc_lightning.engines.recorded.proof.objects import BATCH_INDEX
+from fedbc_lightning.engines.recorded.proof.operations import OnlyPure
+from fedbc_lightning.engines.recorded.proof.reads import Reads
+from fedbc_lightning.engines.recorded.recording import NotRecordableError
+
+
+class Proof:
+    """That a step is a function of weights and batch while what it read stays as it was.
+
+    Args:
+        reads: What it read.
+    """
+
+    def __init__(self, reads: Reads) -> None:
+        self._reads, self._torch = reads, known.patches()
+
+    def holds(self) -> bool:
+        """Whether everything that the step read is as it was."""
+        return self._reads.hold()
+
+    def sight(self) -> list[Any]:
+        """What the step would read now in the same places."""
+        return self._reads.sight()
+
+    def agrees_with(self, other: Proof, weights: Mapping[int, str]) -> bool:
+        """Return whether the steps are the same function, as ``agreement.py`` compares them."""
+        return agree(self._reads, other._reads, weights)
+
+    def holds_for_torch(self) -> bool:
+        """Whether torch's own functions are those that they were, which is worth a look once a round."""
+        return known.patches() == self._torch
+
+
+def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: Callable[..., None]) -> Proof:
+    """Prove that a step of the module is a function of weights and batch, for batches of this form.
+
+    The step is evaluated on the module's own weights; nothing it may have changed has been changed.
+
+    Args:
+        module: In the mode that the step runs in; its ``log`` is replaced.
+        step: The name of the method.
+        batch: An example.
+        takes_index: Whether the step takes ``batch_idx``.
+        log: The function behind ``self.log``, which takes down what it is told.
+
+    Raises:
+        NotRecordableError: It is not proven; the message names the obstacle.
+    """
+    reads = Reads()
+    evaluator = Evaluator(reads, module, log=log)
+    for read in (torch.get_default_dtype, _default_device, torch._C._len_torch_function_stack, _has_listeners):
+        reads.setting(read)
+    if _has_listeners():
+        raise NotRecordableError("a mode or a hook of torch listens to all that is computed")
+    if not known.is_torch_whole():
+        raise NotRecordableError("it runs beside functions of torch that were replaced")
+    try:
+        with torch.set_grad_enabled(step == "training_step"), OnlyPure():
+            # A batch belongs to the step that gets it; what may write into it is settled where steps are recorded.
+            own = tree_map_only(Tensor, Tensor.clone, batch)
+            method = evaluator.attributes.get(module, step)
+            evaluator.call(method, (own, BATCH_INDEX) if takes_index else (own,), {})
+    except NotRecordableError:
+        raise
+    except Exception as error:
+        raise NotRecordableError(f"evaluated to be looked through, it fails: {first_line(error)}") from error
+    if not reads.hold():
+        raise NotRecordableError("it changes something that it reads")
+    return Proof(reads)
+
+
+def _has_listeners() -> bool:
+    """Whether a mode beside the default device's is on, or autograd's anomaly mode, or hooks on what it saves."""
+    modes = _get_current_function_mode_stack()
+    return bool(
+        any(type(mode) is not DeviceContext for mode in modes)
+        or _get_current_dispatch_mode_stack()
+        or torch.is_anomaly_enabled()
+        or torch._C._autograd._top_saved_tensors_default_hooks(True)
+    )
+
+
+def _default_device() -> torch.device | None:
+    """The device of new tensors; torch 2.8 fails to tell it once it was reset."""
+    try:
+        return torch.get_default_device()
+    except AttributeError:
+        return None

@@ -1,0 +1,385 @@
+"""When a step of the user's ``training_step`` may be replayed, and when it must be run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.fabric.plugins.precision import DoublePrecision, Precision
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+
+from fedbc_lightning.core.devices import read, wide_dtype
+from fedbc_lightning.core.errors import first_line
+from fedbc_lightning.core.seeding import preserved_globals
+from fedbc_lightning.engines.recorded.proof import Proof
+from fedbc_lightning.engines.recorded.recording import NotRecordableError, Replay, record
+from fedbc_lightning.engines.step_function import (
+    LoggedCall,
+    LoggedCalls,
+    StepFunction,
+    StepOutput,
+    tensors_of,
+    with_tensors,
+)
+from fedbc_lightning.module.hooks import CLIENT_HOOKS
+from fedbc_lightning.state.layout import ParameterLayout
+
+if TYPE_CHECKING:
+    from fedbc_lightning.module.adapter import UserModule
+
+log = logging.getLogger("lightning.pytorch." + __name__)
+
+RecordSteps = Literal["auto"] | bool
+RECORD_AFTER = {"single": 500, "mapped": 60}
+"""Steps of one shape that pay for recording it: 100 to 200 ms against 0.1 ms, or 1 ms for a mapped one, in each."""
+NUM_TRIALS = 3
+"""Number of replays that are compared with the step as written before replays are trusted."""
+COMPARE_EVERY = 64
+"""Once replays are trusted, one step in this many is still run as written and compared."""
+MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
+
+
+@dataclass
+class Recording:
+    """A recorded step, what it logs, whether it draws random numbers, how often it came, and when it was compared."""
+
+    replay: Replay
+    calls: list[LoggedCall]
+    draws: bool
+    num_uses: int = 0
+    num_trials: int = 0
+    compared_in: int = -1
+
+
+class StepRecorder:
+    """Replays steps whose shapes came often: the operations of the module's own step, on the same numbers.
+
+    A recording holds what ``training_step`` did once, so what it does must be a function of parameters and batch. With
+    ``record_steps: auto`` that is proven before a shape is recorded, see ``recorded/proof/``; what the proof rests on is compared before each client, after each step as written, and before each step where other code
+    than what is known to leave the module alone runs in between. With ``true`` the user vouches for it. In both cases
+    the first replays of each shape, one in each round, and one in 64 are run as written and compared, on a CPU bit for
+    bit.
+
+    Args:
+        user: The user's module.
+        layout: The layout of its parameters.
+        record_steps: ``trainer.record_steps``.
+
+    Attributes:
+        function: The step as a function.
+        record_after: Kind -> number of steps of one shape before it is recorded.
+        reason: Why steps are not recorded; None: they are.
+    """
+
+    def __init__(self, user: UserModule, layout: ParameterLayout, record_steps: RecordSteps = "auto") -> None:
+        self._user, self._module, self._layout = user, user.module, layout
+        self.function = StepFunction(user, layout)
+        self.record_after: Mapping[str, float] = RECORD_AFTER
+        self._is_vouched = record_steps is True
+        self._proofs: dict[tuple, Proof] = {}
+        self._counts: dict[tuple, int] = {}
+        self._found: dict[tuple, Recording] = {}
+        self._waiting: tuple[Recording, StepOutput] | None = None
+        self._heard: LoggedCalls | None = None
+        self._round, self._has_visitors, self._is_looked_at = -1, False, False
+        self.reason: str | None = None
+        if record_steps is False:
+            self.reason = "trainer.record_steps is false"
+        elif layout.has_buffers:
+            self.reason = "it moves buffers"
+        elif type(user.precision) not in (Precision, DoublePrecision):
+            self.reason = f"precision {user.precision.precision}"
+        elif any(map(user.hooks.listens, CLIENT_HOOKS)):
+            self.reason = "hooks are called between clients"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy gets: neither proofs, which are about the objects of this process, nor recordings."""
+        return {**vars(self), "_proofs": {}, "_counts": {}, "_found": {}, "_waiting": None, "_heard": None}
+
+    def start(self, round: int, *, has_visitors: bool) -> None:
+        """Steps of a client or cohort begin: forget proofs and recordings if something that the step reads has changed.
+
+        Args:
+            round: The present round.
+            has_visitors: Whether code of the user's, such as a dataset's, runs between these steps.
+        """
+        self._has_visitors = has_visitors
+        if (self._proofs or self._found) and _has_hooks(self._module):
+            self._forget()
+        if round != self._round and not all(proof.holds_for_torch() for proof in self._proofs.values()):
+            self._forget()
+        self._round, self._is_looked_at = round, False
+
+    def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
+        """The replayed step, or None: it is to be run as written, and given to :meth:`compare`; without autograd.
+
+        Args:
+            kind: ``"single"`` or ``"mapped"``, see :class:`StepFunction`.
+            parameters: As the kind wants them.
+            batch: One batch, or K.
+        """
+        output = self._step(kind, parameters, batch)
+        # A mapped step is proven; one of a single client may be of a form that is not, and may change anything.
+        self._is_looked_at &= output is not None or kind == "mapped"
+        return output
+
+    def _step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
+        self._waiting = None
+        if self.reason is not None or type(batch) not in (list, tuple):
+            return None
+        for tensor in batch:
+            if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+                return None
+        self._look()
+        key = (kind, type(batch), *[(t.shape, t.stride(), t.dtype) for t in batch])
+        found = self._found.get(key) or self._consider(kind, key, parameters, batch)
+        if found is None:
+            return None
+        found.num_uses += 1
+        if found.num_trials == NUM_TRIALS and found.num_uses % COMPARE_EVERY:
+            if found.compared_in == self._round:
+                return self._replay(found, parameters, batch)
+            if kind == "mapped" and not found.draws:
+                return self._compare_first(found, parameters, batch)
+        with torch.random.fork_rng(_cuda(self._user.device)) if found.draws else nullcontext():
+            try:
+                self._waiting = found, self._replay(found, parameters, batch)
+            except Exception as error:  # some kernels cannot be called as they were traced
+                self._stop(f"torch cannot replay it: {first_line(error)}")
+        return None
+
+    def prove(self, batch: Sequence[Tensor]) -> None:
+        """Make sure that a step on such a batch of one client is a function of weights and batch.
+
+        Args:
+            batch: One client's, on the device.
+
+        Raises:
+            NotRecordableError: That is not proven, and nobody vouches for it.
+        """
+        if not self.knows(batch):
+            self._user.train_mode()
+            self._user.shim.set(training=True)
+            self._proofs[_form(batch)] = self.function.prove(batch)
+
+    def knows(self, batch: Sequence[Tensor]) -> bool:
+        """Whether a step on such a batch of one client is proven, and the proof still holds, or somebody vouches."""
+        self._look()
+        return self._is_vouched or _form(batch) in self._proofs
+
+    def proof(self, batch: Sequence[Tensor]) -> Proof | None:
+        """The proof of a step on such a batch of one client; None: somebody vouches.
+
+        Raises:
+            NotRecordableError: It is not proven.
+        """
+        self.prove(batch)
+        return self._proofs.get(_form(batch))
+
+    def check_visit(self, batch: Sequence[Tensor]) -> None:
+        """Raise if making one client's batch of a stack changes what the step reads: the clients' step is one.
+
+        Args:
+            batch: One client's, on the device.
+
+        Raises:
+            NotRecordableError: It does.
+        """
+        if not self._has_visitors or self._is_vouched:
+            return
+        if not self._proofs:
+            with suppress(NotRecordableError):  # the obstacle is told where the step is taken
+                self.prove(batch)
+        elif not self._hold():
+            raise NotRecordableError("code that makes the batches changes what it reads")
+
+    def sight(self) -> list[Any]:
+        """What the steps would read now, in the places that are known."""
+        with self._user.autocast():
+            return [value for proof in self._proofs.values() for value in proof.sight()]
+
+    def listen(self) -> bool:
+        """Before a step as written: whether it is going to be compared; then what it logs is kept for that."""
+        if self._waiting is None:
+            return False
+        self._heard = LoggedCalls(self._user.collector)
+        self._user.collector = self._heard  # type: ignore[assignment]
+        return True
+
+    def compare(self, written: StepOutput | None) -> None:
+        """After a step as written: its numbers must be those of the replay; None: it gave none."""
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            self._user.collector = heard._collector
+        if self._waiting is None:
+            return
+        (found, replayed), self._waiting = self._waiting, None
+        if written is not None and heard is not None:
+            written.logged = heard.calls
+        if written is not None and is_same(written, replayed):
+            found.compared_in = self._round
+            found.num_trials = min(found.num_trials + 1, NUM_TRIALS)
+            return
+        self._stop_late(found)
+
+    # parts
+
+    def _replay(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
+        results = found.replay(*parameters, *batch)
+        first = self._layout.num_grouped
+        calls = found.calls
+        return StepOutput(results[:first], results[first], calls and with_tensors(calls, results[first + 1 :]))
+
+    def _compare_first(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
+        """The replayed step of K clients, if for the first of them it is the step as written."""
+        found.compared_in = self._round
+        replayed = self._replay(found, parameters, batch)
+        first = [parameter[0].clone() for parameter in parameters]
+        try:
+            with preserved_globals(self._user.device):
+                written = self.function.single(first, type(batch)(part[0].clone() for part in batch))
+        except NotRecordableError:
+            self._stop_late(found)
+            return None
+        of_first = StepOutput(
+            [gradient[0] for gradient in replayed.gradients], replayed.loss[0],
+            with_tensors(replayed.logged, [value[0] for value in tensors_of(replayed.logged)]),
+        )  # fmt: skip
+        if is_same(written, of_first, tolerance=1e-4):
+            return replayed
+        self._stop_late(found)
+        return None
+
+    def _look(self) -> None:
+        """Forget all if something that was read has changed, unless nobody has done anything since the last look."""
+        if (self._has_visitors or not self._is_looked_at) and not self._hold():
+            self._forget()
+        self._is_looked_at = True
+
+    def _hold(self) -> bool:
+        with self._user.autocast():  # in which they were made: it sets the default dtype for double precision
+            return all(proof.holds() for proof in self._proofs.values())
+
+    def _forget(self) -> None:
+        self._proofs.clear()
+        self._found.clear()
+        self._counts.clear()
+
+    def _consider(self, kind: str, key: tuple, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
+        """A recording, once a shape has come often enough."""
+        if len(self._counts) > MAX_SHAPES:
+            self._counts.clear()
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        is_double = len({id(tensor) for tensor in batch}) < len(batch)  # one tensor twice is one input of a recording
+        if count < self.record_after[kind] or len(self._found) >= MAX_RECORDINGS or is_double:
+            return None
+        try:
+            self._found[key] = found = self._record(kind, parameters, batch)
+        except NotRecordableError as error:
+            self._stop(str(error))
+            return None
+        return found
+
+    def _record(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Recording:
+        calls: list[LoggedCall] = []
+        take_step = getattr(self.function, kind)
+
+        def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+            output = take_step(tensors[: len(parameters)], type(batch)(tensors[len(parameters) :]), 0)
+            calls[:] = with_tensors(output.logged, repeat(torch.empty(0)))  # theirs go with the recording
+            return (*output.gradients, output.loss, *tensors_of(output.logged))
+
+        self.check_hooks()
+        self.prove(type(batch)(part[0] for part in batch) if kind == "mapped" else batch)
+        self.check_metrics()
+        with preserved_globals(self._user.device):
+            replay, draws = record(flat, [*parameters, *batch], forbidden=self._layout.parameters)
+        self.check_metrics()
+        return Recording(replay, calls, draws)
+
+    def check_hooks(self) -> None:
+        """Raise if torch's hooks are registered on the module's layers or parameters.
+
+        Raises:
+            NotRecordableError: They are.
+        """
+        if _has_hooks(self._module):
+            raise NotRecordableError("hooks are registered on its layers or parameters")
+
+    def check_metrics(self) -> None:
+        """Raise if a step of this client has updated a Metric.
+
+        Raises:
+            NotRecordableError: It has.
+        """
+        if any(metric.update_called for metric in self._user.metrics):
+            raise NotRecordableError("it updates a torchmetrics Metric")
+
+    def _stop(self, reason: str) -> None:
+        self.reason = reason
+        self._found.clear()
+        name = type(self._module).__name__
+        log.info(f"{name}.training_step runs as written in every step and is not recorded: {reason}.")
+
+    def _stop_late(self, found: Recording) -> None:
+        was_used = found.num_trials == NUM_TRIALS
+        self._stop("replayed, it gives other numbers than as written")
+        if was_used:
+            rank_zero_warn(
+                f"{type(self._module).__name__}.training_step does something else than when it was recorded: up to "
+                f"{COMPARE_EVERY - 1} steps before this one may have missed the change. From here on it runs as "
+                "written; trainer.record_steps: false does so from the start."
+            )
+
+
+def _form(batch: Sequence[Tensor]) -> tuple:
+    """What a proof needs to know of a batch."""
+    return type(batch), *[(part.shape, part.stride(), part.dtype) for part in batch]
+
+
+def is_same(written: StepOutput, replayed: StepOutput, tolerance: float = 0.0) -> bool:
+    """Whether two outputs agree: on a CPU bit for bit, or to a share of the largest element of each tensor."""
+    pairs = list(zip(written.logged, replayed.logged, strict=False))
+    if len(written.logged) != len(replayed.logged) or len(written.gradients) != len(replayed.gradients):
+        return False
+    if any((a.name, a.reduce_fx) != (b.name, b.reduce_fx) for a, b in pairs):
+        return False
+    values = [(written.loss, replayed.loss), *((a.value, b.value) for a, b in pairs)]
+    values += ((a.batch_size, b.batch_size) for a, b in pairs)
+    values += zip(written.gradients, replayed.gradients, strict=True)
+    verdicts = [_is_near(a, b, tolerance) for a, b in values]
+    return not any(verdict is False for verdict in verdicts) and all(read(verdicts))  # those of a device at once
+
+
+def _is_near(a: Any, b: Any, tolerance: float) -> bool | Tensor:
+    """Whether two values agree; what a device has to say is not waited for."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and (a == b or (a != a and b != b))
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.numel() or (a.device.type == "cpu" and torch.equal(a, b)):
+        return True
+    if a.device.type != "cpu":
+        tolerance = 1e-3  # atomics add in any order
+    a, b = (value.to(wide_dtype(a.device)) for value in (a, b))
+    scale = a.nan_to_num(0.0, 0.0, 0.0).abs().max()
+    return ((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= tolerance * scale)).all()
+
+
+def _cuda(device: torch.device) -> list[torch.device]:
+    return [device] if device.type == "cuda" else []
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(getattr(child, name) for child in module.modules() for name in _HOOKS) or any(
+        p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in module.parameters()
+    )

@@ -1,0 +1,1 @@
+"""Many clients at once: one mapped step for all of them."""

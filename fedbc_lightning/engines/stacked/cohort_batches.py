@@ -1,0 +1,234 @@
+"""The batches of many clients, one from each at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbc_lightning.core.devices import upload
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, kind_of
+from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader, batches_of_each
+
+JOINED_BYTES = 2**28
+"""Of clients' own tensors that are copied into one, anew in each round."""
+
+
+class Stack(NamedTuple):
+    """Batches of one size.
+
+    Attributes:
+        rows: Whose they are, int64 (k,).
+        tensors: Each (k, B, ...); where the stack is aligned (m, B, ...), m >= all of ``rows``: entry i is row i's, and
+            those of other rows are some samples to fill the place.
+        size: B.
+        is_aligned: See ``tensors``.
+    """
+
+    rows: np.ndarray
+    tensors: list[Tensor]
+    size: int
+    is_aligned: bool
+
+
+def padded(num_rows: int, most: int) -> int:
+    """So many rows are worked on for ``num_rows``: few different numbers, at most a quarter more, at most ``most``.
+
+    Each number is a shape of its own for whoever records steps by shape.
+
+    Example:
+        >>> [padded(k, 30) for k in (1, 2, 5, 9, 17, 29)]
+        [1, 2, 5, 10, 20, 30]
+    """
+    unit = 1 << max(0, (num_rows - 1).bit_length() - 3)
+    return min(-(-num_rows // unit) * unit, most)
+
+
+def stacked_batches(
+    loaders: Sequence[ClientLoader], num_epochs: int, num_steps: Sequence[int], on_batch: Callable[[list[Tensor]], None]
+) -> Iterator[tuple[int, list[Stack]]]:
+    """Step by step: the number of clients that are still at it, and their batches, by shape.
+
+    Args:
+        loaders: Of K clients, those with the most steps first.
+        num_epochs: Epochs that hold all the steps.
+        num_steps: Of each client, descending.
+        on_batch: Is called with the batch of each client where each loader makes its own, before the next one is made.
+    """
+    pools = _pools(loaders)
+    if pools is None:
+        return _collected(loaders, num_epochs, np.asarray(num_steps), on_batch)
+    return _gathered(loaders, pools, num_epochs, np.asarray(num_steps))
+
+
+def can_gather(loaders: Sequence[ClientLoader]) -> bool:
+    """Whether all draw alike from tensors in memory: from the same ones, or from few enough bytes to be joined."""
+    return _pools(loaders) is not None
+
+
+class _Pools(NamedTuple):
+    """The tensors in memory that K clients draw from.
+
+    Attributes:
+        pools: Each once.
+        start: Where each client's own begins if they stand one after another, int64 (K,).
+    """
+
+    pools: list[TensorPool]
+    start: np.ndarray
+
+    def tensors(self, device: torch.device | None) -> list[Tensor]:
+        """Them one after another."""
+        parts = [pool.on(device) for pool in self.pools]
+        return [column[0] if len(parts) == 1 else torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def _pools(loaders: Sequence[ClientLoader]) -> _Pools | None:
+    """None: they do not draw alike from tensors in memory, or from too many bytes to be joined."""
+    first, batch_size = loaders[0].dataset, loaders[0].batch_size
+    if not isinstance(first, ArrayDataset) or (first.augment is not None and loaders[0].sampler.seed is not None):
+        return None
+    kind, num_rows = kind_of(first), 0
+    starts: dict[int, int] = {}  # by pool
+    start, pools = [], []
+    for loader in loaders:
+        dataset = loader.dataset
+        if not loader.gathers or loader.batch_size != batch_size or kind_of(dataset) != kind:  # type: ignore[arg-type]
+            return None
+        pool: TensorPool = dataset.pool  # type: ignore[attr-defined]
+        if id(pool) not in starts:
+            starts[id(pool)] = num_rows
+            num_rows += len(pool)
+            pools.append(pool)
+        start.append(starts[id(pool)])
+    if len(pools) > 1 and num_rows * first.pool.sample_bytes > JOINED_BYTES:
+        return None
+    return _Pools(pools, np.array(start))
+
+
+def _gathered(
+    loaders: Sequence[ClientLoader], pools: _Pools, num_epochs: int, num_steps: np.ndarray
+) -> Iterator[tuple[int, list[Stack]]]:
+    """From tensors in memory: positions of all batches first, then one gather for every stack."""
+    datasets: list[Any] = [loader.dataset for loader in loaders]
+    device, batch_size = loaders[0].device, loaders[0].batch_size
+    tensors = pools.tensors(device)
+    sizes = np.array([loader.num_samples for loader in loaders])
+    length = np.minimum(batches_of_each(loaders) * batch_size, sizes)  # without what is dropped
+    orders = []
+    for loader, kept, size in zip(loaders, length.tolist(), sizes.tolist(), strict=True):
+        for epoch in range(num_epochs):
+            loader.set_epoch(epoch)
+            orders.append(loader.sampler.order() if kept == size else loader.sampler.order()[:kept])
+    order = torch.cat(orders)
+    if any(dataset.indices is not None for dataset in datasets):
+        order = _own_rows(datasets)[order + _repeated(np.cumsum(sizes) - sizes, length * num_epochs)]
+    order = upload(order + _repeated(pools.start, length * num_epochs), tensors[0].device)
+    first = (np.cumsum(length) - length) * num_epochs
+    per_epoch = -(-length // batch_size)
+    within = np.arange(batch_size)
+    bytes_per_row = sum(tensor[:1].nbytes for tensor in tensors) * batch_size
+    step = 0
+    while step < num_steps[0]:
+        # A few steps are gathered at once, and cut: one operation for many of them while they fit into the cache.
+        active = int(np.searchsorted(-num_steps, -step))
+        width = padded(active, len(loaders))
+        most = max(1, BYTES_AT_ONCE // (bytes_per_row * width))
+        steps = np.arange(step, min(step + most, num_steps[active - 1]))
+        epochs, batch = np.divmod(np.minimum(steps[:, None], num_steps[:width] - 1), per_epoch[:width])
+        offset = first[:width] + epochs * length[:width] + batch * batch_size
+        sizes = np.minimum(batch_size, length[:width] - batch * batch_size)
+        positions = upload(torch.from_numpy(offset[..., None] + np.minimum(within, sizes[..., None] - 1)), order.device)
+        chosen = order.index_select(0, positions.reshape(-1))
+        columns = datasets[0].gather(chosen, tensors, None, device)
+        columns = [column.view(len(steps), width, batch_size, *column.shape[1:]) for column in columns]
+        everybody = np.arange(active)
+        all_full = (sizes[:, :active] == batch_size).all(axis=1).tolist()
+        for k, batches in enumerate(zip(*columns, strict=True)):
+            if all_full[k]:
+                yield active, [Stack(everybody, list(batches), batch_size, is_aligned=True)]
+            else:
+                yield active, _by_size(batches, sizes[k, :active], batch_size)
+        step += len(steps)
+
+
+def gathered_whole(loaders: Sequence[ClientLoader]) -> list[Tensor] | None:
+    """All samples of K clients, in the order of their data sets, each (K, n, ...); None: see :func:`can_gather`.
+
+    Args:
+        loaders: Of K clients with n samples each, which they do not shuffle.
+    """
+    pools = _pools(loaders)
+    if pools is None:
+        return None
+    datasets: list[Any] = [loader.dataset for loader in loaders]
+    device, shape = loaders[0].device, (len(loaders), loaders[0].num_samples)
+    tensors = pools.tensors(device)
+    rows = _own_rows(datasets) + _repeated(pools.start, np.full(*shape))
+    columns = datasets[0].gather(upload(rows, tensors[0].device), tensors, None, device)
+    return [column.view(*shape, *column.shape[1:]) for column in columns]
+
+
+def _own_rows(datasets: Sequence[ArrayDataset]) -> Tensor:
+    """Of each data set its rows of its tensors, one data set after another."""
+    return torch.cat([torch.arange(len(d)) if d.indices is None else d.indices for d in datasets])
+
+
+def _by_size(tensors: Sequence[Tensor], sizes: np.ndarray, batch_size: int) -> list[Stack]:
+    """Stacks of one step: (m, B, ...) tensors of which row i fills its first ``sizes[i]`` places."""
+    is_full = sizes == batch_size
+    stacks = []
+    left = np.arange(len(sizes))
+    if 2 * is_full.sum() >= len(sizes):
+        stacks.append(Stack(left[is_full], list(tensors), batch_size, is_aligned=True))
+        left = left[~is_full]
+    for size in np.unique(sizes[left])[::-1].tolist():
+        rows = left[sizes[left] == size]
+        chosen = upload(torch.from_numpy(rows), tensors[0].device)
+        stacks.append(Stack(rows, [tensor[chosen, :size] for tensor in tensors], size, is_aligned=False))
+    return stacks
+
+
+def _repeated(values: np.ndarray, counts: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.repeat(values, counts))
+
+
+def _collected(
+    loaders: Sequence[ClientLoader], num_epochs: int, num_steps: np.ndarray, on_batch: Callable[[list[Tensor]], None]
+) -> Iterator[tuple[int, list[Stack]]]:
+    """From any loaders: each gives its next batch, and those of one shape are stacked."""
+
+    def batches(loader: ClientLoader) -> Iterator[Any]:
+        for epoch in range(num_epochs):
+            loader.set_epoch(epoch)
+            yield iter(loader)
+
+    streams = [chain.from_iterable(batches(loader)) for loader in loaders]
+    for step in range(int(num_steps[0])):
+        active = int(np.searchsorted(-num_steps, -step))
+        found: dict[tuple, list[tuple[int, list[Tensor]]]] = {}
+        for row, stream in enumerate(streams[:active]):
+            batch = next(stream)
+            if not isinstance(batch, (list, tuple)) or not all(isinstance(part, Tensor) for part in batch):
+                raise ConfigurationError(
+                    "trainer.engine: vectorized stacks the tensors of batches, and these hold other things "
+                    f"({type(batch).__name__}); use engine: sequential."
+                )
+            on_batch(list(batch))
+            found.setdefault(tuple(part.shape for part in batch), []).append((row, list(batch)))
+        groups = sorted(found.values(), key=len, reverse=True)
+        yield active, [_stacked(group, padded(active, len(loaders)) if k == 0 else 0) for k, group in enumerate(groups)]
+
+
+def _stacked(group: list[tuple[int, list[Tensor]]], width: int) -> Stack:
+    """One stack of the batches of rows; aligned, with ``width`` entries, if that is not twice as many."""
+    of_row = dict(group)
+    is_aligned = 0 < width <= 2 * len(group)
+    entries = [of_row.get(row, group[0][1]) for row in range(width)] if is_aligned else list(of_row.values())
+    tensors = [torch.stack(parts) for parts in zip(*entries, strict=True)]
+    return Stack(np.array(list(of_row)), tensors, len(group[0][1][0]), is_aligned)

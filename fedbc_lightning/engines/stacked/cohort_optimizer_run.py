@@ -1,0 +1,83 @@
+"""Local training of K clients in lockstep by the user's optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbc_lightning.data.loading import batches_of_each
+from fedbc_lightning.engines.stacked.cohort_batches import stacked_batches
+from fedbc_lightning.engines.stacked.cohort_run import CohortRun
+from fedbc_lightning.local import AfterStep, Term
+from fedbc_lightning.state.cohort import Cohort
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import LocalTraining
+    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
+
+
+class CohortOptimizerRun(CohortRun):
+    """The steps of K clients: each is one mapped step, one elementwise optimizer step, and the terms' K gradients.
+
+    Clients stand in the order of their steps, the most first, so that those at work are the first rows; a finished one
+    leaves. Which clients are mapped together follows from their numbers of samples alone, never from what is recorded.
+
+    Args:
+        engine: See the base class; likewise ``cohort``, ``local`` and ``terms``.
+        cohort: See there.
+        local: See there.
+        terms: See there.
+        after_step: Applied after every step, or None.
+        keep_mean: Whether to record the mean raw gradient.
+    """
+
+    def __init__(
+        self, engine: VectorizedEngine, cohort: Cohort, local: LocalTraining, terms: Sequence[Term],
+        after_step: AfterStep | None, keep_mean: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(engine, cohort, local, terms)
+        self.after_step = after_step
+        self.grad = torch.zeros_like(self.w)
+        self.gradient_sum = torch.zeros_like(self.w) if keep_mean else None
+
+    def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
+        """Train all from their start models (d,) or (K, d) and fill in the cohort."""
+        self.begin(start, lr_scale, purpose, self.grad)
+        steps = self.train()
+        self.finish(steps, self.counted.means(), self.gradient_sum)
+
+    def parts(self) -> list[Any]:
+        """The terms, and what is applied after a step."""
+        return [*super().parts(), *([] if self.after_step is None else [self.after_step])]
+
+    def train(self) -> list[int]:
+        """All steps of all clients; how many each has taken."""
+        loaders, optimizer = self.loaders, self.optimizer
+        num_batches = batches_of_each(loaders)
+        steps = list(map(self.local.num_steps, num_batches.tolist()))
+        num_epochs = self.local.epochs or int((-(-np.array(steps) // num_batches)).max())
+        terms: list[Any] = self.terms
+        num_rows, can_shrink = len(loaders), all(hasattr(term, "first") for term in terms)
+        for active, stacks in stacked_batches(loaders, num_epochs, steps, self.engine.check_visit):
+            for stack in stacks:
+                for part, output in self.gradients(self.w, stack, self.grad):
+                    self.counted.add(part, output)
+            with torch.no_grad():
+                if self.gradient_sum is not None:
+                    self.gradient_sum[:active] += self.grad[:active]
+                if can_shrink and active <= num_rows // 2:
+                    num_rows = active
+                    terms = [term.first(num_rows) for term in terms]
+                for term in terms:
+                    term.add_gradient(self.grad[:num_rows], self.w[:num_rows])
+                self.local.clip(self.grad[:active, : self.layout.num_optimized])
+                optimizer.step(active)
+                if self.after_step is not None:
+                    ended = self.w[active:].clone()
+                    self.after_step.apply(self.w, self.engine.step_sizes(optimizer.rates))
+                    self.w[active:] = ended
+        return steps

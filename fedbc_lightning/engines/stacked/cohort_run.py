@@ -1,0 +1,278 @@
+"""What every way of training K clients in lockstep shares: their start, their gradients, their message."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbc_lightning.core.devices import upload
+from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.data.loading import ClientLoader, batches_of_each
+from fedbc_lightning.engines.recorded.proof.reads import are_same
+from fedbc_lightning.engines.recorded.recording import NotRecordableError
+from fedbc_lightning.engines.stacked.cohort_batches import Stack
+from fedbc_lightning.engines.stacked.mappable import SEQUENTIAL, not_a_function
+from fedbc_lightning.engines.step_function import StepOutput, at_entries
+from fedbc_lightning.local import Term
+from fedbc_lightning.module.collector import plain_name
+from fedbc_lightning.module.visitors import is_ours
+from fedbc_lightning.state.cohort import Cohort
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import LocalTraining
+    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
+
+FEW = 6
+"""Below so many clients of an unusual batch size, one step for each costs less than a mapped one."""
+
+
+class CohortRun:
+    """K clients in lockstep: each gradient is one mapped step of the user's.
+
+    Args:
+        engine: Its module and optimizer are used.
+        cohort: K clients, those with the most steps first; filled in.
+        local: What each does.
+        terms: Added to every gradient.
+
+    Attributes:
+        w: (K, d) the iterates.
+    """
+
+    def __init__(self, engine: VectorizedEngine, cohort: Cohort, local: LocalTraining, terms: Sequence[Term]) -> None:
+        self.engine, self.user, self.layout = engine, engine.user, engine.layout
+        self.cohort, self.local = cohort, local
+        self.terms = [term for term in terms if not term.is_zero]
+        self.w = torch.empty(len(cohort), self.layout.num_parameters, dtype=self.layout.dtype, device=engine.row.device)
+        self.counted = Counts(len(cohort))
+        self._viewed = self.w
+        self._parameters: dict[int, list[Tensor]] = {}  # of the first rows of that
+
+    def begin(self, start: Tensor, lr_scale: float, purpose: str, grad: Tensor) -> None:
+        """Seed the generators, load the start models (d,) or (K, d), and make loaders and optimizer as new.
+
+        Args:
+            start: The models.
+            lr_scale: Factor on the user's learning rates.
+            purpose: What the random draws are for.
+            grad: (K, d), where the optimizer will find gradients.
+        """
+        self.load(start, purpose)
+        self.start_steps(lr_scale, grad)
+
+    def start_steps(self, lr_scale: float, grad: Tensor) -> None:
+        """Make the optimizer as new, and begin what recordings count; see :meth:`begin`."""
+        self.engine.recorder.start(self.engine.round, has_visitors=self.has_visitors())
+        self.optimizer = self.engine.stacked_optimizer
+        self.optimizer.start(self.w, grad, self.engine.optimizer.learning_rates, lr_scale)
+
+    def has_visitors(self) -> bool:
+        """Whether code that is not this package's runs between the steps: in datasets, or in parts of the method."""
+        return not all(
+            map(is_ours, [*self.parts(), *(part for loader in self.loaders for part in loader.code_between)])
+        )
+
+    def parts(self) -> list[Any]:
+        """The parts of the method that have code of their own in each step."""
+        return list(self.terms)
+
+    def load(self, start: Tensor, purpose: str) -> None:
+        """Seed the generators, load the start models and make loaders; see :meth:`begin`."""
+        engine = self.engine
+        seed_globals(derive(engine.seed, purpose, engine.round, self.cohort.ids[0]), self.user.device)
+        self.w.copy_(start)
+        self.user.put_scratch_back()
+        self.loaders = list(map(self._loader, self.cohort.ids))
+
+    def _loader(self, client: int) -> ClientLoader:
+        engine, user = self.engine, self.user
+        is_own = not is_ours(engine.datamodule.client_train_dataloader) and client != self.cohort.ids[0]
+        before = engine.recorder.sight() if is_own else []
+        loader = engine.datamodule.client_train_dataloader(client, engine.round, seed=engine.seed, device=user.device)
+        if is_own and not are_same(engine.recorder.sight(), before):
+            raise not_a_function(NotRecordableError("the data module's client_train_dataloader changes what it reads"))
+        return loader
+
+    # a gradient
+
+    def gradients(self, w: Tensor, stack: Stack, grad: Tensor) -> Iterator[tuple[Stack, StepOutput]]:
+        """Write the gradients at ``w`` (K, d) of one stack of batches into their rows of ``grad`` (K, d).
+
+        Yields:
+            Parts of the stack, with what their steps gave.
+        """
+        batch = self.user.to_device(stack.tensors)
+        self.engine.check_step(self.w, batch)
+        num_entries, num_optimized = len(batch[0]), self.layout.num_optimized
+        is_few = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
+        if not is_few:
+            rows = None if stack.is_aligned else upload(torch.from_numpy(stack.rows), w.device)
+            parameters = self._aligned(w, num_entries) if rows is None else self._views(w[rows])
+            output = self._step("mapped", parameters, batch)
+            into = grad[:num_entries, :num_optimized]
+            flat = [gradient.reshape(num_entries, -1) for gradient in output.gradients]
+            if rows is None:
+                torch.cat(flat, dim=1, out=into)
+            else:
+                grad[rows, :num_optimized] = torch.cat(flat, dim=1)
+            yield stack, output
+            return
+        for k, row in enumerate(stack.rows.tolist()):
+            if self.engine.beside is None:
+                parameters = [view[0] for view in self._views(w[row : row + 1])]
+                output = self._step("single", parameters, [part[k] for part in batch])
+            else:  # twice, for the bits that it has among others: a step of one client is computed in another order
+                twice = [torch.stack([part[k], part[k]]) for part in batch]
+                output = self._step("mapped", self._views(torch.stack([w[row], w[row]])), twice)
+                output = at_entries(output, [0])
+            torch.cat([gradient.reshape(-1) for gradient in output.gradients], out=grad[row, :num_optimized])
+            yield stack._replace(rows=np.array([row]), is_aligned=False), output
+
+    def _views(self, rows: Tensor) -> list[Tensor]:
+        """Each parameter (k, ...) of rows (k, d)."""
+        return [rows[:, entry.offset : entry.end].view(len(rows), *entry.shape) for entry in self.layout.entries]
+
+    def _aligned(self, w: Tensor, num_rows: int) -> list[Tensor]:
+        if w is not self._viewed:
+            self._viewed, self._parameters = w, {}
+        if num_rows not in self._parameters:
+            self._parameters[num_rows] = self._views(w[:num_rows])
+        return self._parameters[num_rows]
+
+    def _step(self, kind: str, parameters: Sequence[Tensor], batch: list[Tensor]) -> StepOutput:
+        recorder = self.engine.recorder
+        with torch.no_grad():
+            output = recorder.step(kind, parameters, batch)
+        if output is not None:
+            return output
+        try:
+            output = getattr(recorder.function, kind)(parameters, batch)
+            recorder.compare(output)
+            return output
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"trainer.engine: vectorized cannot map {type(self.user.module).__name__}.training_step over clients "
+                f"({first_line(error)}); {SEQUENTIAL}."
+            ) from error
+
+    # the end
+
+    def batches_passed(self, steps: list[int]) -> list[int]:
+        """How many batches each client has seen in so many steps."""
+        return steps
+
+    def finish(self, steps: list[int], means: Means, gradient_sum: Tensor | None = None) -> None:
+        """Fill in the cohort: what local training ended with, what it counted and logged."""
+        cohort, engine = self.cohort, self.engine
+        num_clients = len(cohort)
+        cohort.w = self.w
+        cohort.buffers = self.layout.read_buffers().expand(num_clients, -1)
+        cohort.counters = self.layout.read_counters()
+        cohort.steps = steps
+        cohort.step_size = engine.step_sizes(self.optimizer.rates).expand(num_clients, -1)
+        if cohort.taken_before is not None:
+            passed = zip(self.batches_passed(steps), steps, batches_of_each(self.loaders).tolist(), strict=True)
+            cohort.taken_after = [taken.plus(*more) for taken, more in zip(cohort.taken_before, passed, strict=True)]
+        counts = torch.tensor(steps, dtype=torch.float64)
+        cohort.losses = means.plain.tolist()
+        for values in (self.w, means.plain):
+            cohort.require_finite(values)
+        if gradient_sum is not None:
+            cohort.gradient_mean = gradient_sum / counts.to(self.w)[:, None]
+            cohort.require_finite(cohort.gradient_mean)
+        for record, num_steps in zip(cohort.records, steps, strict=True):
+            record["num_steps"] = num_steps
+        for name, values in means.by_name.items():
+            has_logged = (means.weights[name] > 0).tolist()
+            for record, value, is_there in zip(cohort.records, values.tolist(), has_logged, strict=True):
+                if is_there:
+                    record[f"train_{name}"] = value
+
+
+class Means(NamedTuple):
+    """What K clients' steps gave, over all of each.
+
+    Attributes:
+        plain: (K,) the plain mean of the losses.
+        by_name: Plain name -> (K,) mean weighted by batch size.
+        weights: Plain name -> (K,) its weight; 0: the client has not logged it, its mean is none.
+    """
+
+    plain: Tensor
+    by_name: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+    def of(self, rows: Tensor) -> Means:
+        """Those of some clients."""
+        by_name, weights = ({k: v[rows] for k, v in values.items()} for values in (self.by_name, self.weights))
+        return Means(self.plain[rows], by_name, weights)
+
+
+class Counts:
+    """The losses and logged values of K clients over their steps; looked at once, at the end, not in every step.
+
+    Args:
+        num_clients: K.
+    """
+
+    class Part(NamedTuple):
+        """One value of one step: of all rows (m,), of which only some count, or of ``rows`` (k,)."""
+
+        rows: np.ndarray
+        values: Tensor | float
+        weight: float
+        is_aligned: bool
+
+    def __init__(self, num_clients: int) -> None:
+        self._num_clients = num_clients
+        self._parts: dict[str, list[Counts.Part]] = defaultdict(list)
+
+    def add(self, stack: Stack, output: StepOutput) -> None:
+        """Take a step's."""
+        self._parts["loss"].append(Counts.Part(stack.rows, output.loss, stack.size, stack.is_aligned))
+        for call in output.logged:
+            weight = stack.size if call.batch_size is None else call.batch_size
+            self._parts[f"logged {call.name}"].append(Counts.Part(stack.rows, call.value, weight, stack.is_aligned))
+
+    def means(self) -> Means:
+        """Of all steps so far."""
+        plain = torch.zeros(0)
+        means, totals = {}, {}
+        for name, parts in self._parts.items():
+            rows = torch.from_numpy(np.concatenate([part.rows for part in parts]))
+            values = _joined(parts)
+            weights = np.repeat([part.weight for part in parts], [len(part.rows) for part in parts]).astype(float)
+            weighted, total = self._sums(rows, values * torch.from_numpy(weights)), self._sums(rows, weights)
+            if name == "loss":
+                plain = self._sums(rows, values) / self._sums(rows, np.ones(len(rows)))
+            shown = "loss" if name == "loss" else plain_name(name.removeprefix("logged "))
+            means[shown], totals[shown] = weighted / total, total
+        return Means(plain, means, totals)
+
+    def _sums(self, rows: Tensor, values: Tensor | np.ndarray) -> Tensor:
+        sums = torch.zeros(self._num_clients, dtype=torch.float64)
+        return sums.index_add_(0, rows, torch.as_tensor(values))
+
+
+def _joined(parts: list[Counts.Part]) -> Tensor:
+    """The values that count, of one step after the other, float64; one copy from the device."""
+    device = next((part.values.device for part in parts if isinstance(part.values, Tensor)), None)
+    values, chosen, start = [], [], 0
+    for part in parts:
+        of_all = False
+        if isinstance(part.values, Tensor):
+            values.append(part.values.reshape(-1).double())
+            of_all = part.is_aligned
+        else:
+            values.append(torch.full((len(part.rows),), part.values, dtype=torch.float64, device=device))
+        chosen.append(start + (part.rows if of_all else np.arange(len(part.rows))))
+        start += len(values[-1])
+    return torch.cat(values).cpu()[torch.from_numpy(np.concatenate(chosen))]

@@ -1,0 +1,161 @@
+"""Local training of K clients in lockstep by a solver that writes out its own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.core.devices import upload
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.data.loading import batches_of_each
+from fedbc_lightning.engines.solver_run import weight_decay_terms
+from fedbc_lightning.engines.stacked.cohort_batches import Stack, stacked_batches
+from fedbc_lightning.engines.stacked.cohort_run import CohortRun
+from fedbc_lightning.engines.stacked.mappable import SEQUENTIAL
+from fedbc_lightning.local import Solver, Term
+from fedbc_lightning.state.cohort import Cohort
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.sequential import LocalTraining
+    from fedbc_lightning.engines.solver_run import SolverRun
+    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
+
+
+@dataclass
+class CohortBatch:
+    """The next batch of every client.
+
+    Attributes:
+        stacks: By size.
+        is_counted: Whether their losses and what they logged were taken already: the first gradient on them counts.
+    """
+
+    stacks: list[Stack]
+    is_counted: bool = False
+
+
+class CohortSolverRun(CohortRun):
+    """What a solver sees of K clients, and the loop that calls it; as many steps for each.
+
+    Args:
+        engine: See the base class; likewise ``cohort``, ``local`` and ``terms``.
+        cohort: See there.
+        local: See there.
+        terms: See there.
+        solver: The steps.
+
+    Attributes:
+        num_steps: Steps taken so far.
+        num_batches: Batches per epoch, (K, 1) float64.
+        rates: The user's learning rates, (1, 1) or (1, d) by parameter.
+    """
+
+    def __init__(
+        self, engine: VectorizedEngine, cohort: Cohort, local: LocalTraining, terms: Sequence[Term], solver: Solver
+    ) -> None:
+        super().__init__(engine, cohort, local, terms)
+        self.terms += weight_decay_terms(engine)
+        self.solver, self.num_steps, self.num_drawn = solver, 0, 0
+        self._batches: Iterator[tuple[int, list[Stack]]] = iter(())
+
+    def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
+        """Train all from their start models (d,) or (K, d) and fill in the cohort.
+
+        Raises:
+            ConfigurationError: The clients do not take as many steps each.
+        """
+        self.begin(start, lr_scale, purpose, self.w)
+        client = cast("SolverRun", self)  # a solver may ask for the same things
+        solver, lengths = self.solver, batches_of_each(self.loaders).tolist()
+        self.num_batches = torch.tensor(lengths, dtype=torch.float64)[:, None]
+        self.rates = self.engine.step_sizes(self.optimizer.rates)
+        steps = torch.as_tensor(solver.num_steps(client)).unique()
+        if len(steps) > 1:
+            raise ConfigurationError(
+                f"algorithm: {type(solver).__name__} takes {int(steps[0])} to {int(steps[-1])} steps for clients that "
+                f"are trained at once; call engine.check_solver in the method's check, or {SEQUENTIAL}."
+            )
+        num_steps = int(steps)
+        num_drawn = num_steps * solver.batches_per_step
+        num_epochs = -(-num_drawn // min(lengths))
+        self._batches = stacked_batches(self.loaders, num_epochs, [num_drawn] * len(lengths), self.engine.check_visit)
+        solver.begin(client)
+        for _ in range(num_steps):
+            solver.step(client)
+            self.num_steps += 1
+        solver.end(client)
+        self.finish([num_steps] * len(lengths), self.counted.means())
+
+    def batches_passed(self, steps: list[int]) -> list[int]:
+        """As many as the solver has drawn, which may be several in a step."""
+        return [self.num_drawn] * len(steps)
+
+    def parts(self) -> list[Any]:
+        """The terms and the solver."""
+        return [*super().parts(), self.solver]
+
+    # what a solver asks for
+
+    def next_batch(self) -> CohortBatch:
+        """The next batch of each client's shuffled epochs, which follow one another without end.
+
+        Raises:
+            ConfigurationError: The solver draws more than it says.
+        """
+        try:
+            _, stacks = next(self._batches)
+        except StopIteration:
+            name = type(self.solver).__name__
+            raise ConfigurationError(
+                f"algorithm.solver: {name} draws more batches in a step than its batches_per_step, "
+                f"{self.solver.batches_per_step}; correct that number."
+            ) from None
+        self.num_drawn += 1
+        return CohortBatch(stacks)
+
+    def gradient(self, w: Tensor, batch: CohortBatch) -> Tensor:
+        """g_i(w_i; batch_i), (K, d), the terms included."""
+        return self._evaluated(w, batch)[1]
+
+    def loss_and_gradient(self, w: Tensor, batch: CohortBatch) -> tuple[Tensor, Tensor]:
+        """The losses at w, (K, 1), and their gradients (K, d), the terms included."""
+        loss, gradient = self._evaluated(w, batch)
+        return self._with_terms(loss, w), gradient
+
+    def same_draws(self) -> None:
+        """Seed the generators for this step: evaluations that each follow a call see the same random numbers."""
+        engine = self.engine
+        seed = derive(engine.seed, "same draws", engine.round, self.cohort.ids[0], step=self.num_steps)
+        seed_globals(seed, self.user.device)
+
+    def trial_loss(self, w: Tensor, batch: CohortBatch) -> Tensor:
+        """The losses at w, (K, 1), with the draws of :meth:`same_draws`, the terms included."""
+        self.same_draws()
+        return self._with_terms(self._evaluated(w, batch)[0], w)
+
+    # parts
+
+    def _evaluated(self, w: Tensor, batch: CohortBatch) -> tuple[Tensor, Tensor]:
+        """Loss (K, 1) without the terms, gradient (K, d) with them."""
+        loss, gradient = w.new_empty(len(w), 1), torch.zeros_like(w)
+        for stack in batch.stacks:
+            for part, output in self.gradients(w, stack, gradient):
+                losses = output.loss.reshape(-1).to(loss)
+                rows = upload(torch.from_numpy(part.rows), w.device)
+                loss[rows, 0] = losses[rows] if part.is_aligned else losses
+                if not batch.is_counted:
+                    self.counted.add(part, output)
+        batch.is_counted = True
+        for term in self.terms:
+            term.add_gradient(gradient, w)
+        return loss, gradient
+
+    def _with_terms(self, loss: Tensor, w: Tensor) -> Tensor:
+        for term in self.terms:
+            loss = loss + term.value(w)[:, None]
+        return loss

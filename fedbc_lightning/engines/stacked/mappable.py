@@ -1,0 +1,89 @@
+"""Whether a step of the user's may be mapped over clients: it is taken in several ways, which must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.seeding import Generators, preserved_globals
+from fedbc_lightning.engines.recorded.recording import NotRecordableError
+from fedbc_lightning.engines.recorded.step_recorder import is_same
+from fedbc_lightning.engines.step_function import StepOutput
+from fedbc_lightning.module.collector import reduction
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
+
+SEQUENTIAL = "use engine: sequential"
+
+
+def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool:
+    """Take a step of one client in several ways, to see what a mapped one would hide.
+
+    Args:
+        engine: Its module and workbench are used.
+        w: (d,) the weights.
+        batch: Of one client.
+
+    Returns:
+        Whether the step draws random numbers.
+
+    Raises:
+        ConfigurationError: It may not be mapped, with the reason.
+    """
+    user, layout, recorder = engine.user, engine.layout, engine.recorder
+    engine.row.copy_(w)
+    parameters = [w[entry.offset : entry.end].view(entry.shape).clone() for entry in layout.entries]
+    draws = False
+
+    def taken(way: Callable[..., StepOutput], *args: Any, batch_idx: int) -> StepOutput:
+        nonlocal draws
+        with preserved_globals(user.device):
+            before = Generators(user.device)
+            output = way(*args, [part.clone() for part in batch], batch_idx)
+            draws = draws or Generators(user.device) != before
+            return output
+
+    try:
+        _prove(engine, batch, lambda: taken(recorder.function.written, batch_idx=0))
+        output = taken(recorder.function.written, batch_idx=0)
+        recorder.check_metrics()
+        if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
+            raise NotRecordableError("given its weights as arguments, or another batch_idx, it has other gradients")
+    except NotRecordableError as error:
+        raise not_a_function(error) from error
+    for call in output.logged:
+        if reduction(call.reduce_fx) != "mean":
+            raise ConfigurationError(
+                f"trainer.engine: vectorized takes numbers averaged over their batch from training_step, and "
+                f"self.log('{call.name}') gives something else; {SEQUENTIAL}."
+            )
+    return draws
+
+
+def not_a_function(error: NotRecordableError) -> ConfigurationError:
+    """The error for a step that is not a function of weights and batch."""
+    return ConfigurationError(
+        f"trainer.engine: vectorized needs a training_step that is a function of weights and batch: {error}; "
+        f"{SEQUENTIAL}."
+    )
+
+
+def _prove(engine: VectorizedEngine, batch: list[Tensor], take_step: Callable[[], StepOutput]) -> None:
+    """Prove the step; a module may set up things in its first step, which is then taken first, but not on trial."""
+    engine.recorder.check_hooks()
+    try:
+        engine.recorder.prove(batch)
+    except NotRecordableError as obstacle:
+        if engine.is_trial:
+            raise
+        try:
+            take_step()
+        except Exception as error:  # for instance because self.trainer.current_client is nobody here
+            raise obstacle from error
+        for metric in engine.user.metrics:
+            metric.reset()
+        engine.recorder.prove(batch)

@@ -1,0 +1,125 @@
+"""Several clients' evaluation by one mapped validation or test step."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from fedbc_lightning.core.twins import overrides
+from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.engines.recorded.proof import Proof
+from fedbc_lightning.engines.recorded.recording import NotRecordableError
+from fedbc_lightning.engines.stacked.cohort_batches import gathered_whole
+from fedbc_lightning.engines.step_function import StepFunction
+from fedbc_lightning.module.collector import ColumnCollector
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
+
+log = logging.getLogger("lightning.pytorch." + __name__)
+
+
+class MappedEvaluation:
+    """The user's ``validation_step`` or ``test_step`` under ``vmap``, for clients of one batch each.
+
+    The step must be a function of weights and batch, which is proven for each form of a batch. The first evaluation is
+    done both ways all the same (see :class:`~fedbc_lightning.evaluation.clients_together.ClientsTogether`).
+
+    Args:
+        engine: Its module is used.
+        stage: ``"validation"`` or ``"test"``.
+
+    Attributes:
+        most_models: That are evaluated together, if each client has its own.
+        reasons: Split -> why its clients are evaluated one after another, the same on all ranks; None: they are not.
+            Of other splits it is not known yet.
+    """
+
+    def __init__(self, engine: VectorizedEngine, stage: str) -> None:
+        self._user, self._layout, self._stage = engine.user, engine.layout, stage
+        self._row = engine.row
+        self._function = StepFunction(engine.user, engine.layout, f"{stage}_step")
+        self._proofs: dict[tuple, Proof] = {}
+        self.most_models = max(1, engine.most_rows)
+        self.reasons: dict[str, str | None] = {}
+        self._said: set[str] = set()
+
+    def obstacle(self) -> str | None:
+        """What of the module or a callback has a part in the evaluation of each client; None: nothing is known."""
+        user, stage = self._user, self._stage
+        hooks = [name for name in (f"on_{stage}_batch_start", f"on_{stage}_batch_end") if user.hooks.listens(name)]
+        of_module = (f"on_{stage}_epoch_start", f"on_{stage}_epoch_end")
+        hooks += [name for name in of_module if overrides(user.module, name, LightningModule)]
+        if hooks:
+            return f"the hook {', '.join(hooks)} is called for each of them"
+        return "the module holds a torchmetrics Metric" if user.metrics else None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Raise if torch maps an operation of a step inside by doing it once for each client.
+
+        The module's own parameters are NaN meanwhile: a step that reaches them on another way gives other numbers.
+
+        Raises:
+            NotRecordableError: It does.
+        """
+        kept = self._row.clone()
+        self._row.fill_(torch.nan)
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                yield
+        finally:
+            self._row.copy_(kept)
+        if any("performance drop" in str(warning.message) for warning in caught):
+            raise NotRecordableError("torch would do one of its operations for each of them in turn")
+
+    def run(self, loaders: Sequence[ClientLoader | None], w: Tensor) -> list[dict[str, float]]:
+        """What each client logged.
+
+        Args:
+            loaders: Of K clients with one batch each, of one size.
+            w: Their models (K, d), or (d,) of all.
+
+        Raises:
+            NotRecordableError: The data are not of this form, or the step logs something else than numbers.
+            Exception: What the step raises when it is mapped.
+        """
+        there = [loader for loader in loaders if loader is not None and len(loader) == 1]
+        if len(there) < len(loaders) or len({loader.num_samples for loader in there}) > 1:
+            raise NotRecordableError("their numbers of samples are not those that the data module tells")
+        batch = gathered_whole(there)
+        if batch is None:
+            raise NotRecordableError("their data are not tensors in memory of one kind")
+        self._user.start_collecting()  # scratch buffers are as each client finds them
+        batch = self._user.to_device(batch)
+        self._prove([part[0] for part in batch])
+        parameters = [w[..., e.offset : e.end].view(*w.shape[:-1], *e.shape) for e in self._layout.entries]
+        calls = self._function.evaluated(parameters, batch, is_one_model=w.ndim == 1)
+        collector = ColumnCollector(len(there))
+        collector.start_batch(batch, batch[0].size(1))
+        for call in calls:
+            collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
+        return collector.results()
+
+    def _prove(self, batch: list[Tensor]) -> None:
+        form = tuple([(part.shape, part.stride(), part.dtype) for part in batch])
+        proof = self._proofs.get(form)
+        if proof is None or not proof.holds():
+            self._proofs[form] = self._function.prove(batch)
+
+    def say(self, reason: str) -> None:
+        """Tell why clients are not evaluated together, each reason once."""
+        if reason not in self._said:
+            self._said.add(reason)
+            name = type(self._user.module).__name__
+            say = rank_zero_only(log.info)
+            say(f"{name}.{self._stage}_step: clients are evaluated one after another: {reason.rstrip('.')}.")

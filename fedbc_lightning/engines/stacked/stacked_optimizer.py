@@ -1,0 +1,73 @@
+"""The user's optimizer on the rows of many clients at once."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedbc_lightning.module.optimizers import Configured, choose_loop, initial_state
+from fedbc_lightning.state.layout import ParameterLayout
+
+
+class StackedOptimizer:
+    """One elementwise optimizer whose parameters are the columns of each group in a matrix of K rows.
+
+    Such an optimizer treats every element alike, so its step on (K, d) is the step of K clients. Their number of steps
+    so far is the same, which Adam's bias correction needs.
+
+    Args:
+        configured: A call's result of the user's ``configure_optimizers``.
+        layout: Of the parameters.
+    """
+
+    def __init__(self, configured: Configured, layout: ParameterLayout) -> None:
+        self._optimizer, self._slices = configured.optimizer, layout.group_slices
+        self._fresh = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+        self._step = torch.no_grad()(inspect.unwrap(type(self._optimizer).step))
+        self._leaves: list[tuple[nn.Parameter, Tensor]] = []
+
+    def start(self, w: Tensor, grad: Tensor, learning_rates: Sequence[float] | None, lr_scale: float) -> None:
+        """Be as new, for the rows of ``w`` (K, d), whose gradients will stand in ``grad`` (K, d)."""
+        self._optimizer.state.clear()
+        self._leaves = []
+        for k, (group, part) in enumerate(zip(self._optimizer.param_groups, self._slices, strict=True)):
+            group.update(copy.deepcopy(self._fresh[k]))
+            if learning_rates is not None:
+                group["lr"] = learning_rates[k]
+            if lr_scale != 1:
+                group["lr"] = group["lr"] * lr_scale
+            leaf = nn.Parameter(w[:, part])
+            group["params"] = [leaf]
+            choose_loop(group)
+            self._leaves.append((leaf, grad[:, part]))
+        self._optimizer.state.update(initial_state(self._optimizer))
+
+    @property
+    def settings(self) -> tuple[type, list[dict[str, object]]]:
+        """What it is, and how each group is set up by the user."""
+        return type(self._optimizer), self._fresh
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each group."""
+        return [float(group.get("lr", 0.0)) for group in self._optimizer.param_groups]
+
+    def step(self, num_rows: int) -> None:
+        """One step of the first rows; the others have taken their last one before."""
+        for leaf, grad in self._leaves:
+            if len(leaf) != num_rows:
+                self._keep(leaf, num_rows)
+            leaf.grad = grad[:num_rows]
+        self._step(self._optimizer)
+
+    def _keep(self, leaf: nn.Parameter, num_rows: int) -> None:
+        state = self._optimizer.state[leaf]
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim:
+                state[name] = value[:num_rows]
+        leaf.grad = None
+        leaf.data = leaf.data[:num_rows]

@@ -1,0 +1,1 @@
+"""How models are evaluated on the clients' data."""

@@ -1,0 +1,1 @@
+"""What happens in a round, and who takes part in it."""

@@ -1,0 +1,594 @@
+"""The federation: server, clients and engine of one run, and what happens between them in a round."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from torch import Tensor
+
+from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data.datamodule import POOLED
+from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks, travels_along
+from fedbc_lightning.engines import choice
+from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
+from fedbc_lightning.evaluation.evaluator import Models
+from fedbc_lightning.federation.participation import Participants, Participation, deal
+from fedbc_lightning.federation.single_samples import SingleSamples
+from fedbc_lightning.module import local_schedules
+from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.optimizers import LocalOptimizer, configure
+from fedbc_lightning.module.round_schedulers import RoundSchedulers
+from fedbc_lightning.module.unreachable import say_which_counts_begin_anew, say_which_schedulers_never_arrive
+from fedbc_lightning.server import Sums
+from fedbc_lightning.server.averaged_buffers import AveragedBuffers
+from fedbc_lightning.state import checkpoint
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState, StagedClient, StateDeclaration
+from fedbc_lightning.state.layout import ParameterLayout, WrittenParametersError
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+log = logging.getLogger(__name__)
+
+KEEP_LOCAL_MODELS_BELOW = 64 * 2**20
+NUM_ROUNDS_LOOKED_AT = 10
+"""Whose sampled clients decide which engine ``auto`` takes."""
+LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS = "local_model", "local_buffers", "local_counters"
+
+
+class PlannedRound(NamedTuple):
+    """What a round does if every loss is finite.
+
+    Attributes:
+        sampled: The clients that receive z.
+        ids: Those that train, and how many ``steps`` each.
+        steps: See there.
+        bytes_down: That all of them receive; ``bytes_up`` that they send.
+        bytes_up: See there.
+    """
+
+    sampled: list[int]
+    ids: list[int]
+    steps: list[int]
+    bytes_down: int
+    bytes_up: int
+
+
+class Federation:
+    """Everything that a round touches. Rounds are staged and then committed as a whole.
+
+    Args:
+        fabric: Launched.
+        user: The user's module, moved and converted.
+        datamodule: Set up.
+        algorithm: The method.
+        local: What every client does.
+        participation: Who takes part in a round.
+        buffers: Policy for buffers.
+        keep_local_models: Whether the last w_i of every client is kept where the method keeps none; None: if all of
+            them take at most 64 MiB.
+        client_dtype: In which clients' vectors are kept; None: that of z.
+        engine: How local training is done; ``"auto"``: by the faster one.
+        max_rounds: T; no sampler is asked beyond.
+        seed: The run's seed.
+
+    Attributes:
+        server: :class:`~fedbc_lightning.state.declaration.ServerState`.
+        clients: :class:`~fedbc_lightning.state.declaration.ClientStore`.
+        layout: :class:`~fedbc_lightning.state.layout.ParameterLayout`.
+        fingerprint: What must be equal for a checkpoint to be resumed.
+        has_local_models: Whether there is a client model that is "local" in evaluation.
+        server_parts: The algorithm's server callbacks, in order.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        user: UserModule,
+        datamodule: FederatedDataModule,
+        algorithm: FederatedAlgorithm,
+        local: LocalTraining,
+        participation: Participation,
+        buffers: BufferPolicy,
+        keep_local_models: bool | None,
+        client_dtype: torch.dtype | None,
+        engine: choice.Kind | Literal["auto"],
+        max_rounds: int,
+        seed: int,
+    ) -> None:
+        self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
+        self._local, self.participation, self._seed = local, participation, seed
+        self._num_samples = datamodule.num_samples("train")
+        user.first_batch = SingleSamples(user.module, datamodule, local, participation, max_rounds).watched
+        self._tell_module_about_largest_client()
+
+        first = configure(user)
+        self.schedule = RoundSchedulers(first.optimizer, first.round_schedulers)
+        self._continues = local.schedule_rounds is not None
+        if self._continues:
+            limits = local.limits(int(participation.num_batches.max()))
+            local_schedules.check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
+        else:
+            say_which_schedulers_never_arrive(first, *self._largest_client(), max_rounds)
+        configured = configure(user)
+        self.layout = ParameterLayout(user.module, [g["params"] for g in configured.optimizer.param_groups])
+        initial, buffer_values = self.layout.read(), self.layout.read_buffers()
+        row = torch.empty(self.layout.num_parameters, dtype=self.layout.dtype, device=user.device)
+        grad = torch.zeros_like(row)
+        row.copy_(initial)
+        self.layout.attach(row)
+        optimizer = LocalOptimizer(user, self.layout, row, grad, configured)
+        args = (user, self.layout, optimizer, row, grad, local, datamodule, seed)
+        self.engine_args = args
+        self.engine_kind: choice.Kind = self._choose_engine(args, max_rounds) if engine == "auto" else engine
+        self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
+        self._said_nobody = False
+        self._prepare(initial, buffer_values, self.layout.read_counters())
+
+    def _prepare(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
+        """Make what depends on the layout: engine, server parts, declared state; see :meth:`make_state`."""
+        algorithm = self.algorithm
+        self.engine = choice.make_engine(self.engine_kind, *self.engine_args)
+        algorithm.check(self.engine)
+        self.server_parts = algorithm.server_callbacks(self.engine)
+        if self.layout.num_buffers and self._buffer_policy != "global":
+            self.server_parts = [*self.server_parts, AveragedBuffers()]
+        declaration = self._declare(self._keep_local_models, parameters.element_size())
+        if self._buffer_policy == "local":
+            declaration.client_buffers(LOCAL_BUFFERS)
+            declaration.client_counters(LOCAL_COUNTERS)
+        self.make_state(parameters, buffers, counters)
+        declared = (*declaration.client_scalars, *declaration.client_vectors)
+        Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
+        scaler = self.engine.scaler
+        self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
+        self.fingerprint = self._describe()
+
+    def take_as_buffers(self, names: Sequence[str]) -> None:
+        """Before the first round: let frozen parameters that training writes travel as buffers, as they are now."""
+        if not names:
+            return
+        server = self.server
+        self.layout.take_as_buffers(names)
+        buffers = self.layout.read_buffers()
+        buffers[: server["buffers"].numel()] = server["buffers"]
+        self._prepare(server["z"], buffers, server["counters"])
+
+    def make_state(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
+        """Make server and clients anew, as before the first round, with this initial model.
+
+        Args:
+            parameters: (d,).
+            buffers: (b,), the floating-point ones.
+            counters: The integer ones.
+        """
+        num_clients, declaration = self.datamodule.num_clients, self.declaration
+        self.server = ServerState(
+            parameters, buffers, counters, declaration, self._buffer_policy, num_clients=num_clients, seed=self._seed
+        )
+        self.clients = ClientStore(
+            num_clients, declaration, self.server.model, counters, self.layout.num_parameters, self._client_dtype
+        )
+
+    # what the method asks for
+
+    def _choose_engine(self, args: tuple, max_rounds: int) -> choice.Kind:
+        """By rank 0's clients of the first rounds, the same on all ranks."""
+        kind: choice.Kind = "sequential"
+        if self.algorithm.trains_pooled:
+            rank_zero_info("trainer.engine: auto takes sequential; there is one model, trained on all data.")
+        elif self.fabric.is_global_zero:
+            shares = []
+            for round in range(1, min(NUM_ROUNDS_LOOKED_AT, max_rounds) + 1):
+                ids = self.participation.sample(round)
+                steps = self.participation.num_steps(ids)
+                share = self._share(steps)
+                shares.append(choice.Share([ids[p] for p in share], [steps[p] for p in share]))
+            with self.layout.frozen.kept():
+                kind = choice.choose(args, self.algorithm, shares)
+        return self.fabric.broadcast(kind)
+
+    def _declare(self, keep_local_models: bool | None, element_size: int) -> StateDeclaration:
+        """The state of algorithm and server parts, and the clients' last models where they are kept."""
+        algorithm, self.declaration = self.algorithm, StateDeclaration()
+        declaration = self.declaration
+        for callback in self.server_parts:
+            callback.declare_state(declaration)
+            callback.check(self.engine, self.participation.num_sampled)
+        algorithm.declare_state(declaration)
+        if not any(callback.forms_z for callback in self.server_parts):
+            raise ConfigurationError(
+                f"algorithm: {type(algorithm).__name__}.server_callbacks has no part that forms z; add e.g. "
+                "WeightedAverage (a part of your own sets forms_z = True)."
+            )
+        declared = {**declaration.client_scalars, **declaration.client_vectors}
+        for callback in self.server_parts:
+            missing = [name for name in callback.reads if name not in declared]
+            if missing:
+                raise ConfigurationError(
+                    f"algorithm: {type(callback).__name__} reads the client state '{missing[0]}', which nothing "
+                    f"declares; there is: {', '.join(declared) or 'none'}."
+                )
+        model_bytes = (self.layout.num_parameters + self.layout.num_buffers) * element_size
+        if keep_local_models is None:
+            keep_local_models = self.datamodule.num_clients * model_bytes <= KEEP_LOCAL_MODELS_BELOW
+        self._keeps_last_models = keep_local_models and not algorithm.has_local_model and not algorithm.trains_pooled
+        if self._keeps_last_models:
+            declaration.client_model(LOCAL_MODEL)
+        if self._continues:
+            local_schedules.declare(declaration)
+        self.has_local_models = algorithm.has_local_model or self._keeps_last_models
+        return declaration
+
+    # a round
+
+    def run_round(self, round: int) -> dict[str, float]:
+        """Train the sampled clients and stage the next state; nothing is committed.
+
+        Returns:
+            What the round logs. The clients' rows are ``self.server.records``.
+
+        Raises:
+            ConfigurationError: The sampler returned something impossible, or no client came out finite.
+            WrittenParametersError: On some rank a frozen parameter was written.
+        """
+        server = self.server
+        server.round, server.metrics = round, {}
+        self.user.shim.set(training=True)
+        participants = self.participation.draw(round)
+        server.ids, late = participants.ids, participants.late
+        sums = self.start_round(self.engine)
+        counters = server["counters"]
+        records: list[tuple[int, dict[str, Any]]] = []
+        steps = self.participation.num_steps(server.ids)
+        alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
+        found: WrittenParametersError | None = None
+        self.user.shared_state.watch()
+        if round == 1:
+            self.user.shim.reads.clear()
+        try:
+            self.layout.check_trainable()  # a hook before the round may have thawed or written what is frozen
+            for positions in self.engine.group(self._share(steps), steps, alone):
+                cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
+                records += zip(positions, cohort.records, strict=True)
+                if counters.numel() and cohort.valid.any():
+                    counters = torch.maximum(counters, cohort.counters)
+            self.layout.check_after_round()
+        except WrittenParametersError as error:  # all ranks are to hear of it
+            found = error
+        self.user.shared_state.say()
+        if round == 1 and found is None and not self._continues:
+            say_which_counts_begin_anew(self.user.shim, *self._largest_client())
+        server.records = self._join_ranks(records, sums, counters, found)
+        self._check_records(round)
+        if server.ids:
+            for callback in self.server_parts:
+                callback.on_aggregate(server, self.clients, sums)
+            for callback in self.server_parts:
+                callback.on_round_end(server, self.clients)
+        if not server.ids:
+            self._say_nobody_is_left()
+        server.records += self._missing_records(participants)
+        self._count_bytes()
+        return self._round_metrics()
+
+    def start_round(self, engine: SequentialEngine) -> Sums:
+        """Let the engine and the server's parts begin the server's round."""
+        server = self.server
+        engine.round, engine.grad_scale = server.round, self.grad_scale
+        engine.optimizer.learning_rates = self.schedule.learning_rates
+        sums = Sums(self.user.device)
+        for callback in self.server_parts:
+            callback.on_round_start(server, sums)
+        return sums
+
+    def plan_round(self, round: int) -> PlannedRound:
+        """What a round will do; all of it is a function of (seed, round). The server is in that round afterwards."""
+        self.server.round = round
+        participation = self.participation
+        participants = participation.draw(round)
+        sampled, ids = participants.sampled, participants.ids
+        steps = [
+            participation.late_steps(round, client) if client in participants.late else asked
+            for client, asked in zip(ids, participation.num_steps(ids), strict=True)
+        ]
+        if self.algorithm.trains_pooled:
+            steps = [self._local.num_steps(len(self.datamodule.client_train_dataloader(POOLED, seed=self._seed)))]
+        steps = [self.algorithm.num_steps(self.server, asked) for asked in steps]
+        down, up = self._bytes_of_client()
+        return PlannedRound(sampled, ids, steps, down * len(sampled), up * len(ids))
+
+    def _say_nobody_is_left(self) -> None:
+        if not self._said_nobody:
+            self._said_nobody = True
+            rank_zero_only(log.warning)(
+                f"round {self.server.round}: every sampled client vanished or was dropped as a straggler, so z stays "
+                "as it is (said once; see num_absent and num_straggler). trainer.stragglers.partial_work: used keeps "
+                "what stragglers did."
+            )
+
+    def _missing_records(self, participants: Participants) -> list[dict[str, Any]]:
+        """Rows of those that sent nothing, in the order of sampling."""
+        return [
+            {
+                "client": client,
+                "num_samples": int(self._num_samples[client]),
+                "num_steps": 0,
+                "status": participants.missing[client],
+                "weight": 0.0,
+            }
+            for client in participants.sampled
+            if client in participants.missing
+        ]
+
+    def _bytes_of_client(self) -> tuple[int, int]:
+        """What each client receives in the server's round, and what it sends if it does."""
+        algorithm, size = self.algorithm, self.server.z.element_size()
+        buffers = self.layout.num_buffers if self._buffer_policy == "average" else 0
+        exchanges = 0 if algorithm.trains_pooled else algorithm.num_exchanges(self.server)
+        vectors_down = algorithm.vectors_down + sum(part.vectors_down for part in self.server_parts)
+        vectors_up = algorithm.vectors_up + sum(part.vectors_up for part in self.server_parts)
+        down = exchanges * (vectors_down * self.layout.num_parameters + buffers) * size
+        up = exchanges * ((vectors_up * self.layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up)
+        return down, up
+
+    def _count_bytes(self) -> None:
+        """What each client received and sent, into its row of ``clients.csv``."""
+        down, up = self._bytes_of_client()
+        for record in self.server.records:
+            record["bytes_down"] = down
+            record["bytes_up"] = up if record["status"] in ("ok", "nonfinite") else 0
+
+    def _check_records(self, round: int) -> None:
+        """Say which clients drop out of the round; stop if nobody is left, or nobody had a loss."""
+        server = self.server
+        dropped = [record["client"] for record in server.records if record["status"] != "ok"]
+        if server.records and len(dropped) == len(server.records):
+            raise ConfigurationError(
+                f"round {round}: loss or weights of all {len(server.ids)} sampled clients became NaN or infinite, "
+                "so nothing can be aggregated; the state of the round before is kept. Lower the learning rate or clip "
+                "(trainer.gradient_clip_val)."
+            )
+        if dropped and self.algorithm.needs_all_clients:
+            raise ConfigurationError(
+                f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite, and "
+                f"{type(self.algorithm).__name__} needs every client in every round; the state of the round before is "
+                "kept. Lower its step size."
+            )
+        if dropped:
+            rank_zero_only(log.warning)(
+                f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite; "
+                "left out of the round (status=nonfinite in clients.csv)."
+            )
+        if server.records and not any("train_loss" in record for record in server.records):
+            raise ConfigurationError(
+                f"round {round}: training_step returned no loss in any step of any client; is a 'return loss' missing?"
+            )
+
+    def commit(self, round: int, metrics: dict[str, float]) -> None:
+        """Make the staged state the current one; ``metrics`` are the round's, for schedulers of interval ``round``."""
+        self.schedule.step(round, metrics)
+        valid = self.server.valid_records
+        scales = [record["grad_scale"] for record in valid if "grad_scale" in record]
+        self.grad_scale = min(scales, default=self.grad_scale)
+        self.server.commit()
+        self.clients.commit()
+
+    def rollback(self) -> None:
+        """Forget the staged state."""
+        self.user.best_metrics.rollback()
+        self.server.rollback()
+        self.clients.rollback()
+
+    def load_global(self) -> None:
+        """Write the staged global model into the user's module."""
+        self.engine.load(self.server.staged_model, self.server.staged("counters"))
+        self._tell_module_about_largest_client()
+
+    def models(self) -> Models:
+        """What is evaluated after this round, as staged."""
+        z = self.algorithm.global_model(self.server)
+        return Models(z, self.server.staged("counters"), self.local_model(), self.algorithm.fine_tuning)
+
+    def local_model(self) -> Callable[[int], tuple[Tensor, Tensor]] | None:
+        """Client -> its own model (d + b,) and integer buffers, as staged; None if there are none."""
+        if not self.has_local_models:
+            return None
+        if self.clients.file_rows is not None:
+            self.clients.file_rows.require()
+        clients, algorithm = self.clients, self.algorithm
+        model, counters = algorithm.global_model(self.server).cpu(), self.server.staged("counters")
+
+        def local_model(client: int) -> tuple[Tensor, Tensor]:
+            if self._keeps_last_models:
+                own = clients.staged_vector(LOCAL_MODEL, client)
+            else:
+                own = algorithm.local_model(StagedClient(clients, client), model)
+            if self._buffer_policy != "local":
+                return own, counters
+            own = torch.cat([own[: self.layout.num_parameters], clients.staged_vector(LOCAL_BUFFERS, client)])
+            return own, clients.staged_vector(LOCAL_COUNTERS, client)
+
+        return local_model
+
+    def _share(self, steps: list[int]) -> list[int]:
+        """The positions of this rank's clients."""
+        return deal(steps, self.fabric.world_size)[self.fabric.global_rank]
+
+    def make_cohort(self, clients: list[int], positions: list[int]) -> Cohort:
+        """Clients of this round, by their positions in it, that are trained together."""
+        sizes = [int(self._num_samples.sum())] if POOLED in clients else self._num_samples[clients].tolist()
+        cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
+        cohort.start_counters = self.server["counters"]
+        if self._buffer_policy == "local":
+            cohort.start_buffers, cohort.start_counters = cohort.local_buffers, cohort.local_counters[0]
+        if self._continues:
+            local_schedules.begin(cohort)
+        return cohort
+
+    def _train(self, positions: list[int], sums: Sums, *, is_late: bool) -> Cohort:
+        """Run a cohort's half, then the server's parts on its message."""
+        cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
+        if is_late:
+            cohort.local = self.participation.late_training(self.server.round, cohort.ids[0])
+        self.algorithm.client_update(self.engine, cohort, self.server)
+        if self._continues:
+            local_schedules.end(cohort)
+        cohort.check_finite()
+        for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
+            record["status"] = "ok" if is_valid else "nonfinite"
+        if self._keeps_last_models:
+            cohort.stage(LOCAL_MODEL, cohort.model)
+        if self._buffer_policy == "local":
+            cohort.stage(LOCAL_BUFFERS, cohort.buffers)
+            cohort.stage(LOCAL_COUNTERS, cohort.counters[None].expand(len(cohort), -1))
+        for callback in self.server_parts:
+            callback.on_cohort_end(cohort, self.server, sums)
+        is_all_valid = cohort.is_all_valid
+        for name in self.clients.scalar_names:
+            staged = cohort.staged(name)
+            cohort.record(name, staged if is_all_valid else torch.where(cohort.valid, staged, cohort.committed(name)))
+        cohort.write_back(self.clients)
+        return cohort
+
+    def _join_ranks(
+        self, records: list[tuple[int, dict]], sums: Sums, counters: Tensor, found: WrittenParametersError | None
+    ) -> list[dict[str, Any]]:
+        """Reduce the sums and exchange what was staged; afterwards every rank knows the whole round."""
+        if self.fabric.world_size == 1 and found is not None:
+            raise found
+        if self.fabric.world_size > 1:
+            mine = [record["client"] for _, record in records if record["status"] == "ok"]
+            kept = {name: {k: row.cpu() for k, row in rows.items()} for name, rows in sums.kept.items()}
+            flat, is_along = sums.flat(), travels_along(self.fabric)
+            payload = (records, self.clients.export_staged(mine), counters.cpu(), kept, flat if is_along else None)
+            gathered = gather_objects(self.fabric, found or payload)
+            errors = [part for part in gathered if isinstance(part, WrittenParametersError)]
+            if errors:
+                raise WrittenParametersError(sorted({name for error in errors for name in error.names}))
+            sums.load(sum(part[-1] for part in gathered) if is_along else sum_over_ranks(self.fabric, flat))
+            records = []
+            for rank, (theirs, staged, their_counters, their_kept, _) in enumerate(gathered):
+                records += theirs
+                counters = torch.maximum(counters, their_counters.to(counters.device))
+                if rank != self.fabric.global_rank:
+                    self.clients.import_staged(staged)
+                    for name, rows in their_kept.items():
+                        sums.kept.setdefault(name, {}).update(rows)
+        if self._buffer_policy != "global":
+            self.server.stage("counters", counters)
+        return [record for _, record in sorted(records, key=lambda item: item[0])]
+
+    def _round_metrics(self) -> dict[str, float]:
+        """The clients' training metrics averaged by samples, what the server's parts log, and the bytes."""
+        valid = self.server.valid_records
+        kinds = dict.fromkeys(map(tuple, valid))  # the names of a record; most have the same
+        names = dict.fromkeys(name for kind in kinds for name in kind if name.startswith("train_"))
+        metrics: dict[str, float] = {}
+        for name in names:
+            having = [(record[name], record["num_samples"]) for record in valid if name in record]
+            metrics[name] = sum([value * size for value, size in having]) / sum([size for _, size in having])
+        count = Counter([record["status"] for record in self.server.records])
+        metrics |= {f"num_{s}": float(count[s]) for s in ("nonfinite", "absent", "straggler") if count[s]}
+        for name in ("bytes_up", "bytes_down"):
+            metrics[f"comm/{name}"] = float(sum([record[name] for record in self.server.records]))
+        return metrics | self.server.metrics
+
+    def _largest_client(self) -> tuple[int, int]:
+        """Local epochs and steps of the client with the most batches."""
+        num_batches = int(self.participation.num_batches.max())
+        steps = self._local.num_steps(num_batches)
+        return self._local.epochs or -(-steps // num_batches), steps
+
+    def _tell_module_about_largest_client(self) -> None:
+        """What the module sees outside of clients, and ``configure_optimizers`` when called to learn its form."""
+        num_batches = int(self.participation.num_batches.max())
+        limits = self._local.limits(num_batches)
+        if self._local.schedule_rounds is None:
+            limits["max_epochs"] = self._local.epochs or 1
+        self.user.shim.set(**limits, num_training_batches=num_batches, current_client=None, training=False)
+
+    # checkpoints
+
+    def adopt(self, other: Federation) -> None:
+        """Take the committed state of another federation over the same model, data and algorithm."""
+        rows = other.clients.file_rows
+        path = None if rows is None else rows.path
+        self.take_as_buffers(other.layout.written)
+        self.load_state_dict(other.state_dict(), other.module_state(), "the last run", path)
+
+    def _describe(self) -> dict[str, Any]:
+        """What must be equal for a checkpoint to be resumed; made once, for it reads the whole partition."""
+        return {
+            "model": self.layout.fingerprint(),
+            "partition": {
+                "number of clients": self.datamodule.num_clients,
+                **{f"{s} samples": int(self.datamodule.num_samples(s).sum()) for s in ("train", "val", "test")},
+                "sha256 of the indices": self.datamodule.partition_hash()[:16],
+            },
+            "algorithm": type(self.algorithm).__name__,
+            "state": self.declaration.fingerprint(),
+            **({"trainer.local_schedules": "continue"} if self._continues else {}),
+        }
+
+    def state_dict(self, *, is_last: bool = True) -> dict[str, Any]:
+        """The committed state but for z, which :meth:`module_state` holds; ``is_last``: see the client store's."""
+        return {
+            "fingerprint": self.fingerprint,
+            "server": self.server.state_dict(),
+            "clients": self.clients.state_dict(is_last=is_last),
+            "schedule": self.schedule.state_dict(),
+            "grad_scale": self.grad_scale,
+            "written_parameters": self.layout.written,
+            "best_metrics": self.user.best_metrics.values,
+            "per_tensor_optimizer": not self.engine.optimizer.is_flat,
+        }
+
+    def module_state(self, model: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
+        """The user's module's ``state_dict`` with a model in it, in the master dtype.
+
+        Args:
+            model: (d + b,); None: the committed global one.
+            counters: Its integer buffers; None: the committed ones.
+        """
+        model = self.server.model if model is None else model
+        z, buffers = model.split([self.layout.num_parameters, self.layout.num_buffers])
+        state = {name: tensor.detach().cpu().clone() for name, tensor in self.user.module.state_dict().items()}
+        named = self.layout.named_buffers(buffers, self.server["counters"] if counters is None else counters)
+        return state | self.layout.under_all_names(named | self.layout.named_slices(z.cpu()))
+
+    def load_state_dict(
+        self, state: dict[str, Any], module_state: dict[str, Tensor], path: Any, rows_path: Path | None
+    ) -> None:
+        """Restore a checkpoint.
+
+        Args:
+            state: Of :meth:`state_dict`.
+            module_state: Of :meth:`module_state`.
+            path: Of the checkpoint, for messages.
+            rows_path: Of the clients' rows, if they lie in a file.
+
+        Raises:
+            ConfigurationError: It is of another model, partition or algorithm, or its rows cannot be had.
+        """
+        checkpoint.check_fingerprint(state["fingerprint"], self.fingerprint, path)
+        self.user.module.load_state_dict(module_state)
+        self.layout.frozen.mark()
+        z = self.layout.vector_from(module_state).to(self.server.z.device)
+        self.server.values["z"] = z
+        self.server.load_state_dict(state["server"])
+        self.clients.load_state_dict(state["clients"], path, rows_path)
+        self.schedule.load_state_dict(state["schedule"])
+        self.grad_scale = state["grad_scale"]
+        self.user.best_metrics.values = dict(state.get("best_metrics", {}))
+        if state["per_tensor_optimizer"] and self.engine.optimizer.is_flat:
+            self.engine.optimizer.use_per_tensor()

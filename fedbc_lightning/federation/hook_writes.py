@@ -1,0 +1,180 @@
+"""Weights and buffers that hooks write between the clients: Lightning keeps them, so they become part of z."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from fedbc_lightning.distributed.fabric import gather_objects
+from fedbc_lightning.state.layout import WrittenParametersError
+
+if TYPE_CHECKING:
+    from fedbc_lightning.federation.federation import Federation
+    from fedbc_lightning.module.adapter import UserModule
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
+
+START_HOOKS = ("setup", "on_fit_start", "on_train_start")
+
+
+class Weights(NamedTuple):
+    """What a module holds at one moment; process 0's counts where several processes train.
+
+    Attributes:
+        parameters: The trainable parameters, (d,).
+        buffers: The floating-point buffers, (b,).
+        counters: The integer buffers.
+        frozen: The parameters that are not trained.
+    """
+
+    parameters: Tensor
+    buffers: Tensor
+    counters: Tensor
+    frozen: list[Tensor]
+
+    @classmethod
+    def of(cls, federation: Federation, *, with_frozen: bool = False) -> Weights:
+        """Copy what the module of a federation holds."""
+        layout = federation.layout
+        frozen = [parameter.detach().clone() for parameter in layout.frozen.parameters] if with_frozen else []
+        return cls(layout.read(), layout.read_buffers(), layout.read_counters(), frozen)
+
+    def differs_from(self, other: Weights) -> bool:
+        """Whether anything but a frozen parameter is different."""
+        return not all(torch.equal(mine, theirs) for mine, theirs in zip(self[:3], other[:3], strict=True))
+
+    def of_process_0(self, federation: Federation) -> Weights:
+        """The same on all processes."""
+        if federation.fabric.world_size == 1:
+            return self
+        device = self.parameters.device
+        parameters, buffers, counters, frozen = federation.fabric.broadcast(
+            (self.parameters.cpu(), self.buffers.cpu(), self.counters.cpu(), [tensor.cpu() for tensor in self.frozen])
+        )
+        return Weights(parameters.to(device), buffers.to(device), counters.to(device), frozen)
+
+
+@contextmanager
+def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterator[None]:
+    """Make what the hooks inside write into the module the initial model; a resumed run keeps its checkpoint's.
+
+    What no checkpoint holds, such as buffers with ``persistent=False``, is the hooks' in either case.
+
+    Raises:
+        ConfigurationError: A hook replaced parameters in place of writing into them, or froze or thawed some.
+    """
+    is_heard = any(map(federation.user.hooks.listens, START_HOOKS))
+    before = Weights.of(federation, with_frozen=is_resumed and is_heard)
+    yield
+    if is_heard:
+        federation.layout.check_replaced(federation.user.module)
+    after = Weights.of(federation, with_frozen=not is_resumed and federation.fabric.world_size > 1)
+    federation.engine.attach()  # again, where a hook gave a parameter other .data
+    has_changed = after.differs_from(before)
+    _share_scratch(federation)
+    if is_resumed:
+        federation.layout.frozen.write(before.frozen)
+        federation.load_global()
+        if has_changed:
+            rank_zero_info(
+                "Resumed: the weights and buffers are those of the checkpoint; what hooks wrote into them at the start "
+                "(on_fit_start, on_train_start) is not taken again."
+            )
+    elif any(gather_objects(federation.fabric, has_changed)) or federation.fabric.world_size > 1:
+        after = after.of_process_0(federation)
+        federation.layout.frozen.write(after.frozen)
+        federation.make_state(*after[:3])
+        federation.load_global()
+    federation.layout.frozen.mark()
+    federation.layout.check_trainable()
+
+
+@contextmanager
+def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
+    """Make what the hook inside writes into the module part of z; the round that it begins may still be rolled back."""
+    if not federation.user.hooks.listens(hook):
+        yield
+        return
+    before, scratch = Weights.of(federation), [buffer.clone() for buffer, _ in federation.user.scratch]
+    yield
+    after = Weights.of(federation)
+    _say_that_scratch_is_put_back(federation.user, hook, scratch)
+    if not any(gather_objects(federation.fabric, after.differs_from(before))):
+        return
+    after = after.of_process_0(federation)
+    server = federation.server
+    for name, was, now in zip(("z", "buffers", "counters"), before[:3], after[:3], strict=True):
+        # Only what was written: under half precision the module holds z rounded.
+        server.replace(name, torch.where(now == was, server[name], now))
+    federation.load_global()
+
+
+@contextmanager
+def not_kept_from_evaluation_hooks(trainer: FederatedTrainer, *hooks: str) -> Iterator[None]:
+    """Say once that what the hooks inside write into the module is neither evaluated nor kept."""
+    federation = trainer.federation
+    if trainer.evaluator.has_told_writes or not any(map(trainer.hooks.listens, hooks)):
+        yield
+        return
+    before = Weights.of(federation)
+    yield
+    if Weights.of(federation).differs_from(before):
+        trainer.evaluator.has_told_writes = True
+        rank_zero_info(
+            f"model: {', '.join(filter(trainer.hooks.listens, hooks))} wrote into weights or buffers: that is neither "
+            "evaluated nor kept, for an evaluation measures the models that server and clients have. What is to become "
+            "part of the global model is written in on_round_end (said once)."
+        )
+
+
+def begin_again(federation: Federation, error: WrittenParametersError, frozen: dict[str, Tensor]) -> None:
+    """After a first round that wrote frozen parameters: go back to its beginning, with them as buffers.
+
+    Args:
+        federation: Nothing of it is committed yet.
+        error: Which parameters.
+        frozen: What they held before, see ``FrozenParameters.copies``.
+
+    Raises:
+        WrittenParametersError: Not all of them were copied.
+    """
+    if not set(error.names) <= frozen.keys():
+        raise error
+    federation.rollback()
+    federation.layout.frozen.put_back(frozen)
+    federation.take_as_buffers(error.names)
+    federation.load_global()
+    more = f" and {len(error.names) - 1} more" if len(error.names) > 1 else ""
+    rank_zero_info(
+        f"model: training writes '{error.names[0]}'{more}, which have requires_grad=False, as momentum and teacher "
+        "networks do: they travel as buffers do (trainer.buffers), and the first round begins again."
+    )
+
+
+def _say_that_scratch_is_put_back(user: UserModule, hook: str, before: Sequence[Tensor]) -> None:
+    """Say once that what a hook of rounds wrote into buffers that do not travel has no effect."""
+    written = [now for (now, _), then in zip(user.scratch, before, strict=True) if not torch.equal(now, then)]
+    if not written or user.has_told_scratch:
+        return
+    user.has_told_scratch = True
+    name = next(name for name, buffer in user.module.named_buffers() if any(buffer is now for now in written))
+    rank_zero_info(
+        f"model: {hook} wrote into '{name}', a buffer with persistent=False: each client finds there what it held when "
+        "training began. Register it with persistent=True, and what is written becomes part of the global model (said "
+        "once)."
+    )
+
+
+def _share_scratch(federation: Federation) -> None:
+    """Let every client find in the buffers that do not travel what is there now, in process 0."""
+    user = federation.user
+    user.keep_scratch()
+    if federation.fabric.world_size > 1 and user.scratch:
+        values = federation.fabric.broadcast([initial.cpu() for _, initial in user.scratch])
+        for (buffer, _), value in zip(user.scratch, values, strict=True):
+            buffer.copy_(value)
+        user.keep_scratch()

@@ -1,0 +1,136 @@
+"""Who takes part in a round, and how much each does: functions of (seed, round)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.seeding import numpy_generator
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data.datamodule import POOLED
+from fedbc_lightning.engines.sequential import LocalTraining
+from fedbc_lightning.federation.sampling import ClientSampler, num_sampled
+from fedbc_lightning.federation.stragglers import Stragglers
+
+
+class Participants(NamedTuple):
+    """Of a round.
+
+    Attributes:
+        sampled: The clients that receive z, in the order of sampling.
+        late: Stragglers among them.
+        missing: Those that send nothing -> ``absent``, or ``straggler`` where their work is dropped.
+    """
+
+    sampled: list[int]
+    late: set[int]
+    missing: dict[int, str]
+
+    @property
+    def ids(self) -> list[int]:
+        """Those that train for the server."""
+        return [client for client in self.sampled if client not in self.missing]
+
+
+class Participation:
+    """Draws the participants of rounds.
+
+    Args:
+        datamodule: Set up.
+        algorithm: The method, which may need all clients, or have no partial work.
+        local: What every client is asked to do.
+        sampler: Which clients take part.
+        clients_per_round: A number, or a fraction of N.
+        stragglers: Who does less than asked, or vanishes; None: nobody.
+        seed: The run's seed.
+
+    Attributes:
+        num_sampled: S.
+        num_batches: Of each client per epoch, int64 (N,).
+
+    Raises:
+        ConfigurationError: What is asked for does not go with the data or the method.
+    """
+
+    def __init__(
+        self, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm, local: LocalTraining,
+        sampler: ClientSampler, clients_per_round: int | float, stragglers: Stragglers | None, seed: int,
+    ) -> None:  # fmt: skip
+        self._algorithm, self._local, self._sampler = algorithm, local, sampler
+        self._stragglers, self._seed = stragglers, seed
+        self._num_clients, self.num_batches = datamodule.num_clients, datamodule.num_batches()
+        self.num_sampled = num_sampled(clients_per_round, self._num_clients)
+        name = type(algorithm).__name__
+        if algorithm.needs_all_clients and self.num_sampled < self._num_clients:
+            raise ConfigurationError(
+                f"trainer.clients_per_round: {name} takes all {self._num_clients} clients in every round; give 1.0."
+            )
+        if stragglers is not None and (algorithm.partial_work == "refused" or algorithm.trains_pooled):
+            raise ConfigurationError(f"trainer.stragglers: {name} has neither partial work nor absent clients.")
+
+    def sample(self, round: int) -> list[int]:
+        """The sampler's clients of a round.
+
+        Raises:
+            ConfigurationError: They cannot be, or are too few for the method.
+        """
+        if self._algorithm.trains_pooled:
+            return [POOLED]
+        ids = self._sampler(self._num_clients, self.num_sampled, self._seed, round)
+        if not ids or len(set(ids)) != len(ids) or not 0 <= min(ids) <= max(ids) < self._num_clients:
+            raise ConfigurationError(
+                f"trainer.sampler: {type(self._sampler).__name__} returned {ids[:10]} for round {round}; it must "
+                f"return distinct clients from 0 to {self._num_clients - 1}."
+            )
+        if self._algorithm.needs_all_clients and len(ids) < self._num_clients:
+            raise ConfigurationError(
+                f"trainer.sampler: {type(self._sampler).__name__} returned {len(ids)} clients for round {round}; "
+                f"{type(self._algorithm).__name__} takes all {self._num_clients}."
+            )
+        return ids
+
+    def draw(self, round: int) -> Participants:
+        """The clients sampled, the stragglers among them, and those that send nothing."""
+        sampled, late, absent = self.sample(round), set[int](), set[int]()
+        if self._stragglers is not None:
+            late, absent = self._stragglers.draw(sampled, self._seed, round)
+        missing = dict.fromkeys(absent, "absent")
+        if late and self._partial_work() == "dropped":
+            missing |= dict.fromkeys(late, "straggler")
+        return Participants(sampled, late, missing)
+
+    def _partial_work(self) -> str:
+        assert self._stragglers is not None
+        asked = self._stragglers.partial_work
+        return self._algorithm.partial_work if asked == "method" else asked
+
+    def num_steps(self, ids: list[int]) -> list[int]:
+        """What each client is asked to do in a round, in steps."""
+        return [self._local.num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
+
+    def late_training(self, round: int, client: int) -> LocalTraining:
+        """What a straggler does."""
+        rng = numpy_generator(self._seed, "partial work", round, client)
+        return self._local.shortened(int(self.num_batches[client]), rng)
+
+    def late_steps(self, round: int, client: int) -> int:
+        """That in steps."""
+        return self.late_training(round, client).num_steps(int(self.num_batches[client]))
+
+
+def deal(steps: list[int], num_ranks: int) -> list[list[int]]:
+    """The positions of each rank's clients: longest first, each to the rank with the least to do.
+
+    Example:
+        >>> deal([5, 1, 3], 2), deal([5, 1, 3], 1)
+        ([[0], [2, 1]], [[0, 1, 2]])
+    """
+    if num_ranks == 1:
+        return [list(range(len(steps)))]
+    loads, shares = [0] * num_ranks, [list[int]() for _ in range(num_ranks)]
+    for position in sorted(range(len(steps)), key=lambda k: (-steps[k], k)):
+        rank = loads.index(min(loads))
+        loads[rank] += steps[position]
+        shares[rank].append(position)
+    return shares

@@ -1,0 +1,61 @@
+"""Which clients take part in a round: a function of (seed, round)."""
+
+from __future__ import annotations
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.seeding import numpy_generator
+
+
+class ClientSampler:
+    """Base class: subclass and give ``trainer.sampler``."""
+
+    def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
+        """The distinct clients of one round, in the order of their turns; must depend on the arguments alone.
+
+        Args:
+            num_clients: N.
+            num_sampled: S, at most N.
+            seed: The run's seed.
+            round: 1..T.
+        """
+        raise NotImplementedError
+
+
+class UniformSampler(ClientSampler):
+    """S of the N clients, uniformly and without replacement, afresh in every round.
+
+    Example:
+        >>> UniformSampler()(10, 3, seed=0, round=1) == UniformSampler()(10, 3, seed=0, round=1)
+        True
+        >>> sorted(UniformSampler()(4, 4, seed=0, round=1))
+        [0, 1, 2, 3]
+    """
+
+    def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
+        """See :class:`ClientSampler`."""
+        return numpy_generator(seed, "sampling", round).choice(num_clients, num_sampled, replace=False).tolist()
+
+
+def num_sampled(clients_per_round: int | float, num_clients: int) -> int:
+    """S from ``clients_per_round``: an int is a number, a float a fraction of N (rounded, at least 1), 1.0 all.
+
+    Raises:
+        ConfigurationError: Not in 1..N or (0, 1].
+
+    Example:
+        >>> num_sampled(0.25, 30), num_sampled(10, 30), num_sampled(1.0, 30)
+        (8, 10, 30)
+    """
+    if isinstance(clients_per_round, float):
+        if not 0 < clients_per_round <= 1:
+            raise ConfigurationError(
+                f"trainer.clients_per_round: the fraction {clients_per_round} is not in (0, 1]; "
+                "write a number of clients without a decimal point."
+            )
+        return max(1, round(clients_per_round * num_clients))
+    if not 1 <= clients_per_round <= num_clients:
+        raise ConfigurationError(
+            f"trainer.clients_per_round: got {clients_per_round}, but the data has {num_clients} clients; "
+            f"give a number from 1 to {num_clients}, or a fraction such as 0.1."
+        )
+    return clients_per_round

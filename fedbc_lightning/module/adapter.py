@@ -1,0 +1,311 @@
+"""The user's LightningModule, untouched, inside federated training."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.plugins.precision import Precision
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.utilities.compile import from_compiled
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
+from torchmetrics import Metric
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.twins import AnyModule, overrides, own_base
+from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
+from fedbc_lightning.distributed.interrupts import check
+from fedbc_lightning.module.best_metrics import BestMetrics
+from fedbc_lightning.module.collector import MetricCollector, batch_size_of
+from fedbc_lightning.module.hooks import Hooks
+from fedbc_lightning.module.log import ModuleLog
+from fedbc_lightning.module.shared_state import SharedState
+from fedbc_lightning.module.shim import ModuleTrainer
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+
+STEPS = ("training_step", "validation_step", "test_step")
+
+
+class UserModule:
+    """Runs the user's steps under Fabric's precision, and listens to what they log.
+
+    Args:
+        module: The user's module.
+        fabric: Launched.
+        hooks: Of callbacks and module.
+        shim: What the module sees as ``self.trainer``.
+        datamodule: Its batch-transfer hooks go before the module's, as in Lightning.
+
+    Attributes:
+        has_told_scratch: Whether it was said that hooks wrote into buffers that do not travel.
+        first_batch: Entered with the number of samples around the first ``training_step``, if it is set.
+
+    Raises:
+        ConfigurationError: The module cannot be federated; see :func:`check_module`.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        fabric: Fabric,
+        hooks: Hooks,
+        shim: ModuleTrainer,
+        datamodule: LightningDataModule,
+    ) -> None:
+        self.module = module
+        self.hooks = hooks
+        self.shim = shim
+        self.device = fabric.device
+        self.first_batch: Callable[[int], AbstractContextManager] | None = None
+        self.collector = MetricCollector()
+        shim.listen(lambda: self.collector)
+        self._log = ModuleLog(lambda: self.collector)
+        precision = fabric.strategy.precision
+        self.precision = precision
+        is_plain = type(precision) is Precision
+        self.autocast: Callable[[], AbstractContextManager] = nullcontext if is_plain else precision.forward_context
+        self._convert: Callable[[Any], Any] | None = None if is_plain else precision.convert_input
+        self._transfer = _find_transfer_hooks(module, datamodule)
+        precision.convert_module(module)
+        module.to(self.device)
+        self.metrics = [m for m in module.modules() if isinstance(m, Metric)]
+        self.best_metrics, self.shared_state = BestMetrics(module), SharedState(module, hooks)
+        self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
+        self.keep_scratch()
+        self.has_told_scratch = False
+        self._modes = [(m, m.training) for m in module.modules()]
+        self.takes_index = {name: _takes_index(getattr(module, name)) for name in STEPS}
+
+    @property
+    def scratch(self) -> list[tuple[Tensor, Tensor]]:
+        """The buffers that do not travel, and what each client finds in them."""
+        return self._scratch
+
+    def keep_scratch(self) -> None:
+        """Take the buffers that do not travel as they are now: they must not leak from one client into the next."""
+        self._scratch = [
+            (buffer, buffer.clone())
+            for child in self.module.modules()
+            for name, buffer in child._buffers.items()
+            if buffer is not None and name in child._non_persistent_buffers_set and not isinstance(child, Metric)
+        ]
+
+    def put_scratch_back(self) -> None:
+        """Let the buffers that do not travel hold what each client finds in them."""
+        for buffer, initial in self._scratch:
+            buffer.copy_(initial)
+
+    @property
+    def has_transfer_hooks(self) -> bool:
+        """Whether batches go through hooks of the module or the data."""
+        return self._transfer is not None
+
+    # attach and detach
+
+    def attach(self) -> None:
+        """Give the module our trainer and our ``self.log``."""
+        self.module._trainer = self.shim  # type: ignore[assignment]
+        for metric in self.metrics:  # ranks hold different clients: nothing is to be joined, nobody to wait for
+            metric.distributed_available_fn = _never
+        for child in self.module.modules():
+            if isinstance(child, AnyModule):
+                child._trainer = self.shim  # type: ignore[assignment]
+                child.log = self._log.log  # type: ignore[method-assign]
+
+    def detach(self) -> None:
+        """Give the module back as it came, but for its weights."""
+        for metric, available in zip(self.metrics, self._metric_syncs, strict=True):
+            metric.distributed_available_fn = available
+        for child in self.module.modules():
+            if isinstance(child, AnyModule):
+                child._trainer = None
+                child.__dict__.pop("log", None)
+
+    def start_collecting(self) -> MetricCollector:
+        """A fresh collector for one client or one evaluation; Metrics and scratch buffers are as at the start."""
+        self.collector = MetricCollector()
+        for metric in self.metrics:
+            metric.reset()
+        self.put_scratch_back()
+        return self.collector
+
+    # modes
+
+    def train_mode(self) -> None:
+        """Training mode as the user left it: what was frozen in eval stays."""
+        for child, mode in self._modes:
+            if child.training != mode:  # setting an attribute of a module takes its time
+                child.training = mode
+
+    def eval_mode(self) -> None:
+        """Evaluation mode for every part."""
+        self.module.eval()
+
+    # steps
+
+    def to_device(self, batch: Any) -> Any:
+        """Move one batch, through the user's transfer hooks where there are any; a run that is to stop ends here."""
+        check()
+        if self._convert is not None:
+            batch = self._convert(batch)
+        if self._transfer is None:
+            return batch if _is_on(batch, self.device) else move_data_to_device(batch, self.device)
+        before, move, after = self._transfer
+        if before is not None:
+            batch = before(batch, 0)
+        batch = move(batch, self.device, 0) if move is not None else move_data_to_device(batch, self.device)
+        return after(batch, 0) if after is not None else batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> tuple[Tensor | None, Any]:
+        """The loss of one batch, and all that ``training_step`` returned.
+
+        Raises:
+            ConfigurationError: ``training_step`` returned neither a tensor, a dict with ``loss`` nor None.
+        """
+        if self.first_batch is not None:
+            watch, self.first_batch = self.first_batch, None
+            with watch(batch_size_of(batch, 1)):
+                return self.training_step(batch, batch_idx)
+        arguments = (batch, batch_idx) if self.takes_index["training_step"] else (batch,)
+        if self.autocast is nullcontext:
+            output = self.module.training_step(*arguments)
+        else:
+            with self.autocast():
+                output = self.module.training_step(*arguments)
+        if isinstance(output, Tensor):
+            return output, output
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if loss is None and output is not None:
+            raise ConfigurationError("model: training_step returned a dict without the key 'loss'.")
+        if loss is not None and not isinstance(loss, Tensor):
+            raise ConfigurationError(
+                f"model: training_step returned {type(loss).__name__}; return the loss as a tensor, a dict with "
+                "'loss', or None to skip the step."
+            )
+        return loss, output
+
+    def evaluate(self, loader: Any, stage: str) -> dict[str, float]:
+        """Run ``validation_step`` or ``test_step`` over a loader and return what it logged, without prefixes kept.
+
+        Args:
+            loader: Batches.
+            stage: ``"validation"`` or ``"test"``: which step and hooks.
+        """
+        step, takes_index = getattr(self.module, f"{stage}_step"), self.takes_index[f"{stage}_step"]
+        collector = self.start_collecting()
+        loaders = "test_dataloaders" if stage == "test" else "val_dataloaders"
+        self.shim.set(**{loaders: loader})
+        self.best_metrics.load()
+        self.hooks.call_module(f"on_{stage}_epoch_start")
+        start, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
+        listens = self.hooks.listens(start) or self.hooks.listens(end)
+        for batch_idx, raw in enumerate(loader):
+            batch = self.to_device(raw)
+            expected = min(loader.batch_size, loader.num_samples - batch_idx * loader.batch_size)
+            collector.start_batch(batch, batch_size_of(batch, expected))
+            if listens:
+                self.hooks.call(start, batch, batch_idx)
+            with self.autocast():
+                output = step(*((batch, batch_idx) if takes_index else (batch,)))
+            if listens:
+                self.hooks.call(end, output, batch, batch_idx)
+        self.hooks.call_module(f"on_{stage}_epoch_end")
+        self.shim.set(**{loaders: None})
+        result = collector.result()
+        self.best_metrics.stage()
+        return result
+
+
+def check_module(module: Any) -> None:
+    """Raise unless the module can be federated, before anything is trained.
+
+    Raises:
+        ConfigurationError: Not a LightningModule, no ``training_step`` or ``configure_optimizers``, manual
+            optimization, a ``log`` of its own, or a step that takes the data iterator or needs ``dataloader_idx``.
+    """
+    if not isinstance(module, AnyModule):
+        raise ConfigurationError(f"model: got {type(module).__name__}; give a LightningModule.")
+    name = type(module).__name__
+    for method in ("training_step", "configure_optimizers"):
+        if not overrides(module, method, LightningModule):
+            raise ConfigurationError(f"model: {name} has no {method}; add one, as for lightning.Trainer.")
+    if not module.automatic_optimization:
+        raise ConfigurationError(
+            f"model: {name} uses manual optimization (automatic_optimization=False), under which terms such as FedBC's "
+            "2λ(w − z) cannot be added to its steps; use automatic optimization."
+        )
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise ConfigurationError(f"model: {name}.training_step takes dataloader_iter; take (batch, batch_idx).")
+    for child in module.modules():
+        kind: Any = type(child)
+        if isinstance(child, AnyModule) and kind.log is not own_base(child, LightningModule).log:  # type: ignore[attr-defined]
+            raise ConfigurationError(
+                f"model: {kind.__name__}.log is a method of its own, which would not be called, for self.log goes to "
+                "the client's metrics at once; give the method another name, e.g. log_more, and let it call self.log."
+            )
+    for step in STEPS[1:]:
+        index = inspect.signature(getattr(module, step)).parameters.get("dataloader_idx")
+        if index is not None and index.default is index.empty:
+            raise ConfigurationError(
+                f"model: {name}.{step} must be given dataloader_idx, but there is one loader for each split; give it a "
+                "default: dataloader_idx=0."
+            )
+
+
+def unwrapped(model: Any) -> Any:
+    """The module inside ``torch.compile(module)``; its steps and ``forward`` stay compiled, as in lightning.Trainer."""
+    if not isinstance(model, OptimizedModule) or not isinstance(model._orig_mod, LightningModule):
+        return model
+    module = model._orig_mod
+    if module._compiler_ctx is None:
+        from_compiled(model)
+        for name in (*STEPS, "predict_step"):
+            if getattr(type(module), name) is getattr(LightningModule, name):  # not the module's own: none is there
+                delattr(module, name)
+    return module
+
+
+def step_stage(module: LightningModule, split: str) -> str | None:
+    """Which step runs on a split: ``test_step`` on test data, without one ``validation_step``; None if neither."""
+    stages = ("test", "validation") if split == "test" else ("validation", "test")
+    for stage in stages:
+        if overrides(module, f"{stage}_step", LightningModule):
+            return stage
+    return None
+
+
+def _takes_index(step: Callable[..., Any]) -> bool:
+    return is_param_in_hook_signature(step, "batch_idx", min_args=2)
+
+
+def _never() -> bool:
+    return False
+
+
+def _is_on(batch: Any, device: torch.device) -> bool:
+    if device.type != "cpu" or not isinstance(batch, (list, tuple)):
+        return False
+    for item in batch:  # a loop, for it is asked before every step
+        if isinstance(item, Tensor) and item.device == device:
+            continue
+        return False
+    return True
+
+
+def _find_transfer_hooks(module: nn.Module, datamodule: LightningDataModule) -> tuple | None:
+    """The transfer hooks in Lightning's precedence: the datamodule's, else the module's; None if all are default."""
+    found = []
+    for name in TRANSFER_HOOKS:
+        owner = next((o for o in (datamodule, module) if overrides(o, name, DataHooks)), None)
+        found.append(getattr(owner, name) if owner is not None else None)
+    return tuple(found) if any(found) else None

@@ -1,0 +1,209 @@
+"""What ``self.log`` logs inside a client or an evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.data import _extract_batch_size
+from lightning.pytorch.utilities.rank_zero import WarningCache
+from torch import Tensor
+from torchmetrics import Metric
+
+from fedbc_lightning.core.devices import read
+from fedbc_lightning.core.errors import ConfigurationError
+
+PREFIXES = ("train", "val", "valid", "validation", "test")
+
+
+def plain_name(name: str) -> str:
+    """A logged name without the prefix of its stage, so that it can get ours.
+
+    Example:
+        >>> plain_name("train_loss"), plain_name("val/accuracy"), plain_name("auroc")
+        ('loss', 'accuracy', 'auroc')
+    """
+    for separator in ("_", "/"):
+        head, found, tail = name.partition(separator)
+        if found and tail and head in PREFIXES:
+            return tail
+    return name
+
+
+def reduction(reduce_fx: Any) -> str:
+    """The name of what ``self.log`` was given as ``reduce_fx``, a name or a function.
+
+    Example:
+        >>> reduction("avg"), reduction(torch.mean), reduction(max)
+        ('mean', 'mean', 'max')
+    """
+    name = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
+    return "mean" if name == "avg" else name
+
+
+def batch_size_of(batch: Any, expected: int) -> int:
+    """The number of samples of a batch: the length of its first tensor; ``expected`` if it holds none."""
+    first = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
+    if isinstance(first, Tensor):
+        return first.size(0) if first.ndim else 1
+    return next((size for size in _extract_batch_size(batch) if size is not None), expected)
+
+
+_cache = WarningCache()
+
+
+def _warn_if_ambiguous(batch: Any) -> None:
+    """Say once that values are weighted by one of several sizes that the tensors of a batch have."""
+    if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Tensor):
+        return
+    sizes = {size for size in _extract_batch_size(batch) if size is not None}
+    if len(sizes) > 1:
+        _cache.warn(
+            "The tensors of a batch differ in their first dimension, of which the first tensor's weights what is "
+            "logged; give its number of samples: self.log(..., batch_size=...)."
+        )
+
+
+@dataclass
+class _Logged:
+    """One logged name in the current epoch."""
+
+    reduce: str
+    total: Any = 0.0
+    weight: float = 0.0
+    metric: Metric | None = None
+
+    def add(self, value: Any, weight: float) -> None:
+        if self.reduce == "mean":
+            self.total = self.total + value * weight
+        elif self.weight == 0:
+            self.total = value
+        elif self.reduce == "sum":
+            self.total = self.total + value
+        else:
+            self.total = (torch.maximum if self.reduce == "max" else torch.minimum)(
+                torch.as_tensor(self.total), torch.as_tensor(value)
+            )
+        self.weight += weight
+
+    def value(self) -> Any:
+        return self.total / self.weight if self.reduce == "mean" else self.total
+
+
+class MetricCollector:
+    """Takes ``self.log(name, value, ...)``: numbers, tensors and torchmetrics Metrics.
+
+    Numbers are averaged over the steps, weighted by batch size (``reduce_fx`` sum, min and max over the steps of an
+    epoch); a Metric is computed at the end of each epoch and reset, as under Lightning's Trainer. Epochs are then
+    averaged, weighted by samples.
+
+    Attributes:
+        batch: The current batch.
+        num_batches: The batches of the current epoch so far, the current one included.
+    """
+
+    def __init__(self) -> None:
+        self.batch: Any = None
+        self._batch_size: int | None = None
+        self._epoch: dict[str, _Logged] = {}
+        self._totals: dict[str, tuple[Any, float]] = {}
+        self.num_samples = self.num_batches = 0
+
+    def start_batch(self, batch: Any, batch_size: int) -> None:
+        """Say which batch the next values are of."""
+        self.batch = batch
+        self._batch_size = batch_size
+        self.num_samples += batch_size
+        self.num_batches += 1
+
+    def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
+        """Take one value.
+
+        Raises:
+            ConfigurationError: ``reduce_fx`` is not mean, sum, min or max, or a tensor has several elements.
+        """
+        logged = self._epoch.get(name)
+        if logged is None:
+            reduce = reduction(reduce_fx)
+            if reduce not in ("mean", "sum", "min", "max"):
+                raise ConfigurationError(f"self.log('{name}'): reduce_fx={reduce_fx!r}; use mean, sum, min or max.")
+            logged = self._epoch[name] = _Logged(reduce)
+        if isinstance(value, Metric):
+            logged.metric = value
+            return
+        if isinstance(value, Tensor):
+            value = self._checked(name, value)
+        elif not hasattr(value, "__float__") or getattr(value, "shape", ()) != ():
+            raise ConfigurationError(
+                f"self.log('{name}'): got {value!r}, a {type(value).__name__}; log a number, a tensor or a Metric."
+            )
+        if batch_size is None:
+            _warn_if_ambiguous(self.batch)
+        weight = batch_size if batch_size is not None else self._batch_size
+        logged.add(value, 1.0 if weight is None else weight)
+
+    def _checked(self, name: str, value: Tensor) -> Tensor:
+        if value.numel() != 1:
+            raise ConfigurationError(f"self.log('{name}'): a tensor of shape {tuple(value.shape)}; log one number.")
+        return value.detach().reshape(())
+
+    def end_epoch(self) -> None:
+        """Close an epoch: compute the Metrics, fold everything into the means over epochs."""
+        if not self._epoch:
+            self.num_samples = self.num_batches = 0
+            return
+        for name, logged in self._epoch.items():
+            if logged.metric is not None:
+                if logged.metric.update_called:
+                    logged.total, logged.weight = logged.metric.compute(), 1.0
+                    logged.reduce = "last"
+                logged.metric.reset()
+            if logged.weight:
+                total, weight = self._totals.get(name, (0.0, 0.0))
+                samples = logged.weight if logged.reduce == "mean" else max(self.num_samples, 1)
+                self._totals[name] = (total + logged.value() * samples, weight + samples)
+        self._epoch = {}
+        self.num_samples = self.num_batches = 0
+
+    def current(self) -> dict[str, Tensor]:
+        """The values so far, for schedulers and hooks that look at ``callback_metrics``."""
+        ended = {name: torch.as_tensor(total / weight) for name, (total, weight) in self._totals.items()}
+        running = {n: torch.as_tensor(v.value()) for n, v in self._epoch.items() if v.metric is None and v.weight}
+        return ended | running
+
+    def logged(self) -> dict[str, float]:
+        """Name as logged -> value."""
+        self.end_epoch()
+        means = read(total / weight for total, weight in self._totals.values())
+        return dict(zip(self._totals, means, strict=True))
+
+    def result(self) -> dict[str, float]:
+        """Plain name (see :func:`plain_name`) -> value."""
+        return {plain_name(name): value for name, value in self.logged().items()}
+
+
+class ColumnCollector(MetricCollector):
+    """The same for K clients at once, whose batches are of one size: a value is a number for all, or (K,).
+
+    Args:
+        num_clients: K.
+    """
+
+    def __init__(self, num_clients: int) -> None:
+        super().__init__()
+        self._num_clients = num_clients
+
+    def _checked(self, name: str, value: Tensor) -> Tensor:
+        return value.detach().expand(self._num_clients)
+
+    def results(self) -> list[dict[str, float]]:
+        """Of each client what :meth:`result` gives."""
+        self.end_epoch()
+        found: list[dict[str, float]] = [{} for _ in range(self._num_clients)]
+        for name, (total, weight) in self._totals.items():
+            mean = total / weight
+            values = mean.expand(self._num_clients).tolist() if isinstance(mean, Tensor) else [float(mean)] * len(found)
+            for result, value in zip(found, values, strict=True):
+                result[plain_name(name)] = value
+        return found

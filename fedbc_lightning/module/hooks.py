@@ -1,0 +1,72 @@
+"""Hooks of callbacks and of the user's module: found once, called only where somebody listens.
+
+Lightning's names and arguments: a Callback gets ``(trainer, pl_module, *arguments)``, the LightningModule
+``(*arguments)``, callbacks first. The table of events is in the README.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback, LightningModule
+
+from fedbc_lightning.core.twins import overrides
+
+if TYPE_CHECKING:
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
+
+STEP_HOOKS = (
+    "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step",
+)  # fmt: skip
+CLIENT_HOOKS = ("on_client_start", "on_client_end", "on_train_epoch_start", "on_train_epoch_end")
+
+
+class Hooks:
+    """The overridden hooks of a run.
+
+    Args:
+        trainer: Passed to callbacks.
+        module: The user's module: passed to callbacks, and listening itself.
+        callbacks: In order.
+    """
+
+    def __init__(self, trainer: FederatedTrainer, module: LightningModule, callbacks: Sequence[Callback]) -> None:
+        self._trainer = trainer
+        self._module = module
+        self.callbacks = list(callbacks)
+        self._found: dict[str, tuple[list[Callable], Callable | None]] = {}
+
+    def listens(self, name: str) -> bool:
+        """Whether a callback or the module overrides the hook."""
+        callbacks, own = self._find(name)
+        return bool(callbacks) or own is not None
+
+    def listens_itself(self, name: str) -> bool:
+        """Whether the module overrides the hook."""
+        return self._find(name)[1] is not None
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call the hook on the callbacks, then on the module, and return what the module's returned."""
+        callbacks, own = self._find(name)
+        for method in callbacks:
+            method(self._trainer, self._module, *args)
+        return own(*args) if own is not None else None
+
+    def call_module(self, name: str, *args: Any) -> Any:
+        """Call the hook on the module alone."""
+        _, own = self._find(name)
+        return own(*args) if own is not None else None
+
+    def call_callbacks(self, name: str, *args: Any) -> None:
+        """Call the hook on the callbacks alone."""
+        for method in self._find(name)[0]:
+            method(self._trainer, self._module, *args)
+
+    def _find(self, name: str) -> tuple[list[Callable], Callable | None]:
+        if name not in self._found:
+            callbacks = [getattr(c, name) for c in self.callbacks if overrides(c, name, Callback)]
+            own = getattr(self._module, name) if overrides(self._module, name, LightningModule) else None
+            self._found[name] = (callbacks, own)
+        return self._found[name]

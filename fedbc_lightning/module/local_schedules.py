@@ -1,0 +1,150 @@
+"""``trainer.local_schedules: continue``: what each client took in earlier rounds, and what can go on from there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+
+from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.twins import overrides
+from fedbc_lightning.module.fast_forward import ScheduleState, step_quietly
+from fedbc_lightning.module.optimizers import LASTING, Configured, configure
+
+if TYPE_CHECKING:
+    from fedbc_lightning.module.adapter import UserModule
+    from fedbc_lightning.state.cohort import Cohort
+    from fedbc_lightning.state.declaration import StateDeclaration
+
+EPOCHS, STEPS = "epochs_taken", "steps_taken"
+"""The clients' scalars, which are also columns of ``clients.csv``."""
+NUM_TRIED = 2
+"""Steps of a scheduler that are tried before its state is carried over, and after."""
+
+
+class Taken(NamedTuple):
+    """What a client has taken in all rounds so far.
+
+    Attributes:
+        epochs: Passes over its data; one that was broken off counts by the share of its batches that came.
+        steps: Optimizer steps.
+    """
+
+    epochs: float = 0.0
+    steps: int = 0
+
+    def whole_epochs(self, num_batches: int) -> int:
+        """The epochs that are complete, of a client with so many batches."""
+        return self._batches(num_batches) // num_batches
+
+    def plus(self, batches: int, steps: int, num_batches: int) -> Taken:
+        """That after so many more batches and steps."""
+        return Taken((self._batches(num_batches) + batches) / num_batches, self.steps + steps)
+
+    def _batches(self, num_batches: int) -> int:
+        """As a whole number, so that no rounding error adds up."""
+        return round(self.epochs * num_batches)
+
+
+def declare(declaration: StateDeclaration) -> None:
+    """Keep both counts for every client."""
+    declaration.client_scalar(EPOCHS)
+    declaration.client_scalar(STEPS)
+
+
+def begin(cohort: Cohort) -> None:
+    """Tell a cohort what its clients took in earlier rounds; the model of pooled data has the last client's row."""
+    epochs, steps = cohort.committed(EPOCHS).tolist(), cohort.committed(STEPS).tolist()
+    cohort.taken_before = [Taken(done, int(count)) for done, count in zip(epochs, steps, strict=True)]
+
+
+def end(cohort: Cohort) -> None:
+    """Stage what the clients have taken now; those that drop out of the round keep what they had."""
+    if cohort.taken_after:
+        cohort.stage(EPOCHS, torch.tensor([taken.epochs for taken in cohort.taken_after], dtype=torch.float64))
+        cohort.stage(STEPS, torch.tensor([taken.steps for taken in cohort.taken_after], dtype=torch.float64))
+
+
+def check_schedules(user: UserModule, max_epochs: int, max_steps: int) -> None:
+    """Refuse schedulers inside clients that cannot be moved to a count of epochs or steps.
+
+    Args:
+        user: The module.
+        max_epochs: The most local epochs that the largest client takes in the whole run.
+        max_steps: The most local steps that the largest client takes in the whole run.
+
+    Raises:
+        ConfigurationError: There is one, with the reason.
+    """
+    configured = configure(user)
+    counts = sorted(user.shim.reads & {"current_epoch", "global_step"})
+    if not configured.schedulers:
+        return
+    problem = _problem_of_kind(configured, user)
+    if problem is None and counts:
+        problem = (
+            f"configure_optimizers, or a scheduler that it makes, reads self.trainer.{counts[0]}, which would count "
+            "twice: schedulers are given their count"
+        )
+    if problem is None:
+        total = max_epochs if configured.schedulers[0].interval == "epoch" else max_steps
+        problem = _problem_of_length(configured, total) or _problem_of_state(configured, user, total)
+    if problem is not None:
+        raise ConfigurationError(
+            f"trainer.local_schedules: continue cannot carry the model's schedulers from round to round: {problem}; "
+            "change that, or use fresh."
+        )
+
+
+def _problem_of_kind(configured: Configured, user: UserModule) -> str | None:
+    configs = configured.schedulers
+    plateau = next((config for config in configs if config.reduce_on_plateau), None)
+    if plateau is not None:
+        return (
+            f"{type(plateau.scheduler).__name__} depends on the metrics of all earlier epochs, which are not kept (one "
+            "that monitors what validation logs belongs to the server, and does go on)"
+        )
+    if overrides(user.module, "lr_scheduler_step", LightningModule):
+        return "the module's own lr_scheduler_step may depend on more than their count"
+    foreign = next((config.scheduler for config in configs if not isinstance(config.scheduler, LRScheduler)), None)
+    if foreign is not None:
+        return f"{type(foreign).__name__} is no torch.optim.lr_scheduler.LRScheduler"
+    if len({config.interval for config in configs}) > 1:
+        return "some are of interval epoch and some of interval step, so that their order would have to be kept, too"
+    if any(config.interval == "step" and config.frequency > 1 for config in configs):
+        return "a frequency above 1 of interval step counts the batches of each epoch anew"
+    return None
+
+
+def _problem_of_length(configured: Configured, total: int) -> str | None:
+    for config in configured.schedulers:
+        scheduler, needed = config.scheduler, total // config.frequency
+        if isinstance(scheduler, OneCycleLR) and scheduler.total_steps < needed:
+            return (
+                f"OneCycleLR ends after {scheduler.total_steps} steps, and a client takes up to {needed} in the whole "
+                "run (self.trainer.estimated_stepping_batches, or max_epochs for interval epoch, tells how many)"
+            )
+    return None
+
+
+def _problem_of_state(configured: Configured, user: UserModule, total: int) -> str | None:
+    """Carry the state of one over to another after a few steps, and see whether both go on alike."""
+    other = configure(user)
+    user.shim.reads.clear()
+    kinds = ", ".join(type(config.scheduler).__name__ for config in configured.schedulers)
+    try:
+        for count in range(min(2 * NUM_TRIED, total // max(config.frequency for config in configured.schedulers))):
+            if count == NUM_TRIED:
+                ScheduleState.of(configured.optimizer, configured.schedulers).load(other.optimizer, other.schedulers)
+            step_quietly(configured.schedulers)
+            if count >= NUM_TRIED:
+                step_quietly(other.schedulers)
+                states = [ScheduleState.of(each.optimizer, each.schedulers).groups for each in (configured, other)]
+                if states[0] != states[1]:
+                    return f"{kinds} keeps something that its state_dict does not hold"
+    except Exception as error:
+        return f"{kinds} could not be stepped by itself ({type(error).__name__}: {first_line(error)})"
+    changing = user.shim.reads - LASTING
+    return f"{kinds} reads self.trainer.{min(changing)}, which changes, when it is stepped" if changing else None

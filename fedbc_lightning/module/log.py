@@ -1,0 +1,50 @@
+"""``self.log`` as the user's module has it inside federated training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.module.collector import MetricCollector
+
+
+class ModuleLog:
+    """Hands what a module logs to whatever collects it at the moment.
+
+    The module keeps the method :meth:`log` among its attributes. A copy of the module, by ``copy.deepcopy`` or pickle,
+    must not take the whole run with it: what a copy logs is heard by nobody, as in Lightning.
+
+    Args:
+        collector: Returns what collects the logged values; None: nobody listens.
+    """
+
+    def __init__(self, collector: Callable[[], MetricCollector] | None = None) -> None:
+        self._collector = collector
+
+    def __reduce__(self) -> tuple[type[ModuleLog], tuple[()]]:
+        """A copy that nobody listens to."""
+        return type(self), ()
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """``self.log`` with Lightning's signature; what has no meaning inside a client is taken and left."""
+        if isinstance(value, Mapping):
+            raise ConfigurationError(f"self.log('{name}'): got a dict; use self.log_dict.")
+        if self._collector is not None and (on_step is not False or on_epoch is not False):
+            self._collector().log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)

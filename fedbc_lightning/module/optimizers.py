@@ -1,0 +1,306 @@
+"""The user's ``configure_optimizers`` inside clients: made afresh or reset for each, on flat slices where exact."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.optim.optimizer as torch_optimizer
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.twins import overrides
+from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.fast_forward import FastForward
+from fedbc_lightning.module.round_schedulers import is_of_rounds
+from fedbc_lightning.module.visitors import is_known_scheduler, steps_as_torch
+from fedbc_lightning.state.layout import ParameterLayout
+
+ELEMENTWISE = frozenset({
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,
+    torch.optim.RMSprop, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Rprop,
+    torch.optim.ASGD,
+})  # fmt: skip
+"""Optimizers that treat every element alike: one flat slice per group gives bitwise the same steps, faster."""
+
+LASTING = frozenset({
+    "max_epochs", "max_steps", "estimated_stepping_batches", "num_training_batches", "max_rounds",
+    "accumulate_grad_batches",
+})  # fmt: skip
+"""What schedulers may read of ``self.trainer``, for it is the same in all rounds of a client."""
+
+
+@dataclass
+class Configured:
+    """What one call of ``configure_optimizers`` returned, in one form.
+
+    Attributes:
+        optimizer: The one optimizer.
+        schedulers: Those of interval ``step`` or ``epoch``: they live inside a client.
+        round_schedulers: Those of interval ``round``, and those that monitor what evaluation logs: they belong to the
+            server.
+        reads_trainer: Whether the call looked at ``self.trainer``, so that it must be made for every client.
+    """
+
+    optimizer: Optimizer
+    schedulers: list[LRSchedulerConfig]
+    round_schedulers: list[LRSchedulerConfig]
+    reads_trainer: bool
+
+
+def configure(user: UserModule) -> Configured:
+    """Call the user's ``configure_optimizers`` and read any of Lightning's return forms.
+
+    Raises:
+        ConfigurationError: No optimizer, several, or a form that Lightning does not know either.
+    """
+    user.shim.reads.clear()
+    try:
+        returned = user.module.configure_optimizers()
+    except ValueError as error:  # what torch says of an impossible learning rate, momentum, ...
+        raise ConfigurationError(f"model: configure_optimizers failed: {error}.") from error
+    reads_trainer = bool(user.shim.reads)
+    if returned is None:
+        raise ConfigurationError("model: configure_optimizers returned None; return an optimizer.")
+    try:
+        optimizers, schedulers, monitor = _configure_optimizers(returned)  # type: ignore[arg-type]
+        round_schedulers = [s for s in schedulers if isinstance(s, dict) and s.get("interval") == "round"]
+        local = [s for s in schedulers if not any(s is r for r in round_schedulers)]
+        configs = _configure_schedulers_automatic_opt(local, monitor)
+        at_server = _configure_schedulers_automatic_opt([{**s, "interval": "epoch"} for s in round_schedulers], monitor)
+    except MisconfigurationException as error:
+        raise ConfigurationError(f"model: {error}") from None
+    if len(optimizers) != 1:
+        raise ConfigurationError(
+            f"model: configure_optimizers returned {len(optimizers)} optimizers; several need manual optimization, "
+            "which cannot be federated. Use one optimizer with several parameter groups."
+        )
+    if any(kind.__module__.partition(".")[0] == "opacus" for kind in type(optimizers[0]).__mro__):
+        raise ConfigurationError(
+            f"model: Opacus' {type(optimizers[0]).__name__} makes a gradient of its own inside step(), which neither a "
+            "method's terms nor clipping reach; return its original_optimizer."
+        )
+    own = set(user.module.parameters())
+    if any(p not in own for group in optimizers[0].param_groups for p in group["params"]):
+        raise ConfigurationError(
+            "model: configure_optimizers returned an optimizer with parameters that are not the module's; "
+            "make them parameters of the module."
+        )
+    of_rounds = [config for config in configs if is_of_rounds(config)]
+    at_server += of_rounds
+    configs = [config for config in configs if not any(config is moved for moved in of_rounds)]
+    if at_server and _needs_closure(optimizers[0]):
+        raise ConfigurationError(
+            "model: a scheduler of interval 'round' does not work with a closure optimizer (LBFGS)."
+        )
+    if configs and at_server:
+        kind = (
+            f"one that monitors '{of_rounds[0].monitor}', which evaluation logs," if of_rounds else "interval 'round'"
+        )
+        raise ConfigurationError(
+            f"model: a scheduler of rounds ({kind}) cannot be combined with one that is stepped inside clients."
+        )
+    return Configured(optimizers[0], configs, at_server, reads_trainer)
+
+
+class LocalOptimizer:
+    """The optimizer and schedulers of one client after another.
+
+    Args:
+        user: The module.
+        layout: Of its parameters, ordered by the optimizer's groups.
+        row: The workbench row (d,) that the parameters are views of.
+        grad: The gradient row (d,).
+        configured: The first call's result, made with the module's parameters.
+    """
+
+    def __init__(
+        self, user: UserModule, layout: ParameterLayout, row: Tensor, grad: Tensor, configured: Configured
+    ) -> None:
+        self._user = user
+        self._layout = layout
+        self._row, self._grad = row, grad
+        # A module that zeroes or steps itself may handle gradients: it finds its own parameters in the optimizer.
+        own = any(overrides(user.module, name, LightningModule) for name in ("optimizer_zero_grad", "optimizer_step"))
+        self.is_flat = type(configured.optimizer) in ELEMENTWISE and not own
+        self.needs_closure = _needs_closure(configured.optimizer)
+        self.learning_rates: list[float] | None = None
+        self._fast_forward = FastForward()
+        self._take(configured)
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether a step is exactly ``w -= lr * grad``."""
+        return type(self.optimizer) is torch.optim.SGD and not any(
+            g["momentum"] or g["weight_decay"] or g["maximize"] for g in self.optimizer.param_groups
+        )
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The current learning rate of each parameter group."""
+        return tuple([float(group.get("lr", 0.0)) for group in self.optimizer.param_groups])
+
+    def use_per_tensor(self) -> None:
+        """Keep the module's own parameters in the optimizer from now on."""
+        self.is_flat = False
+        self._fast_forward = FastForward()  # its states are of flat groups
+        self._take(configure(self._user))
+
+    def plain_step(self) -> Callable[[], Any]:
+        """One optimizer step on the gradient row, to be called without autograd.
+
+        It is the optimizer's own ``step`` without what torch wraps around it for profilers, the compiler and step
+        hooks, which costs more than the arithmetic of a small model. Where there are hooks, or a scheduler that counts
+        steps, the wrapping stays.
+        """
+        for leaf, grad in self._leaves:
+            if leaf.grad is not grad:
+                leaf.grad = grad
+        return self.optimizer.step if self.schedulers or self.has_step_hooks else self._bare_step
+
+    @property
+    def has_step_hooks(self) -> bool:
+        """Whether anything listens to the steps of this optimizer or of all, or is wrapped around them."""
+        own, module = self.optimizer, torch_optimizer
+        return bool(
+            own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks
+            or module._global_optimizer_pre_hooks or module._global_optimizer_post_hooks or not steps_as_torch(own)
+        )  # fmt: skip
+
+    @property
+    def has_visitors(self) -> bool:
+        """Whether code that is not known may run where the optimizer or its schedulers step."""
+        if self.has_step_hooks or type(self.optimizer) not in ELEMENTWISE:
+            return True
+        if not self.schedulers:
+            return False
+        is_known = all(is_known_scheduler(config.scheduler) for config in self.schedulers)
+        return not is_known or overrides(self._user.module, "lr_scheduler_step", LightningModule)
+
+    def show_gradient(self, is_there: bool = True) -> None:
+        """Let the flat leaves have the gradient row as their gradient, or none if the step has none."""
+        for leaf, grad in self._leaves:
+            leaf.grad = grad if is_there else None
+
+    def reset(self, lr_scale: float = 1.0, *, epochs: int = 0, steps: int = 0) -> None:
+        """Make optimizer and schedulers as new, for the next client.
+
+        Args:
+            lr_scale: Factor on its learning rates.
+            epochs: That the client's schedulers of interval ``epoch`` have seen in earlier rounds.
+            steps: Likewise those of interval ``step``.
+        """
+        if self.is_made_anew:
+            self._take(configure(self._user))
+        else:
+            self.optimizer.state.clear()
+            for group, fresh in zip(self.optimizer.param_groups, self._fresh_groups, strict=True):
+                group.update(copy.deepcopy(fresh) if self._has_tensors else fresh)
+            self.optimizer.state.update(initial_state(self.optimizer))
+            for config, state in zip(self.schedulers, self._fresh_schedulers, strict=True):
+                config.scheduler.load_state_dict(copy.deepcopy(state))
+        if self.schedulers and (epochs or steps):
+            count = epochs if self.schedulers[0].interval == "epoch" else steps
+            self._fast_forward.move(self.optimizer, self.schedulers, count, self._made_from())
+        if self.learning_rates is not None:
+            for group, lr in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+                group["lr"] = lr
+        if lr_scale != 1:
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["lr"] * lr_scale
+
+    def _made_from(self) -> tuple[Any, ...] | None:
+        """What of ``self.trainer`` the schedulers may depend on; None: also on something that may change by itself."""
+        shim = self._user.shim
+        return None if self.is_made_anew and shim.reads - LASTING else shim.peek(sorted(LASTING))
+
+    def forget(self) -> None:
+        """Leave nothing of the last client's state."""
+        if self.optimizer.state:
+            self.reset()
+
+    def _take(self, configured: Configured) -> None:
+        self.optimizer, self.schedulers = configured.optimizer, configured.schedulers
+        # Only torch's own keep all of their state where a snapshot finds it.
+        parts = [self.optimizer, *(config.scheduler for config in self.schedulers)]
+        self.is_made_anew = configured.reads_trainer or not all(type(p).__module__.startswith("torch.") for p in parts)
+        needs_wrapping = any(group.get("differentiable") for group in self.optimizer.param_groups)
+        bare = partial(inspect.unwrap(type(self.optimizer).step), self.optimizer)
+        self._bare_step = self.optimizer.step if needs_wrapping else bare
+        self._leaves: list[tuple[nn.Parameter, Tensor]] = []
+        if self.is_flat:
+            for group, part in zip(self.optimizer.param_groups, self._layout.group_slices, strict=True):
+                leaf = nn.Parameter(self._row[part])
+                group["params"] = [leaf]
+                choose_loop(group)
+                self._leaves.append((leaf, self._grad[part]))
+            self.optimizer.state.update(initial_state(self.optimizer))
+        self._fresh_groups = [
+            copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in self.optimizer.param_groups
+        ]
+        self._has_tensors = any(isinstance(v, Tensor) for group in self._fresh_groups for v in group.values())
+        self._fresh_schedulers = [copy.deepcopy(c.scheduler.state_dict()) for c in self.schedulers]
+        self._user.shim.set_optimizer(self.optimizer, self.schedulers)
+
+    # schedulers
+
+    def step_schedulers(self, interval: str, count: int, *, plateau: bool) -> None:
+        """Step the schedulers of an interval (``step`` or ``epoch``), as Lightning does.
+
+        Args:
+            interval: Which.
+            count: Steps or epochs ended so far.
+            plateau: Whether those that monitor a metric are due, or the others.
+
+        Raises:
+            ConfigurationError: A monitored metric was not logged.
+        """
+        for config in self.schedulers:
+            if config.interval != interval or config.reduce_on_plateau != plateau or count % config.frequency:
+                continue
+            metrics = self._user.collector.current() if plateau else {}
+            if plateau and not config.strict and config.monitor not in metrics:
+                continue
+            metric = _monitored(config, metrics) if plateau else None
+            self._user.module.lr_scheduler_step(config.scheduler, metric)
+
+
+def _monitored(config: LRSchedulerConfig, metrics: dict[str, Tensor]) -> Any:
+    if config.monitor not in metrics:
+        raise ConfigurationError(
+            f"model: a scheduler monitors '{config.monitor}', which training did not log; there is: "
+            f"{', '.join(sorted(metrics))}. If validation logs it, let its name begin with val_."
+        )
+    return metrics[config.monitor]
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def initial_state(optimizer: Optimizer) -> dict[Any, Any]:
+    """Return the state that an optimizer's constructor gives to the parameters that are in its groups now.
+
+    Of torch's optimizers only Adagrad has any before its first step, and with torch 2.8 that step fails without it.
+    """
+    if type(optimizer) is not torch.optim.Adagrad:
+        return {}
+    return torch.optim.Adagrad([dict(group) for group in optimizer.param_groups], **optimizer.defaults).state
+
+
+def choose_loop(group: dict[str, Any]) -> None:
+    """Say for a group of one tensor what torch would find out again in every step: on a CPU its plain loop runs."""
+    on_cpu = all(parameter.device.type == "cpu" for parameter in group["params"])
+    if on_cpu and "foreach" in group and group["foreach"] is None and group.get("fused") is None:
+        group["foreach"] = False

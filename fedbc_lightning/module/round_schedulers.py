@@ -1,0 +1,106 @@
+"""Learning-rate schedulers that belong to the rounds: the server steps them by what a round or its evaluation logs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.module.monitors import OF_EVALUATION, OF_TEST, OF_VALIDATION, name_in_log, problem_of
+
+if TYPE_CHECKING:
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
+
+
+class RoundSchedulers:
+    """Schedulers of the server: their learning rates are the start for every client of the round.
+
+    Args:
+        optimizer: The one that they were made for; no client uses it.
+        configs: Schedulers of interval ``round``, and those that monitor what evaluation logs.
+    """
+
+    def __init__(self, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> None:
+        self._optimizer, self._configs = optimizer, configs
+
+    @property
+    def monitored(self) -> list[str]:
+        """The names that evaluation must log."""
+        names = [config.monitor for config in self._configs if config.reduce_on_plateau]
+        return [name for name in names if name and name.startswith((*OF_VALIDATION, *OF_TEST, *OF_EVALUATION))]
+
+    @property
+    def learning_rates(self) -> list[float] | None:
+        """One per parameter group; None without such schedulers."""
+        return [float(group["lr"]) for group in self._optimizer.param_groups] if self._configs else None
+
+    def check(self, metrics: Collection[str]) -> None:
+        """Raise unless an evaluation, if there was one, logged what is monitored.
+
+        Args:
+            metrics: The names in the log of the round.
+
+        Raises:
+            ConfigurationError: It did not.
+        """
+        if not any(name.startswith(OF_EVALUATION) for name in metrics):
+            return
+        for config in self._configs:
+            name = name_in_log(config.monitor or "", metrics)
+            if config.monitor in self.monitored and config.strict and name not in metrics:
+                there = ", ".join(sorted(name for name in metrics if name.startswith(OF_EVALUATION)))
+                raise ConfigurationError(
+                    f"model: a scheduler monitors '{config.monitor}', which evaluation did not log; there is: {there}."
+                )
+
+    def step(self, round: int, metrics: dict[str, float]) -> None:
+        """End a round; a scheduler that monitors a metric moves in the rounds that logged it."""
+        self.check(metrics)
+        for config in self._configs:
+            self._optimizer.zero_grad()
+            self._optimizer.step()  # without gradients it changes nothing, but schedulers warn if it never ran
+            if round % config.frequency:
+                continue
+            scheduler: Any = config.scheduler
+            if not config.reduce_on_plateau:
+                scheduler.step()
+                continue
+            name = name_in_log(config.monitor or "", metrics)
+            if name in metrics:
+                scheduler.step(metrics[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Scheduler states and learning rates."""
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups]
+        return (
+            {"schedulers": [c.scheduler.state_dict() for c in self._configs], "groups": groups} if self._configs else {}
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        for config, saved in zip(self._configs, state.get("schedulers", []), strict=True):
+            config.scheduler.load_state_dict(saved)
+        for group, saved in zip(self._optimizer.param_groups, state.get("groups", []), strict=False):
+            group.update(saved)
+
+
+def is_of_rounds(config: LRSchedulerConfig) -> bool:
+    """Whether a scheduler of interval ``epoch`` monitors what only an evaluation after the round logs."""
+    name = config.monitor or ""
+    is_of_epochs = config.reduce_on_plateau and config.interval == "epoch"
+    return is_of_epochs and name.startswith((*OF_VALIDATION, *OF_EVALUATION))
+
+
+def check_what_is_monitored(trainer: FederatedTrainer) -> None:
+    """Raise, before training, if nothing will be logged of what a scheduler of the server monitors.
+
+    Raises:
+        ConfigurationError: No data to evaluate on, no evaluation, or no step that runs on them.
+    """
+    for name in trainer.federation.schedule.monitored:
+        problem = problem_of(trainer, name)
+        if problem:
+            raise ConfigurationError(f"model: a scheduler monitors '{name}', which evaluation logs, but {problem}.")

@@ -1,0 +1,141 @@
+"""State of a module that is neither parameter nor buffer, and goes from one client to the next."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from fedbc_lightning.module.hooks import Hooks
+
+MAX_VALUES = 20_000
+"""Number of values that are looked at in a round; what lies beyond is not seen."""
+OWN = frozenset({*vars(LightningModule()), "log", "clip_gradients"})
+"""Attributes of every module: torch's and Lightning's own affair."""
+REPLACED = " (another module now)"
+BY_REFERENCE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+LIBRARIES = ("lightning", "pytorch_lightning", "fedbc_lightning", "torch", "torchmetrics", "builtins")
+
+
+class SharedState:
+    """Says once which attributes of a module change while clients train: they are shared by all clients.
+
+    It compares them before and after the clients of a round, so it costs the same for one client as for a million.
+
+    Args:
+        module: The user's module.
+        hooks: A module that has an ``on_client_start`` of its own is taken to reset its state there.
+    """
+
+    def __init__(self, module: nn.Module, hooks: Hooks) -> None:
+        self._module, self._hooks = module, hooks
+        self._before: dict[str, Any] = {}
+        self._is_said = False
+
+    def watch(self) -> None:
+        """Before the first client of a round."""
+        if not self._is_said:
+            self._before = self._described()
+
+    def say(self) -> None:
+        """After the last client of a round: say what changed."""
+        if self._is_said:
+            return
+        now = self._described()
+        changed = [name for name in {**self._before, **now} if self._before.get(name) != now.get(name)]
+        inside = tuple(f"{name.removesuffix(REPLACED)}." for name in changed if name.endswith(REPLACED))
+        changed = [name for name in changed if not name.startswith(inside)]
+        self._before = {}
+        if changed and not self._hooks.listens_itself("on_client_start"):
+            self._is_said = True
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            rank_zero_info(
+                f"model: {', '.join(changed[:3])}{more} changed while clients trained and is neither parameter nor "
+                "buffer: a client goes on with what the one before left there, no checkpoint holds it, and several "
+                "processes give other numbers than one. Make it a buffer (trainer.buffers), or set it anew in "
+                "on_client_start (said once)."
+            )
+
+    def _described(self) -> dict[str, Any]:
+        """Name of each attribute -> what tells whether it has changed."""
+        own = (*self._module.modules(), *self._module.parameters(), *self._module.buffers())
+        left, found = Budget(map(id, own)), {}
+        for prefix, child in self._module.named_modules():
+            if isinstance(child, Metric):
+                continue
+            for key, value in vars(child).items():
+                if key not in OWN and not key.startswith("_flat_weight"):
+                    found[f"{prefix}.{key}".lstrip(".")] = left.describe(value)
+            for key, part in child._modules.items():
+                found[f"{prefix}.{key}{REPLACED}".lstrip(".")] = id(part)
+        kinds = {kind for child in self._module.modules() for kind in type(child).__mro__ if not _is_of_library(kind)}
+        for kind in kinds:
+            for key, value in list(vars(kind).items()):
+                if not key.startswith("__"):
+                    found[f"{kind.__name__}.{key}"] = left.describe(value)
+        return found
+
+
+class Budget:
+    """Describes values so that two descriptions differ where the values do, up to :data:`MAX_VALUES` of them.
+
+    Args:
+        own: The ids of the module's own parts, parameters and buffers, which travel and may stand anywhere else, too.
+    """
+
+    def __init__(self, own: Iterable[int] = ()) -> None:
+        self._seen: set[int] = set()
+        self._own = frozenset(own)
+
+    def describe(self, value: Any) -> Any:
+        """Return numbers, strings and tuples of them; the same for the same value."""
+        if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+            return value
+        is_known = id(value) in self._own or id(value) in self._seen
+        if is_known or len(self._seen) > MAX_VALUES or isinstance(value, BY_REFERENCE):
+            return id(value)
+        self._seen.add(id(value))
+        if isinstance(value, nn.Module):  # hidden from torch, in a list for instance
+            return id(value), *(self.describe(tensor) for tensor in (*value.parameters(), *value.buffers()))
+        if isinstance(value, Tensor):
+            has_version = not value.is_inference()
+            return id(value), value._version if has_version else 0, _sum(value)
+        if isinstance(value, np.ndarray):
+            return id(value), value.tobytes() if value.nbytes <= MAX_VALUES else None
+        if isinstance(value, torch.Generator):
+            return value.get_state().numpy().tobytes()
+        if isinstance(value, dict):
+            return tuple((self.describe(key), self.describe(item)) for key, item in list(value.items()))
+        if isinstance(value, (list, tuple, deque)):
+            return tuple(self.describe(item) for item in list(value))
+        if isinstance(value, (set, frozenset)):
+            return len(value), sum(hash(item) for item in value)
+        return self._object(value)
+
+    def _object(self, value: Any) -> Any:
+        if _is_of_library(type(value)):
+            return id(value)
+        for method in ("getstate", "get_state"):  # random.Random and numpy.random.RandomState
+            if type(value).__module__.partition(".")[0] in ("random", "numpy") and hasattr(value, method):
+                return repr(getattr(value, method)())
+        if isinstance(value, np.random.Generator):
+            return repr(value.bit_generator.state)
+        return id(value), self.describe(getattr(value, "__dict__", {}))
+
+
+def _is_of_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in LIBRARIES
+
+
+def _sum(tensor: Tensor) -> float:
+    """Tell apart what is written through ``.data``, which no version counts."""
+    is_small = tensor.layout == torch.strided and tensor.device.type == "cpu" and 0 < tensor.numel() <= MAX_VALUES
+    return float(tensor.detach().double().sum()) if is_small and not tensor.is_complex() else 0.0

@@ -1,0 +1,79 @@
+"""Schedules by epoch or step that a run can never get to the end of, because each client begins anew in each round."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+
+from fedbc_lightning.module.optimizers import Configured
+from fedbc_lightning.module.shim import ModuleTrainer
+
+MAX_STEPS = 1000
+"""Number of scheduler steps that are looked ahead at most."""
+COUNTS = ("current_epoch", "global_step")
+
+
+def say_which_schedulers_never_arrive(configured: Configured, epochs: int, steps: int, max_rounds: int) -> None:
+    """Say in a line where a scheduler's learning rates cannot all be reached within the largest client's round.
+
+    Args:
+        configured: A call's result that no client uses; its schedulers are stepped. One that looked at
+            ``self.trainer`` is taken to be made for one round.
+        epochs: Local epochs.
+        steps: Local steps of the largest client.
+        max_rounds: T; what all rounds together could not reach either is no matter.
+    """
+    if configured.reads_trainer:
+        return
+    for config in configured.schedulers:
+        if config.reduce_on_plateau:
+            continue
+        own = epochs if config.interval == "epoch" else steps
+        within = own // config.frequency
+        rates = _rates(config, configured.optimizer, min(within * max_rounds, MAX_STEPS))
+        reached, last = rates[: within + 1], rates[: max(own - 1, 0) // config.frequency + 1][-1]
+        beyond = [rate for rate in rates if not 0.999 * min(reached) <= rate <= 1.001 * max(reached)]
+        if beyond:
+            kind, unit = type(config.scheduler).__name__, "epochs" if config.interval == "epoch" else "steps"
+            rank_zero_info(
+                f"model: {kind} begins anew with each client and round. In {own} local {unit} its learning rate goes "
+                f"from {reached[0]:g} to {last:g} and never gets to {beyond[-1]:g}: choose it for one round, let it "
+                "go on (trainer.local_schedules: continue), or give it interval: round, with which it moves once per "
+                "round."
+            )
+
+
+def say_which_counts_begin_anew(shim: ModuleTrainer, epochs: int, steps: int) -> None:
+    """After the first round: say that the counts that steps have read never get beyond one round.
+
+    Args:
+        shim: Knows what was read.
+        epochs: Local epochs.
+        steps: Local steps of the largest client.
+    """
+    for name, count in zip(COUNTS, (epochs, steps), strict=True):
+        if name in shim.reads:
+            rank_zero_info(
+                f"model: self.{name} counts from 0 in each client and round, here up to {count - 1}: what is scheduled "
+                "by it never gets further. trainer.local_schedules: continue lets it count on, "
+                "self.trainer.current_round counts the rounds (said once)."
+            )
+
+
+def _rates(config: LRSchedulerConfig, optimizer: Optimizer, num_steps: int) -> list[float]:
+    """The largest learning rate at the start and after each step of a scheduler, until it takes no more."""
+    scheduler: Any = config.scheduler
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(num_steps + 1):
+            found.append(max(float(group["lr"]) for group in optimizer.param_groups))
+            try:
+                scheduler.step()
+            except Exception:  # such as OneCycleLR at its end
+                break
+    return found

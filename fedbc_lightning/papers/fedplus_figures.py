@@ -1,0 +1,228 @@
+"""Fed+'s Figures 1 to 4 from a study's runs: what taking the server's model does to a client, and how it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+from lightning.pytorch import Callback, LightningModule
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fedbc_lightning import algorithms
+from fedbc_lightning.callbacks.aggregation_moves import own_model
+from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.federated import FederatedCLI
+from fedbc_lightning.cli.names import class_name
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.evaluation.evaluator import Measurement, Models
+from fedbc_lightning.module.adapter import step_stage
+from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
+from fedbc_lightning.studies.methods import Method
+from fedbc_lightning.studies.results import finished, finished_folder, read_table
+from fedbc_lightning.studies.run import Run
+from fedbc_lightning.studies.schedule import State
+from fedbc_lightning.studies.study import Study
+
+if TYPE_CHECKING:
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
+
+SHARES = np.linspace(0, 1, 21)
+"""Of the way from a client's own model to the global one, in Figure 3."""
+COLUMNS = 4
+
+
+class LossAlongLine(Callback):
+    """Evaluates models between clients' own ones and the global one, when a run is tested.
+
+    Args:
+        clients: Whose models, on their own data.
+        shares: s of z in (1 − s) x_i + s z; floating-point buffers likewise.
+        split: Which data: ``"train"`` or ``"test"``.
+
+    Attributes:
+        rows: ``client``, ``share`` and what the module's ``test_step`` logs (``loss``, ...), one per client and share.
+    """
+
+    def __init__(self, clients: Sequence[int], shares: Sequence[float], split: Literal["train", "test"]) -> None:
+        self._clients, self._shares, self._split = clients, shares, split
+        self.rows: list[dict[str, float]] = []
+
+    def on_test_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+        """Evaluate them by the trainer's own evaluator."""
+        z = trainer.federation.models().z.cpu()
+        stage = step_stage(pl_module, "test")
+        if stage is None:
+            raise ConfigurationError("model: has no test_step; loss_along_line evaluates by it.")
+        for share in self._shares:
+
+            def between(client: int, share: float = share) -> tuple[Tensor, Tensor]:
+                own, counters = own_model(trainer, client)
+                return own.lerp(z, share), counters
+
+            models = Models(z, trainer.federation.models().counters, between)
+            tasks = [("local", client) for client in self._clients]
+            found = trainer.evaluator.do(tasks, Measurement(self._split, stage, models, trainer.current_round))
+            self.rows += [{"client": i, "share": float(share), **values} for (_, i), values in found.items()]
+
+
+def loss_along_line(
+    folder: Path, clients: Sequence[int], shares: Sequence[float], split: Literal["train", "test"] = "test"
+) -> pd.DataFrame:
+    """What models between a client's own one x_i and the global one z are worth on the client's data.
+
+    Both are of the last checkpoint: x_i is the last that the client trained, z what the server made in the last round.
+
+    Args:
+        folder: Of the run, ``.../version_0``.
+        clients: By number.
+        shares: s of z in (1 − s) x_i + s z: 0 is the client's own model, 1 the global one.
+        split: Which of the client's data.
+
+    Returns:
+        A row per client and share: ``client``, ``share``, and what ``test_step`` logs, e.g. ``loss``.
+
+    Raises:
+        ConfigurationError: There is no checkpoint, or the clients' models were not kept.
+
+    References:
+        Kundu et al., Fed+, Figure 3.
+    """
+    line = LossAlongLine(clients, shares, split)
+    alone = ["accelerator=cpu", "devices=1", "logger=false", "enable_progress_bar=false"]
+    words = ["test", "--ckpt_path", str(folder), *(f"--trainer.{word}" for word in alone)]
+    options: dict[str, Any] = {"trainer_defaults": {"callbacks": [line]}}
+    with contextlib.redirect_stdout(io.StringIO()):  # the table of the test itself
+        FederatedCLI(args=words, parser_kwargs={"prog": PROG}, **options)
+    return pd.DataFrame(line.rows).sort_values(["client", "share"], ignore_index=True)
+
+
+def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """How far models move when clients take the server's, and in local training: mean and deviation over clients.
+
+    Of the first variant and seed; a client's first round, before which it had trained nothing, is left out.
+    """
+    figure, panels = _panels(study, states, "distance of parameters")
+    for panel, _, run in panels:
+        clients = read_table(run, "clients")
+        clients = clients[clients["client"].duplicated()]
+        for name, label, color in (("training", "local training", "C0"), ("server", "taking the server's model", "C3")):
+            by_round = clients.groupby("round")[f"train_moved_by_{name}"]
+            _draw(panel, by_round.mean(), by_round.std(), label, color)
+    return _save(figure, folder, "fedplus_figure1")
+
+
+def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """Accuracy before and after the server's model is taken, mean over clients on their own test data, by round.
+
+    Before: the client's last own model. After: the model with which it goes on, z, or for methods whose clients keep
+    their own (Fed+ and local training) the same. Of the first variant and seed.
+    """
+    figure, panels = _panels(study, states, "accuracy, mean over clients")
+    for panel, method, run in panels:
+        panel.plot(_over_clients(run, "local"), color="C0", label="before: its own model", linewidth=1.2)
+        panel.plot(
+            _served(run, method), color="C3", label="after: with which it goes on", linewidth=1.2, linestyle="--"
+        )
+    return _save(figure, folder, "fedplus_figure2")
+
+
+def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """Test loss from a client's own model (0) to the global one (1) after the last round, for three of its clients.
+
+    Those with the least, the median and the most data. Dashed: the global model of the evaluated round before. The
+    paper shows a portfolio's gain, which should be large; this loss should be small. Of the first variant and seed.
+    """
+    figure, panels = _panels(study, states, "loss on the client's test data", "from own (0) to global model (1)")
+    for panel, _, run in panels:
+        clients = read_table(run, "clients")
+        clients = clients[clients["status"] == "ok"]
+        last = clients[clients["round"] == clients["round"].max()].sort_values(["num_samples", "client"])
+        chosen = last.iloc[[0, len(last) // 2, -1]].set_index("client")["num_samples"]
+        lines = loss_along_line(finished_folder(run), chosen.index.tolist(), SHARES.tolist()).set_index("client")
+        rounds = read_table(run, "evaluation")
+        before = rounds[rounds["round"] < rounds["round"].max()].groupby("client")["global/test_loss"].last()
+        for place, (client, size) in enumerate(chosen.items()):
+            line = lines.loc[client]
+            panel.plot(line["share"], line["loss"], color=f"C{place}", label=f"client {client}: {size} samples")
+            panel.axhline(before.get(client, np.nan), color=f"C{place}", linestyle="--", linewidth=0.9)
+        panel.set_yscale("symlog", linthresh=1.0)  # linear up to 1: separable data give losses of 0
+    for panel, _, _ in panels:
+        panel.set_ylim(bottom=0)  # of all at once, and only now: it ends the search for the top
+    return _save(figure, folder, "fedplus_figure3")
+
+
+def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """Accuracy by round, mean over clients on their own test data, of the model that each method gives a client.
+
+    That is z, or the client's own model where the method has such. Mean and deviation over seeds, a panel per variant.
+    """
+    figure, panels = _grid(list(study.variants), "accuracy, mean over clients")
+    colors = colors_of(study)
+    for panel, variant in zip(panels, study.variants, strict=True):
+        for method in study.methods:
+            curves = [_served(run, method) for run in _runs(states, variant, method.name)]
+            if curves:
+                values = pd.concat(curves, axis=1)
+                _draw(panel, values.mean(axis=1), values.std(axis=1), method.name, colors[method.name])
+    return _save(figure, folder, "fedplus_figure4")
+
+
+def _runs(states: Sequence[State], variant: str, name: str) -> list[Run]:
+    """The finished runs of an algorithm in a variant, in the order of seeds."""
+    return [run for run in finished(states) if (run.variant, run.method) == (variant, name)]
+
+
+def _over_clients(run: Run, which: str) -> pd.Series:
+    """Round -> accuracy of the ``global`` or the ``local`` models, mean over the evaluated clients."""
+    return read_table(run, "evaluation").groupby("round")[f"{which}/test_accuracy"].mean()
+
+
+def _served(run: Run, method: Method) -> pd.Series:
+    """Round -> accuracy of the models with which clients go on."""
+    keeps_own = getattr(algorithms, class_name(method.algorithm)).has_local_model
+    return _over_clients(run, "local" if keeps_own else "global")
+
+
+def _panels(
+    study: Study, states: Sequence[State], y: str, x: str = "round"
+) -> tuple[Figure, list[tuple[Axes, Method, Run]]]:
+    """A panel per algorithm with a finished run of the first variant, and the first of these."""
+    first = next(iter(study.variants))
+    found = [(method, runs[0]) for method in study.methods if (runs := _runs(states, first, method.name))]
+    figure, panels = _grid([method.name for method, _ in found], y, x)
+    return figure, [(panel, *each) for panel, each in zip(panels, found, strict=True)]
+
+
+def _grid(titles: Sequence[str], y: str, x: str = "round") -> tuple[Figure, list[Axes]]:
+    """Panels with their titles, all on one scale of y."""
+    columns = max(1, min(len(titles), COLUMNS))
+    rows = max(1, -(-len(titles) // columns))
+    figure, panels = panels_of(rows, columns, max(3.6, 6.0 / columns), 3.2, sharey=True)
+    for panel in panels[len(titles) :]:
+        panel.remove()
+    for panel, title in zip(panels, titles, strict=False):
+        panel.set_title(title)
+        label_x(panel, x)
+        panel.grid(alpha=0.3)
+    for panel in panels[: len(titles) : columns]:
+        panel.set_ylabel(y)
+    return figure, panels[: len(titles)]
+
+
+def _draw(panel: Axes, mean: pd.Series, spread: pd.Series, label: str, color: str) -> None:
+    spread = spread.fillna(0.0)
+    panel.plot(mean.index, mean, color=color, label=label, linewidth=1.2)
+    panel.fill_between(mean.index, (mean - spread).clip(lower=0), mean + spread, color=color, alpha=0.18, linewidth=0)
+
+
+def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """With one legend for all panels."""
+    legend_below(figure, figure.axes, COLUMNS)
+    return save(figure, folder, name)

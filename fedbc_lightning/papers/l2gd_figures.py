@@ -1,0 +1,243 @@
+"""Figures 1 to 5 of "Federated Learning of a Mixture of Global and Local Models" from the runs of two studies."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
+
+from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.federated import FederatedCLI
+from fedbc_lightning.papers.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, MixtureProblem
+from fedbc_lightning.studies.figures import panels_of, save
+from fedbc_lightning.studies.results import finished, finished_folder, read_table
+from fedbc_lightning.studies.run import Run
+from fedbc_lightning.studies.schedule import State
+from fedbc_lightning.studies.study import Study
+
+GOAL = 1e-5
+"""The paper's, of Figure 2."""
+PENALTIES = np.geomspace(1e-4, 1e2, 37)
+"""λ of Figure 1."""
+SHOWN = "heterogeneous"
+"""The split of Figure 3."""
+MAX_POINTS = 50
+"""Of a curve in Figures 3 and 4: each is a window of communications."""
+COLORS = {"L2SGD+": "#c1121f", "L2SGD2": "#7b2cbf", "L2SGD": "#2a6f97"}
+RELATIVE_ERROR = "(F(xᵏ) − F*) / (F(0) − F*)"
+
+
+def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """Distance of x(λ) to the local solution x(0) and to the global one x(∞), against λ, on each split.
+
+    Lines: minimisers found by Newton's method on the data of the first run. Points: where the runs of L2SGD+ ended.
+    The paper's text does not say which norm; this is the root mean square over clients of ‖x_i(λ) − x_i‖.
+    """
+    splits = _splits(states)
+    figure, panels = panels_of(1, len(splits), 5.2, 4.0)
+    for panel, split in zip(panels, splits, strict=True):
+        runs = [run for run in finished(states) if (_split(run), run.method) == (split, "L2SGD+")]
+        problem = read_problem(runs[0])
+        lines = [problem.distances(problem.with_penalty(penalty).minimiser) for penalty in PENALTIES]
+        ends = [read_table(run, "metrics").iloc[-1] for run in runs]
+        names = (("to the local models x(0)", TO_LOCAL, "C0"), ("to the global model x(∞)", TO_GLOBAL, "C1"))
+        penalties = [run.settings["algorithm.penalty"] for run in runs]
+        for (label, column, color), values in zip(names, zip(*lines, strict=True), strict=True):
+            panel.plot(PENALTIES, values, color=color, label=label)
+            panel.plot(penalties, [end[column] for end in ends], "o", color=color, markersize=5)
+        panel.plot([], [], "o", color="0.4", markersize=5, label="ends of runs of L2SGD+")
+        panel.set_xscale("log")
+        _label(panel, "λ", split)
+    panels[0].set_ylabel("distance of x(λ)")
+    panels[0].legend(fontsize=8)
+    return save(figure, folder, "l2gd_figure1")
+
+
+def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """Communications, and local steps of a client, that L2SGD+ needs to a relative error of 1e-5, against p.
+
+    Points: mean over seeds, and the range; runs that do not come so far are left out. Dotted: the theorem's bounds,
+    p(1 − p)N/(α(p)μ) and (1 − p)N/(α(p)μ), scaled to meet the runs next to p*. Dashed: p*. By the bounds communications
+    hardly change below p* and are proportional to p above: p* needs about the fewest, and of the p that do, the least
+    work. The paper shows communications alone.
+    """
+    figure, panels = panels_of(1, 2, 5.2, 4.0)
+    for split, marker, color in zip(_splits(states), "os^D", ("C0", "C1", "C2", "C3"), strict=False):
+        runs = [run for run in finished(states) if _split(run) == split]
+        problem = read_problem(runs[0])
+        costs = pd.DataFrame([{"p": _probability(run), **cost} for run in runs if (cost := cost_of(run)) is not None])
+        for panel, what in zip(panels, ("communications", "local steps"), strict=True):
+            panel.axvline(problem.best_probability, color="0.5", linewidth=0.9, linestyle="--")
+            if costs.empty:
+                continue
+            found = costs.groupby("p")[what].agg(["mean", "min", "max"])
+            p, mean = found.index.to_numpy(), found["mean"].to_numpy()
+            spread = np.stack([mean - found["min"], found["max"] - mean])
+            panel.errorbar(p, mean, spread, fmt=marker, color=color, markersize=5, capsize=2, label=split)
+            line = np.geomspace(p.min(), p.max(), 200)
+            nearest = np.argmin(np.abs(np.log(p / problem.best_probability)))
+            scale = mean[nearest] / problem.bound(p[nearest], GOAL, what)
+            panel.plot(line, [scale * problem.bound(q, GOAL, what) for q in line], ":", color=color, linewidth=1.2)
+    for panel, what in zip(panels, ("communications", "local steps"), strict=True):
+        panel.set(xscale="log", yscale="log")
+        ticks = sorted({_probability(run) for run in finished(states)})
+        panel.set_xticks(ticks, [f"{p:.3f}" for p in ticks], fontsize=8, rotation=45)
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+        panel.yaxis.set_major_formatter("{x:,.0f}")
+        panel.yaxis.set_minor_locator(NullLocator())
+        panel.margins(y=0.2)
+        _label(panel, "p", f"L2SGD+: {what} to {GOAL:g}, p* = {problem.best_probability:.3f}")
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(fontsize=8)
+        else:
+            panel.text(0.5, 0.5, f"no run came to {GOAL:g}", transform=panel.transAxes, ha="center", color="gray")
+    return save(figure, folder, "l2gd_figure2")
+
+
+def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """L2SGD+, L2SGD2 and L2SGD with the same p and α, by communications and by local steps.
+
+    The first converges linearly, the others idle. Dotted: where theory says they do (see MixtureProblem.floor).
+    """
+    figure, panels = panels_of(1, 2, 5.2, 4.0, sharey=True)
+    runs = [run for run in finished(states) if _split(run) == SHOWN]
+    problem = read_problem(runs[0])
+    for panel, what in zip(panels, ("communications", "local steps of a client"), strict=True):
+        _draw_methods(panel, problem, runs, by_steps=what != "communications")
+        _label(panel, what, SHOWN)
+    _finish_methods(panels)
+    return save(figure, folder, "l2gd_figure3")
+
+
+def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """Variance reduced (L2SGD+), shifted (L2SGD2) and plain local SGD (L2SGD) on both splits, by communications.
+
+    The paper shows several LibSVM files; this is that of the study.
+    """
+    splits = _splits(states)
+    figure, panels = panels_of(1, len(splits), 5.2, 4.0, sharey=True)
+    for panel, split in zip(panels, splits, strict=True):
+        runs = [run for run in finished(states) if _split(run) == split]
+        _draw_methods(panel, read_problem(runs[0]), runs)
+        _label(panel, "communications", split)
+    _finish_methods(panels)
+    return save(figure, folder, "l2gd_figure4")
+
+
+def figure_5(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
+    """L2SGD+ with other p on each split, each with the α(p) of its theorem, first seed; red, with triangles: p*."""
+    splits = _splits(states)
+    figure, panels = panels_of(1, len(splits), 5.2, 4.0, sharey=True)
+    for panel, split in zip(panels, splits, strict=True):
+        every = [run for run in finished(states) if _split(run) == split]
+        runs = sorted((run for run in every if run.seed == every[0].seed), key=_probability)
+        best = read_problem(runs[0]).best_probability
+        nearest = min(runs, key=lambda run: abs(math.log(_probability(run) / best)))
+        for run, shade in zip(runs, np.linspace(0.0, 0.85, len(runs)), strict=True):
+            values, factor = errors_of(run), _probability(run) / best
+            if run is nearest:
+                style = {"color": "#c1121f", "linestyle": ":", "linewidth": 2.0, "marker": "^", "zorder": 3}
+            else:
+                style = {"color": colormaps["viridis"](shade), "linewidth": 1.0}
+            label = f"{_probability(run):.3f} = {factor:.2g} p*"
+            panel.semilogy(values, label=label, markevery=max(1, len(values) // 10), markersize=4, **style)
+        _label(panel, "communications", split)
+        panel.legend(title="p", fontsize=8, title_fontsize=8)
+    panels[0].set_ylabel(RELATIVE_ERROR)
+    return save(figure, folder, "l2gd_figure5")
+
+
+# what a run gave
+
+
+class _Data(FederatedCLI):
+    """A command line of ``partition`` that builds the data and shows nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None: ...
+
+
+def read_problem(run: Run) -> MixtureProblem:
+    """What a run of a study minimises, from the config that it left."""
+    words = ["partition", "--config", str(finished_folder(run) / "config.yaml")]
+    with contextlib.redirect_stdout(io.StringIO()):
+        data = _Data(args=words, parser_kwargs={"prog": PROG}).datamodule
+    data.prepare_data()
+    data.setup("fit")
+    return MixtureProblem.of_clients(data, run.settings["model.weight_decay"], run.settings["algorithm.penalty"])
+
+
+def errors_of(run: Run) -> np.ndarray:
+    """Relative error after 0, 1, 2, ... communications."""
+    logged = read_table(run, "metrics")
+    return np.concatenate([[1.0], 10 ** logged[ERROR].to_numpy()[1:]])
+
+
+def cost_of(run: Run) -> dict[str, int] | None:
+    """Communications, and local steps of a client, to GOAL; None where the run does not end there.
+
+    A run that idles may pass the goal for a moment.
+    """
+    errors = errors_of(run)
+    if errors[-1] > GOAL:
+        return None
+    count = int(np.argmax(errors <= GOAL))
+    return {"communications": count, "local steps": int(_local_steps(run)[count])}
+
+
+def _local_steps(run: Run) -> np.ndarray:
+    """Of a client, until after 0, 1, 2, ... communications."""
+    return read_table(run, "metrics")["coin/local_steps"].fillna(0).cumsum().to_numpy()
+
+
+def _splits(states: Iterable[State]) -> list[str]:
+    return list(dict.fromkeys(_split(run) for run in finished(states)))
+
+
+def _split(run: Run) -> str:
+    """The first factor, or the variant."""
+    return run.variant.partition(", ")[0]
+
+
+def _probability(run: Run) -> float:
+    return float(run.settings["algorithm.probability"])
+
+
+# drawing
+
+
+def _draw_methods(panel: Axes, problem: MixtureProblem, runs: Sequence[Run], *, by_steps: bool = False) -> None:
+    """A line per method, the mean of windows and of seeds, with its range; dotted: its floor by theory."""
+    for method, color in COLORS.items():
+        mine = [run for run in runs if run.method == method]
+        if not mine:
+            continue
+        curves = np.stack([errors_of(run) for run in mine])
+        windows = np.array_split(np.arange(curves.shape[1]), min(MAX_POINTS, curves.shape[1]))
+        ends = np.mean([_local_steps(run) for run in mine], axis=0) if by_steps else np.arange(curves.shape[1])
+        x = [ends[window[-1]] for window in windows]
+        panel.semilogy(x, [curves[:, window].mean() for window in windows], color=color, linewidth=1.4, label=method)
+        low, high = ([bound(curves[:, window]) for window in windows] for bound in (np.min, np.max))
+        panel.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+        floor = problem.floor(method, _probability(mine[0]), float(mine[0].settings["algorithm.lr"]))
+        if floor:
+            panel.axhline(floor, color=color, linewidth=1.2, linestyle=":", label=f"{method}, floor of theory")
+
+
+def _finish_methods(panels: Sequence[Axes]) -> None:
+    panels[0].set_ylabel(RELATIVE_ERROR)
+    panels[0].legend(fontsize=8)
+
+
+def _label(panel: Axes, x: str, title: str) -> None:
+    panel.set_xlabel(x)
+    panel.set_title(title, fontsize=10)
+    panel.grid(alpha=0.3)

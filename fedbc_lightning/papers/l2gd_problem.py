@@ -1,0 +1,262 @@
+"""The problem of L2GD's experiments: F, its minimiser, what theory says of the methods, and how far a run is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch.utils.data import default_collate
+
+from fedbc_lightning.algorithms import L2GD
+from fedbc_lightning.core.checks import check_share
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.data.datamodule import FederatedDataModule
+from fedbc_lightning.models import BinaryLogisticRegression
+
+if TYPE_CHECKING:
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
+
+ERROR = "mixture/log10_error"
+"""log10 of (F(x^k) − F*) / (F(0) − F*) after k communications; "error": small is good."""
+TO_LOCAL, TO_GLOBAL = "mixture/distance_to_local", "mixture/distance_to_global"
+"""Of the clients' models from x(0), each client's own minimiser, and from x(∞), that of the mean of all f_i."""
+SMALLEST = 1e-16
+"""Below this the relative error is rounding."""
+
+
+@dataclass(frozen=True)
+class MixtureProblem:
+    """l2-regularised logistic regression whose clients' models are tied to their mean.
+
+    Problem::
+
+        F(x_1 ... x_N) = (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖²
+        f_i(x) = mean_j log(1 + exp(−b_ij a_ij·x)) + (μ/2) ‖x‖²
+
+    References:
+        Hanzely & Richtárik 2020, "Federated Learning of a Mixture of Global and Local Models".
+
+    Attributes:
+        inputs: a_ij, (N, m, d), float64.
+        labels: b_ij, -1 or 1, (N, m).
+        mu: μ > 0.
+        penalty: λ ≥ 0.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    mu: float
+    penalty: float
+
+    @classmethod
+    def of_clients(cls, data: FederatedDataModule, mu: float, penalty: float) -> MixtureProblem:
+        """From the training data of all clients, with the classes 0 and 1 as -1 and 1.
+
+        Args:
+            data: Set up.
+            mu: μ.
+            penalty: λ.
+
+        Raises:
+            ConfigurationError: The clients have not equally many samples, or μ is 0.
+        """
+        if mu <= 0:
+            raise ConfigurationError(f"model.weight_decay: got {mu}; F needs a mu above 0 for one minimiser.")
+        sets = [data.client_train_dataset(client) for client in range(data.num_clients)]
+        parts = [default_collate([dataset[k] for k in range(len(dataset))]) for dataset in sets]  # type: ignore[arg-type]
+        sizes = sorted({len(targets) for _, targets in parts})
+        if len(sizes) > 1:
+            raise ConfigurationError(
+                f"data: the clients have from {sizes[0]} to {sizes[-1]} samples; this problem takes equal parts."
+            )
+        inputs = np.stack([features.flatten(1).numpy() for features, _ in parts]).astype(np.float64)
+        return cls(inputs, np.stack([2.0 * targets.numpy() - 1.0 for _, targets in parts]), mu, penalty)
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return self.labels.shape[0]
+
+    @property
+    def num_samples(self) -> int:
+        """Of each client, m."""
+        return self.labels.shape[1]
+
+    @cached_property
+    def _signed(self) -> np.ndarray:
+        return self.inputs * self.labels[:, :, None]
+
+    def _margins(self, x: np.ndarray) -> np.ndarray:
+        return (self._signed @ x[:, :, None])[:, :, 0]
+
+    def value(self, x: np.ndarray) -> float:
+        """F at x (N, d)."""
+        spread = ((x - x.mean(axis=0)) ** 2).sum(axis=1).mean()
+        ridge = (x**2).sum(axis=1).mean()
+        return float(np.logaddexp(0, -self._margins(x)).mean() + self.mu / 2 * ridge + self.penalty / 2 * spread)
+
+    def gradients(self, x: np.ndarray) -> np.ndarray:
+        """All ∇f_ij(x_i), (N, m, d)."""
+        weights = 1 / (1 + np.exp(self._margins(x)))
+        return self.mu * x[:, None] - weights[:, :, None] * self._signed
+
+    def pull(self, x: np.ndarray) -> np.ndarray:
+        """λ(x_i − x̄), (N, d)."""
+        return self.penalty * (x - x.mean(axis=0))
+
+    @cached_property
+    def minimiser(self) -> np.ndarray:
+        """x(λ), (N, d), by damped Newton steps until F(x) − F* ≤ N‖∇F(x)‖²/(2μ) is below 1e-14: F is μ/N-convex.
+
+        Of N∇²F = diag(H_i + λ) − (λ/N) 11ᵀ only the blocks are inverted, B_i: s_i = B_i(r_i + λs̄), with
+        (1 − λ mean(B_i)) s̄ = mean(B_i r_i), solves N∇²F s = r.
+
+        Raises:
+            RuntimeError: 100 steps were too few.
+        """
+        x = np.zeros((self.num_clients, self.inputs.shape[2]))
+        identity = np.eye(x.shape[1])
+        for _ in range(100):
+            residual = -(self.gradients(x).mean(axis=1) + self.pull(x))
+            gap = (residual**2).sum() / (2 * self.num_clients * self.mu)
+            if gap < 1e-14:
+                return x
+            weights = 1 / (1 + np.exp(self._margins(x)))
+            curvature = (weights * (1 - weights) / self.num_samples)[:, :, None] * self._signed
+            blocks = np.linalg.inv(curvature.transpose(0, 2, 1) @ self._signed + (self.mu + self.penalty) * identity)
+            own = (blocks @ residual[:, :, None])[:, :, 0]
+            mean = np.linalg.solve(identity - self.penalty * blocks.mean(axis=0), own.mean(axis=0))
+            step = own + self.penalty * (blocks @ mean)
+            size = 1.0
+            while gap > 1e-8 and self.value(x + size * step) > self.value(x) and size > 1e-9:
+                size /= 2
+            x = x + size * step
+        raise RuntimeError(f"F* was not found: the last bound on F(x) - F* is {gap:.1e}")
+
+    @cached_property
+    def local_minimiser(self) -> np.ndarray:
+        """x(0), (N, d): each row minimises its own f_i."""
+        return self.with_penalty(0.0).minimiser
+
+    def with_penalty(self, penalty: float) -> MixtureProblem:
+        """The same data with another λ."""
+        return replace(self, penalty=penalty)
+
+    @cached_property
+    def global_minimiser(self) -> np.ndarray:
+        """x(∞), (N, d): each row is the minimiser of the mean of the f_i."""
+        pooled = self.inputs.reshape(1, -1, self.inputs.shape[2]), self.labels.reshape(1, -1)
+        one = MixtureProblem(*pooled, self.mu, 0.0).minimiser
+        return np.repeat(one, self.num_clients, axis=0)
+
+    def distances(self, x: np.ndarray) -> tuple[float, float]:
+        """Root mean square over clients of ‖x_i − x_i(0)‖ and of ‖x_i − x_i(∞)‖."""
+        to_local, to_global = (
+            math.sqrt(((x - end) ** 2).sum(axis=1).mean()) for end in (self.local_minimiser, self.global_minimiser)
+        )
+        return to_local, to_global
+
+    @cached_property
+    def least(self) -> float:
+        """F*."""
+        return self.value(self.minimiser)
+
+    @cached_property
+    def span(self) -> float:
+        """F(0) − F*."""
+        return self.value(np.zeros_like(self.minimiser)) - self.least
+
+    def error(self, x: np.ndarray) -> float:
+        """(F(x) − F*) / (F(0) − F*), and no less than rounding leaves of it."""
+        return max((self.value(x) - self.least) / self.span, SMALLEST)
+
+    # theory
+
+    @cached_property
+    def smoothness(self) -> float:
+        """L̃, the largest of the f_ij."""
+        return float((self.inputs**2).sum(axis=2).max() / 4 + self.mu)
+
+    @property
+    def best_probability(self) -> float:
+        """p* of L2SGD+."""
+        pull, mu = 4 * self.penalty, self.mu
+        return (pull + mu) / (pull + 4 * self.smoothness + (self.num_samples + 1) * mu)
+
+    def step_size(self, p: float) -> float:
+        """The largest α of L2SGD+'s theorem."""
+        of_samples = (1 - p) / (4 * self.smoothness + self.mu * self.num_samples)
+        return self.num_clients * min(of_samples, p / (4 * self.penalty + self.mu))
+
+    def bound(self, p: float, accuracy: float, what: str = "communications") -> float:
+        """What L2SGD+ needs by its theorem until ‖x − x*‖² has shrunk by ``accuracy``, at its α(p).
+
+        Iterations: N log(1/accuracy)/(αμ); 1 − p of them are local steps, p(1 − p) communications.
+        """
+        iterations = self.num_clients / (self.step_size(p) * self.mu) * math.log(1 / accuracy)
+        return iterations * (1 - p) * (p if what == "communications" else 1.0)
+
+    def floor(self, method: str, p: float, lr: float) -> float:
+        """Where L2SGD or L2SGD2 idles, relative to F(0) − F*; of L2SGD+ it is 0.
+
+        x ← x − αG with noise of covariance C at x* idles at F − F* = α tr(C)/4, to first order in α. N² tr(C) is, with
+        g_ij the gradients at x* and c_i = λ(x_i* − x̄*)::
+
+            L2SGD     Σ_i mean_j ‖g_ij‖²/(1 − p)  + ‖c_i‖²/p
+            L2SGD2    Σ_i mean_j (1 − p)‖g_ij/(1 − p) + c_i‖² + p‖c_i‖²
+        """
+        if method == "L2SGD+":
+            return 0.0
+        single, pull = self.gradients(self.minimiser), self.pull(self.minimiser)
+        if method == "L2SGD":
+            local = (single**2).sum(axis=2).mean(axis=1).sum() / (1 - p)
+        else:
+            local = (1 - p) * ((single / (1 - p) + pull[:, None]) ** 2).sum(axis=2).mean(axis=1).sum()
+        at_exchange = (pull**2).sum() * (p if method == "L2SGD2" else 1 / p)
+        return float(lr / 4 * (local + at_exchange) / self.num_clients**2 / self.span)
+
+
+class MixtureError(Callback):
+    """Logs :data:`ERROR` and both distances after each communication, and ends a run that has come to a goal.
+
+    F is that of :class:`MixtureProblem` on the clients' training data, with the algorithm's λ; μ is the weight decay.
+
+    Args:
+        goal: The run ends where the relative error has come down to it; None: after the last round.
+
+    Raises:
+        ConfigurationError: Another algorithm than L2GD's family, another model than BinaryLogisticRegression, or data
+            that are not in equal parts.
+    """
+
+    def __init__(self, goal: float | None = None) -> None:
+        if goal is not None:
+            check_share("trainer.callbacks: MixtureError.goal", goal)
+        self.goal = goal
+
+    def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
+        """Find F*."""
+        algorithm = trainer.federation.algorithm
+        if not isinstance(algorithm, L2GD) or not isinstance(pl_module, BinaryLogisticRegression):
+            raise ConfigurationError(
+                "trainer.callbacks: MixtureError is for L2GD and its kin with a BinaryLogisticRegression, not for "
+                f"{type(algorithm).__name__} with a {type(pl_module).__name__}."
+            )
+        mu = float(pl_module.hparams["weight_decay"])
+        self._problem = MixtureProblem.of_clients(trainer.datamodule, mu, algorithm.penalty)
+
+    def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
+        """Evaluate F at the clients' models, as they stand at the exchange."""
+        rows = [trainer.clients.vector("local_model", client) for client in range(self._problem.num_clients)]
+        x = torch.stack(rows).cpu().double().numpy()
+        error = self._problem.error(x)
+        to_local, to_global = self._problem.distances(x)
+        for name, value in ((ERROR, math.log10(error)), (TO_LOCAL, to_local), (TO_GLOBAL, to_global)):
+            pl_module.log(name, value)
+        if self.goal is not None and error <= self.goal:
+            trainer.should_stop = True

@@ -1,0 +1,1 @@
+"""What one run does and leaves behind: the loop over rounds, tables, checkpoints, exports."""

@@ -1,0 +1,131 @@
+"""One model of a run as an ordinary Lightning checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbc_lightning.core.errors import ConfigurationError, nearest
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.run.recorder import lightning_checkpoint
+from fedbc_lightning.state import checkpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
+
+
+@dataclass  # not frozen: Lightning refuses that where it spawns processes
+class Export:
+    """What is to be written where; see :meth:`FederatedTrainer.export`.
+
+    Attributes:
+        client: Whose own model, by number or name; None: the global model.
+        out: The file; None: beside the checkpoint.
+        force: Whether a file that is there is written over.
+
+    Raises:
+        ConfigurationError: ``out`` cannot be written.
+    """
+
+    client: str | int | None
+    out: Path | None
+    force: bool
+
+    def __post_init__(self) -> None:
+        """Check, before any work."""
+        if self.out is not None:
+            self._check(self.out)
+
+    def write(self, trainer: FederatedTrainer, path: Path) -> Path:
+        """Write the model; the module then holds z.
+
+        Args:
+            trainer: Set up, and restored.
+            path: The checkpoint that it was restored from.
+
+        Returns:
+            The file.
+
+        Raises:
+            ConfigurationError: No such client or model, or the file cannot be written.
+        """
+        client = None if self.client is None else find_client(self.client, trainer.datamodule)
+        which = "global" if client is None else f"client_{client}"
+        out = path.with_name(f"round_{trainer.finished_round}_{which}.ckpt") if self.out is None else self.out
+        if trainer.is_global_zero:
+            self._check(out, path)
+            state = trainer.federation.module_state(*choose_model(trainer, client))
+            content = lightning_checkpoint(trainer, state, {checkpoint.SOURCE: _source(trainer, client, path)})
+            try:
+                out.parent.mkdir(parents=True, exist_ok=True)
+                checkpoint.save_atomically(content, out)
+            except OSError as error:
+                raise ConfigurationError(f"out: cannot write '{out}' ({error.strerror}).") from error
+        trainer.federation.load_global()
+        return out
+
+    def _check(self, out: Path, path: Path | None = None) -> None:
+        if out.is_dir():
+            raise ConfigurationError(f"out: '{out}' is a folder; give the name of a file.")
+        if out.exists() and path is not None and out.samefile(path):
+            raise ConfigurationError(f"out: '{out}' is the checkpoint itself; give another file.")
+        if out.exists() and not self.force:
+            raise ConfigurationError(f"out: '{out}' is there already; give another file, or --force to write over it.")
+
+
+def find_client(client: str | int, datamodule: FederatedDataModule) -> int:
+    """The number of a client; what is written as a number is one, else it is a name.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    last, names = datamodule.num_clients - 1, datamodule.client_names or []
+    try:
+        number = int(client)
+    except ValueError:
+        if client in names:
+            return names.index(str(client))
+        near = nearest(str(client), names)
+        meant = f"did you mean '{near}'? Else give" if near else "give"
+        raise ConfigurationError(f"client: none is named '{client}'; {meant} a number from 0 to {last}.") from None
+    if not 0 <= number <= last:
+        raise ConfigurationError(f"client: there is no client {client}; give a number from 0 to {last}.")
+    return number
+
+
+def choose_model(trainer: FederatedTrainer, client: int | None) -> tuple[Tensor, Tensor]:
+    """A model (d + b,) and its integer buffers: the global one, or a client's own.
+
+    Raises:
+        ConfigurationError: There are no models of clients.
+    """
+    federation = trainer.federation
+    if client is None:
+        return federation.algorithm.global_model(federation.server), federation.server["counters"]
+    if federation.algorithm.trains_pooled:
+        raise ConfigurationError(f"client: {federation.algorithm} trains one model on all data; leave client out.")
+    models = federation.models()
+    if models.local is None:
+        raise ConfigurationError(
+            f"client: {federation.algorithm} has no models of clients, and their last ones were not kept; leave client "
+            "out, or train with trainer.keep_local_models: true."
+        )
+    return trainer.evaluator.local_model(models, client, trainer.finished_round)
+
+
+def _source(trainer: FederatedTrainer, client: int | None, path: Path) -> dict[str, Any]:
+    """Where the model comes from."""
+    algorithm, names = trainer.federation.algorithm, trainer.datamodule.client_names
+    fine_tuning = None if client is None else algorithm.fine_tuning
+    return {
+        "run": "/".join(path.resolve().parent.parent.parts[-2:]),
+        "checkpoint": path.name,
+        "round": trainer.finished_round,
+        "algorithm": str(algorithm),
+        "client": client,
+        "client_name": None if client is None or names is None else names[client],
+        "fine_tuned_on": fine_tuning and fine_tuning.split,
+    }

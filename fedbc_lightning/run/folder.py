@@ -1,0 +1,83 @@
+"""Where a run lives: ``<default_root_dir>/<name>/version_k/``."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.run.lock import NAME, RunLock
+
+LAST = Path("checkpoints", "last.ckpt")
+TABLES = ("metrics.csv", "clients.csv", "evaluation.csv")
+
+_MADE_AT_THE_START = re.compile(
+    r"(\.lock|config\.yaml|partition\.(json|png|npz)|checkpoints|(metrics|clients|evaluation)\.csv|"
+    r"events\.out\.tfevents\..*)(\.tmp)?"
+)
+
+
+def versions(folder: Path) -> list[Path]:
+    """The ``version_k`` folders, oldest first."""
+    found = [p for p in folder.glob("version_*") if re.fullmatch(r"version_\d+", p.name)]
+    return sorted(found, key=lambda p: int(p.name.split("_")[1]))
+
+
+def claim(folder: Path, lock: RunLock) -> Path:
+    """Make and lock the next free ``version_k``; two runs started at once get two.
+
+    The folder of a run that ended before its first checkpoint, by a kill or a mistake, is taken again, emptied.
+
+    Raises:
+        ConfigurationError: The folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = versions(folder)
+        for old in taken:
+            if _is_abandoned(old) and lock.try_take(old):
+                _empty(old)
+                return old
+        k = int(taken[-1].name.split("_")[1]) + 1 if taken else 0
+        while True:
+            with suppress(FileExistsError):
+                (folder / f"version_{k}").mkdir()
+                if lock.try_take(folder / f"version_{k}"):
+                    return folder / f"version_{k}"
+            k += 1
+    except OSError as error:
+        raise ConfigurationError(f"trainer.default_root_dir: cannot write to '{folder}' ({error.strerror}).") from error
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether a run began here and left nothing but what is made before its first checkpoint: row 0 at the most."""
+    names = [path.name for path in folder.iterdir()]
+    if (names and NAME not in names) or any(not _MADE_AT_THE_START.fullmatch(name) for name in names):
+        return False
+    if any(not path.name.endswith((".tmp", ".bin")) for path in (folder / LAST.parent).glob("*")):
+        return False
+    tables = [folder / name for name in ("metrics.csv", "clients.csv") if name in names]
+    return all(len(table.read_bytes().splitlines()) <= 2 for table in tables)
+
+
+def _empty(folder: Path) -> None:
+    """Remove all but the lock; names were looked at by :func:`_is_abandoned`."""
+    for path in [*(folder / LAST.parent).glob("*"), *folder.iterdir()]:
+        if path.name == LAST.parent.name:
+            path.rmdir()
+        elif path.name != NAME:
+            path.unlink()
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest ``last.ckpt`` of any version, by time of writing; None if there is none."""
+    found = [p / LAST for p in versions(folder) if (p / LAST).is_file()]
+    return max(found, key=lambda p: p.stat().st_mtime_ns) if found else None
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The run folder whose ``last.ckpt`` this is: it goes on there. None for any other: it starts a run of its own."""
+    place, folder = checkpoint.resolve(), checkpoint.resolve().parent.parent
+    is_run = re.fullmatch(r"version_\d+", folder.name) or any((folder / name).is_file() for name in TABLES)
+    return folder if Path(place.parent.name, place.name) == LAST and is_run else None

@@ -1,0 +1,377 @@
+"""What a run leaves behind: its folder, tables, TensorBoard events and ``last.ckpt``."""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning
+import numpy as np
+import torch
+from lightning.fabric.loggers import Logger, TensorBoardLogger
+from torch import Tensor
+
+from fedbc_lightning.core import storage
+from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.storable import plain_copy
+from fedbc_lightning.core.twins import both
+from fedbc_lightning.evaluation.evaluator import Evaluation
+from fedbc_lightning.module.monitors import logged_only
+from fedbc_lightning.run import folder as run_folder
+from fedbc_lightning.run.tables import RunLog, read_rows
+from fedbc_lightning.state import checkpoint
+
+if TYPE_CHECKING:
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
+
+log = logging.getLogger(__name__)
+
+MAX_SHARE_OF_TIME = 0.05
+
+
+class Recorder:
+    """Records rounds; what it has recorded as of ``last.ckpt`` is what a resumed run goes on from.
+
+    Args:
+        trainer: Set up, and restored if it resumes.
+        path: The checkpoint that it was restored from, or None.
+        logger: The trainer's argument.
+
+    Attributes:
+        folder: The run folder; the old one when its own checkpoint is resumed.
+        loggers: Lightning loggers.
+    """
+
+    def __init__(
+        self, trainer: FederatedTrainer, path: Path | None, logger: Logger | Iterable[Logger] | bool | None
+    ) -> None:
+        self._trainer, self._settings = trainer, settings(trainer)
+        self._is_writer = trainer.is_global_zero
+        resumed = run_folder.run_of(path) if path is not None else None
+        folder = resumed or Path()
+        if resumed is None and self._is_writer:
+            folder = run_folder.claim(trainer.default_root_dir / trainer.name, trainer.run_lock)
+        self.folder: Path = trainer._fabric.broadcast(folder)
+        self._tables = RunLog(self.folder)
+        if resumed is not None and self._is_writer:
+            with self.disk_told():
+                self._tables.recover(trainer.current_round, trainer.saved_rows)
+        purge_step = trainer.current_round + 1 if resumed is not None else None
+        self.loggers = _make_loggers(logger, self.folder, purge_step)
+        if resumed is not None and self._is_writer:
+            with self.disk_told():
+                self._complete_events()
+        self._recorded_round = self._written_round = trainer.current_round if resumed is not None else -1
+        self._write_seconds, self._last_written = 0.0, time.perf_counter()
+        self._states = states_of_users(self._trainer)
+        if resumed is None and self._is_writer:
+            with self.disk_told():
+                self._describe_run()
+
+    def disk_told(self) -> AbstractContextManager[None]:
+        """Errors of the file system in the run folder become one line."""
+        return storage.told(self.folder, self._trainer.how_to_resume(self.folder))
+
+    def record(
+        self, round: int, metrics: dict[str, float], records: list[dict[str, Any]], evaluation: Evaluation
+    ) -> None:
+        """Write one committed round, and the checkpoint if it is due."""
+        self._states = states_of_users(self._trainer)
+        if self._is_writer:
+            with self.disk_told():
+                self._tables.write(round, metrics, records, evaluation.rows())
+                for logger in self.loggers:
+                    logger.log_metrics(metrics, step=round)
+                    if isinstance(logger, both(TensorBoardLogger)) and evaluation.metrics:
+                        self._log_histograms(logger, round, evaluation)
+        self._recorded_round = round
+        fabric = self._trainer._fabric
+        if fabric.broadcast(self._is_due(round)):
+            self.save()
+            fabric.barrier()  # no rank writes over the old checkpoint's rows before the new one is there
+
+    def save(self) -> None:
+        """Write ``last.ckpt`` of the last committed round, unless it is there already; all ranks take note.
+
+        A round whose tables and events are not all written is not saved: the older checkpoint stays, from which the
+        round is repeated.
+        """
+        round, rows = self._trainer.finished_round, self._trainer.clients.file_rows
+        is_recorded = round == self._recorded_round
+        if not self._trainer.enable_checkpointing or not is_recorded or round <= self._written_round:
+            return
+        if self._is_writer:
+            with self.disk_told():
+                self._write()
+        if rows is not None:
+            with self.disk_told():
+                rows.mark_saved(is_writer=self._is_writer)
+        self._written_round = round
+
+    def write_again(self) -> None:
+        """Write ``last.ckpt`` of the last committed round once more: what belongs to it was made anew."""
+        self._written_round = -1
+        self.save()
+        self._trainer._fabric.barrier()
+
+    def _write(self) -> None:
+        """Rows, tables and events on the disk first, then the checkpoint that counts on them."""
+        started = time.perf_counter()
+        rows = self._trainer.clients.file_rows
+        if rows is not None:
+            rows.sync()
+        self._tables.sync()
+        for logger in self.loggers:
+            if isinstance(logger, both(TensorBoardLogger)):
+                logger.experiment.flush()
+        path = self.folder / run_folder.LAST
+        checkpoint.save_atomically(self.checkpoint(self._states, is_last=True), path)
+        self._last_written = time.perf_counter()
+        self._write_seconds = self._last_written - started
+
+    def close(self, failure: BaseException | None) -> None:
+        """Save what is not saved yet, and close the loggers.
+
+        Args:
+            failure: What ended the run, or None; what fails here after it is said, and does not take its place.
+        """
+        status = "success" if failure is None else "failed"
+        acts: list[Callable[[], None]] = [self.save, *(partial(logger.finalize, status) for logger in self.loggers)]
+        for act in acts:
+            try:
+                with self.disk_told():
+                    act()
+            except Exception as error:  # noqa: PERF203
+                if failure is None:
+                    raise
+                if str(error) != str(failure):
+                    log.warning("while the run was ended: %s", first_line(error))
+
+    def checkpoint(self, states: dict[str, Any] | None = None, *, is_last: bool = False) -> dict[str, Any]:
+        """The committed state as a Lightning checkpoint with one more key: see :data:`checkpoint.KEY`.
+
+        Args:
+            states: See :func:`states_of_users`; None: as they are now.
+            is_last: Whether it becomes ``last.ckpt``. Others are without the clients' rows where these lie in
+                ``clients.bin``, whose next rounds write over them: they evaluate z, and resume nothing.
+        """
+        states = states_of_users(self._trainer) if states is None else states
+        return run_checkpoint(self._trainer, self._settings, states, self._tables.num_rows, is_last=is_last)
+
+    def _is_due(self, round: int) -> bool:
+        every = self._trainer.checkpoint_every_n_rounds
+        if round == 0:
+            return True
+        if every is not None:
+            return round % every == 0
+        return self._write_seconds <= MAX_SHARE_OF_TIME * (time.perf_counter() - self._last_written)
+
+    def _describe_run(self) -> None:
+        from PIL import Image
+
+        from fedbc_lightning.data.partition_report import partition_png, save_partition_report
+
+        save_partition_report(self._trainer.datamodule, self.folder)
+        for logger in self.loggers:
+            if isinstance(logger, both(TensorBoardLogger)):
+                with Image.open(io.BytesIO(partition_png(self._trainer.datamodule))) as picture:
+                    logger.experiment.add_image("partition", np.asarray(picture.convert("RGB")), 0, dataformats="HWC")
+            else:
+                with suppress(NotImplementedError):
+                    logger.log_hyperparams(self._settings)
+
+    def _complete_events(self) -> None:
+        """Draw TensorBoard's curves again where their files are gone."""
+        for logger in self.loggers:
+            if not isinstance(logger, TensorBoardLogger) or any(Path(logger.log_dir).glob("events.out.tfevents.*")):
+                continue
+            path = self._tables.metrics.path
+            rows = read_rows(path) if path.is_file() else []
+            for row in rows:
+                numbers = {name: float(cell) for name, cell in row.items() if cell and name != "round"}
+                logger.log_metrics(numbers, step=int(row["round"]))
+            log.warning(
+                "'%s' holds no TensorBoard events of the rounds before: the curves of %d rounds are drawn again from "
+                "metrics.csv, histograms are not.",
+                *(logger.log_dir, len(rows)),
+            )
+
+    def _log_histograms(self, logger: TensorBoardLogger, round: int, evaluation: Evaluation) -> None:
+        values = {f"clients/{name}": self._trainer.clients.scalar(name) for name in self._trainer.clients.scalar_names}
+        values |= {f"clients/{name}": torch.tensor([*of.values()]) for name, of in evaluation.clients.items()}
+        for name, tensor in values.items():
+            with suppress(ValueError):  # what NumPy cannot bin is no reason to stop
+                logger.experiment.add_histogram(name, tensor, round)
+
+
+def run_checkpoint(
+    trainer: FederatedTrainer,
+    settings: dict[str, Any],
+    states: dict[str, Any],
+    num_rows: dict[str, int],
+    *,
+    is_last: bool,
+) -> dict[str, Any]:
+    """What resumes a run; see :meth:`Recorder.checkpoint`."""
+    ours: dict[str, Any] = {
+        **states,
+        checkpoint.KEY: {
+            "format": checkpoint.FORMAT,
+            "round": trainer.finished_round,
+            "max_rounds": trainer.max_rounds,
+            "should_stop": trainer.should_stop,
+            "callback_metrics": {
+                name: float(v)
+                for name, v in logged_only(trainer.callback_metrics).items()
+                if not name.startswith("time/")
+            },
+            "settings": settings,
+            "rows": num_rows,
+            "federation": trainer.federation.state_dict(is_last=is_last),
+        },
+    }
+    content = lightning_checkpoint(trainer, trainer.federation.module_state(), ours)
+    trainer.hooks.call_callbacks("on_save_checkpoint", content)
+    return content
+
+
+def states_of_users(trainer: FederatedTrainer) -> dict[str, Any]:
+    """What callbacks and the user's data module want to keep, under Lightning's keys.
+
+    Callbacks stand by ``state_key`` under ``callbacks``, the data module under the name of its class; only those that
+    have any state.
+    """
+    callbacks = {callback.state_key: callback.state_dict() for callback in trainer.hooks.callbacks}
+    data = trainer.datamodule.users_module
+    states = {"callbacks": {key: state for key, state in callbacks.items() if state}}
+    states |= {type(data).__qualname__: state for state in (data.state_dict(),) if state}
+    return {key: plain_copy(state, is_snapshot=True) for key, state in states.items()}
+
+
+def lightning_checkpoint(trainer: FederatedTrainer, state: dict[str, Tensor], ours: dict[str, Any]) -> dict[str, Any]:
+    """What ``MyModule.load_from_checkpoint`` reads.
+
+    Args:
+        trainer: Its round and module.
+        state: The module's ``state_dict``.
+        ours: Entries that Lightning ignores.
+    """
+    module = trainer.user.module
+    content: dict[str, Any] = {
+        "pytorch-lightning_version": lightning.__version__,
+        "epoch": trainer.finished_round,
+        "global_step": trainer.finished_round,
+        "state_dict": state,
+        **ours,
+    }
+    if module.hparams:
+        content[module.CHECKPOINT_HYPER_PARAMS_NAME] = module._hparams_name
+        content[module.CHECKPOINT_HYPER_PARAMS_KEY] = plain_values(dict(module.hparams))
+    module.on_save_checkpoint(content)
+    return plain_copy(content)  # the module's entries and callbacks' states may hold NumPy's numbers
+
+
+def settings(trainer: FederatedTrainer) -> dict[str, Any]:
+    """The hyper-parameters of a run, flat, to compare on resume."""
+    local = dict(vars(trainer.local))
+    rounds = local.pop("schedule_rounds")
+    described: dict[str, Any] = {
+        "trainer.clients_per_round": trainer.clients_per_round,
+        "trainer.engine": trainer.federation.engine_kind,
+        "trainer.precision": trainer.precision,
+        "trainer.deterministic": trainer.deterministic,
+        "trainer.buffers": trainer.buffers,
+        "trainer.sampler": type(trainer.sampler).__name__,
+        **_flat("trainer.stragglers", vars(trainer.stragglers) if trainer.stragglers else {}),
+        "trainer.eval_every_n_rounds": trainer.eval_every_n_rounds,
+        "trainer.eval_clients": trainer.eval_clients,
+        "trainer.keep_local_models": trainer.keep_local_models,
+        "trainer.client_dtype": trainer.client_dtype,
+        "trainer.local_schedules": rounds and f"continue (for max_rounds: {rounds})",
+        "seed": trainer.seed,
+        "data.batch_size": trainer.datamodule.batch_size,
+        **_flat("trainer", local),
+        **_flat("algorithm", vars(trainer.federation.algorithm)),
+        **_flat("model", dict(trainer.user.module.hparams)),
+    }
+    return plain_values(described, tensors=False)
+
+
+def refuse_other_seed(saved: dict[str, Any], seed: int, path: Path | None) -> None:
+    """Raise where a run would go on with another seed than it began with.
+
+    Raises:
+        ConfigurationError: The seeds differ.
+    """
+    if saved.get("seed", seed) != seed:
+        raise ConfigurationError(
+            f"seed: '{path}' was trained with {saved['seed']}, {seed} is given now, so that the run would not go on as "
+            f"if never stopped; give seed {saved['seed']} (seed_everything), or say other_seed: true."
+        )
+
+
+def warn_of_other_settings(saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Warn of every hyper-parameter that differs between a checkpoint and the run that resumes it."""
+    for name in sorted({*saved, *current}):
+        if saved.get(name) != current.get(name):
+            warnings.warn(
+                f"{name} was {saved.get(name)} when the checkpoint was written and is {current.get(name)} now; "
+                "the run goes on with the new value.",
+                stacklevel=2,
+            )
+
+
+def plain_values(values: dict[str, Any], *, tensors: bool = True) -> dict[str, Any]:
+    """The entries that a checkpoint may hold: numbers, strings, tensors (if wanted), and containers of these."""
+
+    def is_plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(map(is_plain, value.values()))
+        if isinstance(value, (list, tuple)):
+            return all(map(is_plain, value))
+        return value is None or type(value) in (bool, int, float, str) or (tensors and type(value) is Tensor)
+
+    return {name: value for name, value in values.items() if is_plain(value)}
+
+
+def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    """What is in ``values`` and in the objects, lists and dicts there, under dotted names; an object by its class."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}.{name}"
+        if name.startswith("_"):
+            continue
+        if isinstance(value, (list, tuple)) and any(map(_has_parts, value)):
+            value = {str(index): item for index, item in enumerate(value)}
+        if isinstance(value, dict) and any(map(_has_parts, value.values())):
+            flat |= _flat(key, value)
+        elif _has_parts(value):
+            flat |= {key: type(value).__name__, **_flat(key, vars(value))}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _has_parts(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Tensor)
+
+
+def _make_loggers(
+    logger: Logger | Iterable[Logger] | bool | None, folder: Path, purge_step: int | None
+) -> list[Logger]:
+    if logger is False:
+        return []
+    if logger is None or logger is True:
+        return [TensorBoardLogger(folder, name="", version="", purge_step=purge_step)]
+    loggers = [logger] if isinstance(logger, both(Logger)) else list(logger)  # type: ignore[arg-type]
+    for each in loggers:
+        if isinstance(each, both(TensorBoardLogger)) and purge_step is not None:
+            each._kwargs["purge_step"] = purge_step
+    return loggers

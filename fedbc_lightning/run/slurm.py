@@ -1,0 +1,74 @@
+"""Jobs of SLURM that are about to run out of time are put into the queue again, and go on from their checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedbc_lightning.distributed.interrupts import StoppedError
+from fedbc_lightning.run import folder as run_folder
+
+if TYPE_CHECKING:
+    from fedbc_lightning.trainer.trainer import FederatedTrainer
+
+
+def job_id() -> str | None:
+    """Return the identity that a job keeps when it is requeued; None outside of a batch job of SLURM."""
+    if not SLURMEnvironment.detect():
+        return None
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return os.environ.get("SLURM_JOB_ID") if array is None else f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+
+
+def note_of(folder: Path) -> Path | None:
+    """Return the file in an experiment's folder that names the checkpoint of this job before it was requeued."""
+    job = job_id()
+    return None if job is None else folder / f"requeued_{job}.txt"
+
+
+def checkpoint_before(folder: Path) -> Path | None:
+    """Return the checkpoint that this job wrote before it was requeued; None if it was not."""
+    note = note_of(folder)
+    return Path(note.read_text(encoding="utf-8").strip()) if note is not None and note.is_file() else None
+
+
+@contextmanager
+def requeued(trainer: FederatedTrainer) -> Iterator[None]:
+    """Requeue the job where SIGUSR1 stopped the run, as ``sbatch --signal=SIGUSR1@90`` asks before the time is over.
+
+    A note in the experiment's folder tells the job's next start where to go on; a run that ends takes it away.
+    """
+    note = note_of(trainer.default_root_dir / trainer.name) if trainer.is_global_zero else None
+    try:
+        yield
+    except StoppedError as stop:
+        last = Path(trainer.log_dir or "") / run_folder.LAST
+        if stop.number == signal.SIGUSR1 and note is not None and last.is_file():
+            note.write_text(f"{last.resolve()}\n", encoding="utf-8")
+            _requeue(str(job_id()))
+        raise
+    if note is not None and trainer.state.fn == TrainerFn.FITTING:
+        note.unlink(missing_ok=True)
+
+
+def _requeue(job: str) -> None:
+    command = ["scontrol", "requeue", job]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        how = "" if done.returncode == 0 else f"status {done.returncode}: {done.stderr.strip()}"
+    except OSError as error:
+        how = str(error)
+    if how:
+        rank_zero_info(f"SLURM: '{shlex.join(command)}' failed ({how}); submit the job again, it goes on from here.")
+    else:
+        rank_zero_info(f"SLURM: job {job} is in the queue again and will go on from its last round.")

@@ -1,0 +1,227 @@
+"""``metrics.csv``, ``clients.csv``, ``evaluation.csv``: complete rows only, none twice, whatever stopped the run."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import logging
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.files import replacing
+
+log = logging.getLogger(__name__)
+
+METRICS_FIRST = ("round", "train_loss")
+METRICS_GROUPS = ("global/", "local/", "fairness/", "dual/", "comm/", "time/")
+CLIENTS_FIRST = ("round", "client", "num_samples", "num_steps", "status", "train_loss", "weight")
+EVALUATION_FIRST = ("round", "client")
+
+
+class CSVFile:
+    """A CSV file with a ``round`` column that only grows, and gains columns as new names turn up.
+
+    A new name rewrites the file with the longer header (a new file put in its place at once). Recovery goes by the
+    ``round`` column rather than by a byte length kept elsewhere, so that such a rewrite needs no second commit point.
+
+    Args:
+        path: The file.
+        first: Columns that stand first, in this order, if present.
+        groups: Prefixes that order the rest; names of no group stand before them, in the order of appearance.
+    """
+
+    def __init__(self, path: Path, first: Iterable[str], groups: Iterable[str] = ()) -> None:
+        self.path = path
+        self._first, self._groups = tuple(first), tuple(groups)
+        self._columns: list[str] = []
+        self.num_rows = 0
+
+    def recover(self, round: int, num_rows: int | None = None) -> None:
+        """Drop rows after ``round`` and a row that was cut off; read the header; warn of rows that are gone.
+
+        Args:
+            round: The last round to keep.
+            num_rows: How many rows there were up to then; None: it is not known.
+
+        Raises:
+            ConfigurationError: The file is not as it was written; names the line.
+        """
+        rows = read_rows(self.path) if self.path.is_file() else []
+        kept = [row for row in rows if int(row["round"]) <= round]
+        twice = _rows_twice(kept)
+        if twice or num_rows not in (None, len(kept)):
+            log.warning(
+                "'%s' has %d of the %d rows that were there when the checkpoint was written%s%s; the run goes on, and "
+                "leaves what was changed as it is.",
+                *(self.path, len(kept) - len(twice), len(kept) if num_rows is None else num_rows),
+                *(_missing_rounds(kept, round) if self.path.stem == "metrics" else "", _told(twice)),
+            )
+        self.num_rows = len(kept)
+        if self.path.is_file():
+            self._columns = list(rows[0]) if rows else self._header()
+            self._rewrite(kept)
+
+    def _header(self) -> list[str]:
+        with self.path.open(newline="", encoding="utf-8") as file:
+            return next(csv.reader(file), [])
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        """Write rows and hand them to the operating system, which keeps them if this process dies."""
+        if self._columns and not self.path.is_file():  # else one without a header, or without its rows, would be made
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+        names = {name: None for kind in dict.fromkeys(map(tuple, rows)) for name in kind}  # most rows have the same
+        new = [name for name in names if name not in self._columns]
+        if new:
+            text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+            self._columns = self._ordered(dict.fromkeys([*self._columns, *new]))
+            self._rewrite(csv.DictReader(io.StringIO(text)))
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            file.write(_as_text([tuple([row.get(c, "") for c in self._columns]) for row in rows]))
+        self.num_rows += len(rows)
+
+    def sync(self) -> None:
+        """Wait until the file is on the disk."""
+        if self.path.is_file():
+            with self.path.open("rb+") as file:
+                os.fsync(file.fileno())
+
+    def _ordered(self, names: Iterable[str]) -> list[str]:
+        def place(name: str) -> tuple[int, int]:
+            if name in self._first:
+                return 0, self._first.index(name)
+            group = next((k + 2 for k, prefix in enumerate(self._groups) if name.startswith(prefix)), 1)
+            return group, 0
+
+        return sorted(names, key=place)
+
+    def _rewrite(self, rows: Iterable[dict[str, Any]]) -> None:
+        with replacing(self.path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Read the whole rows of a table; one that was cut off while it was written is left out.
+
+    Raises:
+        ConfigurationError: A line is not as it was written.
+    """
+
+    def refuse(line: int, problem: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"'{path}', line {line}: {problem}. Was the file edited? Put the original back, or move the file away: the "
+            "run then goes on with a new one, and its checkpoint is not touched."
+        )
+
+    content = path.read_bytes()
+    try:
+        text = content[: content.rfind(b"\n") + 1].decode()
+    except UnicodeDecodeError as error:
+        raise refuse(content[: error.start].count(b"\n") + 1, "it is not text in UTF-8") from error
+    reader = csv.reader(io.StringIO(text, newline=""))
+    header = next(reader, [])
+    if text and "round" not in header:
+        seen = ascii(",".join(header)[:60])
+        raise refuse(1, f"there is no column 'round', between commas and without a byte-order mark, but {seen}")
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise refuse(1, f"the column {twice[0]!a} is there twice")
+    rows = []
+    for cells in reader:
+        if len(cells) != len(header):
+            raise refuse(reader.line_num, f"it has {len(cells)} cells, the header {len(header)}")
+        row = dict(zip(header, cells, strict=True))
+        if not re.fullmatch("[0-9]+", row["round"]):
+            raise refuse(reader.line_num, f"the round is {row['round']!a}, not a whole number")
+        rows.append(row)
+    return rows
+
+
+def _missing_rounds(rows: list[dict[str, str]], round: int) -> str:
+    """The rounds up to ``round`` that have no row, for a message; of the table that has a row of every round."""
+    seen = {int(row["round"]) for row in rows}
+    missing = [str(r) for r in range(round + 1) if r not in seen]
+    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+    return f" (no row of round {', '.join(missing[:5])}{more})" if missing else ""
+
+
+def _rows_twice(rows: list[dict[str, str]]) -> list[str]:
+    """The round, and client if there is one, of each row that repeats an earlier one's, for a message."""
+    seen, twice = set[str](), []
+    for row in rows:
+        client = row.get("client")
+        key = f"round {int(row['round'])}" + ("" if client is None else f", client {client}")
+        if key in seen:
+            twice.append(key)
+        seen.add(key)
+    return twice
+
+
+def _told(twice: list[str]) -> str:
+    """Name the first of the rows that are there twice."""
+    more = f" and {len(twice) - 1} more" if len(twice) > 1 else ""
+    return f" (there twice: {twice[0]}{more})" if twice else ""
+
+
+def _as_text(rows: list[tuple[Any, ...]]) -> str:
+    """What ``csv.writer`` makes of rows of one length; where nothing needs quotes, in half of its time."""
+    num_cells = len(rows[0]) if rows else 0
+    row_as_text = ",".join(["%s"] * num_cells) + "\n"
+    text = "".join([row_as_text % row for row in rows])
+    is_plain = (text.count(","), text.count("\n")) == ((num_cells - 1) * len(rows), len(rows))
+    if num_cells > 1 and is_plain and not any(special in text for special in ('"', "\r", "None")):
+        return text
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
+
+
+class RunLog:
+    """The three tables of a run.
+
+    Args:
+        folder: The run folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.metrics = CSVFile(folder / "metrics.csv", METRICS_FIRST, METRICS_GROUPS)
+        self.clients = CSVFile(folder / "clients.csv", CLIENTS_FIRST)
+        self.evaluation = CSVFile(folder / "evaluation.csv", EVALUATION_FIRST, METRICS_GROUPS)
+
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """File name -> number of rows."""
+        return {table.path.name: table.num_rows for table in (self.metrics, self.clients, self.evaluation)}
+
+    def recover(self, round: int, num_rows: dict[str, int]) -> None:
+        """Make all end with ``round``.
+
+        Args:
+            round: The last round to keep.
+            num_rows: File name -> how many rows there were up to then, where it is known.
+        """
+        for table in (self.metrics, self.clients, self.evaluation):
+            table.recover(round, num_rows.get(table.path.name))
+
+    def write(
+        self,
+        round: int,
+        metrics: dict[str, Any],
+        trained: list[dict[str, Any]],
+        evaluated: list[dict[str, Any]],
+    ) -> None:
+        """One round's rows: its metrics, one row per sampled client, and one per evaluated client."""
+        for table, rows in ((self.clients, trained), (self.evaluation, evaluated), (self.metrics, [metrics])):
+            if rows:
+                table.append([{**row, "round": round} for row in rows])
+
+    def sync(self) -> None:
+        """Wait until all are on the disk."""
+        for table in (self.metrics, self.clients, self.evaluation):
+            table.sync()

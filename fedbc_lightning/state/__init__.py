@@ -1,0 +1,1 @@
+"""What outlives a step: the layout of weights, declared state, the clients' rows and checkpoint files."""

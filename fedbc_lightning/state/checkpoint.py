@@ -1,0 +1,137 @@
+"""Checkpoint files: written atomically, read safely, compared before use."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.files import replacing
+from fedbc_lightning.core.storable import find_unreadable
+from fedbc_lightning.core.storage import os_error
+
+KEY = "fedbc_lightning"
+"""Where a checkpoint, otherwise an ordinary Lightning one, holds the federated state."""
+
+FORMAT = 1
+"""Of that state; raised when it changes."""
+
+WHERE_ABSENT = {"trainer.local_schedules": "fresh"}
+"""What parts of a fingerprint are if it does not hold them."""
+
+SOURCE = "fedbc_lightning_source"
+"""Where an exported model says which run, round and client it is of."""
+
+
+def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
+    """Write a file that is either the old one or the new one, whenever the process or the machine dies.
+
+    Temporary file, fsync, replace, fsync of the folder: the replace is the only commit point. Before it, what was
+    written is opened as :func:`load` will: mapped, so that the time does not grow with the size of the model.
+
+    Raises:
+        ConfigurationError: The checkpoint holds an object that would not be read back; the old file stays.
+    """
+    path.parent.mkdir(exist_ok=True)  # without parents: a run folder that vanished is not made again
+    try:
+        with replacing(path) as partial:
+            with partial.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            torch.load(partial, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        found = None if os_error(error) else find_unreadable(checkpoint)
+        if found is None:
+            raise
+        kept = f" '{path}' stays as it was." if path.exists() else ""
+        raise ConfigurationError(
+            f"checkpoint: what would be saved is not read back, for safety: {found}; let the state_dict of callbacks "
+            f"and data and on_save_checkpoint hold numbers, strings and tensors only.{kept}"
+        ) from error
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint of ours, with ``weights_only=True``.
+
+    Raises:
+        ConfigurationError: No such file, not readable, or not one of ours.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigurationError(f"ckpt_path: there is no file '{path}'.")
+    try:
+        _check_sums(path)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except ConfigurationError:
+        raise
+    except pickle.UnpicklingError as error:
+        if "GLOBAL" in str(error) or ("Unsupported" in str(error) and "operand" not in str(error)):
+            found = re.search(r"GLOBAL (\S+)", str(error))
+            raise ConfigurationError(
+                f"checkpoint: '{path}' holds an object of {found.group(1) if found else 'an unknown class'}, which is "
+                "not read back, for safety; let the state_dict of callbacks and data and on_save_checkpoint hold "
+                "numbers, strings and tensors only."
+            ) from error
+        raise ConfigurationError(f"ckpt_path: '{path}' cannot be read; is it cut off, or no checkpoint?") from error
+    except Exception as error:
+        raise ConfigurationError(f"ckpt_path: '{path}' cannot be read ({first_line(error)}); is it cut off?") from error
+    if isinstance(checkpoint, dict) and SOURCE in checkpoint:
+        raise ConfigurationError(f"ckpt_path: '{path}' is an exported model; give the run that it comes from.")
+    if not isinstance(checkpoint, dict) or KEY not in checkpoint:
+        raise ConfigurationError(f"ckpt_path: '{path}' was not written by fedbc_lightning.")
+    found = checkpoint[KEY].get("format") if isinstance(checkpoint[KEY], dict) else None
+    if found != FORMAT:
+        raise ConfigurationError(f"ckpt_path: '{path}' has format {found}, this version reads format {FORMAT}.")
+    return checkpoint
+
+
+def _check_sums(path: Path) -> None:
+    """Compare the checksums of a zip file's parts, which ``torch.load`` does not look at: 1 to 7 GB/s."""
+    if not zipfile.is_zipfile(path):  # torch.load says what it is
+        return
+    with zipfile.ZipFile(path) as file:
+        damaged = file.testzip()
+    if damaged is not None:
+        raise ConfigurationError(
+            f"ckpt_path: '{path}' is damaged: the checksum of its part '{damaged}' is wrong; give an older checkpoint "
+            "or a copy, or start anew without ckpt_path."
+        )
+
+
+def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], path: str | Path) -> None:
+    """Compare what a checkpoint was made with (model, partition, algorithm) with what is here.
+
+    Raises:
+        ConfigurationError: They differ; the message names the first differences.
+    """
+    differences = []
+    for part in dict.fromkeys([*current, *saved]):
+        here, there = (described.get(part, WHERE_ABSENT.get(part)) for described in (current, saved))
+        if there == here:
+            continue
+        if isinstance(here, dict) and isinstance(there, dict):
+            differences += [
+                f"{part} '{name}' is {there.get(name, 'absent')} there, {here.get(name, 'absent')} here"
+                for name in sorted({*here, *there})
+                if here.get(name) != there.get(name)
+            ]
+        else:
+            differences.append(f"{part} is {there} there, {here} here")
+    if differences:
+        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+        raise ConfigurationError(
+            f"ckpt_path: '{path}' is of another run: {'; '.join(differences[:3])}{more}. "
+            "Give the model, data, partitioner, seed and algorithm it was made with, or start anew without ckpt_path."
+        )

@@ -1,0 +1,238 @@
+"""What the algorithm declared for each client: scalars in memory, vectors in memory or in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.state import client_rows
+from fedbc_lightning.state.client_rows import MemoryRows, TableRows
+from fedbc_lightning.state.file_rows import FileRows
+
+if TYPE_CHECKING:
+    from fedbc_lightning.state.declaration import StateDeclaration
+
+
+class ClientStore:
+    """Declared rows for all N clients; a client never touched reads as its start value and takes no memory.
+
+    Vectors lie in memory and in the checkpoint up to 64 MiB in all (N times the declared sizes), above that in the
+    sparse file ``clients.bin``; tables always lie in memory.
+
+    Args:
+        num_clients: N.
+        declaration: What the algorithm declared.
+        initial_model: z of round 0 with its buffers, (d + b,): the start value of every client model.
+        initial_counters: The integer buffers of round 0.
+        num_parameters: d.
+        dtype: In which floating-point vectors are kept; None: that of z.
+
+    Attributes:
+        row_bytes: Of one client's vectors as they are kept, without tables.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        declaration: StateDeclaration,
+        initial_model: Tensor,
+        initial_counters: Tensor,
+        num_parameters: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.num_clients = num_clients
+        self._scalars = {
+            name: _per_client(name, initial, num_clients) for name, initial in declaration.client_scalars.items()
+        }
+        self._staged_scalars: dict[str, Tensor] = {}
+        self._waiting_scalars: dict[str, list[tuple[list[int], Tensor]]] = {}  # not yet in those of all clients
+        start = initial_model.detach().cpu().clone()
+        starts = {
+            "model": start,
+            "buffers": start[num_parameters:].clone(),
+            "counters": initial_counters.detach().cpu().clone(),
+            "z": start[:num_parameters].clone(),
+            "zeros": torch.zeros(num_parameters, dtype=start.dtype),
+            "table": torch.zeros(0, dtype=start.dtype),
+        }
+        kinds = declaration.client_vectors
+        self._tables = TableRows(dict.fromkeys(declaration.table_names, starts["table"]))
+        vectors = {name: starts[kind] for name, kind in kinds.items() if kind != "table"}
+        dtypes = {name: dtype if dtype and row.is_floating_point() else row.dtype for name, row in vectors.items()}
+        self._dtypes = dtypes
+        self.row_bytes = row_bytes = sum(len(row) * dtypes[name].itemsize for name, row in vectors.items())
+        self._vectors: MemoryRows | FileRows = (
+            MemoryRows(vectors, dtypes, num_clients)
+            if num_clients * row_bytes <= client_rows.IN_MEMORY_BELOW
+            else FileRows(vectors, dtypes, num_clients)
+        )
+
+    @property
+    def file_rows(self) -> FileRows | None:
+        """The vectors, if they lie in ``clients.bin``."""
+        return self._vectors if isinstance(self._vectors, FileRows) else None
+
+    @property
+    def scalar_names(self) -> list[str]:
+        """The declared per-client scalars."""
+        return list(self._scalars)
+
+    def scalar(self, name: str) -> Tensor:
+        """The committed scalars of all clients, (N,) float64."""
+        return self._scalars[name]
+
+    def vector(self, name: str, client: int) -> Tensor:
+        """The committed row of one client, (d,) or (d + b,) for a model; a copy."""
+        return self._storage(name).read(name, client)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether it was declared."""
+        return name in self._scalars or name in self._vectors.starts or name in self._tables.starts
+
+    def row_shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of one client's value: () of a scalar, (d,) or (d + b,) of a vector; None: any, of a table."""
+        if name in self._scalars:
+            return ()
+        return None if name in self._tables.starts else tuple(self._vectors.starts[name].shape)
+
+    def gather(self, name: str, ids: list[int], device: torch.device) -> Tensor:
+        """The committed state of K clients: a scalar (K,) on the CPU in float64, a vector (K, ...) on the device."""
+        if name in self._scalars:
+            return torch.from_numpy(self._scalars[name].numpy()[ids])
+        return self._storage(name).gather(name, ids).to(device)
+
+    def as_kept(self, name: str, values: Tensor) -> Tensor:
+        """Values of a state, in the dtype that they have, as they are read again: those of vectors are rounded."""
+        return values.to(self._dtypes.get(name, values.dtype)).to(values.dtype)
+
+    def stage(self, name: str, clients: list[int], values: Tensor) -> None:
+        """Give K clients' rows (K, ...) or scalars (K,) their values for the next round.
+
+        Rows are copied; scalars are taken as they are when they are next asked for.
+        """
+        if name in self._scalars:
+            self._waiting_scalars.setdefault(name, []).append((clients, values))
+        else:
+            self._storage(name).stage(name, clients, values)
+
+    def stage_all(self, name: str, values: Tensor) -> None:
+        """Give the scalars of all clients, (N,), their values for the next round."""
+        self._waiting_scalars.pop(name, None)
+        self._staged_scalars[name] = values
+
+    def export_staged(self, ids: list[int]) -> dict[str, Any]:
+        """What was staged for these clients, to be sent to another rank; of rows in a file only whose."""
+        names = {*self._staged_scalars, *self._waiting_scalars}
+        scalars = {name: (ids, self.staged_scalar(name)[ids]) for name in names}
+        return {"scalars": scalars, "rows": [storage.export_staged() for storage in (self._vectors, self._tables)]}
+
+    def import_staged(self, staged: dict[str, Any]) -> None:
+        """Stage what another rank exported."""
+        for name, (clients, values) in staged["scalars"].items():
+            self.stage(name, clients, values)
+        for storage, rows in zip((self._vectors, self._tables), staged["rows"], strict=True):
+            storage.import_staged(rows)
+
+    def staged_vector(self, name: str, client: int) -> Tensor:
+        """The row of one client that the next round will see; a copy."""
+        return self._storage(name).read(name, client, staged=True)
+
+    def staged_vectors(self, name: str) -> Tensor:
+        """The rows (N, d) or (N, d + b) of all clients that the next round will see, on the CPU: all in memory."""
+        return torch.stack([self.staged_vector(name, client) for client in range(self.num_clients)])
+
+    def staged_scalar(self, name: str) -> Tensor:
+        """The scalars that the next round will see, (N,)."""
+        waiting = self._waiting_scalars.pop(name, None)
+        if waiting:
+            clients = [client for some, _ in waiting for client in some]
+            values = torch.cat([values.detach() for _, values in waiting]).to("cpu", torch.float64)
+            staged = self._staged_scalars.setdefault(name, self._scalars[name].clone())
+            staged.numpy()[clients] = values.numpy()
+        return self._staged_scalars.get(name, self._scalars[name])
+
+    def commit(self) -> None:
+        """Make the staged values the current ones."""
+        for name in list(self._waiting_scalars):
+            self.staged_scalar(name)
+        self._scalars |= self._staged_scalars
+        self._staged_scalars = {}
+        self._vectors.commit()
+        self._tables.commit()
+
+    def rollback(self) -> None:
+        """Forget what was staged."""
+        self._staged_scalars, self._waiting_scalars = {}, {}
+        self._vectors.rollback()
+        self._tables.rollback()
+
+    def state_dict(self, *, is_last: bool = True) -> dict[str, Any]:
+        """Scalars of all clients; of vectors the touched clients and their rows, or what finds them in the file.
+
+        Args:
+            is_last: Whether this is for ``last.ckpt``; any other checkpoint is without the rows in the file, which
+                later rounds write over.
+        """
+        state: dict[str, Any] = {"scalars": {name: values.clone() for name, values in self._scalars.items()}}
+        vectors = self._tables.state_dict()
+        if isinstance(self._vectors, FileRows):
+            state["file"] = self._vectors.state_dict(with_slots=is_last)
+        else:
+            vectors |= self._vectors.state_dict()
+        return state | {"vectors": vectors}
+
+    def load_state_dict(self, state: dict[str, Any], checkpoint: Any, rows_path: Path | None) -> None:
+        """The inverse of :meth:`state_dict`.
+
+        Args:
+            state: Of :meth:`state_dict`.
+            checkpoint: Its path, for messages.
+            rows_path: Of the ``clients.bin`` that belongs to it; None: no row was touched.
+
+        Raises:
+            ConfigurationError: The rows cannot be had.
+        """
+        if ("file" in state) != isinstance(self._vectors, FileRows):
+            there, here = ("in memory", "in a file")[:: -1 if "file" in state else 1]
+            raise ConfigurationError(
+                f"trainer.client_dtype: the clients' rows are {there} in '{checkpoint}' and would be {here} now; give "
+                "the value it was made with."
+            )
+        self._scalars |= state["scalars"]
+        self._tables.load_state_dict(state["vectors"])
+        if isinstance(self._vectors, FileRows):
+            self._vectors.load_state_dict(state["file"], checkpoint, rows_path)
+        else:
+            self._vectors.load_state_dict(state["vectors"])
+
+    def _storage(self, name: str) -> MemoryRows | FileRows | TableRows:
+        return self._tables if name in self._tables.starts else self._vectors
+
+
+class StagedClient:
+    """One client's declared state as the next round will see it, by name: rows on the CPU, scalars as numbers."""
+
+    def __init__(self, store: ClientStore, client: int) -> None:
+        self._store, self._client = store, client
+
+    def __getitem__(self, name: str) -> Any:
+        """The row or the number."""
+        if name in self._store.scalar_names:
+            return self._store.staged_scalar(name)[self._client].item()
+        return self._store.staged_vector(name, self._client)
+
+
+def _per_client(name: str, initial: float | Iterable[float], num_clients: int) -> Tensor:
+    if isinstance(initial, (int, float)):
+        return torch.full((num_clients,), float(initial), dtype=torch.float64)
+    values = torch.tensor(list(initial), dtype=torch.float64)
+    if len(values) != num_clients:
+        raise ConfigurationError(
+            f"algorithm.{name}: a list of {len(values)} values for {num_clients} clients; give one number, or one each."
+        )
+    return values

@@ -1,0 +1,218 @@
+"""What outlives a round: the server's state and the clients' rows.
+
+State is declared once, by the algorithm, and by that is checkpointed, moved, staged and exchanged. Nothing written
+during a round is visible to the next before :meth:`commit`; :meth:`rollback` forgets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.seeding import numpy_generator
+from fedbc_lightning.state.client_store import ClientStore, StagedClient
+
+__all__ = ["BufferPolicy", "ClientStore", "ServerState", "StagedClient", "StateDeclaration"]
+
+BufferPolicy = Literal["average", "local", "global"]
+
+
+class StateDeclaration:
+    """What an algorithm keeps, by name; filled by ``FederatedAlgorithm.declare_state``."""
+
+    def __init__(self) -> None:
+        self.client_scalars: dict[str, float | list[float]] = {}
+        self.client_vectors: dict[str, str] = {}
+        self.server_vectors: dict[str, tuple[float | Literal["z"], torch.dtype | None]] = {}
+        self.server_scalars: dict[str, float] = {}
+        self._claimed = {("server", name) for name in ("z", "buffers", "counters")}
+
+    def _claim(self, side: Literal["client", "server"], name: str) -> None:
+        if (side, name) in self._claimed:
+            raise ConfigurationError(f"algorithm: two of its parts keep a '{name}' ({side}); they cannot be combined.")
+        self._claimed.add((side, name))
+
+    def client_scalar(self, name: str, initial: float | list[float] = 0.0) -> None:
+        """One float64 per client, (N,); a list gives each client its own start value. Logged in ``clients.csv``."""
+        self._claim("client", name)
+        self.client_scalars[name] = initial
+
+    def client_vector(self, name: str, initial: Literal["zeros", "z"] = "zeros") -> None:
+        """One vector (d,) per client; at the start zero, or z of round 0."""
+        self._claim("client", name)
+        self.client_vectors[name] = initial
+
+    def client_table(self, name: str) -> None:
+        """One table per client, of a size of its own; empty, (0,), at the start."""
+        self._claim("client", name)
+        self.client_vectors[name] = "table"
+
+    @property
+    def table_names(self) -> list[str]:
+        """Of the clients' tables."""
+        return [name for name, kind in self.client_vectors.items() if kind == "table"]
+
+    def client_model(self, name: str) -> None:
+        """One model (d + b,) per client: parameters and floating-point buffers; z of round 0 at the start."""
+        self._claim("client", name)
+        self.client_vectors[name] = "model"
+
+    def client_buffers(self, name: str) -> None:
+        """The floating-point buffers (b,) of each client; those of the initial module at the start."""
+        self._claim("client", name)
+        self.client_vectors[name] = "buffers"
+
+    def client_counters(self, name: str) -> None:
+        """The integer buffers of each client; those of the initial module at the start."""
+        self._claim("client", name)
+        self.client_vectors[name] = "counters"
+
+    def server_vector(self, name: str, initial: float | Literal["z"] = 0.0, dtype: torch.dtype | None = None) -> None:
+        """One vector (d,) at the server.
+
+        Args:
+            name: Its name.
+            initial: At the start: this number everywhere, or ``"z"``: the initial model.
+            dtype: None: that of z.
+        """
+        self._claim("server", name)
+        self.server_vectors[name] = (initial, dtype)
+
+    def server_scalar(self, name: str, initial: float = 0.0) -> None:
+        """One number at the server."""
+        self._claim("server", name)
+        self.server_scalars[name] = initial
+
+    def fingerprint(self) -> list[str]:
+        """The declared names, to compare a checkpoint with an algorithm."""
+        groups: dict[str, Iterable[str]] = {
+            "client scalar": self.client_scalars,
+            "client vector": self.client_vectors,
+            "server vector": self.server_vectors,
+            "server scalar": self.server_scalars,
+        }
+        return sorted(f"{kind} {name}" for kind, names in groups.items() for name in names)
+
+
+class ServerState:
+    """z and what the algorithm declared at the server, replicated on every rank.
+
+    Attributes:
+        values: Name -> tensor. Always there: ``z`` (d,), ``buffers`` (b,) and ``counters`` (integer buffers).
+        ids: The clients sampled in this round, in the order of sampling.
+        records: One dict per sampled client of this round: a row of ``clients.csv``.
+        metrics: What server callbacks log in this round, by name.
+        round: The current round, 1..T.
+        seed: The run's seed.
+        num_clients: N.
+    """
+
+    def __init__(
+        self,
+        z: Tensor,
+        buffers: Tensor,
+        counters: Tensor,
+        declaration: StateDeclaration,
+        buffer_policy: BufferPolicy = "average",
+        *,
+        num_clients: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.buffer_policy = buffer_policy
+        self.num_clients, self.seed, self.round = num_clients, seed, 0
+        self.values: dict[str, Tensor] = {"z": z, "buffers": buffers, "counters": counters}
+        for name, (initial, dtype) in declaration.server_vectors.items():
+            start = z if initial == "z" else torch.full_like(z, float(initial))
+            dtype = z.dtype if dtype is None or z.device.type == "mps" else dtype  # MPS has no float64
+            self.values[name] = start.to(dtype, copy=True)
+        self.values |= {
+            name: torch.tensor(value, dtype=torch.float64) for name, value in declaration.server_scalars.items()
+        }
+        self._staged: dict[str, Tensor] = {}
+        self._replaced: dict[str, Tensor] = {}
+        self.ids: list[int] = []
+        self.records: list[dict[str, Any]] = []
+        self.metrics: dict[str, float] = {}
+
+    @property
+    def valid_records(self) -> list[dict[str, Any]]:
+        """Those of the clients whose message counts."""
+        return [record for record in self.records if record["status"] == "ok"]
+
+    @property
+    def z(self) -> Tensor:
+        """The global model (d,) that the clients received in this round."""
+        return self.values["z"]
+
+    @property
+    def model(self) -> Tensor:
+        """Z followed by the floating-point buffers, (d + b,)."""
+        buffers = self.values["buffers"]
+        return torch.cat([self.z, buffers]) if buffers.numel() else self.z
+
+    @property
+    def staged_model(self) -> Tensor:
+        """:attr:`model` as the next round will see it, (d + b,)."""
+        return torch.cat([self.staged("z"), self.staged("buffers")])
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The committed value of a declared name."""
+        return self.values[name]
+
+    def staged(self, name: str) -> Tensor:
+        """The value that the next round will see: what was staged in this round, else the committed one."""
+        return self._staged.get(name, self.values[name])
+
+    def is_staged(self, name: str) -> bool:
+        """Whether ``name`` was given a value for the next round."""
+        return name in self._staged
+
+    def stage(self, name: str, value: Tensor) -> None:
+        """Give ``name`` its value for the next round; shape and dtype stay."""
+        current = self.values[name]
+        assert value.shape == current.shape, (name, value.shape, current.shape)
+        self._staged[name] = value.to(current.dtype)
+
+    def stage_model(self, model: Tensor) -> None:
+        """Stage z and the buffers from one vector (d + b,); buffers that are ``global`` stay as they are."""
+        z, buffers = model.split([self.z.numel(), model.numel() - self.z.numel()])
+        self.stage("z", z)
+        if self.buffer_policy != "global":
+            self.stage("buffers", buffers)
+
+    def rng(self, purpose: str, rounds_ago: int = 0) -> np.random.Generator:
+        """A fresh generator for this round: a function of (seed, purpose, round), the same on every rank."""
+        return numpy_generator(self.seed, purpose, self.round - rounds_ago)
+
+    def log(self, name: str, value: float) -> None:
+        """Log a number of this round under ``name``."""
+        self.metrics[name] = value
+
+    def replace(self, name: str, value: Tensor) -> None:
+        """Give ``name`` another value for this round, from its beginning; a rollback takes it back."""
+        self._replaced.setdefault(name, self.values[name])
+        self.values[name] = value.to(self.values[name])
+
+    def commit(self) -> None:
+        """Make the staged values the current ones."""
+        self.values |= self._staged
+        self._staged, self._replaced = {}, {}
+
+    def rollback(self) -> None:
+        """Forget what was staged, and what was replaced in this round."""
+        self.values |= self._replaced
+        self._staged, self._replaced = {}, {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All but z, which the checkpoint holds under the parameters' names; on the CPU, wherever it is read."""
+        return {name: value.to("cpu", copy=True) for name, value in self.values.items() if name != "z"}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        for name, value in state.items():
+            self.values[name] = value.to(self.values[name])

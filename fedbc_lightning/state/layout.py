@@ -1,0 +1,358 @@
+"""A module's trainable parameters as one vector of length d; its buffers apart.
+
+Shapes, here and everywhere in the package (K clients trained together, N clients in all):
+
+===========  =======================================================================================
+``z``        (d,)      the global model at the server
+``w, grad``  (K, d)    the clients' iterates and gradients
+``dual``     (K,)      one number per client of the cohort; (N,) in the store
+a *model*    (d + b,)  trainable parameters followed by the b elements of the floating-point buffers
+===========  =======================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.state.frozen import FrozenParameters
+
+
+class WrittenParametersError(ConfigurationError):
+    """Frozen parameters were written during training; in the first round they become buffers, and it begins again.
+
+    Args:
+        names: The names of the parameters.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        super().__init__(
+            f"model: '{self.names[0]}' has requires_grad=False and was written for the first time after the first "
+            "round's training (by a hook such as on_round_end, or in a later round), or is too large to be copied "
+            "before it; no client's training may find what another left there. Make it a buffer (register_buffer), "
+            "which hooks and steps may write in any round, or write it in the first round's training, too."
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[list[str]]]:
+        """Travel to other processes by the names."""
+        return type(self), (self.names,)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies in the vector."""
+
+    name: str
+    shape: torch.Size
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """One past the last element."""
+        return self.offset + self.shape.numel()
+
+
+class ParameterLayout:
+    """Names <-> slices of one vector: by optimizer group, then by ``named_parameters()``; ungrouped ones at the end.
+
+    Args:
+        module: The module, already moved to its device and converted to its precision.
+        groups: The parameters of each optimizer group; each group becomes one slice.
+
+    Attributes:
+        entries: One :class:`Entry` per trainable parameter, in the order of the vector.
+        group_slices: One slice per optimizer group.
+        num_parameters: d.
+        num_optimized: The length of the leading part that some optimizer group holds.
+        frozen: The parameters that are not trained.
+        num_buffers: b, elements of the persistent floating-point buffers.
+        written: Names of the frozen parameters that are buffers here, because training writes them.
+        dtype: Of the parameters; ``master_dtype`` is float32 where it is a half, else the same.
+
+    Raises:
+        ConfigurationError: No trainable parameter, lazy, complex or mixed dtypes, one parameter in two groups.
+    """
+
+    def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] = ()) -> None:
+        named = {p: name for name, p in module.named_parameters() if p.requires_grad}
+        for name, child in module.named_modules():
+            if getattr(child, "sparse", False) and isinstance(child, (nn.Embedding, nn.EmbeddingBag)):
+                raise ConfigurationError(f"model: '{name}' gives sparse gradients; use sparse=False.")
+        self.dtype = _common_dtype(named)
+        self.master_dtype = torch.float32 if self.dtype.itemsize == 2 else self.dtype
+        grouped = [[p for p in group if p in named] for group in groups]
+        place = {p: k for k, p in enumerate(named)}
+        order = [p for group in grouped for p in sorted(group, key=place.__getitem__)]
+        if len(set(order)) != len(order):
+            raise ConfigurationError("model: a parameter stands in two optimizer groups; put it in one.")
+        self.num_grouped = len(order)
+        in_a_group = set(order)
+        order += [p for p in named if p not in in_a_group]
+
+        self.parameters: list[nn.Parameter] = order
+        self.frozen = FrozenParameters(module, {parameter.shape for parameter in order})
+        self._grouped = order[: self.num_grouped]
+        self.entries: list[Entry] = []
+        offset = 0
+        for parameter in order:
+            self.entries.append(Entry(named[parameter], parameter.shape, offset))
+            offset += parameter.numel()
+        self.num_parameters = offset
+        self.num_optimized = self.entries[self.num_grouped - 1].end if self.num_grouped else 0
+        self.group_slices = list(_consecutive([sum(p.numel() for p in group) for group in grouped]))
+
+        self._module = module
+        self.written: list[str] = []
+        self._list_buffers()
+        device = order[0].device
+        self._no_buffers = torch.empty(0, dtype=self.master_dtype, device=device)
+        self._no_counters = torch.empty(0, dtype=torch.int64, device=device)
+        self._other_names = {
+            **_other_names(module.named_parameters(remove_duplicate=False)),
+            **_other_names(module.named_buffers(remove_duplicate=False)),
+        }
+        self._addresses: list[int] = []  # of the parameters while they are views of the row
+
+    def _list_buffers(self) -> None:
+        self._buffers = [*_persistent_buffers(self._module), *_parameters(self._module, self.written)]
+        self.float_buffers = [(m, n) for _, m, n in self._buffers if _buffer(m, n).is_floating_point()]
+        self.integer_buffers = [(m, n) for _, m, n in self._buffers if not _buffer(m, n).is_floating_point()]
+        self.num_buffers = sum(_buffer(m, n).numel() for m, n in self.float_buffers)
+
+    def take_as_buffers(self, names: Sequence[str]) -> None:
+        """Let frozen parameters that training writes, such as a teacher network's, travel as buffers do."""
+        self.written = self.written + self.frozen.take_out(names)
+        self._list_buffers()
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether there are persistent buffers, which training may move."""
+        return bool(self.float_buffers or self.integer_buffers)
+
+    # parameters
+
+    def check_trainable(self) -> None:
+        """Raise if ``requires_grad`` of a parameter was changed since the layout was made.
+
+        Raises:
+            ConfigurationError: It was, with the name.
+            WrittenParametersError: A frozen parameter was written.
+        """
+        changed = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if not p.requires_grad]
+        changed += self.frozen.thawed()
+        if changed:
+            raise ConfigurationError(
+                f"model: requires_grad of '{changed[0]}' was changed during training; the vectors that clients and "
+                "server exchange are fixed by then. Freeze or thaw before training."
+            )
+        written = self.frozen.written()
+        if written:
+            raise WrittenParametersError(written)
+
+    def check_after_round(self) -> None:
+        """Raise if training replaced a parameter, or wrote a frozen one by whatever means.
+
+        Raises:
+            ConfigurationError: A trained parameter is another object now, with its name.
+            WrittenParametersError: A frozen parameter was written.
+        """
+        now = dict(self._module.named_parameters())
+        entries = zip(self.parameters, self.entries, strict=True)
+        replaced = next((entry.name for parameter, entry in entries if now.get(entry.name) is not parameter), None)
+        if replaced is not None:
+            raise ConfigurationError(
+                f"model: parameter '{replaced}' was replaced by another one during training, which nothing would "
+                "train or send; write into it (copy_, load_state_dict)."
+            )
+        written = self.frozen.written_by_any_means()
+        if written:
+            raise WrittenParametersError(written)
+
+    def check_replaced(self, module: nn.Module) -> None:
+        """Raise if a parameter of the module is another object than when the layout was made.
+
+        Raises:
+            ConfigurationError: One is, with its name.
+        """
+        known = {*self.parameters, *self.frozen.parameters, *(_buffer(m, n) for m, n in self.float_buffers)}
+        replaced = [name for name, parameter in module.named_parameters() if parameter not in known]
+        if replaced:
+            raise ConfigurationError(
+                f"model: parameter '{replaced[0]}' was replaced by another one at the start of the run; write into it "
+                "(load_state_dict, copy_), or make it in __init__ or configure_model."
+            )
+
+    def attach(self, row: Tensor) -> None:
+        """Make every parameter a view into ``row`` (d,): writing the row writes the module."""
+        for parameter, entry in zip(self.parameters, self.entries, strict=True):
+            parameter.data = row[entry.offset : entry.end].view(entry.shape)
+            parameter.grad = None
+
+    def is_attached(self, row: Tensor) -> bool:
+        """Whether the parameters still are views of ``row``: ``.to()`` or ``load_state_dict(assign=True)`` end that."""
+        start, size = row.data_ptr(), row.element_size()
+        if self._addresses[:1] != [start]:
+            self._addresses = [start + entry.offset * size for entry in self.entries]
+        return [parameter.data_ptr() for parameter in self.parameters] == self._addresses
+
+    def read(self) -> Tensor:
+        """A copy of the module's parameters as one vector (d,) of ``master_dtype``."""
+        return torch.cat([p.detach().reshape(-1) for p in self.parameters]).to(self.master_dtype)
+
+    def gather_gradients(self, out: Tensor) -> bool:
+        """Collect ``p.grad`` of the grouped parameters into ``out`` (num_optimized,); False if one has none."""
+        flat = []
+        for parameter in self._grouped:
+            if parameter.grad is None:
+                return False
+            flat.append(parameter.grad.reshape(-1))
+        torch.cat(flat, out=out)
+        return True
+
+    def collect_gradients(self, grad: Tensor) -> list[int]:
+        """Copy into ``grad`` every ``p.grad`` that is not a view of it already, zero where there is none.
+
+        Returns:
+            The indices of the grouped parameters without a gradient.
+        """
+        missing = []
+        for index, (parameter, entry) in enumerate(zip(self._grouped, self.entries, strict=False)):
+            part = grad[entry.offset : entry.end]
+            if parameter.grad is None:
+                part.zero_()
+                missing.append(index)
+            elif parameter.grad.data_ptr() != part.data_ptr():
+                part.copy_(parameter.grad.reshape(-1))
+        return missing
+
+    def has_gradient(self) -> bool:
+        """Whether any grouped parameter has one."""
+        return any(parameter.grad is not None for parameter in self._grouped)
+
+    def expose_gradients(self, grad: Tensor) -> None:
+        """Let ``p.grad`` of the grouped parameters be views of ``grad``, for hooks and per-tensor optimizers."""
+        for parameter, entry in zip(self._grouped, self.entries, strict=False):
+            parameter.grad = grad[entry.offset : entry.end].view(entry.shape)
+
+    def show_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Let ``p.grad`` of the grouped parameters be copies of these, as after a step that was not replayed."""
+        for parameter, gradient in zip(self._grouped, gradients, strict=False):
+            parameter.grad = gradient.clone()
+
+    # buffers
+
+    def read_buffers(self) -> Tensor:
+        """A copy of the floating-point buffers as one vector (b,) of ``master_dtype``."""
+        if not self.float_buffers:
+            return self._no_buffers
+        return torch.cat([_buffer(m, n).detach().reshape(-1).to(self.master_dtype) for m, n in self.float_buffers])
+
+    def read_counters(self) -> Tensor:
+        """A copy of the integer and boolean buffers as one int64 vector."""
+        if not self.integer_buffers:
+            return self._no_counters
+        return torch.cat([_buffer(m, n).detach().reshape(-1).to(torch.int64) for m, n in self.integer_buffers])
+
+    def write_buffers(self, values: Tensor, counters: Tensor) -> None:
+        """Copy vectors of :meth:`read_buffers` and :meth:`read_counters` back into the module's buffers."""
+        for buffers, vector in ((self.float_buffers, values), (self.integer_buffers, counters)):
+            offset = 0
+            for module, name in buffers:
+                buffer = _buffer(module, name)
+                buffer.copy_(vector[offset : offset + buffer.numel()].view_as(buffer))
+                offset += buffer.numel()
+
+    # files
+
+    def named_slices(self, z: Tensor) -> dict[str, Tensor]:
+        """The vector ``z`` (d,) as clones under the parameters' names."""
+        return {e.name: z[e.offset : e.end].view(e.shape).clone() for e in self.entries}
+
+    def vector_from(self, named: dict[str, Tensor]) -> Tensor:
+        """The inverse of :meth:`named_slices`, matched by name."""
+        return torch.cat([named[e.name].reshape(-1) for e in self.entries]).to(self.master_dtype)
+
+    def named_buffers(self, values: Tensor, counters: Tensor) -> dict[str, Tensor]:
+        """Vectors of :meth:`read_buffers` and :meth:`read_counters` as clones under the buffers' names and dtypes."""
+        vectors = {True: values.cpu(), False: counters.cpu()}
+        offsets, named = {True: 0, False: 0}, {}
+        for full_name, module, name in self._buffers:
+            buffer = _buffer(module, name)
+            kind = buffer.is_floating_point()
+            part = vectors[kind][offsets[kind] : offsets[kind] + buffer.numel()]
+            offsets[kind] += buffer.numel()
+            named[full_name] = part.view(buffer.shape).to(buffer.dtype, copy=True)
+        return named
+
+    def under_all_names(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Give each tensor that the module has under several names, such as tied weights, under all of them."""
+        others = {other: named[name] for other, name in self._other_names.items() if name in named}
+        return named | {other: tensor.clone() for other, tensor in others.items()}
+
+    def fingerprint(self) -> dict[str, str]:
+        """Name -> "shape dtype" of every parameter and persistent buffer, to compare a checkpoint with a module."""
+        described = {e.name: f"{tuple(e.shape)} {self.dtype}".replace("torch.", "") for e in self.entries}
+        for full_name, module, name in self._buffers:
+            buffer = _buffer(module, name)
+            described[full_name] = f"{tuple(buffer.shape)} {buffer.dtype}".replace("torch.", "")
+        return dict(sorted(described.items()))
+
+
+def _buffer(module: nn.Module, name: str) -> Tensor:
+    """The buffer as it is now: modules may replace theirs."""
+    buffer = module._buffers[name] if name in module._buffers else module._parameters[name]
+    assert buffer is not None
+    return buffer
+
+
+def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """(full name, owner, local name) of the buffers that travel: metric states and non-persistent ones never do."""
+    for prefix, child in module.named_modules():
+        if isinstance(child, Metric):
+            continue
+        for name, buffer in child._buffers.items():
+            if buffer is not None and name not in child._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".lstrip("."), child, name
+
+
+def _parameters(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, nn.Module, str]]:
+    """(full name, owner, local name) of parameters."""
+    for full_name in names:
+        prefix, _, name = full_name.rpartition(".")
+        yield full_name, module.get_submodule(prefix), name
+
+
+def _other_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """Each further name of a tensor -> its first."""
+    first: dict[Tensor, str] = {}
+    return {name: first[tensor] for name, tensor in named if first.setdefault(tensor, name) != name}
+
+
+def _consecutive(lengths: Sequence[int]) -> Iterator[slice]:
+    start = 0
+    for length in lengths:
+        yield slice(start, start + length)
+        start += length
+
+
+def _common_dtype(named: dict[nn.Parameter, str]) -> torch.dtype:
+    if not named:
+        raise ConfigurationError("model: it has no parameter with requires_grad=True, so there is nothing to train.")
+    for parameter, name in named.items():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ConfigurationError(
+                f"model: parameter '{name}' is lazy; run one batch through the module first, or give its size."
+            )
+        if parameter.is_complex():
+            raise ConfigurationError(f"model: parameter '{name}' is complex; only real parameters can be federated.")
+    dtypes = {p.dtype: name for p, name in named.items()}
+    if len(dtypes) > 1:
+        found = ", ".join(f"'{name}' is {dtype}" for dtype, name in dtypes.items())
+        raise ConfigurationError(f"model: parameters of mixed dtypes ({found}); convert the module to one dtype.")
+    return next(iter(dtypes))

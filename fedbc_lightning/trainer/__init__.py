@@ -1,0 +1,1 @@
+"""FederatedTrainer and its arguments."""

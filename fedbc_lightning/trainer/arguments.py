@@ -1,0 +1,157 @@
+"""Checks of what the user gave the trainer, before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelPruning,
+    OnExceptionCheckpoint,
+    ProgressBar,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+)
+from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
+from lightning.pytorch.core.hooks import DataHooks
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.twins import AnyCallback, AnyDataModule, both, overrides
+from fedbc_lightning.data import FederatedDataModule
+
+_AT_LEAST = {
+    "max_rounds": 0, "local_epochs": 1, "local_steps": 1, "num_nodes": 1, "eval_every_n_rounds": 0,
+    "accumulate_grad_batches": 1, "checkpoint_every_n_rounds": 1, "gradient_clip_val": 0,
+}  # fmt: skip
+
+
+_REFUSED_CALLBACKS: dict[type[Callback], str] = {
+    ModelCheckpoint: (
+        "saves lightning.Trainer's state, not the server's and clients'; use "
+        "fedbc_lightning.callbacks.RoundCheckpoint (last.ckpt is written without any callback)."
+    ),
+    LearningRateMonitor: "reads lightning.Trainer's optimizers; log the rate in training_step with self.log.",
+    ProgressBar: "counts lightning.Trainer's batches; RoundProgressBar is there already.",
+    GradientAccumulationScheduler: "changes lightning.Trainer; use trainer.accumulate_grad_batches.",
+    StochasticWeightAveraging: "averages over epochs of one model; the server averages here.",
+    WeightAveraging: "keeps a copy of one model; the server averages here.",
+    OnExceptionCheckpoint: "is not needed: last.ckpt is written on every exception.",
+    LearningRateFinder: "tries rates on one model; compare them by a study, fedbc-cli compare.",
+    BatchSizeFinder: "tries sizes on one model; give the size to the data, as batch_size.",
+    DeviceStatsMonitor: "reads lightning.Trainer's devices; fedbc-cli plan tells the memory of a run.",
+    ThroughputMonitor: "counts lightning.Trainer's batches; time/round_seconds is logged by itself.",
+    ModelPruning: "puts other parameters in the module's place; prune in the module's __init__.",
+    BaseFinetuning: "freezes and thaws during training; vectors are fixed by then. Freeze in the module's __init__.",
+}
+
+
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Check the constructor arguments of FederatedTrainer, all at once.
+
+    Raises:
+        ConfigurationError: Names every impossible value.
+    """
+    integers = [name for name in _AT_LEAST if name != "gradient_clip_val" and type(arguments[name]) is not int]
+    needed = ("max_rounds", "num_nodes", "eval_every_n_rounds", "accumulate_grad_batches")
+    wrong = [
+        f"trainer.{name}: got {arguments[name]}; it must be a whole number"
+        for name in integers
+        if arguments[name] is not None or name in needed
+    ]
+    if wrong:
+        raise ConfigurationError("; ".join(wrong) + ".")
+    wrong = [
+        f"trainer.{name}: got {arguments[name]}; it must be at least {bound}"
+        for name, bound in _AT_LEAST.items()
+        if arguments[name] is not None and not arguments[name] >= bound
+    ]
+    if arguments["local_epochs"] is not None and arguments["local_steps"] is not None:
+        wrong.append("trainer.local_epochs and trainer.local_steps: give one of them and set the other to null")
+    if not str(arguments["name"]) or Path(arguments["name"]).is_absolute() or ".." in Path(arguments["name"]).parts:
+        wrong.append(f"trainer.name: got '{arguments['name']}'; give the name of a folder below default_root_dir")
+    for name in ("clients_per_round", "eval_clients"):
+        value = arguments[name]
+        bad_fraction = isinstance(value, bool) or (isinstance(value, float) and not 0 < value <= 1)
+        if bad_fraction or (isinstance(value, int) and value < 1) or (isinstance(value, str) and value != "all"):
+            wrong.append(f"trainer.{name}: got {value}; give a number of clients from 1, or a fraction in (0, 1]")
+    if arguments["gradient_clip_algorithm"] not in (None, "norm", "value"):
+        wrong.append(f"trainer.gradient_clip_algorithm: got {arguments['gradient_clip_algorithm']}; use norm or value")
+    deterministic = arguments["deterministic"]
+    if not (deterministic is None or isinstance(deterministic, bool) or deterministic == "warn"):
+        wrong.append(f"trainer.deterministic: got {deterministic}; use true, false, warn or null")
+    if arguments["buffers"] not in ("average", "local", "global"):
+        wrong.append(f"trainer.buffers: got {arguments['buffers']}; use average, local or global")
+    if arguments["engine"] not in ("sequential", "vectorized", "auto"):
+        wrong.append(f"trainer.engine: got {arguments['engine']}; use sequential, vectorized or auto")
+    if arguments["local_schedules"] not in ("fresh", "continue"):
+        wrong.append(f"trainer.local_schedules: got {arguments['local_schedules']}; use fresh or continue")
+    if arguments["record_steps"] not in (True, False, "auto"):
+        wrong.append(f"trainer.record_steps: got {arguments['record_steps']}; use auto, true or false")
+    if arguments["client_dtype"] not in (None, "float32", "bfloat16"):
+        wrong.append(f"trainer.client_dtype: got {arguments['client_dtype']}; use float32 or bfloat16, or leave it out")
+    if wrong:
+        raise ConfigurationError("; ".join(wrong) + ".")
+
+
+def check_callbacks(callbacks: list[Callback]) -> None:
+    """Refuse callbacks that cannot work on rounds.
+
+    Raises:
+        ConfigurationError: One of those above, or an EarlyStopping that looks after local epochs.
+    """
+    for callback in callbacks:
+        if not isinstance(callback, AnyCallback):
+            raise ConfigurationError(f"trainer.callbacks: {callback!r} is not a Lightning Callback.")
+        refused = next((kind for kind in _REFUSED_CALLBACKS if isinstance(callback, both(kind))), None)
+        if refused is not None:
+            raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} {_REFUSED_CALLBACKS[refused]}")
+        if isinstance(callback, both(EarlyStopping)) and callback._check_on_train_epoch_end:
+            raise ConfigurationError(
+                "trainer.callbacks: EarlyStopping(check_on_train_epoch_end=True) would look after each client's epoch; "
+                "leave it out: it then looks after each evaluated round."
+            )
+
+
+def check_datamodule(datamodule: Any, model: Any = None) -> None:
+    """Refuse data without clients.
+
+    Args:
+        datamodule: What was given as data.
+        model: A module, which may have a ``train_dataloader`` of its own.
+
+    Raises:
+        ConfigurationError: None, an ordinary LightningDataModule, or something else.
+    """
+    if isinstance(datamodule, FederatedDataModule):
+        return
+    if datamodule is None and overrides(model, "train_dataloader", DataHooks):
+        raise ConfigurationError(
+            f"data: none given, and {type(model).__name__}.train_dataloader says nothing of clients; wrap the data set "
+            "behind it: fedbc_lightning.PartitionedDataModule(dataset, partitioner)."
+        )
+    if datamodule is None:
+        raise ConfigurationError("data: none given; pass a FederatedDataModule.")
+    if isinstance(datamodule, AnyDataModule):
+        raise ConfigurationError(
+            f"data: {type(datamodule).__name__} has no clients; federate it unchanged with "
+            "fedbc_lightning.PartitionedDataModule(data, partitioner)."
+        )
+    raise ConfigurationError(f"data: got {type(datamodule).__name__}; give a FederatedDataModule.")
+
+
+def default_callbacks(callbacks: list[Callback], enable_progress_bar: bool) -> list[Callback]:
+    """The user's callbacks, and a progress bar if there is none."""
+    from fedbc_lightning.callbacks import RoundProgressBar
+
+    if not enable_progress_bar or any(isinstance(c, RoundProgressBar) for c in callbacks):
+        return callbacks
+    return [*callbacks, RoundProgressBar()]

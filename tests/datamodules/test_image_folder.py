@@ -1,0 +1,176 @@
+"""Image folders: trees, sizes, memory, and clear words about what is no such tree."""
+
+import numpy as np
+import pytest
+import torch
+from fedbc_lightning.datamodules import ImageFolderDataModule
+from helpers.data_formats import write_image_folder
+from PIL import Image
+from torchvision.transforms import v2
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.data import ArrayDataset, BatchTransformDataset
+from fedbc_lightning.partition import IID, Dirichlet
+
+
+def ready(data):
+    data.prepare_data()
+    data.setup()
+    data.validate_clients()
+    return data
+
+
+def test_image_folder(tmp_path):
+    root = write_image_folder(tmp_path / "images")
+    data = ready(ImageFolderDataModule(str(root), IID(3), num_threads=2))
+    assert data.classes == ["class_0", "class_1", "class_2"]
+    assert data.labels.tolist() == [0] * 20 + [1] * 20 + [2] * 20
+    assert isinstance(data.source, ArrayDataset)
+    with Image.open(root / "class_1" / "003.png") as file:
+        pixels = np.asarray(file)
+    assert data.source[23][0].numpy() == pytest.approx(pixels.transpose(2, 0, 1) / 127.5 - 1, abs=1e-5)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_images_that_do_not_fit_give_the_same_batches(tmp_path, augment):
+    root = write_image_folder(tmp_path / "images")
+    held, lazy = (
+        ready(ImageFolderDataModule(str(root), Dirichlet(2, 1.0), augment=augment, max_memory_gib=gib, batch_size=5))
+        for gib in (1.0, 1e-9)
+    )
+    assert isinstance(lazy.source, BatchTransformDataset)
+    assert held.partition_hash() == lazy.partition_hash()
+    for client in range(2):
+        for loaders in (
+            (held.client_train_dataloader(client, 3), lazy.client_train_dataloader(client, 3)),
+            (held.client_eval_dataloader(client), lazy.client_eval_dataloader(client)),
+        ):
+            for one, other in zip(*loaders, strict=True):
+                assert torch.equal(one[0], other[0])
+                assert torch.equal(one[1], other[1])
+    assert torch.equal(held.source[3][0], lazy.source[3][0])
+
+
+def test_split_folders_are_pooled(tmp_path):
+    write_image_folder(tmp_path / "train", num_per_class=4)
+    write_image_folder(tmp_path / "test", num_per_class=2)
+    (tmp_path / "train" / "class_0" / "notes.txt").write_text("not an image")
+    data = ready(ImageFolderDataModule(str(tmp_path), IID(2)))
+    assert np.bincount(data.labels).tolist() == [6, 6, 6]
+    assert data.classes == ["class_0", "class_1", "class_2"]
+
+
+@pytest.mark.parametrize("gib", [1.0, 1e-9])
+def test_the_folders_own_test_images_are_kept(tmp_path, caplog, gib):
+    for number, (name, count) in enumerate({"train": 4, "val": 3, "test": 2}.items()):
+        write_image_folder(tmp_path / name, num_per_class=count)
+        Image.new("RGB", (16, 16), (number,) * 3).save(tmp_path / name / "class_1" / "marked.png")
+    with caplog.at_level("INFO"):
+        data = ready(ImageFolderDataModule(str(tmp_path), IID(2), test="shared", max_memory_gib=gib))
+        ready(ImageFolderDataModule(str(tmp_path), IID(2)))
+    first, second = [line for line in caplog.text.splitlines() if "images of" in line]
+    assert first.endswith("; test/ (7) evaluates the global model, the clients get train/ (13), val/ (10)")
+    assert "; train/ (13), val/ (10), test/ (7) are pooled and dealt out to the clients (data.test: shared" in second
+    assert (data.num_samples("train").sum(), data.num_samples("test").sum(), len(data.source)) == (23, 0, 23)
+    pooled = data.pooled_dataset("test")
+    marks = [round(float(image[0].min() * 127.5 + 127.5)) for image, label in pooled if image.std() < 1e-6]
+    assert (len(pooled), marks) == (7, [2])
+    assert [label for _, label in pooled] == [0, 0, 1, 1, 1, 2, 2]
+    with pytest.raises(ConfigurationError, match=r"data.test='shared': there is no folder test or val with images"):
+        ready(ImageFolderDataModule(str(tmp_path / "test"), IID(2), test="shared"))
+
+
+def test_what_was_found_is_said(tmp_path, caplog):
+    root = write_image_folder(tmp_path / "images", num_per_class=2)
+    (root / "yak").mkdir()
+    with caplog.at_level("INFO"):
+        ready(ImageFolderDataModule(str(root), IID(2)))
+        assert f"'{root}': 6 images of 3 classes: class_0, class_1, class_2; no images in: yak\n" in caplog.text
+        for number in range(12):
+            (root / f"kind_{number:02d}").mkdir()
+            Image.new("RGB", (16, 16)).save(root / f"kind_{number:02d}" / "0.png")
+        ready(ImageFolderDataModule(str(root), IID(2)))
+    assert "18 images of 15 classes: class_0" in caplog.text
+    assert "kind_06 and 5 more; no images in: yak\n" in caplog.text
+    assert caplog.text.count("images of") == 2
+
+
+def test_image_size_scales_and_crops(tmp_path):
+    root = write_image_folder(tmp_path / "images", num_per_class=2)
+    Image.fromarray(np.zeros((10, 30), np.uint8)).save(root / "class_2" / "zebra.png")
+    data = ready(ImageFolderDataModule(str(root), IID(2), image_size=8))
+    assert data.source.pool.tensors[0].shape == (7, 3, 8, 8)
+    for gib in (1.0, 0.0):
+        data = ImageFolderDataModule(str(root), IID(2), max_memory_gib=gib)
+        with pytest.raises(ConfigurationError, match=r"data.image_size: '.*zebra.png' has 10 x 30 pixels.*16 x 16"):
+            list(ready(data).pooled_dataloader("train")) + list(data.pooled_dataloader("test"))
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_sixteen_bits_of_grey_become_eight(tmp_path, suffix):
+    pixels = np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)
+    for kind in "ab":
+        (tmp_path / kind).mkdir()
+        for number in range(10):
+            Image.fromarray(pixels).save(tmp_path / kind / f"{number}.{suffix}")
+    data = ready(ImageFolderDataModule(str(tmp_path), IID(2)))
+    stored = data.source.pool.tensors[0]
+    assert (stored.dtype, stored.shape) == (torch.uint8, (20, 3, 8, 8))
+    assert np.array_equal(stored[0].numpy(), np.rint(np.stack([pixels] * 3) / 257))
+
+
+@pytest.mark.parametrize(("kind", "message"), [(np.int32, "32-bit integers"), (np.float32, "floats")])
+def test_images_without_a_known_white_are_refused(tmp_path, kind, message):
+    root = write_image_folder(tmp_path / "images")
+    Image.fromarray(np.ones((8, 8), dtype=kind)).save(root / "class_1" / "x.tif")
+    with pytest.raises(ConfigurationError, match=rf"class_1/x\.tif' .its pixels are {message}.*8 or 16 bits"):
+        ready(ImageFolderDataModule(str(root), IID(2)))
+
+
+def test_a_broken_image_is_named(tmp_path):
+    root = write_image_folder(tmp_path / "images", num_per_class=2)
+    (root / "class_1" / "broken.png").write_bytes((root / "class_1" / "000.png").read_bytes()[:60])
+    with pytest.raises(ConfigurationError, match=r"cannot read the image '.*broken.png'") as error:
+        ready(ImageFolderDataModule(str(root), IID(2)))
+    assert "\n" not in str(error.value)
+
+
+def test_trees_that_are_none(tmp_path):
+    def message(root):
+        with pytest.raises(ConfigurationError, match=r"expected <root>/<class>") as error:
+            ImageFolderDataModule(str(root), IID(2)).prepare_data()
+        return str(error.value)
+
+    assert "no such folder" in message(tmp_path / "absent")
+    (tmp_path / "own.csv").touch()
+    assert "own.csv': it is a file, not a folder" in message(tmp_path / "own.csv")
+    assert "no images" in message(tmp_path)
+    write_image_folder(tmp_path / "outer" / "inner")
+    assert "one class only, 'inner'" in message(tmp_path / "outer")
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_images_that_do_not_fit_are_checked_before_training(tmp_path, suffix):
+    root = write_image_folder(tmp_path / "images", num_per_class=2)
+    path = root / "class_2" / f"cut.{suffix}"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)).save(path)
+    ImageFolderDataModule(str(root), IID(2), max_memory_gib=0).prepare_data()
+    path.write_bytes(path.read_bytes()[:-40])
+    for gib in (0.0, 1.0):
+        data = ImageFolderDataModule(str(root), IID(2), max_memory_gib=gib)
+        with pytest.raises(ConfigurationError, match=rf"cannot read the image '{path}'"):
+            ready(data)
+
+
+def test_a_transform_takes_the_place_of_mean_and_std(tmp_path):
+    root = write_image_folder(tmp_path / "images", num_per_class=2)
+    halve = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Resize(8)])
+    held, lazy = (ready(ImageFolderDataModule(str(root), IID(2), transform=halve, max_memory_gib=g)) for g in (1, 0))
+    assert held.source[3][0].shape == (3, 8, 8)
+    assert torch.equal(held.source[3][0], lazy.source[3][0])
+
+
+@pytest.mark.parametrize("arguments", [{"image_size": 0}, {"std": (1.0, 0.0, 1.0)}])
+def test_image_folder_refuses_by_name(arguments):
+    with pytest.raises(ConfigurationError, match=r"data\." + next(iter(arguments))):
+        ImageFolderDataModule("anywhere", **arguments)

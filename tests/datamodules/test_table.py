@@ -1,0 +1,389 @@
+"""One's own table: columns, clients, test files, and what is refused by name."""
+
+import builtins
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fedbc_lightning.datamodules import TableDataModule
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.partition import PowerLaw
+
+FRAME = pd.DataFrame(
+    {
+        "hospital": ["north", "south", "north", "east"] * 6,
+        "age": np.arange(24) + 20,
+        "pressure": np.linspace(1, 2, 24),
+        "smoker": [True, False] * 12,
+        "blood": ["A", "0", "B"] * 8,
+        "ill": ["no", "yes"] * 12,
+    }
+)
+
+
+def save(frame, path):
+    if path.suffix in (".parquet", ".pq"):
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if ".tsv" in path.name else ",")
+    return str(path)
+
+
+def ready(path, target="ill", *arguments, **options):
+    data = TableDataModule(str(path), target, *arguments, seed=0, **options)
+    data.prepare_data()
+    data.setup()
+    data.validate_clients()
+    return data
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.parquet", "t.csv.gz", "t.tsv.zip", "T.CSV"])
+def test_clients_classes_and_features(tmp_path, name):
+    data = ready(save(FRAME, tmp_path / name), "ill", "hospital", categorical=["blood"])
+    assert (data.client_names, data.classes) == (["east", "north", "south"], ["no", "yes"])
+    assert data.feature_names == ["age", "pressure", "smoker", "blood=0", "blood=A", "blood=B"]
+    assert (data.num_samples("train") + data.num_samples("test")).tolist() == [6, 12, 6]
+    inputs, targets = data.source.pool.tensors
+    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
+    expected = np.column_stack(
+        [FRAME["age"], FRAME["pressure"], FRAME["smoker"], *(FRAME["blood"] == value for value in "0AB")]
+    )
+    assert inputs.numpy() == pytest.approx(expected.astype(float))
+    assert targets.tolist() == [0, 1] * 12
+
+
+def test_without_a_client_column(tmp_path):
+    path = save(FRAME, tmp_path / "t.csv")
+    data = ready(path, features=["age", "pressure"])
+    assert (data.num_clients, data.client_names, data.feature_names) == (10, None, ["age", "pressure"])
+    assert ready(path, features=["age"], partitioner=PowerLaw(3, 1, 1.1)).num_clients == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "expected"),
+    [
+        ("pressure", "auto", None),
+        ("age", "regression", None),
+        ("age", "auto", [str(age) for age in range(20, 44)]),
+        ("smoker", "auto", ["False", "True"]),
+        ("blood", "auto", ["0", "A", "B"]),
+        ("ill", "classification", ["no", "yes"]),
+    ],
+)
+def test_tasks(tmp_path, target, task, expected):
+    left = [name for name in ("blood", "ill") if name != target]
+    data = ready(save(FRAME, tmp_path / "t.csv"), target, "hospital", categorical=left, task=task)
+    targets = data.source.pool.tensors[1]
+    assert data.classes == expected
+    if expected is None:
+        assert (targets.dtype, targets.shape, data.labels) == (torch.float32, (24,), None)
+        assert targets.numpy() == pytest.approx(FRAME[target].to_numpy())
+    else:
+        assert [expected[k] for k in targets] == FRAME[target].astype(str).tolist()
+    with pytest.raises(ConfigurationError, match=r"'ill' of '.*finite numbers only"):
+        ready(save(FRAME, tmp_path / "t.csv"), "ill", "hospital", features=["age"], task="regression")
+
+
+def test_a_quantity_taken_for_classes_is_seen(tmp_path, caplog):
+    frame = pd.DataFrame({"x": np.arange(200.0), "price": np.arange(200) * 7})
+    with caplog.at_level("INFO"):
+        ready(save(frame, tmp_path / "t.csv"), "price")
+    assert "'price' is 200 classes. Is it a quantity? Then set data.task=regression." in caplog.text
+
+
+def test_classes_taken_for_a_quantity_are_seen(tmp_path, caplog):
+    frame = pd.DataFrame({"x": np.arange(40) % 5, "ill": np.arange(40) % 2.0, "dose": np.arange(40) / 2})
+    frame["age"] = np.arange(40.0)
+    path = save(frame, tmp_path / "t.csv")
+    with caplog.at_level("INFO"):
+        ready(path, "ill", features=["x"])
+        assert "'ill' is a number. Is it a class? Then set data.task=classification." in caplog.text
+        caplog.clear()
+        for target, task in (("dose", "auto"), ("age", "auto"), ("ill", "regression"), ("ill", "classification")):
+            data = ready(path, target, features=["x"], task=task)
+    assert "class?" not in caplog.text
+    assert (data.classes, data.labels.tolist()) == (["0", "1"], [0, 1] * 20)
+    test = save(frame.assign(ill=frame["ill"].astype(int)), tmp_path / "test.csv")
+    shared = ready(path, "ill", features=["x"], task="classification", test_path=test)
+    assert shared.pooled_dataset("test").pool.tensors[1].tolist() == [0, 1] * 20
+
+
+def test_features_far_from_unit_scale_are_told(tmp_path, caplog):
+    frame = pd.DataFrame(
+        {"x": np.arange(40), "age": np.arange(40) * 4, "bp": np.arange(40) * 9.5, "y": ["a", "b"] * 20}
+    )
+    path = save(frame, tmp_path / "t.csv")
+    with caplog.at_level("INFO"):
+        ready(path, "y", standardize=True)
+        ready(path, "y", features=["x"])
+        assert "unit scale" not in caplog.text
+        ready(path, "y")
+        ready(path, "y", features=["age"])
+    assert "2 classes. 'age', 'bp' are far from unit scale: data.standardize: true may help." in caplog.text
+    assert "2 classes. 'age' is far from unit scale" in caplog.text
+
+
+def test_a_category_of_the_test_file_alone_is_told(tmp_path, caplog):
+    test = save(FRAME.iloc[:8].assign(blood=["A", "x", "y", "A", "z", "w", "w", "B"]), tmp_path / "test.csv")
+    path = save(FRAME, tmp_path / "t.csv")
+    with caplog.at_level("INFO"):
+        ready(path, "ill", "hospital", categorical=["blood"])
+        assert "'blood' is" not in caplog.text
+        ready(path, "ill", "hospital", categorical=["blood"], test_path=test)
+    assert caplog.text.count("known ones") == 1
+    assert f"'{test}': 'blood' is 'w', 'x', 'y' and 1 more in 5 of 8 rows, as in no row of data.path; " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ({6: "n.a."}, r"data\.features: 'age' of '.*t\.csv' is no number but 'n\.a\.' in row 7; mend it"),
+        ({3: "?", 8: "high"}, r"no number but '\?' in row 4 and 1 more; mend it"),
+        (dict.fromkeys(range(12), "?"), r"no number but '\?' in row 1 and 11 more"),
+        (dict.fromkeys(range(13), "?"), r"data\.categorical: no numbers in 'age'"),
+    ],
+)
+def test_a_cell_that_is_no_number_is_named(tmp_path, cells, message):
+    bad = FRAME.assign(age=[cells.get(row, age) for row, age in enumerate(FRAME["age"])])
+    path = save(bad, tmp_path / "t.csv")
+    with pytest.raises(ConfigurationError, match=message):
+        ready(path, "ill", "hospital", categorical=["blood"])
+    good = save(FRAME, tmp_path / "good.csv")
+    with pytest.raises(ConfigurationError, match=r"'age' of '.*t\.csv' (is no number but|holds no numbers)"):
+        ready(good, "ill", "hospital", categorical=["blood"], test_path=path)
+
+
+def test_numbers_saved_as_text(tmp_path):
+    path = save(FRAME.assign(age=FRAME["age"].astype(str)), tmp_path / "t.parquet")
+    with pytest.raises(ConfigurationError, match=r"'age' of '.*' holds its numbers as text or decimals; save them"):
+        ready(path, "ill", "hospital", categorical=["blood"])
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "message"),
+    [
+        ("t.csv", ";", "by ';'; save it with commas"),
+        ("t.csv", "|", r"by '\|'; save it with commas"),
+        ("t.csv", "\t", "by tabs; save it with commas"),
+        ("t.tsv", ",", "by commas; save it with tabs"),
+    ],
+)
+def test_another_separator_is_named(tmp_path, name, separator, message):
+    FRAME.to_csv(tmp_path / name, index=False, sep=separator)
+    with pytest.raises(ConfigurationError, match=rf"data\.path='.*{name}': its columns are separated {message}"):
+        ready(tmp_path / name)
+
+
+def test_standardize(tmp_path):
+    frame = FRAME.assign(same=0.1)
+    test = frame.iloc[:4].drop(columns="hospital")
+    options = {"categorical": ["blood"], "standardize": True, "test_path": save(test, tmp_path / "test.csv")}
+    data = ready(save(frame, tmp_path / "t.csv"), "ill", "hospital", **options)
+    inputs = data.source.pool.tensors[0]
+    for column, name in enumerate(["age", "pressure"]):
+        values = frame[name].to_numpy()
+        expected = (values - values.mean()) / values.std()
+        assert inputs[:, column].numpy() == pytest.approx(expected, abs=1e-5)
+        assert data.pooled_dataset("test").pool.tensors[0][:, column].numpy() == pytest.approx(expected[:4], abs=1e-5)
+    assert inputs[:, 3].abs().max() < 1e-6
+    assert set(inputs[:, 4:].unique().tolist()) == {0.0, 1.0}
+    del options["test_path"]
+    data = ready(tmp_path / "t.csv", "ill", "hospital", **options)
+    train = torch.cat([x for client in range(3) for x, _ in data.client_eval_dataloader(client, "train")])
+    assert train[:, :2].mean(dim=0).abs().max() < 1e-6
+    assert train[:, :2].std(dim=0, unbiased=False).tolist() == pytest.approx([1, 1], rel=1e-5)
+
+
+def test_test_files(tmp_path):
+    path = save(FRAME, tmp_path / "t.csv")
+    test = FRAME.iloc[:8].assign(blood=["A", "new"] * 4)
+    options = {"categorical": ["blood"], "test_path": save(test, tmp_path / "test.csv")}
+    own = ready(path, "ill", "hospital", **options)
+    assert (own.num_samples("train").tolist(), own.num_samples("test").tolist()) == ([6, 12, 6], [2, 4, 2])
+    inputs, targets = next(iter(own.client_eval_dataloader(2, "test")))
+    assert inputs[:, 3:].abs().sum() == 0
+    assert targets.tolist() == [1, 1]
+    save(test.drop(columns="hospital"), tmp_path / "test.csv")
+    shared = ready(path, "ill", "hospital", **options)
+    assert (len(shared.pooled_dataset("test")), shared.num_samples("test").sum()) == (8, 0)
+    assert len(ready(path, "ill", features=["age"], test_path=str(tmp_path / "test.csv")).pooled_dataset("test")) == 8
+    with pytest.raises(ConfigurationError, match=r"data\.test_fraction=0\.5"):
+        ready(path, "ill", "hospital", test_fraction=0.5, **options)
+    for change, message in (
+        ({"ill": "maybe"}, r"'ill' of '.*test\.csv' holds the class 'maybe'"),
+        ({"ill": 1}, r"'ill' of '.*test\.csv' holds '1', a value of another kind"),
+        ({"hospital": "west"}, r"data\.client: 'west' of '.*test\.csv' has no row in '.*t\.csv'"),
+        ({"age": "old"}, r"data\.features: 'age' of '.*test\.csv' holds no numbers"),
+    ):
+        save(test.assign(**change), tmp_path / "test.csv")
+        with pytest.raises(ConfigurationError, match=message):
+            ready(path, "ill", "hospital", **options)
+    save(test.drop(columns="pressure"), tmp_path / "test.csv")
+    with pytest.raises(ConfigurationError, match=r"data\.features: no column 'pressure' in '.*test\.csv'"):
+        ready(path, "ill", "hospital", **options)
+
+
+def test_whole_numbers_as_clients(tmp_path):
+    frame = FRAME.assign(hospital=[10, 9, 10, 100] * 6)
+    path = save(frame, tmp_path / "t.csv")
+    assert ready(path, "ill", "hospital", features=["age"]).client_names == ["9", "10", "100"]
+
+
+def test_names_are_taken_as_they_are_written(tmp_path):
+    names = ["007", "7", "NA", "null", "None", "1.0"] * 4
+    path = save(FRAME.assign(hospital=names, blood=names), tmp_path / "t.csv")
+    data = ready(path, "ill", "hospital", features=["age", "blood"], categorical=["blood"])
+    assert data.client_names == sorted(set(names), key=lambda name: (not name.isdecimal(), name.isdecimal(), name))
+    assert data.feature_names == ["age", *(f"blood={name}" for name in sorted(set(names)))]
+    assert set((data.num_samples("train") + data.num_samples("test")).tolist()) == {4}
+    save(FRAME.assign(hospital=[*names[:23], None]), tmp_path / "t.csv")
+    with pytest.raises(ConfigurationError, match="'hospital'"):
+        ready(tmp_path / "t.csv", "ill", "hospital", features=["age"])
+
+
+@pytest.mark.parametrize("kinds", [(int, float), (float, str), (int, "Int64")])
+def test_a_client_is_one_whatever_its_type(tmp_path, kinds):
+    numbers = np.array([1, 2, 10] * 8)
+    paths = []
+    for kind, name in zip(kinds, ("t.parquet", "test.parquet"), strict=True):
+        column = pd.Series([str(number) for number in numbers]) if kind is str else pd.Series(numbers).astype(kind)
+        paths.append(save(FRAME.assign(hospital=column), tmp_path / name))
+    data = ready(paths[0], "ill", "hospital", features=["age"], test_path=paths[1])
+    assert (data.client_names, data.num_samples("test").tolist()) == (["1", "2", "10"], [8, 8, 8])
+
+
+def test_standardize_keeps_the_digits_of_large_numbers(tmp_path):
+    seconds = 1_700_000_000 + np.arange(24)  # float32 knows such numbers to 128 seconds only
+    test = FRAME.assign(age=seconds + 5).drop(columns="hospital")
+    options = {"features": ["age"], "standardize": True, "test_path": save(test, tmp_path / "test.csv")}
+    data = ready(save(FRAME.assign(age=seconds), tmp_path / "t.csv"), "ill", "hospital", **options)
+    expected = (np.arange(24) - 11.5) / np.arange(24).std()
+    assert data.source.pool.tensors[0][:, 0].numpy() == pytest.approx(expected, abs=1e-5)
+    shared = data.pooled_dataset("test").pool.tensors[0][:, 0].numpy()
+    assert shared == pytest.approx(expected + 5 / np.arange(24).std(), abs=1e-5)
+
+
+def test_a_client_is_no_number(tmp_path):
+    path = save(FRAME.assign(hospital=[3, 4] * 12), tmp_path / "t.csv")
+    with pytest.raises(ConfigurationError, match=r"data\.features: 'hospital' is data\.client, which holds names"):
+        ready(path, "ill", "hospital", features=["age", "hospital"])
+    data = ready(path, "ill", "hospital", features=["age", "hospital"], categorical=["hospital"])
+    assert data.feature_names == ["age", "hospital=3", "hospital=4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"target": "il"}, r"data\.target: no column 'il' in '.*t\.csv'; did you mean 'ill'"),
+        ({"client": "hopsital"}, r"data\.client: .*'hopsital' in .*; did you mean 'hospital'"),
+        ({"features": ["age", "zzz"]}, r"data\.features: .*'zzz' in .*; there are 'hospital', 'age'"),
+        ({"categorical": ["hospital"]}, r"data\.categorical: no column 'hospital' in the features of '.*t\.csv'"),
+        ({"features": ["age", "ill"]}, r"data\.features: 'ill' is data\.target"),
+        ({"categorical": None}, r"data\.categorical: no numbers in 'blood'"),
+        ({"task": "ranking"}, r"data\.task"),
+    ],
+)
+def test_columns_are_refused_by_name(tmp_path, arguments, message):
+    options = {"target": "ill", "client": "hospital", "categorical": ["blood"], **arguments}
+    with pytest.raises(ConfigurationError, match=message):
+        ready(save(FRAME, tmp_path / "t.csv"), **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"age": [1.0, None] * 12}, r"no value in column 'age', row 2 and 11 more"),
+        (
+            {"blood": ["A", "0", None] * 8},
+            r"no value in column 'blood', row 3 .* leave the column out of data.features",
+        ),
+        ({"hospital": [None, *["a"] * 23]}, r"no value in column 'hospital', row 1; fill it in or drop the row$"),
+        ({"ill": ["no", "yes", None] * 8}, r"no value in column 'ill', row 3 and 7 more; fill it in or drop the row$"),
+        ({"pressure": [1.0, np.inf] * 12}, r"'pressure' of '.*t\.csv' is not finite in row 2"),
+        ({"pressure": [1.0, 1e39] * 12}, r"'pressure' of '.*t\.csv' is not finite in row 2"),
+        ({"ill": "no"}, r"data\.target: 'ill' of '.*t\.csv' holds one value only, no"),
+    ],
+)
+def test_values_are_refused_by_name(tmp_path, change, message):
+    path = save(FRAME.assign(**change), tmp_path / "t.csv")
+    with pytest.raises(ConfigurationError, match=message):
+        ready(path, "ill", "hospital", categorical=["blood"])
+
+
+def test_too_many_values(tmp_path):
+    frame = pd.DataFrame({"name": [f"n{k}" for k in range(1001)], "y": np.arange(1001) % 2})
+    with pytest.raises(ConfigurationError, match=r"'name' of '.*t\.csv' has 1,001 values"):
+        ready(save(frame, tmp_path / "t.csv"), "y", categorical=["name"])
+
+
+def test_a_saved_index_is_no_feature(tmp_path):
+    FRAME.to_csv(tmp_path / "t.csv")
+    FRAME.set_index("hospital").to_parquet(tmp_path / "t.parquet")
+    for name in ("t.csv", "t.parquet"):
+        data = ready(tmp_path / name, "ill", "hospital", categorical=["blood"])
+        assert data.feature_names[:2] == ["age", "pressure"]
+
+
+def test_damaged_files(tmp_path):
+    csv, parquet = (save(FRAME, tmp_path / name) for name in ("t.csv", "t.parquet"))
+    text = (tmp_path / "t.csv").read_text().splitlines(keepends=True)
+    cases = {
+        "wide.csv": ("".join([*text[:3], "north,1,1,True,A,no,9,9\n", *text[3:]]).encode(), "line 4"),
+        "long.csv": (
+            b"hospital,age,pressure,smoker,blood,ill\na,b,1,1,1,A,0\na,b,1,1,1,B,1\n",
+            "more fields than its header",
+        ),
+        "cut.csv": ("".join(text)[:-20].encode(), "no value in column"),
+        "empty.csv": (b"", "No columns"),
+        "bytes.csv": (b"\xff\xfe\x00a", "cannot be read"),
+        "header.csv": (text[0].encode(), "no row below the header"),
+        "cut.csv.gz": (gzip.compress("".join(text).encode() * 50)[:-30], "cannot be read"),
+        "cut.parquet": ((tmp_path / "t.parquet").read_bytes()[:-40], "cannot be read"),
+        "text.parquet": (b"no parquet", "cannot be read"),
+        "t.xlsx": (b"", "unknown kind of file; expected a .csv"),
+    }
+    for name, (content, message) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigurationError, match=message) as error:
+            ready(tmp_path / name, "ill", "hospital", categorical=["blood"])
+        assert name in str(error.value)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ConfigurationError, match=r"no such file; expected a \.csv"):
+        ready(tmp_path / "nowhere.csv")
+    with pytest.raises(ConfigurationError, match=r"it is a folder, not a file; expected a \.csv"):
+        ready(tmp_path)
+    assert ready(csv, features=["age"]).num_clients == ready(parquet, features=["age"]).num_clients
+
+
+def test_parquet_needs_pyarrow(tmp_path, monkeypatch):
+    path = save(FRAME, tmp_path / "t.parquet")
+    real = builtins.__import__
+
+    def refuse(name, *arguments):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ConfigurationError, match=r"pip install 'fedbc-lightning\[parquet\]'"):
+        TableDataModule(path, "ill").prepare_data()
+
+
+@pytest.mark.parametrize("header", ["x,ill,x", "x,ill,ill"])
+def test_a_column_twice(tmp_path, header):
+    (tmp_path / "t.csv").write_text(f"{header}\n1,0,2\n3,1,4\n")
+    with pytest.raises(ConfigurationError, match=r"two columns '(x|ill)'; rename one"):
+        TableDataModule(tmp_path / "t.csv", "ill").prepare_data()
+
+
+def test_parquet_with_a_column_twice(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.table([pa.array([1, 2]), pa.array([3, 4]), pa.array([0, 1])], names=["x", "x", "ill"])
+    parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(ConfigurationError, match="two columns 'x'; rename one"):
+        ready(tmp_path / "t.parquet")

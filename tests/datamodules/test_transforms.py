@@ -1,0 +1,293 @@
+"""Transforms of images: what they do, whose random numbers they take, and the same batches on every path."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fedbc_lightning.datamodules import ImageFolderDataModule, MNISTDataModule
+from fedbc_lightning.datamodules.transforms import (
+    Compose,
+    EachImage,
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+    Scale,
+    as_augment,
+    as_transform,
+    check_transforms,
+)
+from helpers.augmented_ranks import AUGMENT, train_on_images
+from helpers.command_line import run_cli
+from helpers.data_formats import write_image_folder, write_mnist
+from helpers.programs import TESTS, run_python
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.data import BatchTransformDataset
+from fedbc_lightning.partition import IID
+
+ROOT = Path(__file__).parents[2]
+FLOATS = v2.ToDtype(torch.float32, scale=True)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def random_images(count=6, channels=3, size=8):
+    return torch.randint(256, (count, channels, size, size), generator=seeded(9), dtype=torch.uint8)
+
+
+def ready(data):
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def test_random_crop_is_a_crop_of_the_padded_image():
+    images = random_images()
+    cropped = RandomCrop(2)(images, seeded(1))
+    offsets = torch.randint(5, (2, 6), generator=seeded(1))
+    padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
+    for image, crop, row, column in zip(padded, cropped, *offsets, strict=True):
+        assert torch.equal(crop, image[:, row : row + 8, column : column + 8])
+
+
+def test_random_crop_reaches_every_offset_evenly():
+    image = torch.arange(1, 10).view(1, 1, 3, 3).expand(9000, 1, 3, 3)
+    centres = RandomCrop(1)(image, seeded())[:, 0, 1, 1]
+    assert (centres.bincount()[1:] / 9000).numpy() == pytest.approx(1 / 9, abs=0.015)
+
+
+def test_random_horizontal_flip_mirrors_as_often_as_asked():
+    images = random_images(1).expand(4000, -1, -1, -1)
+    flipped = RandomHorizontalFlip(0.3)(images, seeded())
+    is_mirrored = (flipped == images[0].flip(-1)).all((1, 2, 3))
+    assert torch.equal(flipped[~is_mirrored], images[~is_mirrored])
+    assert float(is_mirrored.float().mean()) == pytest.approx(0.3, abs=0.03)
+    assert torch.equal(RandomHorizontalFlip(0.0)(images, seeded()), images)
+
+
+def test_compose_is_one_after_the_other():
+    images, generator = random_images(), seeded(3)
+    expected = RandomHorizontalFlip()(RandomCrop(2)(images, generator), generator)
+    assert torch.equal(Compose([RandomCrop(2), RandomHorizontalFlip()])(images, seeded(3)), expected)
+    mixed = Compose([RandomCrop(2), v2.RandomVerticalFlip()])
+    assert isinstance(mixed.transforms[1], EachImage)
+    assert mixed(images, seeded(3)).shape == images.shape
+
+
+def test_normalize_and_scale():
+    images = torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8).view(1, 2, 1, 2)
+    result = Normalize((0.5, 0.2), (0.5, 0.1))(images)
+    assert result.flatten().tolist() == pytest.approx([-1, 1, 0, 2])
+    assert Scale(1 / 51)(images).flatten().tolist() == pytest.approx([0, 5, 1, 2])
+    assert images.flatten().tolist() == [0, 255, 51, 102]
+
+
+# torchvision's random transforms
+
+
+def test_each_image_has_its_own_draw():
+    image = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8)
+    moved = EachImage(v2.RandomCrop(8, padding=3))(image.expand(40, -1, -1, -1), seeded())
+    assert len(torch.unique(moved.flatten(1), dim=0)) > 20
+    alike = v2.RandomCrop(8, padding=3)(image.expand(40, -1, -1, -1))  # what it guards against
+    assert len(torch.unique(alike.flatten(1), dim=0)) == 1
+
+
+class Noisy(torch.nn.Module):
+    """Draws from all three global generators."""
+
+    def forward(self, image):
+        shift = torch.randint(3, ()) + random.randrange(3) + np.random.randint(3)
+        return image + shift.to(torch.uint8)
+
+
+@pytest.mark.parametrize("transform", [Noisy(), v2.RandomAffine(30), v2.ColorJitter(0.5, 0.5), v2.AutoAugment()])
+def test_draws_are_those_of_the_generator_and_leave_the_global_ones_alone(transform):
+    images = random_images()
+    augment = EachImage(transform)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    first = augment(images, seeded(1))
+    torch.rand(5), random.random(), np.random.rand()
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    assert torch.equal(augment(images, seeded(1)), first)
+    assert not torch.equal(augment(images, seeded(2)), first)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+    assert torch.equal(images, random_images())
+
+
+USED = {
+    "ours": Compose([RandomCrop(2), RandomHorizontalFlip()]),
+    "torchvision": v2.Compose([v2.RandomCrop(16, padding=2), v2.RandomHorizontalFlip(), v2.ColorJitter(0.3)]),
+}
+
+
+def batches(data, client=1, round=2, seed=5, epoch=0):
+    loader = data.client_train_dataloader(client, round, seed=seed)
+    loader.set_epoch(epoch)
+    return torch.cat([inputs[targets.argsort(stable=True)] for inputs, targets in loader])
+
+
+@pytest.mark.parametrize("kind", USED)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_augmentation_is_one_of_seed_round_client_epoch_and_step_on_both_paths(tmp_path, kind, num_workers):
+    root = write_image_folder(tmp_path / "images")
+    options = {"partitioner": IID(2), "augment": USED[kind], "batch_size": 4, "seed": 0}
+    held = ready(ImageFolderDataModule(str(root), **options))
+    lazy = ready(ImageFolderDataModule(str(root), **options, max_memory_gib=1e-9, num_workers=num_workers))
+    assert isinstance(lazy.source, BatchTransformDataset)
+    state = torch.get_rng_state()
+    for epoch in (0, 1):
+        loaders = [data.client_train_dataloader(1, 2, seed=5) for data in (held, lazy)]
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        for one, other in zip(*loaders, strict=True):
+            assert torch.equal(one[0], other[0])
+            assert torch.equal(one[1], other[1])
+    assert torch.equal(state, torch.get_rng_state())
+    still = ready(ImageFolderDataModule(str(root), **options | {"augment": False}))
+    assert not torch.equal(batches(held), batches(still))
+
+
+def test_each_seed_round_client_epoch_and_step_has_its_own_augmentation(tmp_path):
+    """The same image everywhere: whatever differs was drawn."""
+    write_mnist(tmp_path, num_train=40, num_test=10)
+    for path in (tmp_path / "MNIST" / "raw").glob("*images*"):
+        count = (path.stat().st_size - 16) // 784
+        path.write_bytes(path.read_bytes()[:16] + bytes(range(1, 197)) * 4 * count)
+    for augment in (RandomCrop(13), v2.RandomCrop(28, padding=13)):
+        data = ready(MNISTDataModule(str(tmp_path), IID(2), download=False, augment=augment, batch_size=10))
+        given = {"client": 1, "round": 2, "seed": 5, "epoch": 0}
+        first = batches(data, **given)
+        assert torch.equal(batches(data, **given), first)
+        for name in given:
+            assert not torch.equal(batches(data, **given | {name: given[name] - 1 if name == "client" else 9}), first)
+        one, other = list(data.client_train_dataloader(1, 2, seed=5))[:2]
+        assert not torch.equal(one[0], other[0])
+
+
+@pytest.mark.distributed
+def test_two_ranks_train_on_the_same_augmented_images(tmp_path):
+    root = write_image_folder(tmp_path / "images")
+    expected = train_on_images(root, tmp_path / "one", 1)
+    assert not torch.equal(expected, train_on_images(root, tmp_path / "still", 1, augment=False))
+    done = run_python(["-m", "helpers.augmented_ranks", root, tmp_path / "two"], TESTS)
+    assert done.returncode == 0, done.stderr
+    found = torch.load(tmp_path / "two" / "server.pt", weights_only=True)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+# what is given to a data module
+
+
+def test_true_false_and_modules():
+    usual = RandomCrop(1)
+    assert as_augment(True, usual) is usual
+    assert as_augment(False, usual) is None
+    own = RandomHorizontalFlip()
+    assert as_augment(own, usual) is own
+    assert isinstance(as_augment(AUGMENT, usual), EachImage)
+    for given in ("crop", v1.Compose([]), lambda images: images):
+        with pytest.raises(ConfigurationError, match=r"data.augment: got .*transform of torchvision.transforms.v2"):
+            as_augment(given, usual)
+        with pytest.raises(ConfigurationError, match=r"data.transform: got .*transform of torchvision.transforms.v2"):
+            as_transform(given, Scale(1.0))
+
+
+def test_a_transform_of_torchvision_takes_whole_batches(tmp_path):
+    images, _ = write_mnist(tmp_path)
+    given = v2.Compose([v2.ToImage(), v2.Resize(14, antialias=True), FLOATS, v2.Normalize([0.5], [0.5])])
+    data = ready(MNISTDataModule(str(tmp_path), IID(4), download=False, transform=given))
+    inputs, _ = next(iter(data.client_train_dataloader(0)))
+    assert type(inputs) is torch.Tensor
+    assert (inputs.shape, inputs.dtype) == ((32, 1, 14, 14), torch.float32)
+    single = v2.functional.resize(torch.from_numpy(images[3:4]), 14, antialias=True)
+    torch.testing.assert_close(data.source[3][0], single / 127.5 - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "transform", "message"),
+    [
+        ("augment", v2.Compose([FLOATS, v2.GaussianNoise()]), r"made float32 images .* keep their type"),
+        ("augment", v2.RandomCrop(64), r"fails on uint8 images \(2, 3, 8, 8\): Required crop size"),
+        ("augment", torch.nn.Linear(3, 4), "fails on uint8 images"),
+        ("transform", v2.Compose([FLOATS, v2.RandomErasing()]), "draws random numbers"),
+        ("transform", v2.Grayscale(), r"made uint8 images .*ToDtype"),
+        ("transform", v2.Normalize([0.5], [0.5]), "fails on uint8 images"),
+        ("transform", v2.Lambda(lambda images: None), "made a NoneType"),
+    ],
+)
+def test_what_cannot_work_is_said_before_training(name, transform, message):
+    given = {"transform": Normalize([0.5], [0.5]), "augment": None}
+    given[name] = EachImage(transform) if name == "augment" else transform
+    state = torch.get_rng_state()
+    with pytest.raises(ConfigurationError, match=rf"data\.{name}: .*{message}") as error:
+        check_transforms(random_images(2), **given)
+    assert "\n" not in str(error.value)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_what_comes_after_the_augmentation_is_tried_too(tmp_path):
+    write_mnist(tmp_path)
+    data = MNISTDataModule(str(tmp_path), IID(4), download=False, transform=v2.RandomHorizontalFlip())
+    with pytest.raises(ConfigurationError, match=r"data.transform: it draws"):
+        ready(data)
+
+
+YAML = """\
+seed_everything: 0
+trainer: {max_rounds: 2, accelerator: cpu, devices: 1, logger: false, enable_progress_bar: false}
+algorithm: {class_path: FedAvg}
+model: {class_path: LogisticRegression, init_args: {num_features: 192, num_classes: 3}}
+data:
+  class_path: ImageFolderDataModule
+  init_args:
+    root: images
+    partitioner: {class_path: IID, init_args: {num_clients: 2}}
+    augment:
+      class_path: torchvision.transforms.v2.Compose
+      init_args:
+        transforms:
+          - {class_path: torchvision.transforms.v2.RandomCrop, init_args: {size: 16, padding: 2}}
+          - {class_path: torchvision.transforms.v2.ColorJitter, init_args: {brightness: 0.4}}
+    transform:
+      class_path: torchvision.transforms.v2.Compose
+      init_args:
+        transforms:
+          - {class_path: torchvision.transforms.v2.Resize, init_args: {size: 8}}
+          - {class_path: torchvision.transforms.v2.ToDtype, init_args: {dtype: torch.float32, scale: true}}
+"""
+
+
+def test_transforms_are_given_in_yaml(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_image_folder(tmp_path / "images")
+    Path("images.yaml").write_text(YAML)
+    assert run_cli("fit", "--config", "images.yaml") == 0
+    saved = Path("runs/default/version_0/config.yaml")
+    assert run_cli("fit", "--config", saved) == 0
+    assert run_cli("fit", "--config", saved, "--data.augment", "false") == 0
+    models = [
+        torch.load(f"runs/default/version_{run}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for run in range(3)
+    ]
+    name = next(iter(models[0]))
+    assert torch.equal(models[0][name], models[1][name])
+    assert not torch.equal(models[0][name], models[2][name])
+
+
+def test_ours_are_given_in_yaml(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_image_folder(tmp_path / "images")
+    text = YAML.replace("{size: 16, padding: 2}", "{padding: 2}")
+    for name in ("Compose", "RandomCrop"):
+        text = text.replace(f"torchvision.transforms.v2.{name}", f"fedbc_lightning.datamodules.transforms.{name}", 1)
+    Path("images.yaml").write_text(text)
+    assert run_cli("fit", "--config", "images.yaml") == 0

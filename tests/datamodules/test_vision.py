@@ -1,0 +1,450 @@
+"""MNIST and its variants, EMNIST, CIFAR: in the original formats, and clear words about missing or damaged files."""
+
+import gzip
+import hashlib
+import io
+import math
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from fedbc_lightning.datamodules import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    EMNISTDataModule,
+    MNISTDataModule,
+    MNISTPersonalDataModule,
+    MNISTRobustDataModule,
+)
+from helpers.data_formats import write_cifar10, write_cifar100, write_emnist, write_mnist
+from torchvision.datasets import EMNIST, MNIST
+
+from fedbc_lightning.core import seeding
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.partition import IID, ClassesPerClient, Dirichlet, PowerLaw
+
+ALL = (MNISTDataModule, EMNISTDataModule, CIFAR10DataModule, CIFAR100DataModule)
+FOLDERS = ("MNIST/raw", "EMNIST/raw", "cifar-10-batches-py", "cifar-100-python")
+MNIST_COUNTS = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
+
+
+def ready(data):
+    data.prepare_data()
+    data.setup("fit")
+    data.setup("test")
+    data.validate_clients()
+    return data
+
+
+def total(data):
+    return sum(int(data.num_samples(split).sum()) for split in ("train", "val", "test"))
+
+
+def images_of(data):
+    return data.source.pool.tensors[0]
+
+
+def message_of(data):
+    with pytest.raises(ConfigurationError) as error:
+        data.prepare_data()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# formats
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_mnist(tmp_path, gzipped):
+    images, digits = write_mnist(tmp_path)
+    if gzipped:
+        for path in (tmp_path / "MNIST" / "raw").iterdir():
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+    data = ready(MNISTDataModule(str(tmp_path), IID(4), download=False, test_fraction=0.25))
+    assert (data.num_clients, total(data)) == (4, 700)
+    assert np.array_equal(data.labels, digits)
+    assert torch.equal(images_of(data)[:, 0], torch.from_numpy(images))
+    inputs, targets = next(iter(data.client_train_dataloader(0)))
+    assert (inputs.shape, inputs.dtype, targets.dtype) == ((32, 1, 28, 28), torch.float32, torch.int64)
+    assert data.source[5][0][0].numpy() == pytest.approx((images[5] / 255 - 0.1307) / 0.3081, abs=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "write"), [(CIFAR10DataModule, write_cifar10), (CIFAR100DataModule, write_cifar100)])
+def test_cifar(tmp_path, monkeypatch, kind, write):
+    images, classes = write(tmp_path, monkeypatch)
+    data, plain = (
+        ready(kind(str(tmp_path), Dirichlet(4, 1.0), download=False, augment=augment)) for augment in (True, False)
+    )
+    assert (data.num_clients, total(data)) == (4, len(images))
+    assert np.array_equal(data.labels, classes)
+    assert torch.equal(images_of(data), torch.from_numpy(images))
+    assert images_of(data).is_contiguous()
+    mean, std = (np.array(of)[:, None, None] for of in (kind.mean, kind.std))
+    assert data.source[7][0].numpy() == pytest.approx((images[7] / 255 - mean) / std, abs=1e-5)
+    (moved, targets), (still, same) = (next(iter(d.client_train_dataloader(0))) for d in (data, plain))
+    assert torch.equal(targets, same)
+    assert not torch.equal(moved, still)
+    for loaders in zip(data.client_eval_dataloader(0), plain.client_eval_dataloader(0), strict=True):
+        assert torch.equal(loaders[0][0], loaders[1][0])
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_emnist_stands_upright(tmp_path, gzipped):
+    images, labels = write_emnist(tmp_path, gzipped=gzipped)
+    data = ready(EMNISTDataModule(str(tmp_path), partitioner=IID(3), download=False))
+    assert np.array_equal(data.labels, labels)
+    assert torch.equal(images_of(data)[:, 0], torch.from_numpy(images))
+    assert images_of(data).is_contiguous()
+    assert total(data) == 744
+
+
+def test_emnist_keeps_the_classes_asked_for(tmp_path):
+    images, labels = write_emnist(tmp_path)
+    kept = [45, *range(36, 45)]
+    data = ready(EMNISTDataModule(str(tmp_path), "byclass", kept, IID(3), download=False))
+    of_them = np.isin(labels, kept)
+    assert torch.equal(images_of(data)[:, 0], torch.from_numpy(images[of_them]))
+    assert np.array_equal(np.array(kept)[data.labels], labels[of_them])
+    assert np.unique(data.labels).tolist() == list(range(10))
+
+
+def test_emnist_letters_count_from_zero(tmp_path):
+    images, labels = write_emnist(tmp_path, "letters", 260, 52)
+    data = ready(EMNISTDataModule(str(tmp_path), "letters", partitioner=IID(3), download=False))
+    assert np.array_equal(data.labels, labels - 1)
+    only = ready(EMNISTDataModule(str(tmp_path), "letters", [25, 0], IID(3), download=False))
+    assert torch.equal(images_of(only)[:, 0], torch.from_numpy(images[np.isin(labels, [1, 26])]))
+    assert np.bincount(only.labels).tolist() == [12, 12]
+
+
+def test_femnist_of_fed_plus(tmp_path):
+    write_emnist(tmp_path, "byclass", 62 * 220, 62 * 20)
+    data = ready(EMNISTDataModule(str(tmp_path), "byclass", [*range(36, 46)], ClassesPerClient(200, 5), download=False))
+    assert data.num_clients == 200
+    assert ((data.label_histogram() > 0).sum(axis=1) == 5).all()
+
+
+@pytest.mark.parametrize("split", ["bymerge", "balanced", "digits", "mnist"])
+def test_other_splits_of_emnist(tmp_path, split):
+    _, labels = write_emnist(tmp_path, split)
+    data = ready(EMNISTDataModule(str(tmp_path), split, partitioner=IID(2), download=False))
+    assert np.array_equal(data.labels, labels)
+
+
+def test_a_thousand_clients_of_one_digit_each(tmp_path):
+    """Fed+ and FedProx, on a small file: sizes follow a power law."""
+    write_mnist(tmp_path, num_train=18_000, num_test=2_000)
+    data = ready(MNISTDataModule(str(tmp_path), ClassesPerClient(1000, 1, size_spread=2.0), download=False, seed=0))
+    assert (data.num_clients, total(data)) == (1000, 20_000)
+    assert ((data.label_histogram() > 0).sum(axis=1) == 1).all()
+    sizes = np.sort(data.parts.sizes)[::-1]
+    assert sizes[:100].sum() > 0.4 * sizes.sum()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": "by_class"}, "data.split"),
+        ({"classes": [62]}, "data.classes.*0 to 61"),
+        ({"split": "letters", "classes": [26]}, "data.classes.*0 to 25"),
+        ({"classes": []}, "data.classes"),
+        ({"classes": [1, 1]}, "data.classes.*once"),
+    ],
+)
+def test_emnist_refuses_by_name(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        EMNISTDataModule(**arguments)
+
+
+# the variants of Fed+
+
+
+def test_mnist_robust(tmp_path):
+    images, digits = write_mnist(tmp_path)
+    data = ready(MNISTRobustDataModule(str(tmp_path), num_clients=10, download=False, seed=3))
+    assert set(data.parts.sizes.tolist()) == {70}
+    assert set(data.num_samples("train").tolist()) <= set(range(31, 40))
+    assert len(data.negated_clients) == 1
+    owner = np.empty(700, dtype=np.int64)
+    owner[data.parts.indices] = data.parts.client_of_each()
+    is_negated = np.isin(owner, data.negated_clients)
+    expected = np.where(is_negated[:, None, None], 255 - images, images)
+    assert torch.equal(images_of(data)[:, 0], torch.from_numpy(expected))
+    assert images_of(data).dtype == torch.uint8
+    assert np.array_equal(data.labels, digits)
+    again, other = (ready(MNISTRobustDataModule(str(tmp_path), 10, 0.5, download=False, seed=seed)) for seed in (3, 4))
+    assert len(again.negated_clients) == 5
+    assert not np.array_equal(again.negated_clients, other.negated_clients)
+    assert again.partition_hash() == data.partition_hash()
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "fraction", "expected"),
+    [(10, None, 1), (50, None, 10), (20, None, 2), (50, 0.1, 5), (5, 0.0, 0), (4, None, 1), (5, 0.01, 1)],
+)
+def test_how_many_clients_have_negatives(tmp_path, num_clients, fraction, expected):
+    write_mnist(tmp_path)
+    data = ready(MNISTRobustDataModule(str(tmp_path), num_clients, fraction, download=False))
+    assert len(data.negated_clients) == len(set(data.negated_clients.tolist())) == expected
+
+
+def test_mnist_personal(tmp_path):
+    images, digits = write_mnist(tmp_path, 1800, 200)
+    data = ready(MNISTPersonalDataModule(str(tmp_path), num_clients=5, negated_fraction=0.4, download=False, seed=1))
+    assert data.noisy_classes.shape == (5, 2)
+    assert (data.noisy_classes[:, 0] < data.noisy_classes[:, 1]).all()
+    assert len(np.unique(data.noisy_classes, axis=0)) > 1
+    pixels = images_of(data)[:, 0].numpy()
+    assert pixels.dtype == np.int16
+    noise = []
+    for client, part in enumerate(data.parts):
+        for index in part:
+            clean = images[index].astype(int)
+            clean = 255 - clean if client in data.negated_clients else clean
+            if digits[index] in data.noisy_classes[client]:
+                noise.append(pixels[index] - clean)
+            else:
+                assert np.array_equal(pixels[index], clean)
+    noise = np.stack(noise) / 255
+    assert len(noise) == pytest.approx(0.2 * 2000, rel=0.1)
+    assert np.abs(noise).mean() == pytest.approx(0.5, rel=0.01)  # Laplace(b): mean |x| = b, variance 2 b^2
+    assert noise.var() == pytest.approx(0.5, rel=0.02)
+    assert np.abs(noise.mean(axis=0)).max() < 0.2
+    assert len(np.unique(noise.reshape(len(noise), -1), axis=0)) == len(noise)
+    inputs, _ = data.source[int(data.parts[0][0])]
+    expected = (pixels[data.parts[0][0]] / 255 - 0.1307) / 0.3081
+    assert inputs[0].numpy() == pytest.approx(expected, abs=1e-4)
+    again = ready(MNISTPersonalDataModule(str(tmp_path), 5, negated_fraction=0.4, download=False, seed=1))
+    assert torch.equal(images_of(again), images_of(data))
+    robust = ready(MNISTRobustDataModule(str(tmp_path), 5, 0.4, download=False, seed=1))
+    assert np.array_equal(robust.negated_clients, data.negated_clients)
+    assert robust.partition_hash() == data.partition_hash()
+
+
+def test_noise_of_scale_zero_is_none(tmp_path):
+    images, _ = write_mnist(tmp_path)
+    data = ready(MNISTPersonalDataModule(str(tmp_path), 5, 0.0, negated_fraction=0.0, download=False))
+    assert np.array_equal(images_of(data)[:, 0].numpy(), images)
+    far = ready(MNISTPersonalDataModule(str(tmp_path), 5, 1e4, download=False))
+    assert (int(images_of(far).min()), int(images_of(far).max())) == (-(2**15), 2**15 - 1)
+    assert (images_of(far).int().abs() >= 2**15 - 1).float().mean() > 0.15  # of the fifth of the images that is noisy
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (MNISTRobustDataModule, {"negated_fraction": 1.5}),
+        (MNISTRobustDataModule, {"test_fraction": 1.0}),
+        (MNISTPersonalDataModule, {"negated_fraction": -0.1}),
+        (MNISTPersonalDataModule, {"noise_scale": -1.0}),
+        (MNISTPersonalDataModule, {"noise_scale": math.inf}),
+    ],
+)
+def test_variants_refuse_by_name(kind, arguments):
+    with pytest.raises(ConfigurationError, match=r"data\." + next(iter(arguments))):
+        kind(**arguments)
+
+
+# files that are missing, damaged or cannot be downloaded
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_missing_files_are_named(kind, tmp_path, monkeypatch):
+    message = message_of(kind(str(tmp_path), download=False))
+    assert "download is false" in message
+    assert str(tmp_path) in message
+    assert f"expected {FOLDERS[ALL.index(kind)]}/" in message
+
+    def refuse(*args, **kwargs):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    root = tmp_path / "mistyped" / "folder"
+    message = message_of(kind(str(root)))
+    assert "could not be downloaded" in message
+    assert str(root) in message
+    assert not (tmp_path / "mistyped").exists()
+    (tmp_path / "kept").mkdir()
+    message_of(kind(str(tmp_path / "kept")))
+    assert not any((tmp_path / "kept").iterdir())
+
+
+def serve(monkeypatch, files):
+    """Answer torchvision's downloads with these files, whatever the server."""
+
+    class Response(io.BytesIO):
+        def __init__(self, request):
+            self.url = request.full_url
+            super().__init__(files[self.url.rpartition("/")[2]])
+            self.length = len(self.getvalue())
+
+    monkeypatch.setattr("urllib.request.urlopen", Response)
+
+
+def test_mnist_is_downloaded_and_mended(tmp_path, monkeypatch):
+    images, _ = write_mnist(tmp_path / "source")
+    folder = tmp_path / "source" / "MNIST" / "raw"
+    files = {f"{path.name}.gz": gzip.compress(path.read_bytes()) for path in folder.iterdir()}
+    monkeypatch.setattr(MNIST, "resources", [(name, hashlib.md5(data).hexdigest()) for name, data in files.items()])
+    serve(monkeypatch, files)
+    root = tmp_path / "new" / "data"
+    data = ready(MNISTDataModule(str(root), IID(2)))
+    assert torch.equal(images_of(data)[:, 0], torch.from_numpy(images))
+    path = root / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:5000])
+    assert "delete it and download it again" in message_of(MNISTDataModule(str(root)))
+    path.unlink()
+    ready(MNISTDataModule(str(root), IID(2)))
+
+
+def test_emnist_is_downloaded(tmp_path, monkeypatch):
+    images, _ = write_emnist(tmp_path / "source", "letters", gzipped=True)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in (tmp_path / "source" / "EMNIST" / "raw").iterdir():
+            file.writestr(f"gzip/{path.name}", path.read_bytes())
+    monkeypatch.setattr(EMNIST, "md5", hashlib.md5(archive.getvalue()).hexdigest())
+    serve(monkeypatch, {"gzip.zip": archive.getvalue()})
+    data = ready(EMNISTDataModule(str(tmp_path / "new"), "letters", partitioner=IID(2)))
+    assert torch.equal(images_of(data)[:, 0], torch.from_numpy(images))
+
+
+def test_a_download_of_something_else_is_refused(tmp_path, monkeypatch):
+    serve(monkeypatch, dict.fromkeys(("train-images-idx3-ubyte.gz", "cifar-10-python.tar.gz"), b"<html>"))
+    for kind in (MNISTDataModule, CIFAR10DataModule):
+        assert "could not be downloaded" in message_of(kind(str(tmp_path)))
+
+
+DAMAGE = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "cut in the header": lambda content: content[:6],
+    "empty": lambda content: b"",
+    "longer": lambda content: content + b"more",
+    "something else": lambda content: b"<!DOCTYPE html>" + content,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("gzipped", [False, True])
+@pytest.mark.parametrize("name", ["emnist-letters-train-images-idx3", "emnist-letters-test-labels-idx1"])
+def test_a_damaged_idx_file_is_named(tmp_path, name, gzipped, damage):
+    write_emnist(tmp_path, "letters", gzipped=gzipped)
+    path = tmp_path / "EMNIST" / "raw" / f"{name}-ubyte{'.gz' * gzipped}"
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    message = message_of(EMNISTDataModule(str(tmp_path), "letters"))
+    assert message.startswith(f"data.root: the file {str(path)!r} ")
+    assert message.endswith("; delete it and download it again")
+
+
+def test_what_an_idx_file_must_say(tmp_path):
+    write_mnist(tmp_path)
+    folder = tmp_path / "MNIST" / "raw"
+    images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
+    whole = {path: path.read_bytes() for path in (images, labels)}
+
+    def message(path, content):
+        for other, old in whole.items():
+            other.write_bytes(old)
+        path.write_bytes(content)
+        return message_of(MNISTDataModule(str(tmp_path)))
+
+    assert "is no IDX file of images" in message(images, whole[labels])
+    assert "is no IDX file of labels" in message(labels, whole[images])
+    pixels = struct.pack(">iiii", 2051, 600, 14, 56) + whole[images][16:]
+    assert "14 x 56 pixels instead of 28 x 28" in message(images, pixels)
+    fewer = struct.pack(">ii", 2049, 599) + whole[labels][9:]
+    assert "has 599 labels for the 600 images of train-images-idx3-ubyte" in message(labels, fewer)
+    assert "has the label 77 of 10 classes" in message(labels, whole[labels][:-1] + b"M")
+    assert "470,416 bytes by its header, but has 470,000" in message(images, whole[images][:470_000])
+
+
+@pytest.mark.parametrize(("kind", "write"), [(CIFAR10DataModule, write_cifar10), (CIFAR100DataModule, write_cifar100)])
+def test_a_damaged_pickle_is_named(tmp_path, monkeypatch, kind, write):
+    write(tmp_path, monkeypatch)
+    path = next(tmp_path.rglob("test*"))
+    path.write_bytes(path.read_bytes()[:-100])
+    for download in (True, False):
+        message = message_of(kind(str(tmp_path), download=download))
+        assert message.startswith(f"data.root: the file {str(path)!r} ")
+        assert message.endswith("; delete it and download it again")
+    with pytest.raises(ConfigurationError, match="checksum"):
+        kind(str(tmp_path)).setup()
+
+
+# real MNIST
+
+
+@pytest.fixture
+def mnist_root(data_root):
+    if not (data_root / "MNIST").is_dir():
+        pytest.skip(f"no MNIST in {data_root}")
+    return str(data_root)
+
+
+def test_real_mnist(mnist_root):
+    data = ready(MNISTDataModule(mnist_root, PowerLaw(20, 1, 1.3), download=False))
+    sizes = data.num_samples("train") + data.num_samples("test")
+    assert (sizes.min(), sizes.max()) == (110, 16444)
+    assert data.label_histogram().sum(axis=0).tolist() == MNIST_COUNTS
+    inputs = torch.cat([inputs for inputs, _ in data.pooled_dataloader("test")])
+    assert float(inputs.mean()) == pytest.approx(0, abs=0.02)
+    assert float(inputs.std()) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 3])
+def test_real_mnist_by_power_law(mnist_root, num_classes):
+    data = ready(MNISTDataModule(mnist_root, PowerLaw(20, num_classes, 1.1), download=False))
+    sizes = data.parts.sizes
+    assert sizes.sum() == 70_000
+    if num_classes == 1:
+        assert (sizes.min(), sizes.max()) == (1222, 7486)
+        assert (data.label_histogram() > 0).sum() == 29
+
+
+@pytest.mark.parametrize(("num_clients", "num_negated"), [(10, 1), (50, 10)])
+def test_real_mnist_variants(mnist_root, num_clients, num_negated):
+    plain = ready(MNISTDataModule(mnist_root, IID(num_clients), download=False, seed=0, test_fraction=0.5))
+    robust = ready(MNISTRobustDataModule(mnist_root, num_clients, download=False, seed=0))
+    personal = ready(MNISTPersonalDataModule(mnist_root, num_clients, download=False, seed=0))
+    assert set(robust.parts.sizes.tolist()) == {70_000 // num_clients}
+    assert robust.partition_hash() == personal.partition_hash() == plain.partition_hash()
+    assert len(robust.negated_clients) == num_negated
+    changed = (images_of(robust) != images_of(plain)).flatten(1).any(1).numpy()
+    assert changed.sum() == num_negated * 70_000 // num_clients
+    noisy = (images_of(personal) != images_of(robust)).flatten(1).any(1).numpy()
+    assert noisy.mean() == pytest.approx(0.2, abs=0.03)
+    shares = personal.num_samples("test") / personal.parts.sizes
+    assert shares == pytest.approx(0.5, abs=0.01)
+    assert seeding.global_seed() == 0
+
+
+def test_the_own_test_images_are_kept(tmp_path, monkeypatch, caplog):
+    written = [
+        (MNISTDataModule, write_mnist(tmp_path), {}),
+        (CIFAR10DataModule, write_cifar10(tmp_path, monkeypatch), {"augment": False}),
+        (CIFAR100DataModule, write_cifar100(tmp_path, monkeypatch), {"augment": False}),
+        (EMNISTDataModule, write_emnist(tmp_path), {"classes": [3, 7]}),
+    ]
+    for kind, (_, labels), options in written:
+        num_train = {CIFAR100DataModule: 500, EMNISTDataModule: 620}.get(kind, 600)
+        with caplog.at_level("INFO"):
+            data = ready(kind(str(tmp_path), partitioner=IID(4), download=False, test="shared", **options))
+        kept = options.get("classes", labels)
+        of_train, of_test = (part[np.isin(part, kept)] for part in (labels[:num_train], labels[num_train:]))
+        assert (total(data), len(data.source)) == (len(of_train), len(of_train))
+        found = [int(label) for _, label in data.pooled_dataset("test")]
+        assert found == ([kept.index(label) for label in of_test] if kept is not labels else of_test.tolist())
+        assert (
+            f"{len(of_train)} training and {len(of_test)} test images; the training images are dealt out" in caplog.text
+        )
+        with caplog.at_level("INFO"):
+            assert total(ready(kind(str(tmp_path), partitioner=IID(4), download=False, **options))) == len(
+                of_train
+            ) + len(of_test)
+        assert (
+            f"{len(of_test)} test images, pooled and dealt out to the clients (data.test: shared keeps" in caplog.text
+        )
+        caplog.clear()

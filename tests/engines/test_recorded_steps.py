@@ -1,0 +1,608 @@
+"""Recorded steps: the numbers of the module's own step bit for bit; what is more than a function is not recorded."""
+
+import itertools
+import os
+import random
+import re
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fedbc_lightning.models import CIFARCNN
+from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_trainer
+from lightning.pytorch import Callback
+from test_plain_steps import OPTIMIZERS
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
+from fedbc_lightning.engines.recorded import step_recorder
+from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
+
+
+class Model(BoringModel):
+    """No buffers; logs a tensor and a number."""
+
+    def __init__(self, optimizer="momentum"):
+        super().__init__()
+        self.kind = optimizer
+        self.net = nn.Sequential(nn.Linear(10, 8), self.make_middle(), nn.Linear(8, 3))
+
+    def make_middle(self):
+        return nn.Tanh()
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        outputs = self(inputs)
+        self.log("train_size", 0.1 * len(targets))
+        self.log("train_accuracy", (outputs.argmax(1) == targets).float().mean(), batch_size=3)
+        self.log("train_most", outputs.max(), reduce_fx="max")
+        return {"loss": functional.cross_entropy(outputs, targets)}
+
+    def configure_optimizers(self):
+        return OPTIMIZERS[self.kind](list(self.parameters()))
+
+
+class Inplace(Model):
+    def make_middle(self):
+        return nn.ReLU(inplace=True)
+
+
+class Dropping(Model):
+    """Logs nothing but means, for the vectorized engine."""
+
+    def make_middle(self):
+        return nn.Dropout(0.5)
+
+    def training_step(self, batch, batch_idx):
+        outputs = self(batch[0])
+        self.log("train_size", 0.1 * len(batch[1]))
+        self.log("train_accuracy", (outputs.argmax(1) == batch[1]).float().mean(), batch_size=3)
+        return functional.cross_entropy(outputs, batch[1])
+
+
+class Smooth(Dropping):
+    def make_middle(self):
+        return nn.Tanh()
+
+
+class Recurrent(Smooth):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.LSTM(10, 3)
+
+    def forward(self, inputs):
+        return self.net(inputs)[0]
+
+
+class Tied(Model):
+    """Two layers with one weight, a frozen one, a normalised one, class weights in a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        last = nn.utils.parametrizations.weight_norm(nn.Linear(10, 3))
+        self.net = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10), nn.Tanh(), last)
+        self.net[1].weight = self.net[0].weight
+        self.net[1].bias.requires_grad_(False)
+        self.weight = torch.tensor([1.0, 2.0, 3.0])
+
+    def training_step(self, batch, batch_idx):
+        return functional.cross_entropy(self(batch[0]), batch[1], weight=self.weight)
+
+
+class Evaluated(Smooth):
+    """Its Metrics belong to evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3)
+
+    def test_step(self, batch, batch_idx):
+        self.accuracy(self(batch[0]), batch[1])
+        self.log("test_accuracy", self.accuracy)
+
+
+class Images(BoringData):
+    def client_train_dataset(self, client):
+        generator = torch.Generator().manual_seed(client)
+        labels = torch.randint(3, (20 + 10 * client,), generator=generator)
+        return TensorDataset(torch.randn(len(labels), 3, 16, 16, generator=generator), labels)
+
+    def client_test_dataset(self, client):
+        return None
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """Recorders that record the second step of a shape; what they recorded, and where they gave up."""
+    seen = SimpleNamespace(recorders=[], replays=0)
+    monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 2, "mapped": 2})
+    make, replay = StepRecorder.__init__, StepRecorder._replay
+
+    def make_seen(self, *args, **options):
+        make(self, *args, **options)
+        seen.recorders.append(self)
+
+    def count(self, *args):
+        seen.replays += 1
+        return replay(self, *args)
+
+    monkeypatch.setattr(StepRecorder, "__init__", make_seen)
+    monkeypatch.setattr(StepRecorder, "_replay", count)
+    return seen
+
+
+def run(root, model, algorithm=FedAvg, data=BoringData, **options):
+    torch.manual_seed(0)
+    options = {"eval_every_n_rounds": 0, "clients_per_round": 4, "local_epochs": 2} | options
+    trainer = make_trainer(root, **options)
+    trainer.fit(model(), data(), algorithm())
+    return trainer
+
+
+def compare(root, monkeypatch, model, algorithm=FedAvg, **options):
+    """The run as it is against one in which no step is recorded: the state and the tables, bit for bit."""
+    recorded = run(root, model, algorithm, name="recorded", **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(step_recorder, "RECORD_AFTER", {"single": 10**9, "mapped": 10**9})
+        written = run(root, model, algorithm, name="written", **options)
+    assert_equal_trees(recorded.federation.state_dict(), written.federation.state_dict())
+    assert_equal_trees(recorded.federation.module_state(), written.federation.module_state())
+    tables = [Path(trainer.log_dir, "clients.csv").read_text() for trainer in (recorded, written)]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (Model, {}),
+        (lambda: Model(optimizer="adam"), {"algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3}),
+        (lambda: Model(optimizer="groups"), {"algorithm": SCAFFOLD, "precision": "64-true"}),
+        (Inplace, {}),
+        (Dropping, {}),
+        (Tied, {}),
+        (lambda: CIFARCNN(num_classes=3, image_size=16), {"data": Images}),
+        (Evaluated, {"eval_every_n_rounds": 1}),
+        (Smooth, {"engine": "vectorized"}),
+        (Dropping, {"engine": "vectorized"}),
+        (lambda: CIFARCNN(num_classes=3, image_size=16), {"data": Images, "engine": "vectorized"}),
+    ],
+)
+def test_the_same_numbers(tmp_path, monkeypatch, recordings, model, options):
+    compare(tmp_path, monkeypatch, model, **options)
+    assert recordings.recorders[0].reason is None
+    assert recordings.replays > 5
+
+
+def test_a_layer_that_torch_may_not_be_able_to_replay(tmp_path, monkeypatch, recordings):
+    compare(tmp_path, monkeypatch, Recurrent, eval_every_n_rounds=1)
+
+
+def test_metrics_of_the_evaluation_leave_recordings_alone(tmp_path, recordings, monkeypatch):
+    made = []
+    record = step_recorder.record
+    monkeypatch.setattr(step_recorder, "record", lambda *args, **kw: made.append(args) or record(*args, **kw))
+    run(tmp_path, Evaluated, eval_every_n_rounds=1, max_rounds=2)
+    num_recordings = len(made)
+    run(tmp_path, Evaluated, eval_every_n_rounds=1, max_rounds=6)
+    assert len(made) - num_recordings <= len(recordings.recorders[1]._counts)
+
+
+def test_resumed_in_a_process_that_has_recorded_nothing(tmp_path, recordings, monkeypatch):
+    whole = run(tmp_path, Model, name="whole", max_rounds=4)
+    half = run(tmp_path, Model, name="half", max_rounds=2)
+    monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 30, "mapped": 30})
+    torch.manual_seed(0)
+    rest = make_trainer(tmp_path, name="half", max_rounds=4, eval_every_n_rounds=0, clients_per_round=4, local_epochs=2)
+    rest.fit(Model(), BoringData(), FedAvg(), ckpt_path=Path(half.log_dir, "checkpoints", "last.ckpt"))
+    assert_equal_trees(whole.federation.state_dict(), rest.federation.state_dict())
+
+
+class Indexed(Model):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)["loss"] * (1 + batch_idx % 2)
+
+
+class Scheduled(Model):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)["loss"] / (1 + self.current_epoch)
+
+
+class Stepping(Model):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)["loss"] / (1 + self.global_step)
+
+
+class Counting(Model):
+    count = 0
+
+    def training_step(self, batch, batch_idx):
+        self.count += 1
+        return super().training_step(batch, batch_idx)["loss"] / self.count
+
+
+class Nested(Model):
+    def __init__(self):
+        super().__init__()
+        self.state = SimpleNamespace(counts={"steps": 0})
+
+    def training_step(self, batch, batch_idx):
+        self.state.counts["steps"] += 1
+        return super().training_step(batch, batch_idx)["loss"] / self.state.counts["steps"]
+
+
+class Keeping(Model):
+    def __init__(self):
+        super().__init__()
+        self.outputs = []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)["loss"]
+        self.outputs.append(loss.detach())
+        return loss * len(self.outputs)
+
+
+class Drawing(Model):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)["loss"] * random.random()
+
+
+class DrawingArrays(Model):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)["loss"] * float(np.random.rand())
+
+
+class Branching(Model):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)["loss"]
+        return loss if loss > 1.1 else loss * 2
+
+
+class Reading(Model):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)["loss"]
+        return loss * float(batch[0].numpy().max())
+
+
+class Masking(Model):
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        return functional.cross_entropy(self(inputs[inputs[:, 0] > 0]), targets[inputs[:, 0] > 0])
+
+
+class Printing(Model):
+    def training_step(self, batch, batch_idx):
+        print("step", flush=True)
+        return super().training_step(batch, batch_idx)
+
+
+class Measuring(Model):
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3)
+
+    def training_step(self, batch, batch_idx):
+        self.accuracy(self(batch[0]), batch[1])
+        self.log("train_mean", self.accuracy)
+        return super().training_step(batch, batch_idx)
+
+
+class Hooked(Model):
+    def __init__(self):
+        super().__init__()
+        self.net[0].register_forward_hook(lambda module, args, output: output * 2)
+
+
+class Skipping(Model):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return None if len(batch[0]) < 16 else loss
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Indexed, "batch_idx"),
+        (Scheduled, r"self\.trainer\.current_epoch"),
+        (Stepping, r"self\.trainer\.global_step"),
+        (Counting, "changes the module"),
+        (Nested, r"changes `self\.state\.counts`"),
+        (Keeping, r"changes `self\.outputs`"),
+        (Drawing, "random"),
+        (DrawingArrays, "random"),
+        (Branching, "."),
+        (Reading, "numpy"),
+        (Masking, "depends on values"),
+        (Printing, "prints"),
+        (Measuring, "updates a torchmetrics Metric"),
+        (Hooked, "hooks"),
+        (BoringModel, "buffers"),
+        (Skipping, "no loss"),
+    ],
+)
+def test_what_is_more_than_a_function_runs_as_written(tmp_path, monkeypatch, recordings, model, reason):
+    compare(tmp_path, monkeypatch, model)
+    assert recordings.replays == 0 or model is Skipping
+    assert re.search(reason, recordings.recorders[0].reason)
+
+
+FACTOR = [1.0]
+
+
+class Factored(Model):
+    factor = 1.0
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)["loss"] * self.factor
+
+
+class FactoredElsewhere(Model):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)["loss"] * FACTOR[0]
+
+
+class FactoredByRound(Model):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)["loss"] * self.trainer.current_round
+
+
+class Rounds(Callback):
+    def on_round_start(self, trainer, pl_module):
+        FACTOR[0] = float(trainer.current_round)
+        if isinstance(pl_module, Factored):
+            pl_module.factor = FACTOR[0]
+
+
+@pytest.mark.parametrize("model", [Factored, FactoredElsewhere, FactoredByRound])
+def test_what_changes_between_rounds(tmp_path, monkeypatch, recordings, model):
+    compare(tmp_path, monkeypatch, model, callbacks=[Rounds()])
+    assert recordings.replays > 0
+    assert recordings.recorders[0].reason is None
+
+
+class TwoNames(Smooth):
+    """One layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = self.net[2]
+        self.whole = nn.Sequential(self.net[0], self.net[1], self.head)
+
+    def forward(self, inputs):
+        return self.whole(inputs)
+
+
+class TwoNamesLooking(TwoNames):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss if float(loss.detach()) > 0 else loss * 2
+
+
+class Listed(Smooth):
+    """Its penalty reaches the weights through a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.decayed = [layer.weight for layer in self.net if isinstance(layer, nn.Linear)]
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + 0.05 * sum(w.pow(2).sum() for w in self.decayed)
+
+
+class Ramped(Smooth):
+    """Uses ``batch_idx`` where no method of int is called."""
+
+    ramp = tuple(0.1 * k for k in range(100))
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.ramp[batch_idx]
+
+
+class IndexLogged(Smooth):
+    def training_step(self, batch, batch_idx):
+        self.log("train_index", batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+class Attribute(Smooth):
+    """Has an attribute that moves on in every step."""
+
+    def __init__(self, make, use):
+        super().__init__()
+        self.held, self.use = make(), use
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.use(self.held)
+
+
+@dataclass(slots=True)
+class Counter:
+    count: int = 0
+
+    def next(self):
+        self.count += 1
+        return 1 / self.count
+
+
+def queued(queue):
+    queue.append(torch.ones(()))
+    return len(queue) / 10
+
+
+def counted(count):
+    return 1 / next(count)
+
+
+def drawn(generator):
+    return torch.rand((), generator=generator)
+
+
+class Meters:
+    def __init__(self):
+        self.meters = {"loss": SimpleNamespace(inner=SimpleNamespace(inner=SimpleNamespace(count=1)))}
+
+    def next(self):
+        self.meters["loss"].inner.inner.count += 1
+        return 1.0
+
+
+class Drawn(Smooth):
+    """Draws from the global generator beside a part that seeds it."""
+
+    def make_middle(self):
+        return nn.Dropout(0.5)
+
+    def training_step(self, batch, batch_idx):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            noise = torch.randn(())
+        return super().training_step(batch, batch_idx) + 0 * noise
+
+
+class Averaged(Smooth):
+    """Keeps a teacher by writing through ``.data``."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("teacher", torch.zeros(8, 10), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        self.teacher.data.mul_(0.9).add_(self.net[0].weight.data, alpha=0.1)
+        return super().training_step(batch, batch_idx) + (batch[0] @ self.teacher.T).mean()
+
+
+class Writing(Smooth):
+    """Changes a part of its batch in place."""
+
+    def training_step(self, batch, batch_idx):
+        batch[0][:, :3] *= 0.5
+        return super().training_step(batch, batch_idx)
+
+
+class Graded(Smooth):
+    """Logs the size of the last gradient."""
+
+    def training_step(self, batch, batch_idx):
+        gradient = self.net[0].weight.grad
+        self.log("train_gradient", 0.0 if gradient is None else gradient.norm())
+        return super().training_step(batch, batch_idx)
+
+
+class Prior(Smooth):
+    """An attribute made in inference mode."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.inference_mode():
+            self.prior = torch.full((3,), 0.3)
+
+
+class Masked(Smooth):
+    """A non-persistent buffer, and constants of torch's default dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(10), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        shift = torch.linspace(0, 1, 10) / 3 + torch.full((10,), 0.1)
+        return super().training_step([batch[0] * self.mask + shift, batch[1]], batch_idx)
+
+
+class Late(Smooth):
+    """Skips the steps of later rounds."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return None if self.trainer.current_round > 1 and len(batch[0]) < 16 else loss
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        (TwoNames, {}, None),
+        (TwoNamesLooking, {}, "looks at the value of a tensor"),
+        (Listed, {}, "outside of its own modules"),
+        (Ramped, {}, "batch_idx"),
+        (IndexLogged, {}, "batch_idx"),
+        (lambda: Attribute(Counter, Counter.next), {}, r"changes `self\.count`"),
+        (lambda: Attribute(lambda: deque(maxlen=100), queued), {}, r"deque\.append"),
+        (lambda: Attribute(Meters, Meters.next), {}, "changes .*count"),
+        (lambda: Attribute(partial(itertools.count, 1), counted), {}, "moves an iterator on"),
+        (lambda: Attribute(lambda: random.Random(0), random.Random.random), {}, "random"),
+        (lambda: Attribute(partial(np.random.default_rng, 0), np.random.Generator.random), {}, "random"),
+        (lambda: Attribute(torch.Generator, drawn), {}, "a torch.*Generator"),
+        (Drawn, {}, "."),
+        (Averaged, {}, "data of a tensor"),
+        (Writing, {}, "writes into"),
+        (Graded, {}, "grad of a tensor"),
+        (Prior, {}, None),
+        (Masked, {"precision": "64-true"}, None),
+        (Masked, {}, None),
+        (Late, {}, "."),
+    ],
+)
+def test_what_readers_found(tmp_path, monkeypatch, recordings, model, options, reason):
+    compare(tmp_path, monkeypatch, model, **options)
+    found = recordings.recorders[0].reason
+    assert (found is None) if reason is None else re.search(reason, found)
+    assert recordings.replays > 3 or reason is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [(Listed, "holds outside of its own modules"), (Ramped, "uses batch_idx"), (IndexLogged, "uses batch_idx")],
+)
+def test_the_vectorized_engine_refuses_them(tmp_path, model, reason):
+    with pytest.raises(ConfigurationError, match=rf"trainer\.engine: vectorized .*{reason}.*use engine: sequential"):
+        run(tmp_path, model, engine="vectorized")
+
+
+def test_the_vectorized_engine_with_one_layer_under_two_names(tmp_path, monkeypatch, recordings):
+    compare(tmp_path, monkeypatch, TwoNames, engine="vectorized", eval_every_n_rounds=1)
+    compare(tmp_path / "writing", monkeypatch, Writing, engine="vectorized")
+
+
+def test_a_change_that_nobody_could_see_is_found_and_said(tmp_path, recordings, monkeypatch):
+    """Known from the first comparison after it, where the user vouches for what cannot be proven."""
+    monkeypatch.setenv("FACTOR", "1")
+
+    class Hidden(Smooth):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * float(os.environ["FACTOR"])
+
+    class Changing(Callback):
+        def on_round_end(self, trainer, pl_module):
+            monkeypatch.setenv("FACTOR", str(max(trainer.current_round - 1, 1)))
+
+    with pytest.warns(UserWarning, match="Hidden.training_step does something else than when it was recorded"):
+        run(tmp_path, Hidden, max_rounds=6, callbacks=[Changing()], record_steps=True)
+    assert "other numbers" in recordings.recorders[0].reason
+
+
+def test_a_variable_of_a_closure_is_seen(tmp_path, recordings, monkeypatch):
+    factor = [1.0]
+
+    class Closed(Smooth):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * factor[0]
+
+    class Changing(Callback):
+        def on_round_start(self, trainer, pl_module):
+            factor[0] = trainer.current_round / 2
+
+    compare(tmp_path, monkeypatch, Closed, callbacks=[Changing()])
+    assert recordings.replays > 3
+    assert recordings.recorders[0].reason is None
+
+
+def test_steps_are_not_recorded_when_asked(tmp_path, recordings):
+    run(tmp_path, Smooth, record_steps=False)
+    assert recordings.replays == 0

@@ -1,0 +1,350 @@
+"""The vectorized engine with the modules and data of users: the sequential engine's numbers, or a refusal by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fedbc_lightning.datamodules import ArraysDataModule
+from fedbc_lightning.models import CIFARCNN, MLP
+from helpers.boring import BoringData, BoringModel, Hidden, assert_equal_trees, make_trainer, read_csv
+from lightning.pytorch import Callback
+from test_plain_steps import OPTIMIZERS
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import default_collate
+from torchmetrics.classification import MulticlassAccuracy
+
+from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
+from fedbc_lightning.algorithms import APFL, ComposedAlgorithm, PerFedAvg, PerFedBC, PFedMe, QFedAvg
+from fedbc_lightning.data import ArrayDataset
+from fedbc_lightning.federation.stragglers import Stragglers
+from fedbc_lightning.local import Armijo, ModelAgnostic, ProximalTerm, Solver
+from fedbc_lightning.server import DualAscent, WeightedAverage
+
+
+class Model(BoringModel):
+    """Smooth, without buffers; logs a number of its own."""
+
+    def __init__(self, optimizer="sgd"):
+        super().__init__()
+        self.kind = optimizer
+        self.net = nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        outputs = self(inputs)
+        self.log("train_size", float(len(targets)))
+        self.log_dict({"train_accuracy": (outputs.argmax(1) == targets).float().mean()})
+        return {"loss": functional.cross_entropy(outputs, targets)}
+
+    def configure_optimizers(self):
+        return OPTIMIZERS[self.kind](list(self.parameters()))
+
+
+class Recurrent(Model):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.LSTM(10, 3)
+
+    def forward(self, inputs):
+        return self.net(inputs)[0]
+
+
+class ItemData(BoringData):
+    def client_train_dataset(self, client):
+        return Hidden(super().client_train_dataset(client))
+
+
+def fit(root, engine, algorithm=FedAvg, model=Model, data=BoringData, ckpt_path=None, **options):
+    torch.manual_seed(0)
+    options = {
+        "precision": "64-true",
+        "clients_per_round": 5,
+        "local_epochs": 2,
+        "eval_every_n_rounds": 0,
+        "name": engine,
+    } | options
+    trainer = make_trainer(root, engine=engine, **options)
+    trainer.fit(model(), data(), algorithm(), ckpt_path=ckpt_path)
+    return trainer
+
+
+def compare(root, tolerance=1e-12, **options):
+    stacked, single = (fit(root, engine, **options) for engine in ("vectorized", "sequential"))
+    difference = (stacked.server.z - single.server.z).abs().max() / single.server.z.abs().max()
+    assert difference <= tolerance
+    for rows in zip(*(read_csv(Path(t.log_dir, "clients.csv")) for t in (stacked, single)), strict=True):
+        assert rows[0].keys() == rows[1].keys()
+        for name in rows[0]:
+            if name == "status" or "" in (rows[0][name], rows[1][name]):
+                assert rows[0][name] == rows[1][name]
+            else:
+                expected = pytest.approx(float(rows[1][name]), rel=max(tolerance * 100, 1e-6), nan_ok=True)
+                assert float(rows[0][name]) == expected, name
+    return stacked
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model": lambda: Model("momentum"), "algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3},
+        {"model": lambda: Model("adam"), "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+        {"model": lambda: Model("groups"), "algorithm": SCAFFOLD},
+        {"model": lambda: Model("adagrad")},
+        {"local_epochs": None, "local_steps": 7},
+        {"data": lambda: BoringData(drop_last=True)},
+        {"data": ItemData},
+        {"stragglers": Stragglers(0.5, 0.0)},
+        {"buffers": "local"},
+        {"model": Recurrent},
+    ],
+)
+def test_the_sequential_engines_numbers(tmp_path, options):
+    compare(tmp_path, **options)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_cohorts_of_any_size(tmp_path, monkeypatch, size):
+    monkeypatch.setattr("fedbc_lightning.engines.stacked.vectorized.MAX_COHORT", size)
+    compare(tmp_path, algorithm=lambda: FedBC(dual_lr=0.1))
+
+
+SEVEN = {"local_epochs": None, "local_steps": 7}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": PerFedAvg},
+        {"algorithm": lambda: PerFedAvg(0.1, 0.1, variant="hessian_free"), "model": lambda: Model("momentum")} | SEVEN,
+        {"algorithm": lambda: PerFedBC(0.1, 0.1, 0.1, num_inner_steps=2, dual_init=0.1)} | SEVEN,
+        {"algorithm": lambda: PFedMe(penalty=2.0, personal_lr=0.1), "model": lambda: Model("momentum")} | SEVEN,
+        {"algorithm": lambda: APFL(adaptive=True), "model": lambda: Model("groups"), "data": ItemData} | SEVEN,
+        {"algorithm": lambda: APFL(adaptive=True), "stragglers": Stragglers(0.5, 0.0)},
+        {"algorithm": lambda: composed(Armijo())} | SEVEN,
+        {"algorithm": lambda: composed(ModelAgnostic(0.1, 0.1), [ProximalTerm("dual", 2.0)])} | SEVEN,
+        {"algorithm": QFedAvg},
+    ],
+)
+def test_the_sequential_engines_numbers_in_steps_of_a_methods_own(tmp_path, options):
+    compare(tmp_path, **{"clients_per_round": 1.0} | options)
+
+
+def composed(solver, terms=()):
+    return ComposedAlgorithm([DualAscent(0.1, dual_init=0.1), WeightedAverage(by="dual")], list(terms), solver=solver)
+
+
+def test_a_solvers_clients_are_trained_with_those_of_as_many_steps(tmp_path):
+    engine = fit(tmp_path, "vectorized", PFedMe, max_rounds=1).federation.engine
+    assert engine.group([0, 1, 2, 3, 4], [4, 6, 4, 6, 2], {3}) == [[1], [0, 2], [4], [3]]
+
+
+def test_a_method_with_a_solver_must_ask_the_engine(tmp_path):
+    class Silent(ComposedAlgorithm):
+        def check(self, engine):
+            pass
+
+    with pytest.raises(ConfigurationError, match=r"Armijo takes 2 to 18 steps .*; call engine\.check_solver"):
+        fit(tmp_path, "vectorized", lambda: Silent([WeightedAverage()], solver=Armijo()), clients_per_round=1.0)
+
+
+def test_a_solver_must_say_how_many_batches_it_draws(tmp_path):
+    class Greedy(Solver):
+        def step(self, client):
+            for _ in range(2):
+                client.w = client.w - 0.1 * client.gradient(client.w, client.next_batch())
+
+    with pytest.raises(ConfigurationError, match="Greedy draws more batches in a step than its batches_per_step, 1"):
+        fit(tmp_path, "vectorized", lambda: composed(Greedy()), **SEVEN)
+    Greedy.batches_per_step = 2
+    compare(tmp_path, algorithm=lambda: composed(Greedy()), **SEVEN)
+
+
+def test_float32_and_images(tmp_path):
+    """uint8 images of one pool, dealt out and transformed in batches; a network that is not smooth."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (200, 3, 16, 16), dtype=np.uint8), rng.integers(0, 4, 200)
+    owners = rng.choice(4, 200, p=[0.4, 0.3, 0.2, 0.1])
+    compare(
+        tmp_path, 1e-5, precision="32-true", clients_per_round=4, max_rounds=2,
+        data=lambda: ArraysDataModule(images, labels, owners, batch_size=16, seed=0),
+        model=lambda: CIFARCNN(num_classes=4, image_size=16, lr=0.01),
+    )  # fmt: skip
+
+
+def test_a_client_that_overflows_leaves_alone(tmp_path):
+    class Poisoned(BoringData):
+        def __init__(self):
+            super().__init__()
+            self.arrays[2][0][:] = torch.inf
+
+    trainer = compare(tmp_path, data=Poisoned, clients_per_round=1.0)
+    rows = read_csv(Path(trainer.log_dir, "clients.csv"))
+    assert {row["client"] for row in rows if row["status"] == "nonfinite"} == {"2"}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [lambda: FedBC(dual_lr=0.1, tolerance_lr=0.1), lambda: APFL(adaptive=True), lambda: PerFedBC(0.1, dual_init=0.1)],
+)
+def test_resume_is_bitwise(tmp_path, algorithm):
+    whole = fit(tmp_path, "vectorized", algorithm, max_rounds=5, name="whole", **SEVEN)
+    fit(tmp_path, "vectorized", algorithm, max_rounds=2, name="parts", **SEVEN)
+    trainer = fit(tmp_path, "vectorized", algorithm, max_rounds=5, name="parts", ckpt_path="last", **SEVEN)
+    assert_equal_trees(trainer.federation.state_dict(), whole.federation.state_dict())
+    assert_equal_trees(trainer.federation.module_state(), whole.federation.module_state())
+
+
+class Dropped(Model):
+    def __init__(self):
+        super().__init__()
+        self.net.insert(1, nn.Dropout(0.5))
+
+
+def test_differences_of_gradients_see_one_dropout_mask(tmp_path):
+    """Two masks would make the Hessian-free step about 1 / 2ε = 500 times as long."""
+
+    def length(variant):
+        algorithm = PerFedAvg(0.1, 0.01, variant=variant)
+        z = fit(tmp_path, "vectorized", lambda: algorithm, Dropped, max_rounds=1, name=variant, **SEVEN).server.z
+        torch.manual_seed(0)
+        return (z - torch.cat([p.detach().reshape(-1) for p in Dropped().parameters()])).norm()
+
+    assert length("hessian_free") < 3 * length("first_order")
+
+
+def test_dropout_differs_between_clients_and_is_said(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        first, second = (fit(tmp_path, "vectorized", model=Dropped, name=name) for name in "ab")
+    assert "vectorized draws what training_step draws, such as dropout, for a whole cohort at once" in caplog.text
+    assert torch.equal(first.server.z, second.server.z)
+    rows = read_csv(Path(first.log_dir, "clients.csv"))
+    assert len({row["train_loss"] for row in rows}) == len(rows)
+
+
+# refusals
+
+
+class Watcher(Callback):
+    def on_train_batch_end(self, *args):
+        pass
+
+
+class Scheduled(Model):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+class Lbfgs(Model):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
+
+
+class Asking(Model):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1 / self.trainer.max_epochs)
+
+
+class Measured(Model):
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3)
+
+    def training_step(self, batch, batch_idx):
+        self.accuracy(self(batch[0]), batch[1])
+        return super().training_step(batch, batch_idx)
+
+
+class Summed(Model):
+    def training_step(self, batch, batch_idx):
+        self.log("train_most", batch[0].max(), reduce_fx="max")
+        return super().training_step(batch, batch_idx)
+
+
+class Unused(Model):
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Linear(2, 2)
+
+
+class Branching(Model):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)["loss"]
+        return loss if loss > 0 else loss * 2
+
+
+class Silent(Model):
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+
+
+class Stepping(Model):
+    def optimizer_step(self, epoch, batch_idx, optimizer, closure=None):
+        optimizer.step(closure)
+
+
+def as_dict(items):
+    return dict(zip("xy", default_collate(items), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"callbacks": [Watcher()]}, "the hook on_train_batch_end"),
+        ({"model": Scheduled}, "learning-rate schedulers"),
+        ({"model": Lbfgs}, "the optimizer LBFGS"),
+        ({"model": Asking}, "reads self.trainer"),
+        ({"model": BoringModel}, "BatchNorm"),
+        ({"model": Stepping}, "own optimizer_step"),
+        ({"model": Measured}, "torchmetrics Metric"),
+        ({"model": Summed}, "self.log\\('train_most'\\)"),
+        ({"model": Unused}, "'left.(weight|bias)' has no gradient"),
+        ({"model": Branching}, "Branching.training_step looks at the value of a tensor"),
+        ({"model": Silent}, "training_step returns no loss"),
+        ({"precision": "bf16-mixed"}, "precision other than"),
+        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
+        ({"data": lambda: BoringData(collate_fn=as_dict)}, "stacks the tensors of batches"),
+    ],
+)
+def test_refusals_name_the_sequential_engine(tmp_path, options, message):
+    with pytest.raises(ConfigurationError, match=rf"trainer\.engine: vectorized .*{message}.*use engine: sequential"):
+        fit(tmp_path, "vectorized", **options)
+
+
+def test_an_unknown_engine(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"trainer\.engine: got fast; use sequential, vectorized or auto"):
+        make_trainer(tmp_path, engine="fast")
+
+
+def test_a_model_of_ours(tmp_path):
+    def data():
+        rng = np.random.default_rng(1)
+        inputs, labels = rng.normal(size=(120, 6)).astype(np.float32), rng.integers(0, 3, 120)
+        return ArraysDataModule(inputs, labels, rng.integers(0, 5, 120), seed=0)
+
+    compare(tmp_path, 1e-12, data=data, model=lambda: MLP(6, 8, num_classes=3, dropout=0.0), clients_per_round=1.0)
+
+
+def test_a_recurrent_model_is_evaluated_with_its_own_weights(tmp_path):
+    stacked, single = (
+        fit(tmp_path, engine, model=Recurrent, eval_every_n_rounds=1) for engine in ("vectorized", "sequential")
+    )
+    for rows in zip(*(read_csv(Path(t.log_dir, "metrics.csv")) for t in (stacked, single)), strict=True):
+        assert float(rows[0]["global/test_loss"]) == pytest.approx(float(rows[1]["global/test_loss"]), rel=1e-9)
+
+
+class MixedData(BoringData):
+    """Odd clients' data are transformed, and of another type in memory."""
+
+    def client_train_dataset(self, client):
+        inputs, targets = super().client_train_dataset(client).tensors
+        if client % 2:
+            return ArrayDataset((inputs.float(), targets), transform=lambda batch: batch.double() / 2)
+        return ArrayDataset((inputs.double(), targets))
+
+
+def test_clients_whose_tensors_differ_are_not_joined(tmp_path):
+    compare(tmp_path, data=MixedData)

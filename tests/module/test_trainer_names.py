@@ -1,0 +1,192 @@
+"""The names that people's modules ask of ``self.trainer`` answer as lightning.Trainer does, or say what to use."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from helpers.user_modules import FEATURES, LitAutoEncoder, UserData
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule
+from fedbc_lightning.algorithms import FedLiLS
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.module.trainer_names import INSTEAD
+from fedbc_lightning.partition import IID
+
+from .test_parity import federated, fresh, plain
+
+PUBLIC = sorted(
+    {name for name in dir(lightning.Trainer) if not name.startswith("_")}
+    | {"barebones", "fit_loop", "log_every_n_steps", "should_stop", "state", "limit_val_batches", "val_check_interval"}
+)
+
+
+def test_every_public_name_of_the_trainer_is_answered_or_replaced(tmp_path):
+    """Issue 20: names missing on self.trainer; what has no meaning says what to use instead."""
+    missing: dict[str, str] = {}
+
+    class Asking(LitAutoEncoder):
+        def on_train_start(self):
+            self.ask()
+
+        def training_step(self, batch, batch_idx):
+            self.ask()
+            return super().training_step(batch, batch_idx)
+
+        def test_step(self, batch, batch_idx):
+            self.ask()
+
+        def ask(self):
+            for name in PUBLIC:
+                if not hasattr(self.trainer, name):
+                    with pytest.raises(AttributeError) as caught:
+                        getattr(self.trainer, name)
+                    missing[name] = str(caught.value)
+
+    federated(tmp_path, fresh(Asking), UserData((9, 4), test_size=3))
+    assert missing.keys() <= INSTEAD.keys()
+    assert all(message.endswith(f": {INSTEAD[name]}.") and "\n" not in message for name, message in missing.items())
+
+
+class Noting(LitAutoEncoder):
+    """Notes what the trainer answers in every step and at the end of every epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def note(self):
+        trainer = self.trainer
+        self.seen.append((
+            trainer.is_last_batch, str(trainer.state.stage), str(trainer.state.fn), trainer.evaluating,
+            trainer.predicting, trainer.limit_train_batches, trainer.limit_val_batches, trainer.log_every_n_steps,
+            len(trainer.train_dataloader), trainer.model is self, trainer.lightning_module is self,
+            trainer.checkpoint_callback, trainer.should_stop, trainer.strategy.broadcast(7),
+        ))  # fmt: skip
+
+    def training_step(self, batch, batch_idx):
+        self.note()
+        self.trainer.strategy.barrier("here")
+        loss = super().training_step(batch, batch_idx)
+        scale = self.all_gather(torch.tensor(float(batch_idx))).mean()
+        with self.trainer.profiler.profile("scaled"):
+            return loss * (1 + scale)
+
+    def on_train_epoch_end(self):
+        self.note()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_answers_equal_plain_lightnings(tmp_path, accumulate):
+    """The same answers in every step, and so the same weights."""
+    left, right = fresh(Noting), fresh(Noting)
+    plain(tmp_path, left, UserData(), accumulate_grad_batches=accumulate)
+    federated(tmp_path, right, UserData(), accumulate_grad_batches=accumulate)
+    assert right.seen == left.seen
+    assert {row[0] for row in right.seen} == {False, True}
+    assert all(torch.equal(right.state_dict()[name], value) for name, value in left.state_dict().items())
+
+
+class Stopping(LitAutoEncoder):
+    """Stops in its seventh step, which is the second of the second epoch, and then in its ninth."""
+
+    steps = 0
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        self.trainer.should_stop = self.steps in (7, 9)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        """So that the steps are not those of the plain loop."""
+
+
+class StoppingPlainly(Stopping):
+    """The same where nobody listens to steps."""
+
+    on_train_batch_start = LitAutoEncoder.on_train_batch_start
+
+
+@pytest.mark.parametrize("module_class", [Stopping, StoppingPlainly])
+def test_should_stop_ends_the_client_as_it_ends_lightnings_training(tmp_path, module_class):
+    """Inside a client the trainer is that client's: it stops after that step, and the next client trains on."""
+    left, right = fresh(module_class), fresh(module_class)
+    plain(tmp_path, left, UserData())
+    federated(tmp_path, right, UserData())
+    assert (left.steps, right.steps) == (7, 7)
+    assert all(torch.equal(right.state_dict()[name], value) for name, value in left.state_dict().items())
+    trainer = federated(tmp_path, module := fresh(module_class), UserData((23, 23)))
+    assert [row["num_steps"] for row in trainer.server.records] == [7, 2]
+    assert module.steps == 9
+    assert trainer.finished_round == 1
+
+
+def test_should_stop_outside_of_clients_ends_the_run(tmp_path):
+    """As a callback's trainer.should_stop does."""
+
+    class StoppingRun(LitAutoEncoder):
+        def on_round_end(self):
+            assert not self.trainer.should_stop
+            self.trainer.should_stop = self.trainer.current_round == 2
+
+    trainer = federated(tmp_path, fresh(StoppingRun), UserData((9, 4)), max_rounds=5, local_epochs=1)
+    assert (trainer.finished_round, trainer.should_stop) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "algorithm", "names"),
+    [
+        ({"engine": "vectorized"}, FedAvg, r"should_stop.*trainer.engine: sequential"),
+        ({}, FedLiLS, r"should_stop.*fixed number of steps"),
+    ],
+)
+def test_should_stop_is_refused_where_a_client_cannot_be_stopped(tmp_path, options, algorithm, names):
+    """One line where clients train together, or where the method counts the steps itself."""
+
+    class StoppingAtOnce(LitAutoEncoder):
+        def training_step(self, batch, batch_idx):
+            self.trainer.should_stop = True
+            return super().training_step(batch, batch_idx)
+
+    settings = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = FederatedTrainer(max_rounds=1, default_root_dir=tmp_path, local_epochs=3, **settings, **options)
+    with pytest.raises(ConfigurationError, match=names) as caught:
+        trainer.fit(fresh(StoppingAtOnce), UserData((9, 9)), algorithm())
+    assert "\n" not in str(caught.value)
+
+
+class Words(LightningDataModule):
+    """A data module that knows something of its data."""
+
+    def __init__(self, width: int = FEATURES) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def setup(self, stage):
+        self.vocabulary = ["a", "b"]
+
+    def decode(self, index):
+        return self.vocabulary[index]
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(12, self.hparams.width), torch.zeros(12)), batch_size=4)
+
+
+def test_the_data_module_in_a_module_knows_what_the_users_own_knows(tmp_path):
+    """Issue 20: trainer.datamodule.anything passes on to the user's data module."""
+
+    class Reading(LitAutoEncoder):
+        def on_fit_start(self):
+            data = self.trainer.datamodule
+            self.read = data.decode(1), data.vocabulary, data.hparams.width, data.num_clients, hasattr(data, "other")
+
+    data = PartitionedDataModule(Words(), IID(3))
+    federated(tmp_path, module := fresh(Reading), data)
+    assert module.read == ("b", ["a", "b"], FEATURES, 3, False)
+    with pytest.raises(AttributeError, match=re.escape("'Words' object has no attribute 'other'")):
+        _ = data.other

@@ -1,0 +1,117 @@
+"""``fedbc-cli reproduce``: the tables that need no training, and what it is told."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from helpers.command_line import run_cli
+
+from fedbc_lightning.commands.studies import read_study
+from fedbc_lightning.papers.partition_tables import EXPONENTS, TABLE_4, table_4, table_5
+from fedbc_lightning.papers.reproductions import REPRODUCTIONS
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+
+def parts(cell):
+    return [tuple(map(int, entry.split("×"))) for entry in cell.split(", ")]
+
+
+def test_table_5_is_the_papers():
+    _, (header, *rows) = table_5()
+    assert header[1:] == [f"e = {exponent}" for exponent in EXPONENTS]
+    cells = [cell for row in rows for cell in row[1:]]
+    assert len(cells) == 10
+    assert all(cell.endswith(" = paper") for cell in cells)
+    assert rows[1][3] == "94-14032 = paper"
+
+
+def test_table_4_is_a_draw_by_the_papers_rules():
+    for seed in (0, 1):
+        _, (_, *rows) = table_4(seed)
+        for ours, theirs, (_, per_client) in zip(rows[::2], rows[1::2], TABLE_4, strict=True):
+            for cell in ours[1:]:
+                assert sum(clients for clients, _ in parts(cell)) == 20
+                assert min(classes for _, classes in parts(cell)) == per_client
+                if per_client == 1:
+                    assert sum(clients * classes for clients, classes in parts(cell)) == 20 + 9
+            assert all(sum(clients for clients, _ in parts(cell)) == 20 for cell in theirs[1:])
+    odd = [
+        (name, exponent)
+        for (name, per_client), row in TABLE_4.items() if per_client == 1
+        for exponent, cell in zip(EXPONENTS, row, strict=True)
+        if sum(clients * classes for clients, classes in parts(cell)) != 29
+    ]  # fmt: skip
+    assert odd == [("CIFAR-10", 1.2), ("CIFAR-10", 1.3)]  # as the caption says
+
+
+def test_the_command(project, capfd):
+    assert run_cli("reproduce", "table5", "table4") == 0
+    said = capfd.readouterr().out
+    assert "1222-7486 = paper" in said
+    assert len(re.findall(r"^ +paper ", said, re.MULTILINE)) == 6
+    assert run_cli("reproduce", "--help") == 0
+    assert "table1" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_every_name_has_what_it_needs(name, project):
+    known = REPRODUCTIONS[name]
+    assert (known.study is None) == (known.compute is not None)
+    if known.study is not None:
+        study = read_study("reproduce", ["--config", known.study])
+        levels_of_all = list(study.levels.values())
+        known.narrow(study)
+        assert known.draw is not None or study.papers
+        assert set(study.papers) == set(known.papers)
+        assert all(set(levels) & set(known.only) for levels in study.levels.values()) or not any(
+            set(levels) & set(known.only) for levels in levels_of_all
+        )
+
+
+def test_a_table_needs_its_own_levels_and_algorithms_alone():
+    study = read_study("reproduce", ["--config", "studies/fedbc_cifar.yaml", "--only", "[C = 1, e = 1.2]"])
+    REPRODUCTIONS["table3"].narrow(study)
+    assert list(study.variants) == ["E = 5, C = 1, e = 1.2"]
+    assert [method.name for method in study.methods] == ["Per-FedAvg", "pFedMe", "FedBC", "FedBC-FineTune", "Per-FedBC"]
+    assert study.papers["table3"].mean("Per-FedBC", study.levels["E = 5, C = 1, e = 1.2"]) == 0.8542
+
+
+def test_a_figure_from_the_command_line(project, capfd):
+    overrides = "{trainer.max_rounds: 2, trainer.clients_per_round: 2}"
+    options = ["--overrides", overrides, "--only", "[E = 10]", "--seeds", "1", "--workers", "1"]
+    assert run_cli("reproduce", "figure8", *options) == 0
+    said = capfd.readouterr().out
+    assert "figure8:  studies/fedbc_figures/figure8/figures/figure8.png" in said
+    results = pd.read_csv("studies/fedbc_figures/figure8/results.csv")
+    assert list(zip(results["variant"], results["algorithm"], strict=True)) == [("E = 10", "FedBC")]
+    config = yaml.safe_load((Path(results["folder"][0]) / "config.yaml").read_text())
+    assert config["trainer"]["max_rounds"] == 2
+    assert config["data"]["init_args"]["split_order"] == "ordered"  # the study's own overrides stay
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["table2", "--only", "[C = 4]"], "only: 'C = 4' is no algorithm, variant or level here; did you mean 'C = "),
+        (["figure4", "--only", "[E = 1]"], "only: E = 1: leaves nothing of figure4, which is of E = 5."),
+        (["table2", "--only", "[E = 1]"], "only: E = 1: leaves nothing of table2, which is of E = 5, FedAvg, "),
+        (["table4", "--scale", "1"], "table4: computed without a study, so there is nothing for --scale to change"),
+        (["table1", "--workers", "0"], "workers: got 0; give 1 or more"),
+        (["table1", "--overrides.trainer.max_rounds", "4"], "overrides.trainer: give full keys"),
+        (["table1", "--tuning.metric", "fairness/accuracy_std"], "tuning.metric: 'fairness/accuracy_std' is not of"),
+        (["figure3", "--report", "best_on_validation"], "has no validation data; set data.val_fraction"),
+        ([], "what? fedbc-cli reproduce table1"),
+        (["tabel1"], "nothing to reproduce is called 'tabel1'; did you mean 'table1'?"),
+        (["poster"], "there is: table1, table2, "),
+        (["table1", "--scale", "2"], "scale: got 2.0"),
+        (["table1", "--sclae", "0.1"], "did you mean 'scale'?"),
+    ],
+)
+def test_mistakes(project, capfd, words, message):
+    assert run_cli("reproduce", *words) in (1, 2)
+    said = capfd.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1

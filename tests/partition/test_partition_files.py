@@ -1,0 +1,208 @@
+"""A partition as an object and as a file; partitions given by a file."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.partition import IID, Dirichlet, Explicit, Partition
+from fedbc_lightning.partition.counts import count_labels
+
+LABELS = np.arange(500) % 10
+
+
+def refusal(action):
+    with pytest.raises(ConfigurationError) as error:
+        action()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def histogram_of(partition, labels=LABELS):
+    return count_labels(labels[partition.indices], partition.client_of_each(), len(partition))
+
+
+def test_a_partition_is_a_sequence_of_index_arrays():
+    partition = Partition.from_parts([np.array([4, 2]), [], np.array([0], dtype=np.uint8)])
+    assert len(partition) == 3
+    assert [part.tolist() for part in partition] == [[4, 2], [], [0]]
+    assert partition[-1].tolist() == [0]
+    assert [part.tolist() for part in partition[:2]] == [[4, 2], []]
+    assert partition.sizes.tolist() == [2, 0, 1]
+    assert partition.client_of_each().tolist() == [0, 0, 2]
+    assert partition.indices.dtype == partition.offsets.dtype == np.int64
+    assert [part.tolist() for part in partition.keep(np.array([False, True, True]))] == [[2], [], [0]]
+    assert [part.tolist() for part in partition.keep(np.zeros(3, dtype=bool))] == [[], [], []]
+    assert Partition.from_parts(partition) is partition
+    with pytest.raises(IndexError):
+        partition[3]
+
+
+def test_owners_keep_the_order_asked_for():
+    owners = np.array([1, -1, 0, 1, 0])
+    assert [part.tolist() for part in Partition.from_owners(owners, 3)] == [[2, 4], [0, 3], []]
+    order = np.array([4, 3, 2, 1, 0])
+    assert [part.tolist() for part in Partition.from_owners(owners, 3, order)] == [[2, 0], [4, 1], []]
+
+
+def test_the_hash_is_of_who_has_what_in_which_order():
+    partition = Partition.from_parts([np.array([4, 2]), np.array([0])])
+    same = Partition.from_owners(np.array([0, 0, 1]), 2, order=np.array([4, 2, 0]))
+    others = [[[2, 4], [0]], [[4], [2, 0]], [[4, 2], [0], []], [[4, 2], [1]]]
+    assert partition.hash() == same.hash()
+    assert len({partition.hash(), *(Partition.from_parts(other).hash() for other in others)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("parts", "complete", "words"),
+    [
+        ([[0, 1], [2, 5]], False, ["client 1 holds sample 5", "5 samples, 0 to 4"]),
+        ([[0, 1], [-1]], False, ["client 1 holds sample -1"]),
+        ([[0, 1], [], [3, 1]], False, ["sample 1", "client 0 and again to client 2", "at most once"]),
+        ([[0, 1], [1, 2, 3, 4]], True, ["sample 1", "exactly once"]),
+        ([[0, 1], [4]], True, ["2 of 5 samples", "the first is sample 2", "complete = False"]),
+    ],
+)
+def test_check_names_the_first_wrong_sample(parts, complete, words):
+    message = refusal(lambda: Partition.from_parts([np.array(part, int) for part in parts]).check(5, complete=complete))
+    assert all(word in message for word in words), message
+
+
+def test_leftovers_pass_where_they_are_allowed():
+    Partition.from_parts([np.array([3]), np.array([0])]).check(5, complete=False)
+
+
+@pytest.mark.parametrize("part", [np.array([0.0, 1.0]), np.array([True, False]), np.array([[0, 1]]), np.array(3)])
+def test_parts_that_are_no_indices_are_refused(part):
+    assert "client 1 was given" in refusal(lambda: Partition.from_parts([np.array([2]), part]))
+
+
+def test_save_and_load_round_trip(tmp_path):
+    partition = Dirichlet(8, 0.5, 3)(LABELS, 4)
+    partition.save(tmp_path / "p.npz", num_samples=500, seed=4, label_histogram=histogram_of(partition))
+    saved = Partition.load(tmp_path / "p.npz")
+    assert saved.partition.hash() == saved.hash == partition.hash()
+    assert (saved.num_samples, saved.seed) == (500, 4)
+    assert np.array_equal(saved.label_histogram, histogram_of(partition))
+    IID(3)(LABELS, 0).save(tmp_path / "p.npz", num_samples=500)
+    saved = Partition.load(tmp_path / "p.npz")
+    assert (len(saved.partition), saved.seed, saved.label_histogram) == (3, None, None)
+
+
+def damage(path, how):
+    content = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "text":
+        path.write_text("0,1,2\n")
+    elif how == "one bit":
+        path.write_bytes(content[:300] + bytes([content[300] ^ 1]) + content[301:])
+    elif how == "another npz":
+        np.savez(path, data=np.arange(3))
+    elif how == "another npy":
+        with path.open("wb") as file:
+            np.save(file, np.arange(3))
+    elif how == "pickled":
+        with path.open("wb") as file:
+            np.save(file, np.array([{}], dtype=object))
+    else:
+        found = dict(np.load(path))
+        found["indices"][0], found["indices"][1] = found["indices"][1], found["indices"][0]
+        np.savez(path, **found)
+
+
+@pytest.mark.parametrize(
+    "how", ["truncated", "empty", "text", "one bit", "another npz", "another npy", "pickled", "changed"]
+)
+def test_a_damaged_file_is_named(tmp_path, how):
+    path = tmp_path / "p.npz"
+    IID(3)(LABELS, 0).save(path, num_samples=500)
+    damage(path, how)
+    message = refusal(lambda: Explicit(path))
+    assert message.startswith(f"path: '{path}' is damaged")
+    assert "damaged" in message
+
+
+def test_a_missing_file_is_named(tmp_path):
+    for name in ("p.npz", "p.json"):
+        message = refusal(lambda name=name: Explicit(tmp_path / name))
+        assert message.startswith(f"path: there is no file '{tmp_path / name}'; give the partition.npz of a run")
+
+
+def test_a_saved_partition_is_used_again(tmp_path):
+    partition = Dirichlet(8, 0.5, 3)(LABELS, 4)
+    partition.save(tmp_path / "p.npz", num_samples=500, label_histogram=histogram_of(partition))
+    explicit = Explicit(str(tmp_path / "p.npz"))
+    assert (explicit.num_clients, explicit.complete, explicit.needs_labels) == (8, False, False)
+    assert explicit(LABELS, 0).hash() == explicit(LABELS, 1).hash() == partition.hash()
+    assert explicit(np.zeros(500, dtype=int), 0).hash() == partition.hash()  # data without classes
+
+
+def test_a_file_of_other_data_is_refused(tmp_path):
+    path = tmp_path / "p.npz"
+    partition = Dirichlet(8, 0.5, 3)(LABELS, 4)
+    partition.save(path, num_samples=500, label_histogram=histogram_of(partition))
+    explicit = Explicit(path)
+    assert "it splits 500 samples, the data has 400" in refusal(lambda: explicit(LABELS[:400], 0))
+    assert "10 classes, here there are 7" in refusal(lambda: explicit(np.arange(500) % 7, 0))
+    assert "client 0 had" in refusal(lambda: explicit(LABELS[::-1], 0))
+    partition.save(path, num_samples=500)
+    assert Explicit(path)(LABELS[::-1], 0).hash() == partition.hash()  # nothing known of the classes
+
+
+def test_lists_written_by_hand(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps([[5, 0], [2]]))
+    assert [part.tolist() for part in Explicit(path)(LABELS, 0)] == [[5, 0], [2]]
+    assert Explicit(path).client_names is None
+    path.write_text(json.dumps({"Romeo": [5, 0], "Juliet": [2]}))
+    assert [part.tolist() for part in Explicit(path)(LABELS, 0)] == [[5, 0], [2]]
+    assert Explicit(path).client_names == ["Romeo", "Juliet"]
+    assert Explicit(path).num_clients == 2
+    assert "p.json': client 0 holds sample 5, but the data has 4 samples" in refusal(
+        lambda: Explicit(path)(LABELS[:4], 0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[0, 1],\n [2", ["line 2", "no valid JSON"]),
+        ("3", ["give a list of sample indices for each client"]),
+        ("[]", ["give a list of sample indices for each client"]),
+        ("[[0], 1]", ["client 1 has 1"]),
+        ("[[0], []]", ["client 1 has []"]),
+        ('{"Romeo": [0.5]}', ["client Romeo has [0.5]"]),
+        ("[[true]]", ["client 0 has [True]"]),
+        ("[[0, 1], [1]]", ["sample 1 is given to client 0 and again to client 1", "at most once"]),
+    ],
+)
+def test_lists_with_mistakes_are_refused(tmp_path, text, words):
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    message = refusal(lambda: Explicit(path)(LABELS, 0))
+    assert message.startswith(f"path: '{path}'")
+    assert all(word in message for word in words), message
+
+
+def test_a_json_file_that_is_no_text(tmp_path):
+    (tmp_path / "p.json").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in refusal(lambda: Explicit(tmp_path / "p.json"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"num_clients": 2, "sizes": {}}', "describes a partition.*partition.npz beside it"),
+        ('{"A": [0], "B": [1], "A": [2]}', "client 'A' is there twice"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_json_that_is_no_list_of_samples(tmp_path, content, message):
+    path = tmp_path / "partition.json"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=message):
+        Explicit(path)

@@ -1,0 +1,120 @@
+"""The partitioners of flwr-datasets in our place."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from jsonargparse import ArgumentParser
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.partition import Flower, Partitioner
+
+flwr = pytest.importorskip("flwr_datasets.partitioner", reason="the extra `flower` is not installed")
+
+LABELS = np.random.default_rng(0).integers(0, 10, 2000)
+
+
+def partitioners():
+    return [
+        flwr.IidPartitioner(7),
+        flwr.LinearPartitioner(7),
+        flwr.SquarePartitioner(7),
+        flwr.ExponentialPartitioner(5),
+        flwr.SizePartitioner([500, 700, 800]),
+        flwr.DirichletPartitioner(7, "label", 0.5),
+        flwr.DirichletPartitioner(7, "label", 0.5, self_balancing=True, seed=None),
+        flwr.InnerDirichletPartitioner([500, 700, 800], "digit", 0.3),
+        flwr.PathologicalPartitioner(20, "label", 2, class_assignment_mode="first-deterministic"),
+        flwr.ShardPartitioner(10, "label", 2),
+        flwr.ContinuousPartitioner(5, "label", 0.5),
+        flwr.DistributionPartitioner(np.full((10, 10), 0.1), 10, 10, "label", 5),
+        flwr.NaturalIdPartitioner("label"),
+        flwr.GroupedNaturalIdPartitioner("label", 5),
+    ]
+
+
+@pytest.mark.parametrize("partitioner", partitioners(), ids=lambda p: type(p).__name__)
+def test_every_partitioner_by_class_or_number(partitioner):
+    flower = Flower(partitioner)
+    parts = flower(LABELS, seed=1)
+    parts.check(2000, complete=type(partitioner).__name__ != "DistributionPartitioner")
+    assert parts.sizes.min() > 0
+    assert parts.hash() == flower(LABELS, seed=1).hash() == Flower(partitioner)(LABELS, seed=1).hash()
+    assert parts.hash() != flower(LABELS, seed=2).hash()
+
+
+def classes(parts):
+    return [sorted(set(LABELS[part].tolist())) for part in parts]
+
+
+def test_what_they_promise_holds_for_our_samples():
+    assert Flower(flwr.SizePartitioner([500, 700, 800]))(LABELS, 0).sizes.tolist() == [500, 700, 800]
+    assert Flower(flwr.InnerDirichletPartitioner([500, 700, 800], "x", 0.3))(LABELS, 0).sizes.tolist() == [
+        500,
+        700,
+        800,
+    ]
+    assert classes(Flower(flwr.NaturalIdPartitioner("label"))(LABELS, 0)) == [[label] for label in range(10)]
+    two = Flower(flwr.PathologicalPartitioner(20, "label", 2, class_assignment_mode="deterministic"))(LABELS, 0)
+    assert classes(two) == [sorted([i % 10, (i + 1) % 10]) for i in range(20)]
+    for part in Flower(flwr.IidPartitioner(4))(np.sort(LABELS), 0):  # IID although the data are sorted
+        assert np.bincount(np.sort(LABELS)[part], minlength=10) / 500 == pytest.approx(0.1, abs=0.05)
+
+
+def test_a_seed_of_its_own_fixes_the_shares_and_none_leaves_them_to_ours():
+    def sizes(own, ours):
+        return Flower(flwr.DirichletPartitioner(7, "label", 0.5, seed=own))(LABELS, ours).sizes.tolist()
+
+    assert sizes(42, 0) == sizes(42, 1) != sizes(43, 0)
+    assert sizes(None, 0) == sizes(None, 0) != sizes(None, 1)
+
+
+def test_leftovers_are_allowed():
+    flower = Flower(flwr.ShardPartitioner(7, "label", 3))
+    parts = flower(LABELS, 0)
+    assert not flower.complete
+    assert 0 < 2000 - len(parts.indices) < 21
+    parts.check(2000, complete=False)
+
+
+def test_built_from_a_configuration():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--partitioner", type=Partitioner)
+    inner = {
+        "class_path": "flwr_datasets.partitioner.DirichletPartitioner",
+        "init_args": {"num_partitions": 10, "partition_by": "label", "alpha": 0.5, "seed": None},
+    }
+    config = parser.parse_object(
+        {"partitioner": {"class_path": "fedbc_lightning.partition.Flower", "init_args": {"partitioner": inner}}}
+    )
+    flower = parser.instantiate(config).partitioner
+    assert len(flower(LABELS, 0)) == 10
+    assert "seed: null" in parser.dump(config, skip_none=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Flower("IidPartitioner"), ["Flower got str", "flwr_datasets.partitioner"]),
+        (lambda: Flower(flwr.VerticalEvenPartitioner(2))(LABELS, 0), ["VerticalEvenPartitioner splits columns"]),
+        (lambda: Flower(flwr.IidPartitioner(3000))(LABELS, 0), ["IidPartitioner", "num_clients=3000", "2000 samples"]),
+        (lambda: Flower(flwr.PathologicalPartitioner(5, "label", 11))(LABELS, 0), ["PathologicalPartitioner", "11"]),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(make, words):
+    with pytest.raises(ConfigurationError) as error:
+        make()
+    assert "\n" not in str(error.value)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_without_the_package_the_extra_is_named():
+    code = (
+        "import sys; sys.modules['flwr_datasets'] = None\n"
+        "from fedbc_lightning.partition import Flower\n"
+        "try: Flower(object())\n"
+        "except ValueError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'fedbc-lightning[flower]'" in done.stdout

@@ -1,0 +1,156 @@
+"""The picture of a partition and its numbers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
+from fedbc_lightning.data.partition_report import (
+    describe_labels,
+    describe_partition,
+    draw_partition,
+    fit_power_law,
+    save_partition_report,
+)
+from fedbc_lightning.partition import IID, ClassesPerClient, Dirichlet, Explicit, Partition, PowerLaw
+
+
+def partitioned(num_clients, num_samples=4000, num_classes=10, labelled=True, partitioner=None, **kwargs):
+    labels = torch.arange(num_samples) % num_classes
+    dataset = TensorDataset(torch.zeros(num_samples, 1), labels if labelled else torch.randn(num_samples))
+    data = PartitionedDataModule(dataset, partitioner or IID(num_clients), seed=5, **kwargs)
+    data.setup()
+    return data
+
+
+def test_numbers():
+    data = partitioned(4, 400, partitioner=Dirichlet(4, 0.5))
+    numbers = describe_partition(data)
+    assert numbers["num_clients"] == 4
+    assert numbers["num_samples"]["total"] == numbers["num_train"] + numbers["num_test"] == 400
+    assert numbers["num_samples"]["mean"] == 100
+    assert numbers["hash"] == data.partition_hash()
+    assert numbers["num_classes"] == 10
+    assert "label_emd" not in describe_partition(partitioned(4, labelled=False))
+
+
+def test_label_distances_by_hand():
+    disjoint = describe_labels(np.array([[4, 0], [0, 4]]))
+    assert disjoint == {
+        "num_classes": 2,
+        "classes_per_client": {"min": 1, "max": 1, "mean": 1.0},
+        "label_emd": 1.0,
+        "label_entropy": 0.0,
+    }
+    even = describe_labels(np.array([[3, 3], [5, 5]]))
+    assert even["label_emd"] == 0
+    assert even["label_entropy"] == pytest.approx(np.log(2))
+    mixed = describe_labels(np.array([[1, 3], [0, 4], [0, 0]]))
+    assert mixed["label_emd"] == pytest.approx((0.25 + 0.25 + 1) / 3)
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.1, 1.3, 1.5])
+def test_the_exponent_of_a_power_law_is_found(exponent):
+    data = partitioned(20, 60_000, partitioner=PowerLaw(20, 1, exponent))
+    assert describe_partition(data)["power_law_exponent"] == pytest.approx(exponent, abs=0.02)
+
+
+def test_power_law_by_hand():
+    assert fit_power_law(np.array([8, 1, 4, 2])) == pytest.approx(2.0)
+    slope = np.polyfit([1, 2, 3], np.log([1, 2, 9]), 1)[0]
+    assert fit_power_law(np.array([9, 0, 1, 2])) == pytest.approx(np.exp(slope))
+    assert fit_power_law(np.array([5])) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        partitioned(10),
+        partitioned(100, partitioner=Dirichlet(100, 0.3, 2), val_fraction=0.2),
+        partitioned(1000),
+        partitioned(1000, 20_000, partitioner=ClassesPerClient(1000, 1, 2.0)),
+        partitioned(200, labelled=False),
+        partitioned(100_000, 200_000),
+        partitioned(1),
+        partitioned(30, num_classes=62),
+        partitioned(12, labelled=False),
+    ],
+    ids=["10", "100", "1000", "1000 unequal", "200 without labels", "100,000", "1", "62 classes", "no labels"],
+)
+def test_every_kind_of_picture_is_drawn(data, tmp_path):
+    figure = draw_partition(data)
+    figure.savefig(tmp_path / "partition.png")
+    assert (tmp_path / "partition.png").stat().st_size > 5000
+    assert f"{data.num_clients:,} clients" in figure.get_suptitle()
+
+
+def test_the_saved_picture_is_that_of_savefig(tmp_path):
+    from matplotlib.image import imread
+
+    data = partitioned(10)
+    save_partition_report(data, tmp_path)
+    draw_partition(data).savefig(tmp_path / "expected.png", dpi=150)
+    np.testing.assert_array_equal(imread(tmp_path / "partition.png"), imread(tmp_path / "expected.png"))
+
+
+def test_drawing_leaves_pyplot_alone():
+    from matplotlib import pyplot
+
+    before = pyplot.get_fignums()
+    draw_partition(partitioned(3))
+    assert pyplot.get_fignums() == before
+
+
+class Named(FederatedDataModule):
+    """Clients with names."""
+
+    num_clients = 2
+    client_names = ("ANTONIO", "SALARINO")
+
+    def client_train_dataset(self, client):
+        return TensorDataset(torch.zeros(4 + client, 2), torch.tensor([0, 1, 1, 1, 0])[: 4 + client])
+
+    def client_test_dataset(self, client):
+        return None
+
+
+def test_saved_report(tmp_path):
+    report = save_partition_report(Named(seed=3), tmp_path / "new" / "folder")
+    saved = json.loads((tmp_path / "new" / "folder" / "partition.json").read_text())
+    assert saved == json.loads(json.dumps(report))
+    assert saved["client_names"] == ["ANTONIO", "SALARINO"]
+    assert saved["sizes"] == {"train": [4, 5], "val": [0, 0], "test": [0, 0]}
+    assert saved["label_histogram"] == [[1, 3], [2, 3]]
+    assert saved["seed"] == 3
+    assert (tmp_path / "new" / "folder" / "partition.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_exact_split_is_saved_and_can_be_used_again(tmp_path):
+    data = partitioned(6, partitioner=Dirichlet(6, 0.5))
+    save_partition_report(data, tmp_path)
+    saved = Partition.load(tmp_path / "partition.npz")
+    assert saved.hash == data.parts.hash()
+    assert (saved.num_samples, saved.seed) == (4000, 5)
+    assert np.array_equal(saved.label_histogram, data.label_histogram())
+    again = partitioned(6, partitioner=Explicit(tmp_path / "partition.npz"))
+    assert again.partition_hash() == data.partition_hash()
+
+
+def test_lists_of_very_many_clients_are_left_to_the_exact_file(tmp_path):
+    report = save_partition_report(partitioned(10_001, 20_000), tmp_path)
+    assert report["sizes"] is report["label_histogram"] is None
+    assert report["num_samples"]["total"] == 20_000
+    assert (tmp_path / "partition.json").stat().st_size < 2000
+    assert len(Partition.load(tmp_path / "partition.npz").partition) == 10_001
+
+
+def test_names_of_clients_are_drawn_as_they_are(tmp_path):
+    data = PartitionedDataModule(
+        TensorDataset(torch.zeros(40, 1), torch.arange(40) % 2), clients=["$a_{$", "[/b]"] * 20
+    )
+    data.setup()
+    save_partition_report(data, tmp_path)
+    assert (tmp_path / "partition.png").stat().st_size > 10_000

@@ -1,0 +1,274 @@
+"""``plan`` says beforehand what a run then does, and leaves nothing behind."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
+from helpers.command_line import run_cli
+from torch import nn
+
+from fedbc_lightning import ConfigurationError, FedAvg, FedBC
+from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, FedPD, L2SGDPlus, Local, PerFedAvg
+from fedbc_lightning.core.units import duration
+from fedbc_lightning.federation.stragglers import Stragglers
+from fedbc_lightning.planning import drawn
+from fedbc_lightning.state import client_rows
+from fedbc_lightning.studies.methods import Tuning
+from fedbc_lightning.studies.plan import plan_run, plan_study
+from fedbc_lightning.studies.schedule import write_note
+from fedbc_lightning.studies.study import Study
+
+CASES = {
+    "fedavg": (FedAvg, {}),
+    "fedbc": (lambda: FedBC(dual_lr=0.1), {"local_epochs": 2, "max_rounds": 12}),
+    "scaffold, buffers stay": (SCAFFOLD, {"buffers": "local"}),
+    "per-fedavg": (lambda: PerFedAvg(inner_lr=0.1), {"local_steps": 3}),
+    "ditto": (lambda: Ditto(penalty=0.1), {"eval_every_n_rounds": 2}),
+    "l2gd": (lambda: L2GD(0.1, 0.4, 0.1), {"clients_per_round": 1.0, "max_rounds": 12}),
+    "l2sgd+, tables": (lambda: L2SGDPlus(0.1, 0.4, 0.1), {"clients_per_round": 1.0}),
+    "fedpd, rounds without exchange": (lambda: FedPD(0.1, 0.5), {"clients_per_round": 1.0, "max_rounds": 8}),
+    "local": (Local, {}),
+    "centralized": (Centralized, {}),
+    "stragglers": (FedAvg, {"stragglers": Stragglers(fraction=0.4, dropout=0.2), "clients_per_round": 5,
+                            "local_epochs": 3, "max_rounds": 6}),
+    "stragglers dropped": (FedAvg, {"stragglers": Stragglers(fraction=0.4, partial_work="dropped"),
+                                    "clients_per_round": 5}),
+}  # fmt: skip
+
+
+class Linear(BoringModel):
+    """Nothing in it keeps a cohort's steps from being mapped."""
+
+    def __init__(self):
+        super().__init__(lr=0.1)
+        self.net = nn.Linear(10, 3)
+
+
+def files(folder):
+    return sorted(path for path in Path(folder).rglob("*") if path.is_file())
+
+
+def total(rows, name):
+    return sum(int(row[name]) for row in rows)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_said_is_what_the_run_does(tmp_path, case):
+    make, options = CASES[case]
+    found = make_trainer(tmp_path, **options).plan(make_model(lr=0.05), BoringData(), make())
+    assert not list(tmp_path.iterdir())
+    trainer = make_trainer(tmp_path, **options)
+    trainer.fit(make_model(lr=0.05), BoringData(), make())
+    rows = read_csv(Path(trainer.log_dir, "clients.csv"))
+    assert (found.bytes_up, found.bytes_down) == (total(rows, "bytes_up"), total(rows, "bytes_down"))
+    assert found.num_steps == total(rows, "num_steps")
+    assert found.is_counted
+    metrics = read_csv(Path(trainer.log_dir, "metrics.csv"))
+    assert found.num_evaluations == sum(row["global/test_loss"] != "" for row in metrics)
+    size = Path(trainer.log_dir, "checkpoints", "last.ckpt").stat().st_size
+    assert found.disk["last.ckpt"] == pytest.approx(size, rel=0.05)
+    assert (found.num_parameters, found.num_clients, found.max_rounds) == (131, 6, trainer.max_rounds)
+    assert found.engine == "sequential"
+    assert set(found.round_seconds) == {"sequential"}
+    assert "BatchNorm" in found.not_timed or case == "centralized"
+    assert found.seconds > 0
+    assert all(seconds > 0 for seconds in (*found.round_seconds.values(), found.evaluation_seconds))
+    assert found.memory["now, at its peak"] > 0
+
+
+@pytest.mark.parametrize("case", ["fedbc", "scaffold, buffers stay", "l2sgd+, tables"])
+def test_a_run_after_it_is_the_same(tmp_path, case):
+    make, options = CASES[case]
+    states = []
+    for is_planned in (False, True):
+        torch.manual_seed(5)
+        trainer, model, data, algorithm = make_trainer(tmp_path, **options), BoringModel(), BoringData(), make()
+        before = torch.get_rng_state()
+        if is_planned:
+            initial = {name: value.clone() for name, value in model.state_dict().items()}
+            trainer.plan(model, data, algorithm)
+            assert_equal_trees(initial, dict(model.state_dict()))
+            assert torch.equal(before, torch.get_rng_state())
+        trainer.fit(model, data, algorithm)
+        states.append({**model.state_dict(), "z": trainer.server.z})
+    assert_equal_trees(*states)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "auto"])
+def test_both_engines_are_timed(tmp_path, engine):
+    torch.manual_seed(0)
+    trainer = make_trainer(tmp_path, engine=engine, clients_per_round=5)
+    found = trainer.plan(Linear(), BoringData(), FedBC(dual_lr=0.1))
+    assert set(found.round_seconds) == {"sequential", "vectorized"}
+    assert min(found.round_seconds.values()) > 0
+    assert found.engine == engine or engine == "auto"
+    assert found.not_timed == ""
+
+
+def test_rows_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_rows, "IN_MEMORY_BELOW", 0)
+    options = {"max_rounds": 4, "checkpoint_every_n_rounds": 1}
+    found = make_trainer(tmp_path, **options).plan(make_model(), BoringData(), FedBC(dual_lr=0.1))
+    assert not list(tmp_path.iterdir())
+    trainer = make_trainer(tmp_path, **options)
+    trainer.fit(make_model(), BoringData(), FedBC(dual_lr=0.1))
+    rows = read_csv(Path(trainer.log_dir, "clients.csv"))
+    times = [sum(row["client"] == str(client) for row in rows) for client in range(6)]
+    model_bytes = 4 * (131 + 16)
+    assert found.disk["clients.bin, at most"] == sum(min(count, 3) for count in times) * model_bytes
+    size = Path(trainer.log_dir, "checkpoints", "last.ckpt").stat().st_size
+    assert found.disk["last.ckpt"] == pytest.approx(size, rel=0.05)
+
+
+def test_rounds_that_are_not_drawn_count_like_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawn, "MAX_DRAW_SECONDS", 0.0)
+    found = make_trainer(tmp_path, max_rounds=1000).plan(make_model(), BoringData(), FedAvg())
+    assert not found.is_counted
+    per_client = 4 * (131 + 16)
+    assert (found.bytes_down, found.bytes_up) == (3000 * per_client, 3000 * (per_client + 4))
+    everyone = 6 * 4 * (131 + 16)
+    assert found.memory["clients' rows, and their copy for the checkpoint"] == 2 * everyone
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_several_processes_share_the_clients(tmp_path):
+    one = make_trainer(tmp_path).plan(make_model(), BoringData(), FedAvg())
+    trainer = make_trainer(tmp_path, devices=2, strategy="ddp_spawn")
+    two = trainer.plan(make_model(), BoringData(), FedAvg())
+    assert (one.num_processes, two.num_processes) == (1, 2)
+    assert (one.num_steps, one.bytes_up) == (two.num_steps, two.bytes_up)
+    assert trainer.world_size == 2
+
+
+# the command
+
+
+def test_the_command_prints_and_writes_nothing(project, capsys):
+    before = files(project)
+    assert run_cli("plan", "--config", "tiny.yaml", "--trainer.max_rounds", "7") == 0
+    said = capsys.readouterr().out
+    for words in ("FedAvg, LogisticRegression with d = 15", "2 of 4 per round, 7 rounds", "42 in all", "8 times",
+                  "last.ckpt", "per round", "vectorized would take about", "Times are rough"):  # fmt: skip
+        assert words in said, said
+    assert [path for path in files(project) if "__pycache__" not in path.parts] == before
+    assert run_cli("fit", "--config", "tiny.yaml") == 0
+    config = "runs/tiny/version_0/config.yaml"
+    assert run_cli("plan", "--config", config, "--trainer.logger", "lightning.pytorch.loggers.CSVLogger",
+                   "--trainer.logger.save_dir", "logs") == 0  # fmt: skip
+    assert not Path("logs").exists()
+    assert run_cli("plan", "--help") == 0
+    assert "time, memory, disk and bytes" in " ".join(capsys.readouterr().out.split())
+    assert run_cli("--help") == 0
+    assert "plan       tell time, memory, disk and bytes" in capsys.readouterr().out
+
+
+MISTAKES = [
+    ("--config nowhere.yaml", 2, "no config file 'nowhere.yaml'"),
+    ("--config tiny.yaml --trainer.max_round 3", 2, "max_round"),
+    ("--config tiny.yaml --trainer.clients_per_round 9", 1, "clients_per_round"),
+    ("--config study.yaml --nonsense 3", 2, "nonsense"),
+    ("--config study.yaml --overrides {trainer.clients_per_round:\\ 9}", 1, "E=1 / FedAvg: "),
+]
+
+
+def test_a_mistake_is_one_line(study, capsys):
+    for line, status, said in MISTAKES:
+        words = [word.replace("\\", " ") for word in line.replace("\\ ", "\\").split()]
+        assert run_cli("plan", *words) == status, line
+        out, err = capsys.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1), err
+        assert err.startswith("fedbc-cli: error: ")
+        assert said in err
+
+
+STUDY = {
+    "base": "tiny.yaml",
+    "algorithms": {"FedAvg": {}, "FedProx": {"mu": {"grid": [0.1, 1.0, 10.0]}}},
+    "variants": {"E=1": {"trainer.local_epochs": 1}, "E=3": {"trainer.local_epochs": 3}},
+    "seeds": 4, "workers": 2, "tuning": {"seeds": [0, 1], "max_rounds": 1},
+}  # fmt: skip
+
+
+@pytest.fixture
+def study(project, monkeypatch):
+    """The study, whose data can be cut into training and validation data."""
+    path = project / "tiny_data.py"
+    text = path.read_text().replace("batch_size: int = 5)", "batch_size: int = 5, val_fraction: float = 0.0)")
+    path.write_text(
+        text.replace("super().__init__(batch_size)", "super().__init__(batch_size, val_fraction=val_fraction)")
+    )
+    monkeypatch.syspath_prepend(str(project))
+    Path("study.yaml").write_text(yaml.safe_dump(STUDY))
+    return Study(**{**STUDY, "tuning": Tuning(**STUDY["tuning"]), "name": "study"})
+
+
+def test_a_study_is_the_sum_of_its_runs(study, capsys):
+    found = plan_study(study)
+    assert [(row.variant, row.method) for row in found.rows] == [
+        (variant, method) for variant in ("E=1", "E=3") for method in ("FedAvg", "FedProx")
+    ]
+    assert [(row.num_runs, row.num_trials, row.num_rounds) for row in found.rows] == 2 * [(4, 0, 8), (4, 6, 14)]
+    for row in found.rows:
+        rounds = row.num_rounds / 2 * row.plan.seconds
+        assert row.seconds == pytest.approx(rounds + (row.num_runs + row.num_trials) * row.start_seconds)
+        assert row.start_seconds > 0
+        assert row.bytes_up == row.num_rounds // 2 * row.plan.bytes_up
+    assert found.bytes_up == sum(row.bytes_up for row in found.rows)
+    assert found.disk == sum(row.disk for row in found.rows) > 0
+    assert found.seconds == pytest.approx(sum(row.seconds for row in found.rows) / 2)
+    assert not Path("studies").exists()
+    assert not Path("runs").exists()
+
+    capsys.readouterr()
+    assert run_cli("plan", "--config", "study.yaml", "--seeds", "1") == 0
+    said = capsys.readouterr().out
+    assert "on 2 workers" in said
+    assert said.count("FedProx") == 2
+    assert not Path("studies").exists()
+
+
+def test_finished_runs_of_a_study_count_for_nothing(study):
+    method, tuned = study.methods
+    for seed in (0, 1):
+        run = study.run("E=1", method, seed)
+        write_note(run, is_finished=True)
+        (run.folder / "version_0").mkdir()
+        (run.folder / "version_0/metrics.csv").touch()
+    write_note(study.run("E=1", method, 2), is_finished=False)
+    write_note(study.run("E=1", method, 3), is_finished=True)  # whose tables were removed
+    for mu in (0.1, 1.0):
+        trial = study.trial("E=3", tuned, 0, {"algorithm.mu": mu})
+        write_note(trial, is_finished=True)
+        if mu == 0.1:  # the other's tables were removed
+            (trial.folder / "version_0").mkdir()
+            (trial.folder / "version_0/metrics.csv").touch()
+    rows = plan_study(study).rows
+    assert [(row.num_finished, row.num_rounds) for row in rows] == [(2, 4), (0, 14), (0, 8), (1, 13)]
+
+
+def test_a_mistake_in_one_run_of_a_study_is_told(study, capfd):
+    overrides = {"algorithm.mu": 0.5}
+    algorithms = {"FedProx": {}, "FedAvg": {}}
+    Path("study.yaml").write_text(
+        yaml.safe_dump({**STUDY, "algorithms": algorithms, "variants": {"a": {}, "b": overrides}})
+    )
+    assert run_cli("plan", "--config", "study.yaml") == 1
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("fedbc-cli: error: b / FedAvg: ")
+    assert said.err.count("\n") == 1
+
+
+def test_what_the_parser_refuses_is_told(study):
+    run = study.run("E=1", study.methods[0], 0, {"trainer.max_round": 3})
+    with pytest.raises(ConfigurationError, match=r"E=1 / FedAvg: .*did you mean '(trainer\.)?max_rounds'"):
+        plan_run(run)
+
+
+def test_durations_are_said_as_people_do():
+    assert [duration(math.pow(10, k)) for k in range(-3, 7)] == [
+        "1 ms", "10 ms", "100 ms", "1 s", "10 s", "1 min 40 s", "16 min 40 s", "2 h 46 min", "1 d 3 h", "11 d 13 h",
+    ]  # fmt: skip

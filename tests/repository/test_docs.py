@@ -1,0 +1,115 @@
+"""docs/algorithms.md is what the docstrings say, and they say all that a reader needs."""
+
+import re
+
+import pytest
+from helpers.scripts import imported_script
+
+from fedbc_lightning.algorithms import ComposedAlgorithm
+from fedbc_lightning.cli.choices import choices, is_for_yaml, is_ours
+from fedbc_lightning.cli.docstrings import read_docstring, read_parameters
+from fedbc_lightning.cli.names import class_name
+from fedbc_lightning.server import ServerCallback, WeightedAverage
+
+TEMPLATE = [
+    "Problem",
+    "Update",
+    "State",
+    "Communication",
+    "Partial work",
+    "Local model",
+    "Degenerate cases",
+    "Departures",
+    "References",
+]
+
+
+with imported_script("docs/make_algorithms.py") as SCRIPT:
+    ALGORITHMS = SCRIPT.exported()
+algorithms = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=list(ALGORITHMS))
+
+
+def test_the_page_is_up_to_date():
+    assert SCRIPT.PAGE.read_text(encoding="utf-8") == SCRIPT.make_page(), "run: python docs/make_algorithms.py"
+
+
+def test_links_of_the_page_lead_somewhere():
+    page = SCRIPT.make_page()
+    for target in re.findall(r"\]\(([^)]+)\)", page):
+        if target.startswith("#method-"):
+            assert f'<a id="{target[1:]}"></a>' in page
+        elif not target.startswith("#"):
+            assert (SCRIPT.PAGE.parent / target).is_file()
+
+
+@algorithms
+def test_an_algorithm_is_on_the_page(cls):
+    page = SCRIPT.make_page()
+    assert f"\n### {read_docstring(cls).name}\n" in page
+    assert f".{cls.__name__}`\n" in page
+
+
+@algorithms
+def test_a_docstring_follows_the_template(cls):
+    assert "__doc__" in vars(cls)
+    sections = read_docstring(cls).sections
+    assert [title for title in sections if title in TEMPLATE] == TEMPLATE
+    for title in TEMPLATE:
+        assert any(line.strip() for block in sections[title] for line in block.lines), title
+    assert set(sections) <= {*TEMPLATE, "Args", "Raises"}
+
+
+@algorithms
+def test_a_docstring_has_no_markup_that_a_terminal_would_show(cls):
+    assert not re.search(r":math:|\.\. \w+::|\\[a-z]+", cls.__doc__)
+
+
+@algorithms
+def test_every_parameter_is_explained(cls):
+    assert [parameter.name for parameter in read_parameters(cls) if not parameter.meaning] == []
+
+
+@algorithms
+def test_the_usual_name_is_taken_by_the_command_line(cls):
+    assert class_name(read_docstring(cls).name) == cls.__name__
+
+
+@algorithms
+def test_there_is_a_config(cls):
+    assert cls.__name__ in SCRIPT.overlays()
+
+
+def test_an_algorithm_in_no_family_is_noticed(monkeypatch):
+    monkeypatch.setitem(SCRIPT.FAMILIES, "Baselines", SCRIPT.FAMILIES["Baselines"][1:])
+    with pytest.raises(ValueError, match=r"in no family: .'FedAvg'"):
+        SCRIPT.make_page()
+
+
+def test_every_part_is_listed():
+    names = {cls.__name__ for classes in SCRIPT.parts().values() for cls in classes}
+    assert names >= {"Proximal", "WeightedAverage", "DualAscent"}
+    assert not names & {"Term", "ServerCallback", "Solver", "RobustRule", "Penalty"}
+
+
+def test_parts_for_yaml_have_their_parameters_and_others_are_marked():
+    page = SCRIPT.make_page().partition("\n## Parts\n")[2]
+    for cls in (
+        cls for title, classes in SCRIPT.parts().items() for cls in classes if SCRIPT.PARTS[title] is not object
+    ):
+        entry = page.partition(f".{cls.__name__}`**")[2].partition("\n**`")[0]
+        assert entry.startswith(":") == is_for_yaml(cls)
+        assert entry.startswith(" (in Python):") != is_for_yaml(cls)
+        for parameter in read_parameters(cls) if is_for_yaml(cls) else []:
+            assert f"\n| `{parameter.name}` | " in entry
+    marked = set(re.findall(r"\.(\w+)`\*\* \(in Python\)", page))
+    assert marked >= {"AugmentedMean", "CenterConsensus", "FairStep", "LargestClientStep", "MeanMessage", "Mixture"}
+
+
+@pytest.mark.parametrize(
+    "cls", [cls for cls in choices(ServerCallback) if is_ours(cls) and not cls.forms_z], ids=lambda cls: cls.__name__
+)
+def test_a_server_part_that_is_not_marked_is_taken_by_composed(cls):
+    known = {"dual_lr": 0.1, "gradient_mean": True, "epsilon": 0.1, "style": "paper"}
+    part = cls(**{p.name: known[p.name] for p in read_parameters(cls) if p.default is None})
+    parts = [part, WeightedAverage()] if not part.follows_aggregation else [WeightedAverage(), part]
+    assert ComposedAlgorithm(parts).parts == parts

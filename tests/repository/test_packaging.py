@@ -1,0 +1,131 @@
+"""What is installed: the packages listed by hand, the configs, the version, and a light import of the command line."""
+
+import doctest
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers.scripts import ROOT
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+INSTALLED_AS = {"models": "fedbc_lightning.models", "datamodules": "fedbc_lightning.datamodules"}
+
+
+def listed_packages() -> set[str]:
+    return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+
+
+def test_the_listed_packages_are_those_of_the_tree():
+    folders = {"fedbc_lightning": "fedbc_lightning", "configs": "fedbc_lightning.configs", **INSTALLED_AS}
+    found = set()
+    for folder, package in folders.items():
+        for init in (ROOT / folder).rglob("__init__.py"):
+            inner = init.parent.relative_to(ROOT / folder).parts
+            found.add(".".join([package, *inner]))
+    assert listed_packages() == found
+
+
+def _versions(requirements, operator):
+    """The version that each requirement names by an operator, by package; of those that do not, none."""
+    parsed = [Requirement(text) for text in requirements]
+    named = [(one.name.lower(), part) for one in parsed for part in one.specifier if part.operator == operator]
+    return {name: Version(part.version) for name, part in named}
+
+
+def test_ci_tests_the_lowest_version_of_each_dependency():
+    """``.ci/run lowest`` installs what the bounds in pyproject.toml say, of all that the tests need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed, extras = project["dependencies"], project["optional-dependencies"]
+    own = next(one for one in map(Requirement, extras["test"]) if one.name == project["name"])
+    needed = [*needed, *extras["test"], *(text for name in own.extras for text in extras[name])]
+    lines = (ROOT / ".ci/lowest.txt").read_text().splitlines()
+    assert _versions([line for line in lines if not line.startswith("#")], "==") == _versions(needed, ">=")
+
+
+@pytest.mark.parametrize("package", sorted(INSTALLED_AS.values()))
+def test_doctests_of_the_folders_installed_under_another_name(package):
+    """Pytest would import them as ``models`` and ``datamodules``: the same classes a second time."""
+    failed = 0
+    parent = importlib.import_module(package)
+    for name in [package, *(info.name for info in pkgutil.walk_packages(parent.__path__, f"{package}."))]:
+        failed += doctest.testmod(importlib.import_module(name)).failed
+    assert failed == 0
+
+
+def test_nothing_is_called_models_or_datamodules_outside_the_package():
+    for name in ("models", "datamodules", "configs"):
+        assert importlib.util.find_spec(f"fedbc_lightning.{name}") is not None
+    assert {package.partition(".")[0] for package in listed_packages()} == {"fedbc_lightning"}
+
+
+def test_the_core_imports_neither_models_nor_datamodules():
+    papers = ROOT / "fedbc_lightning" / "papers"  # the papers' experiments, which are about some of them
+    for path in set((ROOT / "fedbc_lightning").rglob("*.py")) - set(papers.rglob("*.py")):
+        for folder in ("models", "datamodules"):
+            text = path.read_text(encoding="utf-8")
+            assert f"import fedbc_lightning.{folder}" not in text, path
+            assert f"from fedbc_lightning.{folder}" not in text.replace(">>> from", ""), path
+
+
+def test_the_wheel_has_configs_types_and_licence(tmp_path):
+    pytest.importorskip("setuptools", minversion="77")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-q"]
+    source = tmp_path / "source"
+    copy_tree(source)
+    done = subprocess.run([*command, "-w", tmp_path, source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    configs = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.yaml")}
+    assert {f"fedbc_lightning/{name}" for name in configs} <= names
+    assert {
+        "fedbc_lightning/py.typed",
+        "fedbc_lightning/models/__init__.py",
+        "fedbc_lightning/cli/__init__.py",
+    } <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith(("models/", "datamodules/", "configs/", "tests/")) for name in names)
+
+
+def test_the_source_tree_works_without_an_editable_installation(tmp_path):
+    """Where a wheel is installed, a program that is started in the root of the source tree finds that first."""
+    copy_tree(tmp_path)
+    code = """
+import sys
+from importlib.util import find_spec
+
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
+print(*(find_spec(f"fedbc_lightning.{name}").origin for name in ("configs", "models", "datamodules", "cli")), sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    folders = [Path(line).parent.relative_to(tmp_path).as_posix() for line in done.stdout.splitlines()]
+    assert folders == ["configs", "models", "datamodules", "fedbc_lightning/cli"], done.stderr
+
+
+def copy_tree(target: Path) -> None:
+    for part in ("fedbc_lightning", "models", "datamodules", "configs", "pyproject.toml", "README.md", "LICENSE"):
+        for path in [ROOT / part, *(ROOT / part).rglob("*")]:
+            if path.is_file() and path.suffix != ".pyc":
+                copy = target / path.relative_to(ROOT)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_come_without_torch(option):
+    command = [sys.executable, "-X", "importtime", "-m", "fedbc_lightning", option]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "fedbc-cli" in done.stdout
+    assert not imported & {"torch", "lightning", "numpy", "jsonargparse"}

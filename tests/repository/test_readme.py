@@ -1,0 +1,92 @@
+"""What the README shows works as it is written there."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.programs import run_fresh, run_python
+from helpers.scripts import ROOT
+
+README = ROOT / "README.md"
+BLOCKS = {language: [] for language in ("bash", "python", "yaml")}
+for language, text in re.findall(r"```(\w+)\n(.*?)```", README.read_text(), re.DOTALL):
+    BLOCKS[language].append(text)
+COMMANDS = [
+    line.split("#")[0].strip() for text in BLOCKS["bash"] for line in text.splitlines() if line.startswith("fedbc-cli")
+]
+
+
+def run(command: str, folder: Path, *more: str) -> str:
+    done = run_python(["-m", "fedbc_lightning", *shlex.split(command)[1:], *more], folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_own_module_and_data_in_30_lines(tmp_path):
+    (source,) = [text for text in BLOCKS["python"] if "class Iris" in text]
+    (command,) = [c for c in COMMANDS if "mine.Iris" in c]
+    assert len([line for line in source.splitlines() if line.strip()]) <= 35
+    (tmp_path / "mine.py").write_text(source)
+    words = ["-m", "fedbc_lightning", *shlex.split(command)[1:], "--trainer.max_rounds", "2"]
+    done = run_fresh(words, tmp_path)  # what it uses it must import
+    assert "global/test_accuracy" in done.stdout, done.stderr
+
+
+def test_a_new_method_trains(tmp_path):
+    from helpers.boring import BoringData, make_model, make_trainer
+
+    (source,) = [text for text in BLOCKS["python"] if "class SlowProx" in text]
+    names: dict = {}
+    exec(source, names)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(make_model(), BoringData(), names["SlowProx"]())
+    assert trainer.current_round == 3
+
+
+def test_a_method_from_parts_trains(tmp_path):
+    (source,) = BLOCKS["yaml"]
+    (command,) = [c for c in COMMANDS if "mixed.yaml" in c]
+    (tmp_path / "mixed.yaml").write_text(source)
+    assert (
+        "dual/max"
+        in run(command, tmp_path, "--trainer.max_rounds", "2")
+        + (tmp_path / "runs/digits/version_0/metrics.csv").read_text()
+    )
+
+
+def test_a_wrapped_data_module_trains(tmp_path):
+    from helpers.boring import BoringData, make_model
+    from lightning.pytorch import LightningDataModule
+    from torch.utils.data import ConcatDataset, DataLoader
+
+    (source,) = [text for text in BLOCKS["python"] if "PartitionedDataModule(MyDataModule()" in text]
+    source = source.replace("max_rounds=50", f"max_rounds=1, logger=False, default_root_dir={str(tmp_path)!r}")
+
+    class MyDataModule(LightningDataModule):
+        def train_dataloader(self):
+            clients = BoringData()
+            return DataLoader(ConcatDataset([clients.client_train_dataset(i) for i in range(6)] * 10), 16, shuffle=True)
+
+    names = {"MyDataModule": MyDataModule, "MyModule": make_model}
+    exec(source, names)
+    assert names["trainer"].current_round == 1
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not re.search("mine|mixed|version_0|compare|reproduce", c)])
+def test_every_other_command_line_parses(command, tmp_path, monkeypatch, capsys):
+    """Their runs have tests of their own; here the configuration is parsed and printed."""
+    from fedbc_lightning.commands.main import main
+
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(command)[1:]
+    monkeypatch.setattr(sys, "argv", ["fedbc-cli", *arguments])
+    shows_help = ".help" in command
+    if not shows_help and not command.endswith("--print_config"):
+        arguments.append("--print_config")
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code in (0, None)
+    printed = capsys.readouterr().out
+    assert "lipschitz" in printed if shows_help else "algorithm:" in printed

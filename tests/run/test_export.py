@@ -1,0 +1,347 @@
+"""One model of a run as an ordinary Lightning checkpoint: it is the one that the run's evaluation measured."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+import lightning
+import pytest
+import torch
+import yaml
+from fedbc_lightning.models import LogisticRegression
+from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_model, make_trainer, read_csv
+from helpers.command_line import run_cli
+from torch.utils.data import DataLoader
+
+from fedbc_lightning import FedAvg, FedBC
+from fedbc_lightning.algorithms import APFL, Centralized, FedBCFineTune, FedExP, PerFedAvg
+from fedbc_lightning.callbacks import RoundCheckpoint
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.run.export import find_client
+from fedbc_lightning.state import client_rows
+from fedbc_lightning.state.checkpoint import SOURCE
+
+RUN = Path("runs/tiny/version_0")
+BORING = {
+    "trainer": {
+        "max_rounds": 2, "clients_per_round": 3, "name": "tiny", "accelerator": "cpu", "devices": 1, "logger": False,
+        "enable_progress_bar": False,
+    },
+    "algorithm": {"class_path": "FedBC", "init_args": {"dual_lr": 0.1}},
+    "model": {"class_path": "helpers.boring.BoringModel", "init_args": {"lr": 0.05}},
+    "data": {"class_path": "helpers.boring.BoringData"},
+}  # fmt: skip
+
+
+def train(folder, algorithm, model=None, **options):
+    trainer, model, data = make_trainer(folder, **options), model or make_model(lr=0.05), BoringData()
+    trainer.fit(model, data, algorithm)
+    return trainer, model, data, algorithm
+
+
+def measure(path, client, model_class=BoringModel):
+    """What ``lightning.Trainer`` finds for an exported model on a client's test data."""
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    loader = DataLoader(BoringData().client_test_dataset(client), batch_size=16)
+    (found,) = trainer.test(model_class.load_from_checkpoint(path), loader, verbose=False)
+    return found
+
+
+def recorded(log_dir, client):
+    """The last row of ``evaluation.csv`` for a client."""
+    rows = [row for row in read_csv(Path(log_dir, "evaluation.csv")) if int(row["client"]) == client]
+    return {name: float(value) for name, value in rows[-1].items()}
+
+
+@pytest.fixture
+def rows_in_file(monkeypatch):
+    monkeypatch.setattr(client_rows, "IN_MEMORY_BELOW", 0)
+
+
+CASES = {
+    "fedbc": (lambda: FedBC(dual_lr=0.1), {}),
+    "fedbc, local buffers": (lambda: FedBC(dual_lr=0.1), {"buffers": "local"}),
+    "fedbc, fine-tuned": (lambda: FedBCFineTune(dual_lr=0.1, finetune_lr=0.3), {}),
+    "fedavg, last models": (FedAvg, {}),
+    "fedavg, local buffers": (FedAvg, {"buffers": "local"}),
+    "fedavg, bfloat16": (FedAvg, {"client_dtype": "bfloat16"}),
+    "per-fedavg": (lambda: PerFedAvg(inner_lr=0.3), {}),
+    "apfl": (lambda: APFL(mixture=0.3), {}),
+    "fedexp": (FedExP, {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.parametrize("case", CASES)
+def test_lightning_finds_what_the_run_found(tmp_path, case):
+    make, options = CASES[case]
+    run = train(tmp_path, make(), **options)
+    for client in (0, 5):
+        expected = recorded(run[0].log_dir, client)
+        for which, name in ((client, "local"), (None, "global")):
+            path = run[0].export(*run[1:], client=which, out=tmp_path / f"{name}_{client}.ckpt")
+            found = measure(path, client)
+            assert found["test_loss"] == pytest.approx(expected[f"{name}/test_loss"], rel=1e-6)
+            assert found["test_accuracy"] == pytest.approx(expected[f"{name}/test_accuracy"], rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_rows_in_a_file(tmp_path, rows_in_file):
+    best = RoundCheckpoint("global/test_loss", "min")
+    run = train(tmp_path, FedBC(dual_lr=0.1), callbacks=[best], buffers="local")
+    folder = Path(run[0].log_dir, "checkpoints")
+    assert (folder / "clients.bin").is_file()
+    path = run[0].export(*run[1:], client=4)
+    assert path == folder / "round_3_client_4.ckpt"
+    assert measure(path, 4)["test_loss"] == pytest.approx(recorded(run[0].log_dir, 4)["local/test_loss"], rel=1e-6)
+
+    assert run[0].export(*run[1:], ckpt_path=folder / "best.ckpt") == folder / f"round_{best.best_round}_global.ckpt"
+    with pytest.raises(ConfigurationError, match=r"clients\.bin and belong to last\.ckpt: give that one"):
+        run[0].export(*run[1:], ckpt_path=folder / "best.ckpt", client=3)
+    shutil.copy(folder / "last.ckpt", tmp_path / "last.ckpt")
+    with pytest.raises(ConfigurationError, match=r"copy clients\.bin along with last\.ckpt"):
+        run[0].export(*run[1:], ckpt_path=tmp_path / "last.ckpt", client=3)
+
+
+def counter(path):
+    return int(torch.load(path, weights_only=True)["state_dict"]["net.1.num_batches_tracked"])
+
+
+def test_integer_buffers_are_the_clients_own_where_buffers_are(tmp_path):
+    largest = {}
+    for buffers in ("average", "local"):
+        run = train(tmp_path / buffers, FedAvg(), buffers=buffers, clients_per_round=1.0)
+        own = [counter(run[0].export(*run[1:], client=client)) for client in range(6)]
+        largest[buffers] = counter(run[0].export(*run[1:]))
+        if buffers == "local":  # client i has 16 + 24 i samples in batches of 16, three rounds
+            assert own == [3 * -(-(16 + 24 * client) // 16) for client in range(6)]
+        else:
+            assert own == [largest["average"]] * 6
+    assert largest["local"] == own[-1] == 27
+
+
+class Remembering(BoringModel):
+    """Has something of its own in its checkpoints."""
+
+    def __init__(self, lr: float = 0.1, shape: tuple[int, ...] = (1,)) -> None:
+        super().__init__(lr)
+        self.save_hyperparameters()
+        self.frozen = torch.nn.Parameter(torch.full(shape, 7.0), requires_grad=False)
+        self.remembered = 0
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["remembered"] = self.remembered
+
+    def on_load_checkpoint(self, checkpoint):
+        self.remembered = checkpoint["remembered"]
+
+
+def test_the_file_is_a_checkpoint_of_the_module_and_no_more(tmp_path):
+    model = make_model(Remembering, lr=0.05, shape=(2, 3))
+    model.remembered = 5
+    run = train(tmp_path, FedBC(dual_lr=0.1), model)
+    ours = torch.load(Path(run[0].log_dir, "checkpoints/last.ckpt"), weights_only=True)
+    paths = [run[0].export(*run[1:], client=client) for client in (None, 2)]
+    for path, client in zip(paths, (None, 2), strict=True):
+        content = torch.load(path, weights_only=True)
+        assert content[SOURCE] == {
+            "run": "default/version_0", "checkpoint": "last.ckpt", "round": 3, "algorithm": "FedBC", "client": client,
+            "client_name": None, "fine_tuned_on": None,
+        }  # fmt: skip
+        assert content.keys() ^ ours.keys() == {SOURCE, "callbacks", "fedbc_lightning"}
+        same = content.keys() - {SOURCE, "state_dict"}
+        assert {key: content[key] for key in same} == {key: ours[key] for key in same}
+        assert list(content["state_dict"]) == list(ours["state_dict"])
+        loaded = Remembering.load_from_checkpoint(path)
+        assert (loaded.hparams["lr"], tuple(loaded.hparams["shape"]), loaded.remembered) == (0.05, (2, 3), 5)
+        assert torch.equal(loaded.frozen, torch.full((2, 3), 7.0))
+    z, own = (torch.load(path, weights_only=True)["state_dict"] for path in paths)
+    for name, value in ours["state_dict"].items():
+        assert torch.equal(z[name], value)
+        assert torch.equal(model.state_dict()[name], value)  # the module holds z again
+    assert not torch.equal(own["net.0.weight"], z["net.0.weight"])
+
+
+class Tied(BoringModel):
+    """A weight, and a whole layer with BatchNorm's buffers, under second names that are loaded last."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__(lr)
+        self.same = torch.nn.Linear(8, 3, bias=False)
+        self.same.weight = self.net[3].weight
+        self.twin = self.net[1]
+
+    def forward(self, inputs):
+        return self.net(inputs) + self.same(self.twin(self.net[0](inputs)))
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_all_names_of_a_shared_tensor_are_the_clients(tmp_path, buffers):
+    run = train(tmp_path, FedAvg(), make_model(Tied, lr=0.05), buffers=buffers)
+    path = run[0].export(*run[1:], client=3)
+    state = torch.load(path, weights_only=True)["state_dict"]
+    assert torch.equal(state["same.weight"], state["net.3.weight"])
+    for name in ("weight", "running_mean", "num_batches_tracked"):
+        assert torch.equal(state[f"twin.{name}"], state[f"net.1.{name}"])
+    assert measure(path, 3, Tied)["test_loss"] == pytest.approx(recorded(run[0].log_dir, 3)["local/test_loss"])
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_lightning_evaluates_the_file_as_its_own(tmp_path):
+    run = train(tmp_path, FedBC(dual_lr=0.1))
+    path = run[0].export(*run[1:], client=1)
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    loader = DataLoader(BoringData().client_test_dataset(1), batch_size=16)
+    (found,) = trainer.test(BoringModel(), loader, ckpt_path=path, verbose=False, weights_only=True)
+    assert found["test_loss"] == pytest.approx(recorded(run[0].log_dir, 1)["local/test_loss"], rel=1e-6)
+
+
+def test_models_that_a_run_has_not(tmp_path):
+    run = train(tmp_path, FedAvg(), keep_local_models=False)
+    with pytest.raises(ConfigurationError, match=r"FedAvg has no models of clients.*trainer.keep_local_models: true"):
+        run[0].export(*run[1:], client=0)
+    pooled = train(tmp_path / "pooled", Centralized(), clients_per_round=1.0)
+    with pytest.raises(ConfigurationError, match="trains one model on all data; leave client out"):
+        pooled[0].export(*pooled[1:], client=0)
+    assert pooled[0].export(*pooled[1:]).is_file()
+    without = make_trainer(tmp_path / "none", name="none")
+    with pytest.raises(ConfigurationError, match=r"there is no last\.ckpt under"):
+        without.export(make_model(), BoringData(), FedAvg())
+
+
+class Named(BoringData):
+    client_names: ClassVar = ["ann", "bob", "cyd", "007", "5", "dan"]
+
+
+@pytest.mark.parametrize(("client", "number"), [(3, 3), ("3", 3), ("cyd", 2), ("5", 5), ("0", 0)])
+def test_a_client_by_number_or_name(client, number):
+    assert find_client(client, Named()) == number
+
+
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [
+        (6, "there is no client 6; give a number from 0 to 5"),
+        ("-1", "there is no client -1"),
+        ("cid", "none is named 'cid'; did you mean 'cyd'"),
+        ("1.5", "none is named '1.5'; give a number from 0 to 5"),
+    ],
+)
+def test_no_such_client(client, said):
+    with pytest.raises(ConfigurationError, match=said):
+        find_client(client, Named())
+
+
+# the command
+
+
+@pytest.fixture
+def run(project):
+    """A finished run of a user's own module and data."""
+    Path("named_data.py").write_text(
+        "from helpers.boring import BoringData\n\n\nclass Named(BoringData):\n"
+        "    client_names = ['ann', 'bob', 'cyd', 'dan', 'eve', 'fay']\n"
+    )
+    config = BORING | {"data": {"class_path": "named_data.Named"}}
+    Path("boring.yaml").write_text(yaml.safe_dump(config))
+    assert run_cli("fit", "--config", "boring.yaml") == 0
+    return RUN
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_the_command_writes_a_client_and_z(run, capsys):
+    capsys.readouterr()
+    assert run_cli("export", "--ckpt_path", run, "--client", "dan", "--out", "models/m.ckpt") == 0
+    assert capsys.readouterr() == ("models/m.ckpt\n", "")
+    source = torch.load("models/m.ckpt", weights_only=True)[SOURCE]
+    assert (source["run"], source["round"]) == ("tiny/version_0", 2)
+    assert (source["client"], source["client_name"]) == (3, "dan")
+    assert os.listdir("models") == ["m.ckpt"]
+    assert measure("models/m.ckpt", 3)["test_loss"] == pytest.approx(recorded(run, 3)["local/test_loss"], rel=1e-6)
+
+    assert run_cli("export", "--ckpt_path", run / "checkpoints/last.ckpt") == 0
+    path = run / "checkpoints/round_2_global.ckpt"
+    assert capsys.readouterr().out == f"{path}\n"
+    assert measure(path, 3)["test_loss"] == pytest.approx(recorded(run, 3)["global/test_loss"], rel=1e-6)
+    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == ["version_0"]
+
+
+def test_a_config_and_settings_of_another_machine(run, capsys):
+    """The config's own, empty ckpt_path is no matter; one process on the CPU does it, without callbacks."""
+    another = {"accelerator": "gpu", "devices": 2, "strategy": "ddp", "logger": True, "callbacks": {}}
+    another["callbacks"] = [{"class_path": "RoundCheckpoint", "init_args": {"monitor": "nothing"}}]
+    Path("gpu.yaml").write_text(yaml.safe_dump({"ckpt_path": None, "trainer": another}))
+    words = ("--ckpt_path", run, "--config", "boring.yaml", "--config", "gpu.yaml")
+    assert run_cli("export", *words, "--client", "2", "--out", "m.ckpt") == 0
+    assert run_cli("export", "--config", "boring.yaml", "--client", "2", "--out", "n.ckpt") == 0  # the newest run
+    one, two = (torch.load(path, weights_only=True)["state_dict"] for path in ("m.ckpt", "n.ckpt"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_shipped_module(project):
+    assert run_cli("fit", "--config", "tiny.yaml", "--model.lr", "0.2") == 0
+    assert run_cli("export", "--ckpt_path", RUN, "--client", "0", "--out", "m.ckpt") == 0
+    model = LogisticRegression.load_from_checkpoint("m.ckpt")
+    assert (model.hparams["num_features"], model.hparams["lr"]) == (4, 0.2)
+
+
+MISTAKES = [
+    (f"--ckpt_path {RUN} --client 6", 1, "client: there is no client 6; give a number from 0 to 5."),
+    (f"--ckpt_path {RUN} --client=-1", 1, "client: there is no client -1; give a number from 0 to 5."),
+    (f"--ckpt_path {RUN} --client eva", 1, "client: none is named 'eva'; did you mean 'eve'? Else give a number"),
+    (f"--ckpt_path {RUN} --out there.ckpt", 1, "out: 'there.ckpt' is there already; give another file, or --force"),
+    (f"--ckpt_path {RUN} --out models", 1, "out: 'models' is a folder; give the name of a file."),
+    (f"--ckpt_path {RUN} --out there.ckpt/m.ckpt", 1, "out: cannot write 'there.ckpt/m.ckpt'"),
+    (f"--ckpt_path {RUN} --force --out {RUN}/checkpoints/last.ckpt", 1, "is the checkpoint itself; give another file"),
+    ("", 2, "which model? fedbc-cli export --ckpt_path RUN_FOLDER_OR_FILE [--client CLIENT]"),
+    ("--ckpt_path nowhere.ckpt", 2, "no checkpoint at --ckpt_path nowhere.ckpt"),
+    ("--ckpt_path models", 2, "no checkpoints/last.ckpt in --ckpt_path models"),
+    ("--ckpt_path there.ckpt", 2, "no config.yaml beside the run of --ckpt_path there.ckpt"),
+    ("--ckpt_path there.ckpt --config boring.yaml", 1, "ckpt_path: 'there.ckpt' was not written by fedbc_lightning."),
+    ("--ckpt_path text.ckpt --config boring.yaml", 1, "ckpt_path: 'text.ckpt' cannot be read"),
+    (f"--ckpt_path {RUN} --config tiny.yaml", 1, f"ckpt_path: '{RUN}/checkpoints/last.ckpt' is of another run"),
+]
+
+
+def test_a_mistake_is_one_clear_line(run, capsys):
+    Path("models").mkdir()
+    torch.save({"state_dict": {}}, "there.ckpt")
+    Path("text.ckpt").write_text("no checkpoint")
+    before = Path("there.ckpt").read_bytes(), (run / "checkpoints/last.ckpt").read_bytes()
+    capsys.readouterr()
+    for line, status, said in MISTAKES:
+        assert run_cli("export", *line.split()) == status, line
+        out, err = capsys.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1), err
+        assert err.startswith("fedbc-cli: error: ")
+        assert said in err
+    assert before == (Path("there.ckpt").read_bytes(), (run / "checkpoints/last.ckpt").read_bytes())
+
+    assert run_cli("export", "--ckpt_path", run, "--out", "there.ckpt", "--force") == 0
+    assert SOURCE in torch.load("there.ckpt", weights_only=True)
+    for command in ("export", "test", "fit"):
+        assert run_cli(command, "--ckpt_path", "there.ckpt", "--config", "boring.yaml") == 1
+        assert "'there.ckpt' is an exported model; give the run that it comes from" in capsys.readouterr().err
+
+
+def test_the_help_begins_with_the_options_of_the_command(project, capsys):
+    assert run_cli("export", "--help") == 0
+    said = capsys.readouterr().out
+    for option in ("--ckpt_path", "--client", "--out", "--force"):
+        assert said.index(f"\n  {option}") < said.index("--trainer.max_rounds")
+    assert run_cli("--help") == 0
+    assert "export     write a checkpoint's global model" in capsys.readouterr().out
+
+
+@pytest.mark.distributed
+@pytest.mark.usefixtures("forked_ranks")
+def test_several_processes_write_the_same(tmp_path):
+    run = train(tmp_path, FedBC(dual_lr=0.1))
+    one = run[0].export(*run[1:], client=2, out=tmp_path / "one.ckpt")
+    spawning = make_trainer(tmp_path, devices=2, strategy="ddp_spawn")
+    two = spawning.export(make_model(lr=0.05), BoringData(), FedBC(dual_lr=0.1), client=2, out=tmp_path / "two.ckpt")
+    assert_equal_trees(*(torch.load(path, weights_only=True) for path in (one, two)))

@@ -1,0 +1,123 @@
+"""One process writes to a run folder; what was started and never recorded is taken again."""
+
+import os
+import signal
+import socket
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
+from helpers.command_line import run_cli
+from lightning.pytorch import Callback
+
+from fedbc_lightning import ConfigurationError, FedAvg
+from fedbc_lightning.run import folder as run_folder
+from fedbc_lightning.run import lock as run_lock
+from fedbc_lightning.run.lock import RunLock
+
+
+@contextmanager
+def other_process(folder):
+    """A process that has the lock, and a worker of its own that outlives it."""
+    is_ready, ready = os.pipe()
+    child = os.fork()
+    if not child:
+        RunLock().take(folder)
+        worker = os.fork()
+        if worker:
+            os.write(ready, str(worker).encode())
+        signal.pause()
+    worker = int(os.read(is_ready, 100))
+    try:
+        yield child, worker
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.close(is_ready)
+        os.close(ready)
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_folder_belongs_to_one_process_until_that_dies(tmp_path, has_locks, monkeypatch):
+    if not has_locks:  # as some network file systems
+
+        def refuse(descriptor, operation):
+            raise OSError(37, "No locks available")
+
+        monkeypatch.setattr(run_lock.fcntl, "lockf", refuse)
+    with other_process(tmp_path) as (pid, worker):
+        message = rf"'{tmp_path}' is being written by process {pid} on {socket.gethostname()} since"
+        with pytest.raises(ConfigurationError, match=message):
+            RunLock().take(tmp_path)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.kill(worker, 0)  # it lives
+        with RunLock() as lock:
+            lock.take(tmp_path)
+
+
+def fit(root, callbacks=None, model=None, **options):
+    trainer = make_trainer(root, callbacks=callbacks, **options)
+    trainer.fit(make_model() if model is None else model, BoringData(), FedAvg(), ckpt_path="last")
+    return trainer
+
+
+def test_a_second_resume_is_told_who_has_the_run(tmp_path):
+    class Resumes(Callback):
+        def on_round_start(self, trainer, pl_module):
+            with pytest.raises(ConfigurationError, match=rf"version_0' is being written by .*{os.getpid()}"):
+                fit(tmp_path)
+
+    fit(tmp_path, max_rounds=1)
+    whole = fit(tmp_path, Resumes())
+    assert [row["round"] for row in read_csv(f"{whole.log_dir}/metrics.csv")] == ["0", "1", "2", "3"]
+    fit(tmp_path, max_rounds=4)
+
+
+class Stops(BoringModel):
+    def test_step(self, batch, batch_idx):
+        raise RuntimeError("stop here")
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_leaves_no_empty_version(tmp_path):
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="stop here"):
+            fit(tmp_path, model=make_model(Stops), logger=True)
+    killed = tmp_path / "default" / "version_0"
+    (killed / "metrics.csv").write_text("round,train_loss\n0,1.0\n")  # by a kill just before last.ckpt
+    (killed / "checkpoints").mkdir()
+    (killed / "checkpoints" / "last.ckpt.tmp").touch()
+    trainer = fit(tmp_path, logger=True)
+    assert os.listdir(tmp_path / "default") == ["version_0"]
+    assert len(read_csv(f"{trainer.log_dir}/metrics.csv")) == 4
+    assert len(list(killed.glob("events*"))) == 1
+    fit(tmp_path / "other", enable_checkpointing=False)
+    fit(tmp_path / "other", enable_checkpointing=False)
+    assert len(os.listdir(tmp_path / "other" / "default")) == 2
+
+
+def test_what_people_put_into_a_folder_is_never_removed(tmp_path):
+    with RunLock() as lock:
+        folder = run_folder.claim(tmp_path, lock)
+    (folder / "notes.txt").touch()
+    with RunLock() as lock:
+        assert run_folder.claim(tmp_path, lock).name == "version_1"
+
+
+@pytest.mark.filterwarnings("ignore:seed was")
+def test_last_needs_no_config_where_the_run_can_be_found(project, capsys):
+    assert run_cli("fit", "--config", "tiny.yaml", "--trainer.default_root_dir", "here") == 0
+    where = ["--trainer.default_root_dir", "here", "--trainer.name", "tiny", "--ckpt_path", "last"]
+    assert run_cli("fit", "--trainer.max_rounds", 3, *where) == 0
+    assert len(read_csv("here/tiny/version_0/metrics.csv")) == 4
+    assert run_cli("fit", "--trainer.max_rounds", 4, "--seed_everything", 3, *where) == 1
+    assert "was trained with 0, 3 is given now" in capsys.readouterr().err
+    assert run_cli("fit", "--trainer.max_rounds", 4, "--seed_everything", 3, "--other_seed", "true", *where) == 0
+    assert "other_seed: false" in Path("here/tiny/version_0/config.yaml").read_text()
+    assert run_cli("test", "--ckpt_path", "here/tiny/version_0") == 0
+    words = ["--model", "LogisticRegression", "--model.num_features", 4, "--model.num_classes", 3]
+    words += ["--data", "tiny_data.TinyData", "--algorithm", "FedAvg", "--trainer.accelerator", "cpu"]
+    words += ["--trainer.max_rounds", 1, "--trainer.logger", "false"]
+    for rounds in (1, 2):
+        assert run_cli("fit", *words, "--trainer.max_rounds", rounds, "--ckpt_path", "last") == 0
+    assert len(read_csv("runs/default/version_0/metrics.csv")) == 3

@@ -1,0 +1,143 @@
+"""What becomes ``last.ckpt``: only what is read back, and only rounds whose rows are written."""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
+from lightning.pytorch import Callback
+
+from fedbc_lightning import ConfigurationError, FedAvg
+from fedbc_lightning.run.tables import CSVFile
+from fedbc_lightning.state import checkpoint
+
+
+class Keeps(Callback):
+    """Its state becomes ``value`` in round 2."""
+
+    def __init__(self, value=None):
+        self.value, self.kept = value, 0.0
+
+    def on_round_end(self, trainer, pl_module):
+        if trainer.current_round == 2:
+            self.kept = self.value
+
+    def state_dict(self):
+        return {"kept": self.kept, "more": [(self.kept,)]}
+
+    def load_state_dict(self, state_dict):
+        self.kept = state_dict["kept"]
+
+
+class SavesMore(BoringModel):
+    """The same in the module's own entries."""
+
+    value = None
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["mine"] = {"best": self.value if self.trainer.current_round == 2 else 0.0}
+
+
+def fit(root, callback=None, model=None, **options):
+    trainer = make_trainer(root, **{"callbacks": callback, "checkpoint_every_n_rounds": 1, **options})
+    trainer.fit(make_model() if model is None else model, BoringData(), FedAvg(), ckpt_path="last")
+    return trainer
+
+
+def saved_round(root):
+    return checkpoint.load(root / "default" / "version_0" / "checkpoints" / "last.ckpt")[checkpoint.KEY]["round"]
+
+
+def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
+    model = make_model(SavesMore)
+    model.value = np.float32(0.25)
+    fit(tmp_path, Keeps(np.float64(1.5)), model, max_rounds=2)
+    saved = checkpoint.load(tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt")
+    assert saved["callbacks"] == {"Keeps": {"kept": 1.5, "more": [(1.5,)]}}
+    assert saved["mine"] == {"best": 0.25}
+    callback = Keeps()
+    fit(tmp_path, callback, max_rounds=3)
+    assert type(callback.kept) is float
+
+
+@pytest.mark.parametrize("value", [np.random.default_rng(0), (number for number in range(3)), lambda: None])
+def test_what_is_not_read_back_is_named_and_the_older_checkpoint_stays(tmp_path, value, caplog):
+    message = r"\['callbacks'\]\['Keeps'\]\['kept'\] is a \S+; let .*last\.ckpt' stays as it was"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path, Keeps(value))
+    assert "while the run was ended" not in caplog.text
+    assert saved_round(tmp_path) == 1
+    assert not list(tmp_path.rglob("*.tmp"))
+    trainer = fit(tmp_path, Keeps(torch.ones(2)))
+    assert [row["round"] for row in read_csv(f"{trainer.log_dir}/metrics.csv")] == ["0", "1", "2", "3"]
+
+
+def test_the_modules_own_entries_are_checked_too(tmp_path):
+    model = make_model(SavesMore)
+    model.value = np.ones(3)
+    with pytest.raises(ConfigurationError, match=r"\['mine'\]\['best'\] is a numpy\.ndarray"):
+        fit(tmp_path, model=model)
+    assert saved_round(tmp_path) == 1
+
+
+def test_states_are_saved_as_they_were_when_the_round_was_recorded(tmp_path):
+    class Counts(Callback):
+        def __init__(self):
+            self.state = {"steps": torch.zeros(1), "clients": []}
+
+        def on_client_end(self, trainer, pl_module, client):
+            self.state["steps"] += 1
+            self.state["clients"].append(client)
+            if trainer.current_round == 2 and len(self.state["clients"]) == 5:
+                raise RuntimeError("stop here")
+
+        def state_dict(self):
+            return self.state
+
+    with pytest.raises(RuntimeError, match="stop here"):
+        fit(tmp_path, Counts(), checkpoint_every_n_rounds=100)
+    saved = checkpoint.load(tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt")
+    assert saved[checkpoint.KEY]["round"] == 1
+    assert saved["callbacks"][Counts.__qualname__]["steps"] == 3
+    assert len(saved["callbacks"][Counts.__qualname__]["clients"]) == 3
+
+
+class StopsInEvaluation(BoringModel):
+    def test_step(self, batch, batch_idx):
+        if self.error is signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)  # it may be looked at after this step
+            return super().test_step(batch, batch_idx)
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), signal.SIGTERM, RuntimeError("lost")])
+def test_a_round_0_that_was_not_recorded_is_not_saved(tmp_path, error):
+    model = make_model(StopsInEvaluation)
+    model.error = error
+    with pytest.raises((KeyboardInterrupt, SystemExit, RuntimeError)):
+        fit(tmp_path, model=model)
+    names = [path.name for path in tmp_path.rglob("*")]
+    assert ("last.ckpt" in names) == ("metrics.csv" in names)
+    assert "last.ckpt" not in names or error is signal.SIGTERM
+
+
+@pytest.mark.parametrize("table", ["clients.csv", "metrics.csv"])
+def test_a_disk_that_is_full_for_one_call_loses_no_row(tmp_path, table, monkeypatch):
+    append, calls = CSVFile.append, []
+
+    def fails_once(self, rows):
+        calls.append(self.path.name)
+        if self.path.name == table and calls.count(table) == 2:
+            raise OSError(28, "No space left on device")
+        append(self, rows)
+
+    monkeypatch.setattr(CSVFile, "append", fails_once)
+    with pytest.raises((OSError, ConfigurationError), match=r"[Nn]o space left"):
+        fit(tmp_path / "broken")
+    assert saved_round(tmp_path / "broken") < 2
+    runs = [Path(fit(tmp_path / name).log_dir) for name in ("broken", "whole")]
+    assert [path.name for path in runs] == ["version_0", "version_0"]
+    assert (runs[0] / "clients.csv").read_bytes() == (runs[1] / "clients.csv").read_bytes()
+    assert len(read_csv(runs[0] / "metrics.csv")) == 4

@@ -1,0 +1,459 @@
+"""Robust rules against loops in NumPy written from ALGORITHMS.md section 2, and against what they promise."""
+
+import itertools
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+
+from fedbc_lightning import ConfigurationError
+from fedbc_lightning.server import robust
+from fedbc_lightning.server.robust import (
+    CenteredClipping,
+    CoordinateMedian,
+    GeometricMedian,
+    Krum,
+    MultiKrum,
+    NormBound,
+    RobustRule,
+    TrimmedMean,
+)
+from fedbc_lightning.state.declaration import ServerState, StateDeclaration
+
+RULES = {
+    "median": CoordinateMedian,
+    "trimmed_mean": lambda: TrimmedMean(0.3),
+    "krum": lambda: Krum(2),
+    "multi_krum": lambda: MultiKrum(2),
+    "geometric_median": GeometricMedian,
+    "centered_clipping": lambda: CenteredClipping(radius=1.5, num_iterations=3),
+    "norm_bound": lambda: NormBound(1.5),
+}
+all_rules = pytest.mark.parametrize("name", RULES)
+
+
+def server_for(rule, updates, buffers):
+    declaration = StateDeclaration()
+    rule.declare_state(declaration)
+    counters = torch.zeros(0, dtype=torch.int64)
+    return ServerState(torch.zeros_like(updates[0]), torch.zeros_like(buffers[0]), counters, declaration)
+
+
+def aggregate(rule, updates, weights=None, buffers=None, server=None):
+    """The rule on arrays or tensors; float64 unless ``updates`` is float32."""
+    updates = torch.as_tensor(updates)
+    weights = torch.ones(len(updates)) if weights is None else torch.as_tensor(weights)
+    buffers = updates.new_zeros(len(updates), 0) if buffers is None else torch.as_tensor(buffers)
+    server = server or server_for(rule, updates, buffers)
+    return rule.aggregate(updates, weights.double(), buffers, server)
+
+
+def points(n, d=5, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, d))
+
+
+# independent versions: integer weights, loops
+
+
+def median_by_repeating(x, weights):
+    return np.median(np.repeat(x, weights, axis=0), axis=0)
+
+
+def trimmed_mean_by_loops(x, weights, num_trimmed):
+    result = []
+    for column in x.T:
+        pairs = sorted(zip(column, weights, strict=True))[num_trimmed : len(column) - num_trimmed]
+        result.append(sum(v * a for v, a in pairs) / sum(a for _, a in pairs))
+    return np.array(result)
+
+
+def krum_scores_by_loops(x, f):
+    n, scores = len(x), []
+    for i in range(n):
+        others = sorted(float(((x[i] - x[j]) ** 2).sum()) for j in range(n) if j != i)
+        scores.append(sum(others[: n - f - 2]))
+    return np.array(scores)
+
+
+def krum_order_by_loops(x, f):
+    return np.argsort(krum_scores_by_loops(x, f), kind="stable")
+
+
+def geometric_median_by_loops(x, weights, smoothing=1e-5, max_iter=100, rtol=1e-6):
+    p = weights / weights.sum()
+    v = sum(p[i] * x[i] for i in range(len(x)))
+    for _ in range(max_iter):
+        b = [p[i] / max(smoothing, float(np.linalg.norm(v - x[i]))) for i in range(len(x))]
+        new = sum(b[i] * x[i] for i in range(len(x))) / sum(b)
+        moved, v = np.linalg.norm(new - v), new
+        if moved <= rtol * np.linalg.norm(v):
+            break
+    return v, np.array(b) / sum(b)
+
+
+def clipping_by_loops(x, weights, center, radius, num_iterations):
+    p, v = weights / weights.sum(), center
+    for _ in range(num_iterations):
+        away = [x[i] - v for i in range(len(x))]
+        v = v + sum(p[i] * away[i] * min(1, radius / np.linalg.norm(away[i])) for i in range(len(x)))
+    return v
+
+
+def expected(name, x, weights, buffers):
+    """(aggregate, buffers) of ``RULES[name]``."""
+    n, p = len(x), weights / weights.sum()
+    if name == "median":
+        return median_by_repeating(x, weights), median_by_repeating(buffers, weights)
+    if name == "trimmed_mean":
+        num_trimmed = 3 * n // 10
+        return trimmed_mean_by_loops(x, weights, num_trimmed), trimmed_mean_by_loops(buffers, weights, num_trimmed)
+    if name in ("krum", "multi_krum"):
+        best = krum_order_by_loops(x, 2)[: 1 if name == "krum" else n - 2]
+        return tuple(np.average(values[best], axis=0, weights=weights[best]) for values in (x, buffers))
+    if name == "geometric_median":
+        v, b = geometric_median_by_loops(x, weights)
+        return v, b @ buffers
+    num_iterations = 3 if name == "centered_clipping" else 1
+    return clipping_by_loops(x, weights, np.zeros(x.shape[1]), 1.5, num_iterations), p @ buffers
+
+
+@all_rules
+@pytest.mark.parametrize("n", [7, 8, 10, 21])
+@pytest.mark.parametrize("weighted", [False, True], ids=["equal", "weighted"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_equals_loops(name, n, weighted, dtype):
+    rng = np.random.default_rng(n)
+    x, buffers = rng.normal(size=(n, 5)).astype(dtype), rng.normal(size=(n, 3)).astype(dtype)
+    weights = rng.integers(1, 6, size=n) if weighted else np.ones(n, dtype=int)
+    got, got_buffers = aggregate(RULES[name](), x, weights, buffers)
+    want, want_buffers = expected(name, x.astype(np.float64), weights, buffers.astype(np.float64))
+    tolerance = 1e-12 if dtype is np.float64 else 1e-6
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(got_buffers, want_buffers, rtol=tolerance, atol=tolerance)
+    assert got.dtype == got_buffers.dtype == torch.float64
+    assert got.shape == (5,)
+    assert got_buffers.shape == (3,)
+
+
+# what holds for all
+
+
+@all_rules
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_client_is_the_aggregate(name, dtype):
+    update, buffers = torch.tensor([[0.1, -0.3]], dtype=dtype), torch.tensor([[7.3]], dtype=dtype)
+    got, got_buffers = aggregate(RULES[name](), update, [3.0], buffers)
+    np.testing.assert_allclose(got, update[0], rtol=1e-15)
+    np.testing.assert_allclose(got_buffers, buffers[0], rtol=1e-15)
+
+
+@all_rules
+@pytest.mark.parametrize("n", [2, 7, 8])
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_equal_points_are_their_own_aggregate(name, n, value):
+    got, got_buffers = aggregate(RULES[name](), np.full((n, 4), value), np.arange(1, n + 1), np.full((n, 2), value))
+    np.testing.assert_allclose(got, np.full(4, value), rtol=1e-14)
+    np.testing.assert_allclose(got_buffers, np.full(2, value), rtol=1e-14)
+
+
+@all_rules
+def test_the_order_of_clients_plays_no_part(name):
+    x, buffers, weights = points(9), points(9, 2, seed=1), np.random.default_rng(2).uniform(1, 3, 9)
+    order = np.random.default_rng(3).permutation(9)
+    one = aggregate(RULES[name](), x, weights, buffers)
+    other = aggregate(RULES[name](), x[order], weights[order], buffers[order])
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+@all_rules
+def test_the_scale_of_weights_plays_no_part(name):
+    x, weights = points(8), np.array([1, 2, 3, 1, 1, 2, 5, 1])
+    one, _ = aggregate(RULES[name](), x, weights)
+    other, _ = aggregate(RULES[name](), x, weights / weights.sum())
+    np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum", "multi_krum", "geometric_median"])
+def test_moves_along_with_the_points(name):
+    x, weights, shift = points(9), np.random.default_rng(2).uniform(1, 3, 9), np.array([3.0, -2, 1, 0, 9])
+    rule = GeometricMedian(max_iter=5000, rtol=1e-12) if name == "geometric_median" else RULES[name]()
+    here, _ = aggregate(rule, x, weights)
+    there, _ = aggregate(rule, x + shift, weights)
+    np.testing.assert_allclose(there.numpy() - shift, here, rtol=0, atol=1e-8)
+
+
+@all_rules
+def test_clients_of_weight_zero_are_left_out(name):
+    x, buffers, weights = points(12), points(12, 2, seed=1), np.array([1, 0, 2, 1, 0, 1, 3, 1, 1, 0, 2, 1])
+    x[weights == 0] = 1e9
+    kept = weights > 0
+    one = aggregate(RULES[name](), x, weights, buffers)
+    other = aggregate(RULES[name](), x[kept], weights[kept], buffers[kept])
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@all_rules
+def test_if_all_weights_are_zero_all_clients_count_alike(name):
+    x = points(9)
+    zero, _ = aggregate(RULES[name](), x, np.zeros(9))
+    one, _ = aggregate(RULES[name](), x)
+    torch.testing.assert_close(zero, one, rtol=0, atol=0)
+
+
+@all_rules
+@pytest.mark.parametrize("n", [1, 6, 7])
+def test_models_without_buffers(name, n):
+    _, buffers = aggregate(RULES[name](), points(n))
+    assert buffers.shape == (0,)
+
+
+@all_rules
+def test_distances_are_over_parameters_only(name):
+    x, buffers = points(9), points(9, 2, seed=1)
+    one, _ = aggregate(RULES[name](), x, None, buffers)
+    other, _ = aggregate(RULES[name](), x, None, buffers * 1e6)
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@all_rules
+def test_inputs_stay_as_they_are(name):
+    x, weights, buffers = torch.randn(9, 4), torch.arange(9.0, dtype=torch.float64), torch.randn(9, 2)
+    before = x.clone(), weights.clone(), buffers.clone()
+    aggregate(RULES[name](), x, weights, buffers)
+    for a, b in zip(before, (x, weights, buffers), strict=True):
+        assert torch.equal(a, b)
+
+
+ATTACKS = {
+    "colluding": lambda n, d: np.full((n, d), 1e6),
+    "scattered": lambda n, d: 1e6 * np.random.default_rng(5).choice([-1, 1], size=(n, d)),
+    "far apart": lambda n, d: 1e6 * np.arange(1, n + 1)[:, None] * np.ones(d),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "rule",
+    [CoordinateMedian(), TrimmedMean(0.4), Krum(4), MultiKrum(4), GeometricMedian()],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_four_of_eleven_adversaries_do_not_move_it_far(rule, attack, dtype):
+    x = np.concatenate([ATTACKS[attack](4, 20), points(7, 20)]).astype(dtype)
+    got, _ = aggregate(rule, x)
+    assert np.abs(got.numpy()).max() < 5
+    assert np.linalg.norm(got.numpy() - x[4:].mean(axis=0)) < 8
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_weight_of_adversaries_counts_not_their_number(attack):
+    """One honest client against ten; nearer to half of the weight, 100 Weiszfeld iterations do not arrive."""
+    x = np.concatenate([ATTACKS[attack](10, 6), points(1, 6)])
+    weights = np.array([1] * 10 + [20])
+    for rule in (CoordinateMedian(), GeometricMedian()):
+        got, _ = aggregate(rule, x, weights)
+        np.testing.assert_allclose(got, x[-1], atol=1e-3)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_clipped_adversary_moves_the_mean_by_its_share_of_the_bound(attack):
+    x = points(10)
+    attacked = np.concatenate([ATTACKS[attack](2, 5), x[2:]])
+    for rule, reach in ((NormBound(1.5), 1.5), (CenteredClipping(1.5), 1.5)):
+        one, other = aggregate(rule, x)[0], aggregate(rule, attacked)[0]
+        assert torch.linalg.vector_norm(one - other) <= 0.2 * 2 * reach
+
+
+# each on its own
+
+
+def test_the_median_of_even_n_is_the_mean_of_the_middle_two():
+    got, _ = aggregate(CoordinateMedian(), [[1.0, 4.0], [2.0, 8.0], [3.0, 0.0], [9.0, 1.0]])
+    assert got.tolist() == [2.5, 2.5]
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 49, 1000])
+def test_the_median_is_exact_for_equal_weights_that_are_no_binary_numbers(n):
+    x = points(n)
+    for weight in (0.1, 1 / 3, 1 / n, 1e-9):
+        got, _ = aggregate(CoordinateMedian(), x, np.full(n, weight))
+        np.testing.assert_array_equal(got, np.median(x, axis=0))
+
+
+def test_the_median_sees_halves_in_every_weighting():
+    """All weights 1..4 of four clients, whole and as shares: 1/6 + 1/3 is a half."""
+    x = points(4)
+    for weights in itertools.product(range(1, 5), repeat=4):
+        weights = np.array(weights)
+        want = median_by_repeating(x, weights)
+        for scale in (1, weights.sum()):
+            got, _ = aggregate(CoordinateMedian(), x, weights / scale)
+            np.testing.assert_allclose(got, want, rtol=1e-15)
+
+
+def test_the_median_with_ties():
+    rng = np.random.default_rng(0)
+    x, weights = rng.integers(0, 3, size=(12, 50)).astype(float), rng.integers(1, 5, size=12)
+    got, _ = aggregate(CoordinateMedian(), x, weights)
+    np.testing.assert_array_equal(got, median_by_repeating(x, weights))
+
+
+@pytest.mark.parametrize(
+    ("trim", "n", "num_trimmed"),
+    [(0.1, 9, 0), (0.1, 10, 1), (0.1, 30, 3), (0.29, 100, 29), (0.3, 10, 3), (0.4999999999, 2, 0), (0.49, 101, 49)],
+)
+def test_the_number_of_trimmed_clients(trim, n, num_trimmed):
+    assert TrimmedMean(trim).num_trimmed(n) == num_trimmed
+
+
+def test_trimming_none_is_the_mean_and_all_but_the_middle_the_median():
+    x = points(9)
+    np.testing.assert_allclose(aggregate(TrimmedMean(0.0), x)[0], x.mean(axis=0), rtol=1e-13)
+    np.testing.assert_allclose(aggregate(TrimmedMean(0.45), x)[0], np.median(x, axis=0), rtol=1e-15)
+
+
+def test_a_trim_of_less_than_one_client_is_said(caplog):
+    with caplog.at_level(logging.WARNING):
+        TrimmedMean(0.1).check(10)
+        TrimmedMean(0.0).check(5)
+        assert not caplog.records
+        TrimmedMean(0.1).check(5)
+    assert "nothing is trimmed; that takes 10 clients" in caplog.text
+
+
+def test_krum_is_one_of_the_clients_bit_by_bit():
+    x, buffers, weights = points(9), points(9, 2, seed=1), np.random.default_rng(2).uniform(1, 3, 9)
+    got, got_buffers = aggregate(Krum(3), x, weights, buffers)
+    chosen = krum_order_by_loops(x, 3)[0]
+    np.testing.assert_array_equal(got, x[chosen])
+    np.testing.assert_array_equal(got_buffers, buffers[chosen])
+
+
+@pytest.mark.parametrize(("n", "f"), [(3, 0), (5, 1), (6, 1), (7, 2), (30, 13)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0, 1000])
+def test_krum_scores_see_small_distances_of_points_far_out(n, f, dtype, offset):
+    """Not in float32, and not by squares of the points: torch.cdist alone does that above 25 points."""
+    x = torch.as_tensor(points(n) + offset, dtype=dtype)
+    np.testing.assert_allclose(robust.krum_scores(x, f), krum_scores_by_loops(x.double().numpy(), f), rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [Krum, MultiKrum])
+def test_krum_needs_more_than_two_f_and_two_clients(rule):
+    rule(2).check(7)
+    rule(0).check(3)
+    with pytest.raises(ConfigurationError, match=r"num_byzantine=2: needs 2f \+ 3 = 7 clients.* to at most 1"):
+        rule(2).check(6)
+    with pytest.raises(ConfigurationError, match=r"clients_per_round to 3 or more\.$"):
+        rule(0).check(2)
+
+
+@pytest.mark.parametrize("rule", [Krum, MultiKrum])
+@pytest.mark.parametrize(("n", "largest"), [(1, 0), (2, 0), (3, 0), (4, 0), (5, 1), (6, 1)])
+def test_krum_of_a_round_with_lost_clients_takes_the_largest_f_and_says_it_once(rule, n, largest, caplog):
+    x, given = points(8), rule(2)
+    weights = np.array([1] * n + [0] * (8 - n))
+    with caplog.at_level(logging.WARNING):
+        aggregate(given, x)
+        assert not caplog.records
+        got, _ = aggregate(given, x, weights)
+        aggregate(given, x, weights)
+    want, _ = aggregate(rule(largest), x[:n])
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert [r.getMessage() for r in caplog.records if r.name == robust.__name__][:1] == [
+        f"Only {n} clients arrived in a round, too few for {rule.__name__}.num_byzantine=2; rounds like this one "
+        f"take {largest} (said once)."
+    ]
+    assert sum("num_byzantine=2" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_krum_sees_small_distances_beside_huge_ones_in_float32():
+    honest = torch.tensor([[1.0, 0.0], [1.0, 1e-4], [1.0, 2e-4], [1.0, 4e-4]])
+    x = torch.cat([torch.full((1, 2), 1e6), honest])
+    got, _ = aggregate(Krum(1), x)
+    assert torch.equal(got.float(), honest[1])
+
+
+@pytest.mark.parametrize("n", [3, 4, 10])
+@pytest.mark.parametrize("smoothing", [1e-5, 0.5])
+def test_the_geometric_median_is_where_the_pulls_cancel(n, smoothing):
+    """Also where it lies nearer than ν to a client, or at one."""
+    for seed in range(20):
+        x, p = points(n, 3, seed), np.random.default_rng(seed).dirichlet(np.ones(n))
+        v = aggregate(GeometricMedian(smoothing, max_iter=20_000, rtol=1e-13), x, p)[0].numpy()
+        away = v - x
+        gradient = (p / np.maximum(smoothing, np.linalg.norm(away, axis=1))) @ away
+        assert np.linalg.norm(gradient) < 1e-6
+
+
+def test_the_default_geometric_median_is_near_the_converged_one():
+    for seed in range(10):
+        x = points(9, 4, seed)
+        default, _ = aggregate(GeometricMedian(), x)
+        converged, _ = aggregate(GeometricMedian(max_iter=20_000, rtol=1e-13), x)
+        np.testing.assert_allclose(default, converged, atol=1e-4)
+
+
+def test_an_infinite_bound_and_no_trimming_are_the_weighted_mean():
+    x, weights = points(8), np.arange(1, 9)
+    x[3] = 0
+    for rule in (NormBound(math.inf), CenteredClipping(math.inf), TrimmedMean(0.0)):
+        np.testing.assert_allclose(aggregate(rule, x, weights)[0], np.average(x, axis=0, weights=weights), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_centered_clipping_goes_on_from_its_last_output(dtype):
+    rule, weights = CenteredClipping(radius=0.5, num_iterations=2), np.arange(1, 8)
+    buffers = torch.zeros(7, 0, dtype=dtype)
+    server = server_for(rule, torch.zeros(7, 5, dtype=dtype), buffers)
+    want = np.zeros(5)
+    for seed in range(5):
+        x = points(7, seed=seed) + 2
+        got, _ = rule.aggregate(torch.as_tensor(x, dtype=dtype), torch.as_tensor(weights).double(), buffers, server)
+        want = clipping_by_loops(x, weights, want, 0.5, 2)
+        np.testing.assert_allclose(got, want, rtol=1e-12 if dtype == torch.float64 else 1e-6)
+        server.commit()
+        torch.testing.assert_close(server["clipping_center"], got.to(dtype), rtol=0, atol=0)
+
+
+@all_rules
+def test_only_centered_clipping_keeps_state(name):
+    declaration = StateDeclaration()
+    RULES[name]().declare_state(declaration)
+    assert declaration.fingerprint() == (["server vector clipping_center"] if name == "centered_clipping" else [])
+
+
+@pytest.mark.parametrize(
+    ("rule", "arguments", "message"),
+    [
+        (TrimmedMean, {"trim": 0.5}, r"TrimmedMean.trim=0.5: give a number in \[0, 0.5\)"),
+        (TrimmedMean, {"trim": -0.1}, "TrimmedMean.trim=-0.1"),
+        (TrimmedMean, {"trim": math.nan}, "TrimmedMean.trim=nan"),
+        (Krum, {"num_byzantine": -1}, "Krum.num_byzantine=-1: give a whole number, 0 or more"),
+        (MultiKrum, {"num_byzantine": 1.5}, "MultiKrum.num_byzantine=1.5: give a whole number"),
+        (GeometricMedian, {"smoothing": 0.0}, "GeometricMedian.smoothing=0.0: give a number above 0"),
+        (GeometricMedian, {"smoothing": math.inf}, "GeometricMedian.smoothing=inf"),
+        (GeometricMedian, {"max_iter": 0}, "GeometricMedian.max_iter=0: give 1 or more"),
+        (GeometricMedian, {"rtol": -1e-6}, "GeometricMedian.rtol=-1e-06: give 0 or more"),
+        (CenteredClipping, {"radius": 0.0}, "CenteredClipping.radius=0.0: give a number above 0"),
+        (CenteredClipping, {"num_iterations": 0}, "CenteredClipping.num_iterations=0: give 1 or more"),
+        (NormBound, {"bound": -1.0}, "NormBound.bound=-1.0: give a number above 0"),
+    ],
+)
+def test_arguments_out_of_range(rule, arguments, message):
+    with pytest.raises(ConfigurationError, match=f"^algorithm.robust_rule: {message}"):
+        rule(**arguments)
+
+
+def test_rules_are_given_by_class_path():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--robust_rule", type=RobustRule | None, default=None)
+    given = {"class_path": "fedbc_lightning.server.robust.TrimmedMean", "init_args": {"trim": 0.2}}
+    rule = parser.instantiate(parser.parse_object({"robust_rule": given})).robust_rule
+    assert isinstance(rule, TrimmedMean)
+    assert rule.trim == 0.2

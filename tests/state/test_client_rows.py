@@ -1,0 +1,307 @@
+"""Clients' rows in memory and in ``clients.bin``: the same numbers, whatever stops the run (DESIGN 7 and 8)."""
+
+import os
+import random
+import shutil
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.boring import BoringData, assert_equal_trees, make_model, make_trainer, read_csv, without_times
+from helpers.programs import TESTS, forked, fresh, run_python
+from helpers.row_processes import ALGORITHMS, fit, state_of
+from lightning.fabric import Fabric
+from lightning.pytorch import Callback
+
+from fedbc_lightning import SCAFFOLD, ConfigurationError
+from fedbc_lightning.algorithms import L2SGDPlus, PFedMe
+from fedbc_lightning.callbacks import RoundCheckpoint
+from fedbc_lightning.state import client_rows
+from fedbc_lightning.state.file_rows import FileRows
+from fedbc_lightning.state.row_file import RowFile, RowLayout
+
+ALGORITHMS |= {"pfedme": lambda: PFedMe(penalty=1.0), "l2sgd+": lambda: L2SGDPlus(0.1, 0.3, 0.05)}
+
+
+@pytest.fixture
+def in_file(monkeypatch):
+    """From now on rows lie in a file."""
+
+    def switch():
+        monkeypatch.setattr(client_rows, "IN_MEMORY_BELOW", 0)
+
+    return switch
+
+
+def rows_path(trainer):
+    return Path(trainer.log_dir, "checkpoints", "clients.bin")
+
+
+def tables(trainer):
+    named = {name: read_csv(f"{trainer.log_dir}/{name}.csv") for name in ("metrics", "clients", "evaluation")}
+    return {name: without_times(rows) for name, rows in named.items()}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("fedbc", {}),
+        ("fedbc", {"buffers": "local", "client_dtype": "bfloat16"}),
+        ("scaffold", {"buffers": "local", "keep_local_models": True, "precision": "64-true"}),
+        ("ditto", {"client_dtype": "bfloat16", "checkpoint_every_n_rounds": 3}),
+        ("pfedme", {"buffers": "global"}),
+        ("fedavg+", {"buffers": "local"}),
+        ("l2sgd+", {"clients_per_round": 1.0}),
+    ],
+)
+def test_a_file_changes_no_number(tmp_path, in_file, algorithm, options):
+    memory = fit(tmp_path / "memory", algorithm, max_rounds=4, **options)
+    assert not rows_path(memory).exists()
+    in_file()
+    file = fit(tmp_path / "file", algorithm, max_rounds=4, **options)
+    assert rows_path(file).exists()
+    assert_equal_trees(state_of(memory), state_of(file))
+    assert tables(memory) == tables(file)
+    again = fit(tmp_path / "parts", algorithm, max_rounds=2, **options)
+    again = fit(tmp_path / "parts", algorithm, "last", max_rounds=4, **options)
+    assert_equal_trees(state_of(memory), state_of(again))
+    assert tables(memory) == tables(again)
+
+
+def test_rows_in_bfloat16_are_rounded_and_start_values_are_not(tmp_path):
+    trainer = fit(tmp_path, max_rounds=1, client_dtype="bfloat16", seed=2)
+    trained = {int(row["client"]) for row in read_csv(f"{trainer.log_dir}/clients.csv")}
+    initial = trainer.layout.vector_from(dict(make_model().named_parameters()))
+    for client in range(6):
+        row = trainer.clients.vector("local_model", client)
+        assert torch.equal(row, row.bfloat16().float()) == (client in trained)
+        assert torch.equal(row[: len(initial)], initial) == (client not in trained)
+    with pytest.raises(ConfigurationError, match=r"trainer\.client_dtype: got float16; use float32 or bfloat16"):
+        make_trainer(tmp_path, client_dtype="float16")
+
+
+def test_an_exception_leaves_the_round_before(tmp_path, in_file):
+    """Rows committed since the last checkpoint survive a round that is taken back after it wrote some of them."""
+
+    class Fails(Callback):
+        def on_client_end(self, trainer, pl_module, client):
+            self.count = getattr(self, "count", 0) + 1
+            if self.count == 3 * 5 + 2:
+                raise RuntimeError("stop here")
+
+    in_file()
+    options = {"checkpoint_every_n_rounds": 100, "clients_per_round": 3}
+    whole = fit(tmp_path / "whole", **options)
+    with pytest.raises(RuntimeError, match="stop here"):
+        fit(tmp_path / "broken", callbacks=Fails(), **options)
+    resumed = fit(tmp_path / "broken", ckpt_path="last", **options)
+    assert tables(whole) == tables(resumed)
+    assert_equal_trees(state_of(whole), state_of(resumed))
+
+
+def test_local_models_are_evaluated_from_the_file(tmp_path, in_file):
+    in_file()
+    trainer = fit(tmp_path)
+    last = Path(trainer.log_dir, "checkpoints", "last.ckpt")
+    expected = {k: float(v) for k, v in read_csv(f"{trainer.log_dir}/metrics.csv")[-1].items() if "/test_" in k}
+    model = make_model()
+    for found in (
+        trainer.test(model, BoringData(), ALGORITHMS["fedbc"](), ckpt_path=last),
+        trainer.test(model, BoringData(), ALGORITHMS["fedbc"]()),  # of the fit before
+    ):
+        assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert any(name.startswith("local/") for name in expected)
+
+
+# the file itself
+
+
+def storage(path, num_clients=4, length=3, checkpoint=None):
+    """A FileRows with one vector ``x``; ``checkpoint``: what it resumes from."""
+    rows = FileRows({"x": torch.zeros(length)}, {"x": torch.float32}, num_clients)
+    if checkpoint is not None:
+        rows.load_state_dict(checkpoint, "last.ckpt", path)
+    rows.open(path, Fabric(accelerator="cpu", devices=1))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_order_of_events_keeps_the_rows(tmp_path, seed):
+    """Against dictionaries: rounds that commit or are taken back, checkpoints in between, deaths at any time."""
+    rng, path = random.Random(seed), tmp_path / "clients.bin"
+    rows, current = storage(path), {}
+    rows.mark_saved(is_writer=True)
+    saved, checkpoint = {}, rows.state_dict()
+    for step in range(400):
+        staged = {client: float(step) for client in rng.sample(range(4), rng.randint(0, 4))}
+        for client, value in staged.items():
+            rows.stage("x", [client], torch.full((1, 3), value))
+        for client in range(4):
+            assert rows.read("x", client)[0] == current.get(client, 0.0)
+            assert rows.read("x", client, staged=True)[0] == (current | staged).get(client, 0.0)
+        event = rng.choice(["commit", "commit", "commit", "rollback", "die"])
+        if event == "commit":
+            rows.commit()
+            current |= staged
+        elif event == "rollback":
+            rows.rollback()
+        else:
+            rows, current = storage(path, checkpoint=checkpoint), dict(saved)
+        if event == "commit" and rng.random() < 0.4:
+            rows.sync()
+            saved, checkpoint = dict(current), rows.state_dict()
+            if rng.random() < 0.8:  # else it dies between the commit and what follows
+                rows.mark_saved(is_writer=True)
+            else:
+                rows = storage(path, checkpoint=checkpoint)
+
+
+def test_the_file_takes_as_much_disk_as_rows_were_written(tmp_path):
+    rows = storage(tmp_path / "clients.bin", num_clients=1_000_000, length=2048)
+    for client in range(0, 1_000_000, 50_000):
+        rows.stage("x", [client], torch.full((1, 2048), float(client)))
+    rows.commit()
+    rows.sync()
+    size = os.stat(tmp_path / "clients.bin")
+    assert size.st_size > 1_000_000 * 2048 * 4
+    assert size.st_blocks * 512 <= 20 * (2048 * 4 + 4096) + 64 * 1024
+    assert rows.read("x", 950_000)[7] == 950_000
+    assert not rows.read("x", 3).any()
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path, in_file):
+    in_file()
+    algorithm = ALGORITHMS["fedbc"]
+    trainer = fit(tmp_path, max_rounds=2, callbacks=RoundCheckpoint("global/test_loss", "min"))
+    folder = Path(trainer.log_dir, "checkpoints")
+    path, last = folder / "clients.bin", folder / "last.ckpt"
+
+    def refused(message, checkpoint=last, **options):
+        for act in ("fit", "test"):
+            with pytest.raises(ConfigurationError, match=message):
+                getattr(make_trainer(tmp_path, **options), act)(make_model(), BoringData(), algorithm(), checkpoint)
+
+    refused(r"best\.ckpt' holds the global model and the scalars only", folder / "best.ckpt")
+    (tmp_path / "alone").mkdir()
+    shutil.copy(last, tmp_path / "alone")
+    refused("clients.bin', which is not there", tmp_path / "alone" / "last.ckpt")
+    refused(r"x bfloat16\)\. Give .* trainer\.client_dtype", client_dtype="bfloat16")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    refused("is damaged: .* bytes instead of")
+    path.write_bytes(b"?" + content[1:])
+    refused("is damaged: it has no header of ours")
+    path.write_bytes(content[:24] + b"?" + content[25:])
+    refused("is damaged: its header cannot be read")
+    path.write_bytes(content[:8] + struct.pack("<q", 3) + content[16:])
+    refused("is an older copy")
+    path.write_bytes(b"fedbcrow" + content[8:])
+    refused("written by an earlier version, without checksums")
+    RowFile.create(path, RowLayout(6, {"local_model": [147, "float32"]}))
+    refused("is of another run")
+
+
+def test_copies_of_two_times_are_refused(tmp_path, in_file):
+    """A live folder that is copied file by file, and a row that was damaged on the disk."""
+    in_file()
+    path = rows_path(fit(tmp_path, max_rounds=2, clients_per_round=6))
+    last, older = path.with_name("last.ckpt"), path.read_bytes()
+    checkpoint_of_round_2 = last.read_bytes()
+    fit(tmp_path, ckpt_path=last, max_rounds=4, clients_per_round=6)
+    newer = path.read_bytes()
+
+    def refused(message):
+        for act in ("fit", "test"):
+            trainer = make_trainer(tmp_path, max_rounds=5, clients_per_round=6)
+            with pytest.raises(ConfigurationError, match=message):
+                getattr(trainer, act)(make_model(), BoringData(), ALGORITHMS["fedbc"](), last)
+
+    path.write_bytes(older)
+    refused(r"clients\.bin' is an older copy than .*: it ends 2 rounds into the run, the checkpoint 4")
+    path.write_bytes(newer[:32] + older[32:])  # the header is new, rows are not
+    refused(r"the row 'local_model' of client \d in .* is not the one that the checkpoint was written with")
+    path.write_bytes(newer)
+    last.write_bytes(checkpoint_of_round_2)
+    refused("is an older copy: since then the run went on")
+
+
+def test_rows_that_belong_to_no_local_model_are_not_asked_for(tmp_path, in_file):
+    """A kept checkpoint evaluates its z; SCAFFOLD's c_i have no part in that."""
+    in_file()
+    callback = RoundCheckpoint("global/test_loss", "min")
+    trainer = make_trainer(tmp_path, callbacks=callback, keep_local_models=False)
+    trainer.fit(make_model(), BoringData(), SCAFFOLD())
+    best = Path(trainer.log_dir, "checkpoints", "best.ckpt")
+    found = make_trainer(tmp_path, keep_local_models=False).test(make_model(), BoringData(), SCAFFOLD(), best)
+    assert found["global/test_loss"] == pytest.approx(callback.best)
+
+
+def test_a_copied_checkpoint_with_its_file_starts_a_run_of_its_own(tmp_path, in_file):
+    in_file()
+    whole = fit(tmp_path / "whole")
+    first = fit(tmp_path / "first", max_rounds=4)
+    shutil.copytree(Path(first.log_dir, "checkpoints"), tmp_path / "copy")
+    before = (tmp_path / "copy" / "clients.bin").read_bytes()
+    second = fit(tmp_path / "second", ckpt_path=tmp_path / "copy" / "last.ckpt")
+    assert_equal_trees(state_of(whole), state_of(second))
+    assert (tmp_path / "copy" / "clients.bin").read_bytes() == before
+
+
+def test_a_reader_notices_that_the_run_goes_on(tmp_path):
+    rows = storage(tmp_path / "clients.bin")
+    rows.stage("x", [1], torch.ones(1, 3))
+    rows.commit()
+    reader = FileRows({"x": torch.zeros(3)}, {"x": torch.float32}, 4)
+    reader.load_state_dict(rows.state_dict(), "last.ckpt", tmp_path / "clients.bin")
+    assert reader.read("x", 1).tolist() == [1, 1, 1]
+    rows.commit()
+    rows.mark_saved(is_writer=True)
+    with pytest.raises(ConfigurationError, match="older copy: since then the run went on"):
+        reader.read("x", 1)
+
+
+# several processes
+
+
+def run(mode, folder):
+    done = run_python(["-m", "helpers.row_processes", mode, folder], TESTS)
+    assert done.returncode == 0, done.stderr
+
+
+def assert_equal_to_one(folder, names):
+    for name in names:
+        expected = state_of(fit(folder / "one" / name, name))
+        ranks = [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in (0, 1)]
+        assert_equal_trees(ranks[0], ranks[1])
+        torch.testing.assert_close(ranks[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_sigkill_at_any_moment_changes_nothing(tmp_path):
+    run("killed", tmp_path)
+    whole = fit(tmp_path / "whole", checkpoint_every_n_rounds=2)
+    assert_equal_trees(torch.load(tmp_path / "broken.pt", weights_only=True), state_of(whole))
+
+
+@pytest.mark.distributed
+def test_two_processes_share_the_file(tmp_path):
+    run("ranks", tmp_path)
+    assert_equal_to_one(tmp_path, ("fedbc", "scaffold", "ditto"))
+
+
+@pytest.mark.distributed
+def test_two_nodes_share_the_folder_or_are_told(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    words = ["-m", "helpers.row_processes", "nodes", tmp_path]
+    with forked(words, TESTS, NODE_RANK=0, **place) as first, fresh(words, TESTS, NODE_RANK=1, **place) as second:
+        done = [first.finish(), second.finish()]
+    assert [node.returncode for node in done] == [0, 0], done
+    assert_equal_to_one(tmp_path, ("fedbc", "fedavg+"))
+    for rank in (0, 1):
+        message = (tmp_path / f"error-{rank}.txt").read_text()
+        assert "process 1 does not see the file of process 0" in message
+        assert "choose a folder that all nodes share" in message
