@@ -15,7 +15,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StagedClient, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class APFL(FedAvg):
@@ -73,7 +73,7 @@ class APFL(FedAvg):
         check_share("algorithm.mixture", mixture, closed=True)
         self.mixture, self.adaptive = mixture, adaptive
 
-    def check(self, engine: SequentialEngine) -> None:
+    def check(self, engine: Engine) -> None:
         """Plain steps."""
         engine.check_solver("APFL", Mixture)
 
@@ -82,7 +82,7 @@ class APFL(FedAvg):
         state.client_model("local_model")
         state.client_scalar("mixture", self.mixture)
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Both models at once."""
         v = cohort.local_model[:, : server.z.numel()]
         solver = Mixture(v, cohort.mixture[:, None], self.adaptive)

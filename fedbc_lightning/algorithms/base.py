@@ -12,7 +12,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StagedClient, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 PartialWork = Literal["used", "dropped", "refused"]
 
@@ -44,17 +44,17 @@ class FederatedAlgorithm:
     has_local_model: bool = False
     fine_tuning: FineTuning | None = None
 
-    def check(self, engine: SequentialEngine) -> None:
+    def check(self, engine: Engine) -> None:
         """Raise a ConfigurationError, before training, if the method cannot run so."""
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare what outlives a round beside what the server's parts declare themselves."""
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train the cohort's clients: one or more calls of ``engine.solve``; stage client state."""
         raise NotImplementedError(f"{type(self).__name__} must define client_update(engine, cohort, server)")
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The server's parts, in order. Called once per run; ``engine`` tells what optimizer the clients use."""
         raise NotImplementedError(f"{type(self).__name__} must define server_callbacks(engine)")
 

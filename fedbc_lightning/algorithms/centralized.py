@@ -10,7 +10,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class Centralized(FederatedAlgorithm):
@@ -44,10 +44,10 @@ class Centralized(FederatedAlgorithm):
     trains_pooled = True
     partial_work = "refused"
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Default local training of the pseudo-client."""
         engine.solve(cohort, start=server.model)
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Its result."""
         return [WeightedAverage(by="uniform")]

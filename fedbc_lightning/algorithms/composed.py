@@ -14,7 +14,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class ComposedAlgorithm(FederatedAlgorithm):
@@ -68,7 +68,7 @@ class ComposedAlgorithm(FederatedAlgorithm):
         self.parts, self.terms, self.init_from, self.solver = server_callbacks, terms or [], init_from, solver
         self.has_local_model = init_from == "local"
 
-    def check(self, engine: SequentialEngine) -> None:
+    def check(self, engine: Engine) -> None:
         """Plain steps, if there is a solver."""
         if self.solver is not None:
             engine.check_solver(type(self.solver).__name__, self.solver)
@@ -89,7 +89,7 @@ class ComposedAlgorithm(FederatedAlgorithm):
                         f"declares; there is: {', '.join(declared) or 'none'}."
                     )
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Local training with the terms."""
         start = server.model if self.init_from == "global" else cohort.local_model
         terms = [term.bind(cohort, server) for term in self.terms]
@@ -98,7 +98,7 @@ class ComposedAlgorithm(FederatedAlgorithm):
         if self.init_from == "local":
             cohort.stage("local_model", cohort.model)
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """As given."""
         return self.parts
 

@@ -12,7 +12,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class Ditto(FedAvg):
@@ -74,7 +74,7 @@ class Ditto(FedAvg):
         """v_i."""
         state.client_model("local_model")
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """v_i towards z, then w_i from z."""
         terms = [Proximal(self.penalty, server.z)]
         engine.solve(

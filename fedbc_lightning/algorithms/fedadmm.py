@@ -14,7 +14,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class _PrimalDual(FederatedAlgorithm):
@@ -32,7 +32,7 @@ class _PrimalDual(FederatedAlgorithm):
         state.client_model("local_model")
         state.client_vector("multiplier")
 
-    def minimise(self, engine: SequentialEngine, cohort: Cohort, center: Tensor) -> Tensor:
+    def minimise(self, engine: Engine, cohort: Cohort, center: Tensor) -> Tensor:
         """Train from x_i with ⟨y_i, w⟩ + ρ/2 ‖w − center‖²; stage x_i and y_i; the new y_i (K, d)."""
         terms: list[Term] = [Linear(cohort.multiplier), Proximal(self.rho, center)]
         engine.solve(cohort, start=cohort.local_model, terms=terms)
@@ -78,11 +78,11 @@ class FedADMM(_PrimalDual):
         ConfigurationError: A value outside its range.
     """
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Around z."""
         self.minimise(engine, cohort, server.z)
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The mean, for buffers, and the mean of the u_i."""
         return [WeightedAverage(by="uniform"), AugmentedMean(self.rho)]
 
@@ -136,12 +136,12 @@ class FedPD(_PrimalDual):
         super().declare_state(state)
         state.client_vector("center", initial="z")
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Around z_i, which then moves."""
         multiplier = self.minimise(engine, cohort, cohort.center)
         cohort.stage("center", cohort.w + multiplier / self.rho)
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The mean of the centres, or nothing."""
         return [self.consensus]
 

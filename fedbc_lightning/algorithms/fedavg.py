@@ -11,7 +11,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class FedAvg(FederatedAlgorithm):
@@ -59,10 +59,10 @@ class FedAvg(FederatedAlgorithm):
         self.weighting, self.robust_rule = weighting, robust_rule
         self.scalars_up = int(weighting == "samples")  # n_i
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Default local training from z."""
         engine.solve(cohort, start=server.model)
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The mean."""
         return [WeightedAverage(by=self.weighting, rule=self.robust_rule)]

@@ -13,7 +13,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class FedBC(FederatedAlgorithm):
@@ -94,13 +94,13 @@ class FedBC(FederatedAlgorithm):
         """x_i."""
         state.client_model("local_model")
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Local training with "2 λ_i (w − z)" in every step; the result is x_i."""
         dual = self.dual_ascent.state(cohort)["dual"]
         start = server.model if self.init_from == "global" else cohort.local_model
         engine.solve(cohort, start, terms=[Proximal(2 * dual, server.z)])
         cohort.stage("local_model", cohort.model)
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The dual step, then the mean weighted with the new λ."""
         return [self.dual_ascent, WeightedAverage(by="dual", rule=self.robust_rule)]

@@ -12,7 +12,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class FedDyn(FederatedAlgorithm):
@@ -60,12 +60,12 @@ class FedDyn(FederatedAlgorithm):
         """h_i."""
         state.client_vector("correction")
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Local training from z with α/2 ‖w − z‖² − ⟨h_i, w⟩; then h_i."""
         terms: list[Term] = [Proximal(self.alpha, server.z), Linear(-cohort.correction)]
         engine.solve(cohort, start=server.model, terms=terms)
         cohort.stage("correction", cohort.correction - self.alpha * (cohort.w - server.z))
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The uniform mean, then its correction."""
         return [WeightedAverage("uniform", self.robust_rule), DynamicRegularization(self.alpha)]

@@ -15,7 +15,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class FedExP(FederatedAlgorithm):
@@ -71,20 +71,20 @@ class FedExP(FederatedAlgorithm):
         self.robust_rule = robust_rule
         self.scalars_up = 2 if style == "public" else 1
 
-    def check(self, engine: SequentialEngine) -> None:
+    def check(self, engine: Engine) -> None:
         """The public style decays the learning rate itself."""
-        if self.style == "public" and engine.optimizer.schedulers:
+        if self.style == "public" and engine.has_schedulers:
             raise ConfigurationError(
                 "algorithm.style: 'public' lowers the learning rate from round to round, which the model's scheduler "
                 "would undo; use 'paper' or leave the scheduler out."
             )
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Default local training from z."""
         decay = Extrapolation.DECAY**server.round if self.style == "public" else 1.0
         engine.solve(cohort, start=server.model, lr_scale=decay)
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The mean and the step."""
         weighting = "samples" if self.style == "public" else "uniform"
         return [WeightedAverage(by=weighting, rule=self.robust_rule), Extrapolation(self.epsilon, self.style)]

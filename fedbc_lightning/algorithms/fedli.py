@@ -15,7 +15,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class FedLiLS(FedAvg):
@@ -87,7 +87,7 @@ class FedLiLS(FedAvg):
         self.server_step = server_step
         self.solver = Armijo(sufficient_decrease, shrink, growth, max_step)
 
-    def check(self, engine: SequentialEngine) -> None:
+    def check(self, engine: Engine) -> None:
         """Plain steps."""
         engine.check_solver("FedLi-LS", self.solver)
 
@@ -95,14 +95,14 @@ class FedLiLS(FedAvg):
         """The last accepted step size."""
         state.client_scalar("last_step", 1.0)
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Line searches from z."""
         engine.solve(cohort, start=server.model, solver=self.solver)
         has_searched = self.solver.has_searched[:, 0]
         cohort.stage("last_step", torch.where(has_searched, self.solver.accepted[:, 0], cohort.last_step))
         cohort.record("has_searched", has_searched.double())
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The mean, then the server's step."""
         return [*super().server_callbacks(engine), *([LargestClientStep()] if self.server_step == "max" else [])]
 
@@ -161,6 +161,6 @@ class FedLiLU(FedAvg):
         self.scalars_up += 1
         self.frank_wolfe = FrankWolfe(server_lr, server_momentum, weight_decay)
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The mean, then the step."""
         return [*super().server_callbacks(engine), self.frank_wolfe]

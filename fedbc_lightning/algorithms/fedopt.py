@@ -8,7 +8,7 @@ from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.server import RobustRule, ServerAdaptive, ServerCallback, ServerMomentum, ServerOptimizer
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class _FedOpt(FedAvg):
@@ -17,7 +17,7 @@ class _FedOpt(FedAvg):
     partial_work = "used"
     server_optimizer: ServerOptimizer
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The mean, then the server's step."""
         return [*super().server_callbacks(engine), self.server_optimizer]
 

@@ -12,7 +12,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class FedPlus(FederatedAlgorithm):
@@ -75,7 +75,7 @@ class FedPlus(FederatedAlgorithm):
         """x_i."""
         state.client_model("local_model")
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Local training with mixing towards z + θ_i."""
         away = cohort.local_model[:, : server.z.numel()] - server.z
         target = server.z + self.average.bound.prox(away)
@@ -83,7 +83,7 @@ class FedPlus(FederatedAlgorithm):
         engine.solve(cohort, start, after_step=MixWith(self.sigma, target) if self.sigma else None)
         cohort.stage("local_model", cohort.model)
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The smoothed centre."""
         return [self.average]
 

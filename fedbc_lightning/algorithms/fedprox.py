@@ -12,7 +12,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class FedProx(FedAvg):
@@ -64,6 +64,6 @@ class FedProx(FedAvg):
         super().__init__(weighting, robust_rule)
         self.mu = mu
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Local training from z with the term μ/2 ‖w − z‖²."""
         engine.solve(cohort, start=server.model, terms=[Proximal(self.mu, server.z)])

@@ -17,7 +17,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class Coin(ServerCallback):
@@ -104,7 +104,7 @@ class L2GD(FederatedAlgorithm):
         self.penalty, self.lr = penalty, lr
         self.coin = Coin(probability)
 
-    def check(self, engine: SequentialEngine) -> None:
+    def check(self, engine: Engine) -> None:
         """Plain steps, as many as the coin says."""
         name = type(self).__name__
         num_clients = engine.datamodule.num_clients
@@ -130,7 +130,7 @@ class L2GD(FederatedAlgorithm):
         if self.has_gradient_table:
             state.client_table("gradient_table")
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """The ones since the last exchange, then the zeros."""
         p, num_parameters = self.coin.probability, server.z.numel()
         table = self._table(engine, cohort) if self.has_gradient_table else None
@@ -162,7 +162,7 @@ class L2GD(FederatedAlgorithm):
                 center = center - alpha * server["gradient_mean"]
         return x, coupling
 
-    def _table(self, engine: SequentialEngine, cohort: Cohort) -> Tensor:
+    def _table(self, engine: Engine, cohort: Cohort) -> Tensor:
         """J_i, (K, m, d), zeros before the first round; a copy."""
         (client,) = cohort.ids
         if cohort.gradient_table.shape[1]:
@@ -170,7 +170,7 @@ class L2GD(FederatedAlgorithm):
         num_components = len(engine.component_shares(client))
         return cohort.coupling_table.new_zeros(1, num_components, cohort.coupling_table.shape[1])
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """x̄, and the mean of the J̄_i."""
         return [
             WeightedAverage(by="uniform"),

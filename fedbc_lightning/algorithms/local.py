@@ -10,7 +10,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class Local(FederatedAlgorithm):
@@ -47,12 +47,12 @@ class Local(FederatedAlgorithm):
         """x_i."""
         state.client_model("local_model")
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Default local training from x_i."""
         engine.solve(cohort, start=cohort.local_model)
         cohort.stage("local_model", cohort.model)
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The mean, which no client ever sees."""
         return [WeightedAverage(by="uniform")]
 

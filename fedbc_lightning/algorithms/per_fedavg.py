@@ -15,7 +15,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StagedClient
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class PerFedAvg(FedAvg):
@@ -82,7 +82,7 @@ class PerFedAvg(FedAvg):
         self.solver = ModelAgnostic(inner_lr, outer_lr, hessian_free=variant == "hessian_free")
         self.fine_tuning = FineTuning(inner_lr, finetune_batch_size, finetune_split)
 
-    def check(self, engine: SequentialEngine) -> None:
+    def check(self, engine: Engine) -> None:
         """Plain steps; differences of gradients need their digits."""
         engine.check_solver("Per-FedAvg", self.solver)
         if self.solver.hessian_free and not engine.has_full_precision:
@@ -91,7 +91,7 @@ class PerFedAvg(FedAvg):
                 "cannot tell apart; use first_order, or trainer.precision 32-true."
             )
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Model-agnostic steps from z."""
         engine.solve(cohort, start=server.model, solver=self.solver)
 

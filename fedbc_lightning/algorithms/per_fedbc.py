@@ -14,7 +14,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StagedClient, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class PerFedBC(FedBC):
@@ -78,14 +78,14 @@ class PerFedBC(FedBC):
         self.inner_lr, self.outer_lr, self.num_inner_steps = inner_lr, outer_lr, num_inner_steps
         self.fine_tuning = FineTuning(inner_lr, finetune_batch_size, finetune_split)
 
-    def check(self, engine: SequentialEngine) -> None:
+    def check(self, engine: Engine) -> None:
         """Plain steps."""
         engine.check_solver("Per-FedBC", ModelAgnostic)
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Nothing beside the duals: a client's own model is made from z."""
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Model-agnostic steps from z, λ_i in the inner ones."""
         pull = Proximal(2 * self.dual_ascent.state(cohort)["dual"], server.z)
         solver = ModelAgnostic(self.inner_lr, self.outer_lr, self.num_inner_steps, inner_terms=[pull])

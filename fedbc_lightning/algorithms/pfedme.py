@@ -14,7 +14,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class PFedMe(FedAvg):
@@ -76,7 +76,7 @@ class PFedMe(FedAvg):
         self.server_sgd = ServerSGD(server_lr)
         self.solver = MoreauEnvelope(penalty, personal_lr, num_inner_steps)
 
-    def check(self, engine: SequentialEngine) -> None:
+    def check(self, engine: Engine) -> None:
         """Plain steps."""
         engine.check_solver("pFedMe", self.solver)
 
@@ -84,11 +84,11 @@ class PFedMe(FedAvg):
         """θ_i."""
         state.client_model("local_model")
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Steps on the envelope from z; the last θ is the personal model."""
         engine.solve(cohort, start=server.model, solver=self.solver)
         cohort.stage("local_model", torch.cat([self.solver.theta, cohort.buffers], dim=1))
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The mean, then β of the way to it."""
         return [*super().server_callbacks(engine), self.server_sgd]

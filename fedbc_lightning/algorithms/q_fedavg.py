@@ -14,7 +14,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class QFedAvg(FederatedAlgorithm):
@@ -61,7 +61,7 @@ class QFedAvg(FederatedAlgorithm):
             check_at_least("algorithm.lipschitz", lipschitz, 0, strict=True)
         self.q, self.lipschitz = q, lipschitz
 
-    def check(self, engine: SequentialEngine) -> None:
+    def check(self, engine: Engine) -> None:
         """One η, or L."""
         if self.lipschitz is None and len(engine.layout.group_slices) > 1:
             raise ConfigurationError(
@@ -69,7 +69,7 @@ class QFedAvg(FederatedAlgorithm):
                 "give it."
             )
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """The loss at z, then default local training."""
         loss = engine.train_loss(cohort, server.model)
         if self.q and bool((loss < 0).any()):
@@ -82,6 +82,6 @@ class QFedAvg(FederatedAlgorithm):
         engine.solve(cohort, start=server.model)
         cohort.valid &= torch.isfinite(loss)
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """The mean, for buffers, and the fair step."""
         return [WeightedAverage(by="uniform"), FairStep(self.q, self.lipschitz)]

@@ -12,7 +12,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class SCAFFOLD(FederatedAlgorithm):
@@ -69,15 +69,15 @@ class SCAFFOLD(FederatedAlgorithm):
         check_choice("algorithm.control", control, ("auto", "step_size", "gradient_mean"))
         self.server_lr, self.control, self.robust_rule = server_lr, control, robust_rule
 
-    def client_update(self, engine: SequentialEngine, cohort: Cohort, server: ServerState) -> None:
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Local training from z with the term ⟨c − c_i, w⟩."""
         terms = [Linear(server["control"] - cohort.control)]
         engine.solve(cohort, start=server.model, terms=terms, record_gradient_mean=self._uses_gradient_mean(engine))
 
-    def server_callbacks(self, engine: SequentialEngine) -> list[ServerCallback]:
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Control variates, then the uniform mean and the server's step."""
         control_variates = ControlVariates(self._uses_gradient_mean(engine))
         return [control_variates, WeightedAverage("uniform", self.robust_rule), ServerSGD(self.server_lr)]
 
-    def _uses_gradient_mean(self, engine: SequentialEngine) -> bool:
+    def _uses_gradient_mean(self, engine: Engine) -> bool:
         return not engine.is_plain_sgd if self.control == "auto" else self.control == "gradient_mean"

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.seeding import derive, seed_globals
-from fedbc_lightning.module.local_schedules import Taken
-from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.cohort import Cohort, Taken
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
+    from fedbc_lightning.core.local_training import LocalTraining
+    from fedbc_lightning.engines.sequential import SequentialEngine
 
 
 class ClientRun:

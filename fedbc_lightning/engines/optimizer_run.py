@@ -17,7 +17,8 @@ from fedbc_lightning.module.visitors import is_ours
 from fedbc_lightning.state.cohort import Cohort
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
+    from fedbc_lightning.core.local_training import LocalTraining
+    from fedbc_lightning.engines.sequential import SequentialEngine
 
 
 class MissingGradientError(Exception):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch import LightningModule
@@ -15,13 +14,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.optimizer_run import MissingGradientError, OptimizerRun
 from fedbc_lightning.engines.oracle import Oracle
-from fedbc_lightning.engines.recorded.step_recorder import RecordSteps, StepRecorder
+from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
 from fedbc_lightning.engines.solver_run import SolverRun, weight_decay_terms
 from fedbc_lightning.local import AfterStep, FineTuning, Solver, Term
 from fedbc_lightning.local.rows import of_each
@@ -43,67 +43,6 @@ BYTES_OF_ROWS = 2**22
 """Of a cohort's matrices (K, d): what fits into a processor's cache with a step's own tensors."""
 NUM_MATRICES = 8
 """w, start, terms, staged state and what the server's parts make of them."""
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """What every client does in a round; names as in Lightning's Trainer.
-
-    Attributes:
-        epochs: E local epochs, or None.
-        steps: Exactly this many optimizer steps instead, over as many passes as that takes.
-        accumulate_grad_batches: Batches per optimizer step.
-        gradient_clip_val: Clip after the algorithm's terms were added; None: not at all.
-        gradient_clip_algorithm: By ``"norm"`` over all parameters at once, or by ``"value"``.
-        record_steps: Which steps are recorded: ``"auto"`` those that are proven to be functions of weights and batch;
-            True all, the user vouches for them; False none.
-        schedule_rounds: T, where a client's epochs and steps go on over all rounds; None: they begin anew in each.
-    """
-
-    epochs: int | None = 1
-    steps: int | None = None
-    accumulate_grad_batches: int = 1
-    gradient_clip_val: float | None = None
-    gradient_clip_algorithm: Literal["norm", "value"] = "norm"
-    record_steps: RecordSteps = "auto"
-    schedule_rounds: int | None = None
-
-    def num_steps(self, num_batches: int) -> int:
-        """K_i, the optimizer steps of a client with so many batches, if no step is skipped."""
-        if self.steps is not None:
-            return self.steps
-        return -(-num_batches // self.accumulate_grad_batches) * (self.epochs or 0)
-
-    def limits(self, num_batches: int) -> dict[str, int]:
-        """How far local training goes, by Lightning's names, for a client with so many batches.
-
-        Where its epochs and steps go on over the rounds, that is what it takes if it takes part in all of them.
-        """
-        rounds, steps_per_epoch = self.schedule_rounds or 1, -(-num_batches // self.accumulate_grad_batches)
-        planned = self.num_steps(num_batches) * rounds
-        return {
-            "max_epochs": self.epochs * rounds if self.epochs is not None else -(-planned // steps_per_epoch),
-            "max_steps": self.steps * rounds if self.steps is not None else -1,
-            "estimated_stepping_batches": planned,
-        }
-
-    def clip(self, gradients: Tensor) -> None:
-        """Clip one client's gradient (d,), or those of K clients (K, d), in place."""
-        value = self.gradient_clip_val
-        if not value:
-            return
-        if self.gradient_clip_algorithm == "value":
-            gradients.clamp_(-value, value)
-        else:
-            norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
-            gradients.mul_((value / (norms + 1e-6)).clamp(max=1.0))
-
-    def shortened(self, num_batches: int, rng: np.random.Generator) -> LocalTraining:
-        """What a straggler does: fewer epochs, drawn from 1..E-1; with E = 1, or counted in steps, fewer steps."""
-        if self.epochs is not None and self.epochs > 1:
-            return replace(self, epochs=int(rng.integers(1, self.epochs)))
-        steps = self.num_steps(num_batches)
-        return replace(self, epochs=None, steps=int(rng.integers(1, steps)) if steps > 1 else 1)
 
 
 class SequentialEngine:
@@ -195,6 +134,11 @@ class SequentialEngine:
             self._is_heard or optimizer.schedulers or optimizer.is_made_anew or optimizer.has_step_hooks
         )
 
+    @property
+    def has_schedulers(self) -> bool:
+        """See :class:`~fedbc_lightning.local.engine.Engine`."""
+        return bool(self.optimizer.schedulers)
+
     def check_solver(self, name: str, solver: Solver | type[Solver]) -> None:
         """Refuse what a solver's own steps cannot honour; say once what they leave out of the user's optimizer.
 
@@ -267,23 +211,7 @@ class SequentialEngine:
         purpose: str = "client",
         is_last: bool = True,
     ) -> None:
-        """Local training of the cohort, from ``start``: default local training, or a solver's own steps.
-
-        Fills in the cohort's ``w``, ``buffers``, ``num_steps``, ``step_size``, ``batch_loss``, ``valid`` and records. A
-        second call for the same cohort is another training of the same clients; its results replace the first's.
-
-        Args:
-            cohort: The clients.
-            start: A model, (d + b,) or (K, d + b).
-            terms: What the method adds to the loss; added to every step's gradient.
-            solver: Steps of the method's own, in place of the user's optimizer; K = 1.
-            after_step: Applied to w after every step of the user's optimizer.
-            epochs: E for this training in place of the trainer's; a straggler does its share of them.
-            lr_scale: Factor on the user's learning rates.
-            record_gradient_mean: Also fill in ``cohort.gradient_mean``, the mean raw gradient over the steps.
-            purpose: What the random draws inside ``training_step`` are for; another one for a second training.
-            is_last: Whether no other training of the same clients follows in this round.
-        """
+        """See :class:`~fedbc_lightning.local.engine.Engine`; a solver is given cohorts of one client."""
         local, num_clients = self._planned(cohort, epochs), len(cohort)
         if solver is not None:
             if num_clients > 1:

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks, travels_along
 from fedbc_lightning.engines import choice
-from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
+from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.evaluation.evaluator import Models
 from fedbc_lightning.federation.participation import Participants, Participation, deal
 from fedbc_lightning.federation.single_samples import SingleSamples

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
-from fedbc_lightning.engines.sequential import LocalTraining
 from fedbc_lightning.federation.sampling import ClientSampler, num_sampled
 from fedbc_lightning.federation.stragglers import Stragglers
 

@@ -14,8 +14,8 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.datamodule import POOLED
 
 if TYPE_CHECKING:
+    from fedbc_lightning.core.local_training import LocalTraining
     from fedbc_lightning.data import FederatedDataModule
-    from fedbc_lightning.engines.sequential import LocalTraining
     from fedbc_lightning.federation.participation import Participation
 
 

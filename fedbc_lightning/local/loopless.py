@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbc_lightning.local.solvers import Solver
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.solver_run import SolverRun
+    from fedbc_lightning.local.engine import Client
 
 
 class LooplessSteps(Solver):
@@ -54,11 +54,11 @@ class LooplessSteps(Solver):
         self.offset, self.is_stochastic, self.table, self.num_sampled = offset, is_stochastic, table, num_sampled
         self.mean: Tensor | float = 0.0
 
-    def num_steps(self, client: SolverRun) -> int:
+    def num_steps(self, client: Client) -> int:
         """As drawn."""
         return self.num_local_steps
 
-    def begin(self, client: SolverRun) -> None:
+    def begin(self, client: Client) -> None:
         """Who is sampled in which step; J̄_i."""
         self.components = client.rng("component")
         self.is_sampled = np.ones(self.num_local_steps, dtype=bool)
@@ -69,7 +69,7 @@ class LooplessSteps(Solver):
         if self.table is not None:
             self.mean = self.table.mean(dim=1)
 
-    def step(self, client: SolverRun) -> None:
+    def step(self, client: Client) -> None:
         """One zero of the coin."""
         direction = self.offset + self.mean
         if self.is_sampled[client.num_steps]:
@@ -77,7 +77,7 @@ class LooplessSteps(Solver):
             direction = direction + share / (1 - self.probability) * self._innovation(client)
         client.w -= self.lr / self.num_clients * direction
 
-    def _innovation(self, client: SolverRun) -> Tensor:
+    def _innovation(self, client: Client) -> Tensor:
         """∇f_i, ∇f_ij, or ∇f_ij − J_ij, after which the table holds ∇f_ij."""
         if not self.is_stochastic:
             return client.full_gradient(client.w)

@@ -15,7 +15,7 @@ from fedbc_lightning.core.devices import upload
 from fedbc_lightning.local.terms import Term
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.solver_run import SolverRun
+    from fedbc_lightning.local.engine import Client
 
 
 class Solver:
@@ -36,18 +36,18 @@ class Solver:
 
     one_by_one = ""
 
-    def num_steps(self, client: SolverRun) -> int:
+    def num_steps(self, client: Client) -> int:
         """How many times :meth:`step` is called: as often as default local training would step."""
         return client.local.num_steps(client.num_batches)
 
-    def begin(self, client: SolverRun) -> None:
+    def begin(self, client: Client) -> None:
         """Before the first step; ``client.w`` is the start point."""
 
-    def step(self, client: SolverRun) -> None:
+    def step(self, client: Client) -> None:
         """One step: draw batches with ``client.next_batch()``, take gradients, write ``client.w``."""
         raise NotImplementedError
 
-    def end(self, client: SolverRun) -> None:
+    def end(self, client: Client) -> None:
         """After the last step; what is in ``client.w`` then is w_i."""
 
 
@@ -87,7 +87,7 @@ class ModelAgnostic(Solver):
         self.hessian_free, self.inner_terms = hessian_free, inner_terms
         self.batches_per_step = num_inner_steps + 1 + hessian_free
 
-    def step(self, client: SolverRun) -> None:
+    def step(self, client: Client) -> None:
         """One outer step."""
         w = client.w
         inner = w.clone()
@@ -133,11 +133,11 @@ class MoreauEnvelope(Solver):
         self.penalty, self.personal_lr, self.num_inner_steps = penalty, personal_lr, num_inner_steps
         self.theta = torch.empty(0)
 
-    def begin(self, client: SolverRun) -> None:
+    def begin(self, client: Client) -> None:
         """θ = w."""
         self.theta = client.w.clone()
 
-    def step(self, client: SolverRun) -> None:
+    def step(self, client: Client) -> None:
         """One batch."""
         batch, w, theta = client.next_batch(), client.w, self.theta
         for _ in range(self.num_inner_steps):
@@ -170,7 +170,7 @@ class Mixture(Solver):
     def __init__(self, v: Tensor, mixture: Tensor, adaptive: bool) -> None:
         self.v, self.mixture, self.adaptive = v.clone(), mixture.to(v), adaptive
 
-    def step(self, client: SolverRun) -> None:
+    def step(self, client: Client) -> None:
         """One batch."""
         batch, w, v, mixture, rates = client.next_batch(), client.w, self.v, self.mixture, client.rates
         of_w = client.gradient(w, batch)
@@ -217,12 +217,12 @@ class Armijo(Solver):
             sufficient_decrease, shrink, growth, max_step,
         )  # fmt: skip
 
-    def begin(self, client: SolverRun) -> None:
+    def begin(self, client: Client) -> None:
         """η_prev = 1."""
         self.accepted = torch.ones(len(client.w), 1, dtype=torch.float64)
         self.has_searched = torch.zeros(len(client.w), 1, dtype=torch.bool)
 
-    def step(self, client: SolverRun) -> None:
+    def step(self, client: Client) -> None:
         """One batch."""
         batch, w = client.next_batch(), client.w
         client.same_draws()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import LightningModule
@@ -12,40 +12,16 @@ from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.module.fast_forward import ScheduleState, step_quietly
 from fedbc_lightning.module.optimizers import LASTING, Configured, configure
+from fedbc_lightning.state.cohort import Cohort, Taken
 
 if TYPE_CHECKING:
     from fedbc_lightning.module.adapter import UserModule
-    from fedbc_lightning.state.cohort import Cohort
     from fedbc_lightning.state.declaration import StateDeclaration
 
 EPOCHS, STEPS = "epochs_taken", "steps_taken"
 """The clients' scalars, which are also columns of ``clients.csv``."""
 NUM_TRIED = 2
 """Steps of a scheduler that are tried before its state is carried over, and after."""
-
-
-class Taken(NamedTuple):
-    """What a client has taken in all rounds so far.
-
-    Attributes:
-        epochs: Passes over its data; one that was broken off counts by the share of its batches that came.
-        steps: Optimizer steps.
-    """
-
-    epochs: float = 0.0
-    steps: int = 0
-
-    def whole_epochs(self, num_batches: int) -> int:
-        """The epochs that are complete, of a client with so many batches."""
-        return self._batches(num_batches) // num_batches
-
-    def plus(self, batches: int, steps: int, num_batches: int) -> Taken:
-        """That after so many more batches and steps."""
-        return Taken((self._batches(num_batches) + batches) / num_batches, self.steps + steps)
-
-    def _batches(self, num_batches: int) -> int:
-        """As a whole number, so that no rounding error adds up."""
-        return round(self.epochs * num_batches)
 
 
 def declare(declaration: StateDeclaration) -> None:

@@ -14,7 +14,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class WeightedAverage(ServerCallback):
@@ -38,7 +38,7 @@ class WeightedAverage(ServerCallback):
         if self.rule is not None:
             self.rule.declare_state(state)
 
-    def check(self, engine: SequentialEngine, num_sampled: int) -> None:
+    def check(self, engine: Engine, num_sampled: int) -> None:
         """Whether the rule works with S clients."""
         if self.rule is not None:
             self.rule.check(num_sampled)

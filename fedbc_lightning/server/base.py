@@ -12,7 +12,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 WIDE_BYTES = 2**20
@@ -115,7 +115,7 @@ class ServerCallback:
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare what outlives a round."""
 
-    def check(self, engine: SequentialEngine, num_sampled: int) -> None:
+    def check(self, engine: Engine, num_sampled: int) -> None:
         """Raise a ConfigurationError if the part cannot work with this engine, or with S clients in a round."""
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:

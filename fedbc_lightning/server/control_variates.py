@@ -13,7 +13,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class ControlVariates(ServerCallback):
@@ -31,7 +31,7 @@ class ControlVariates(ServerCallback):
     def __init__(self, gradient_mean: bool) -> None:
         self.gradient_mean = gradient_mean
 
-    def check(self, engine: SequentialEngine, num_sampled: int) -> None:
+    def check(self, engine: Engine, num_sampled: int) -> None:
         """The first form is exact for plain SGD only."""
         if not self.gradient_mean and not engine.is_plain_sgd:
             raise ConfigurationError(

@@ -15,7 +15,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class LargestClientStep(ServerOptimizer):
@@ -61,7 +61,7 @@ class FrankWolfe(ServerOptimizer):
         check_at_least("algorithm.weight_decay", weight_decay, 0)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
-    def check(self, engine: SequentialEngine, num_sampled: int) -> None:
+    def check(self, engine: Engine, num_sampled: int) -> None:
         """See which parameters are optimized."""
         self._num_optimized = engine.layout.num_optimized
 

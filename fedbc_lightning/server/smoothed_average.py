@@ -13,7 +13,7 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, ServerState
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
+    from fedbc_lightning.local.engine import Engine
 
 
 class SmoothedAverage(ServerCallback):
@@ -32,7 +32,7 @@ class SmoothedAverage(ServerCallback):
         self.penalty, self.over = penalty, over
         self.reads = ("local_model",) if over == "all" else ()
 
-    def check(self, engine: SequentialEngine, num_sampled: int) -> None:
+    def check(self, engine: Engine, num_sampled: int) -> None:
         """Find the parameters that the penalty names."""
         self._bound = self.penalty.bind(engine.layout)
 

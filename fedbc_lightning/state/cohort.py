@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,34 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.state.declaration import ClientStore
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import LocalTraining
-    from fedbc_lightning.module.local_schedules import Taken
+    from fedbc_lightning.core.local_training import LocalTraining
 
 
 EMPTY = torch.empty(0)
+
+
+class Taken(NamedTuple):
+    """What a client has taken in all rounds so far.
+
+    Attributes:
+        epochs: Passes over its data; one that was broken off counts by the share of its batches that came.
+        steps: Optimizer steps.
+    """
+
+    epochs: float = 0.0
+    steps: int = 0
+
+    def whole_epochs(self, num_batches: int) -> int:
+        """The epochs that are complete, of a client with so many batches."""
+        return self._batches(num_batches) // num_batches
+
+    def plus(self, batches: int, steps: int, num_batches: int) -> Taken:
+        """That after so many more batches and steps."""
+        return Taken((self._batches(num_batches) + batches) / num_batches, self.steps + steps)
+
+    def _batches(self, num_batches: int) -> int:
+        """As a whole number, so that no rounding error adds up."""
+        return round(self.epochs * num_batches)
 
 
 class Cohort:

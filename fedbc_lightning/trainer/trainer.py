@@ -22,13 +22,13 @@ from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core import determinism
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import global_seed, preserved_globals
 from fedbc_lightning.core.storage import quiet_event_writers
 from fedbc_lightning.core.twins import AnyCallback, AnyLogger
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import make_fabric, missing_kernels_told
 from fedbc_lightning.distributed.lifeline import WAS_KILLED, Lifeline, LostProcessError
-from fedbc_lightning.engines.sequential import LocalTraining
 from fedbc_lightning.evaluation.evaluator import Evaluation, Evaluator
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.participation import Participation

@@ -17,8 +17,8 @@ from algorithms.registry import BY_NAME, REPRESENTATIVES
 from algorithms.running import fit, start_point
 from fedbc_lightning import ConfigurationError, FederatedTrainer
 from fedbc_lightning.algorithms import FedAvg, FedProx
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import numpy_generator
-from fedbc_lightning.engines.sequential import LocalTraining
 from fedbc_lightning.federation.stragglers import Stragglers
 
 EPOCHS, ROUNDS = 4, 8

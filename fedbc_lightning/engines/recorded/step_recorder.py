@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.plugins.precision import DoublePrecision, Precision
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedbc_lightning.core.devices import read, wide_dtype
 from fedbc_lightning.core.errors import first_line
+from fedbc_lightning.core.local_training import RecordSteps
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.engines.recorded.proof import Proof
 from fedbc_lightning.engines.recorded.recording import NotRecordableError, Replay, record
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lightning.pytorch." + __name__)
 
-RecordSteps = Literal["auto"] | bool
 RECORD_AFTER = {"single": 500, "mapped": 60}
 """Steps of one shape that pay for recording it: 100 to 200 ms against 0.1 ms, or 1 ms for a mapped one, in each."""
 NUM_TRIALS = 3
@@ -61,10 +61,10 @@ class StepRecorder:
     """Replays steps whose shapes came often: the operations of the module's own step, on the same numbers.
 
     A recording holds what ``training_step`` did once, so what it does must be a function of parameters and batch. With
-    ``record_steps: auto`` that is proven before a shape is recorded, see ``recorded/proof/``; what the proof rests on is compared before each client, after each step as written, and before each step where other code
-    than what is known to leave the module alone runs in between. With ``true`` the user vouches for it. In both cases
-    the first replays of each shape, one in each round, and one in 64 are run as written and compared, on a CPU bit for
-    bit.
+    ``record_steps: auto`` that is proven before a shape is recorded, see ``recorded/proof/``; what the proof rests on
+    is compared before each client, after each step as written, and before each step where other code than what is known
+    to leave the module alone runs in between. With ``true`` the user vouches for it. In both cases the first replays of
+    each shape, one in each round, and one in 64 are run as written and compared, on a CPU bit for bit.
 
     Args:
         user: The user's module.

@@ -25,7 +25,7 @@ from fedbc_lightning.module.visitors import is_ours
 from fedbc_lightning.state.cohort import Cohort
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import LocalTraining
+    from fedbc_lightning.core.local_training import LocalTraining
     from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 
 FEW = 6

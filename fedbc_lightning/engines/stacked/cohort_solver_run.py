@@ -21,7 +21,7 @@ from fedbc_lightning.local import Solver, Term
 from fedbc_lightning.state.cohort import Cohort
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import LocalTraining
+    from fedbc_lightning.core.local_training import LocalTraining
     from fedbc_lightning.engines.solver_run import SolverRun
     from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 

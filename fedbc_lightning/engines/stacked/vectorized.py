@@ -12,8 +12,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
-from fedbc_lightning.engines.sequential import LocalTraining, SequentialEngine
+from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.engines.stacked.cohort_optimizer_run import CohortOptimizerRun
 from fedbc_lightning.engines.stacked.cohort_solver_run import CohortSolverRun
 from fedbc_lightning.engines.stacked.mappable import SEQUENTIAL, check_step, not_a_function
