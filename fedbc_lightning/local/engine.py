@@ -86,7 +86,7 @@ class Engine(Protocol):
         """
 
     def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:
-        """Return f_i (K,) of a model (d + b,): each client's mean training loss over its samples, in evaluation mode."""
+        """Return f_i (K,) of a model (d + b,): each client's mean training loss, in evaluation mode."""
 
     def component_shares(self, client: int) -> list[float]:
         """Return the share of the client's samples that lies in each of its fixed batches; they sum to 1."""
