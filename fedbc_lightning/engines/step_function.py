@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -103,12 +103,12 @@ class Step(nn.Module):
 
     def __init__(self, module: nn.Module, name: str, takes_index: bool) -> None:
         super().__init__()
-        self.module, self._takes_index = module, takes_index
-        self._step: Callable[..., Any] = getattr(module, name)
+        self.module, self._takes_index, self._step = module, takes_index, name
 
     def forward(self, batch: Sequence[Tensor], batch_idx: int) -> Any:
         """What it returns."""
-        return self._step(*((batch, batch_idx) if self._takes_index else (batch,)))
+        step = getattr(self.module, self._step)  # which a callback may have replaced
+        return step(*((batch, batch_idx) if self._takes_index else (batch,)))
 
 
 class StepFunction:

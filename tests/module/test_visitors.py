@@ -136,6 +136,29 @@ def test_attributes_of_library_classes_are_read_like_others(monkeypatch, name):
     assert not proof.holds()
 
 
+def pulled(module, batch, batch_idx):
+    """As written where no input is large, which few are."""
+    loss = functional.cross_entropy(module(batch[0]), batch[1])
+    return loss + 5 * (batch[0].amax() - 2.8).clamp(min=0) * module.net[0].weight.square().sum()
+
+
+class Replace(Callback):
+    def on_round_start(self, trainer, pl_module, *args):
+        if trainer.current_round == 2:
+            pl_module.training_step = types.MethodType(pulled, pl_module)
+
+
+def test_a_step_that_is_replaced_on_the_module_is_taken(tmp_path):
+    options = {"callbacks": [Replace()], "max_rounds": 3}
+    written = run(tmp_path / "written", Unlogged, record_steps=False, **options)[0]
+    assert_equal_trees(run(tmp_path / "recorded", Unlogged, **options)[0], written)
+
+
+class Unlogged(Plain):
+    def training_step(self, batch, batch_idx):
+        return functional.cross_entropy(self(batch[0]), batch[1])
+
+
 class ByClient(Plain):
     def training_step(self, batch, batch_idx):
         return functional.cross_entropy(self(batch[0]), batch[1]) * (1 + self.trainer.current_client)
