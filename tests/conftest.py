@@ -49,6 +49,27 @@ ALLOWED_VARIABLES = {
 registry.entry_points = functools.cache(registry.entry_points)
 
 
+QUICK_FOLDERS = {"core", "state", "server", "local", "partition"}
+QUICK_TESTS = {
+    "test_layers.py::test_each_folder_imports_only_what_stands_below_it",
+    "test_conformance.py::test_closed_form_with_partial_participation",
+    "test_vectorized.py::test_the_sequential_engines_numbers",
+}
+"""Of the last two the cases of REPRESENTATIVES: one for every method, and so every method in both engines."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what ``pytest -m quick`` runs: doctests, the parts below the engines, and one case of every method."""
+    from algorithms.registry import REPRESENTATIVES
+
+    for item in items:
+        test = f"{item.path.name}::{getattr(item, 'originalname', None)}"
+        setting = getattr(item, "callspec", None) and item.callspec.params.get("setting")
+        is_case = test in QUICK_TESTS and (setting is None or setting in REPRESENTATIVES)
+        if isinstance(item, pytest.DoctestItem) or item.path.parent.name in QUICK_FOLDERS or is_case:
+            item.add_marker("quick")
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of real data; tests that need it are skipped without it."""
