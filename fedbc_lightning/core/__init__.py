@@ -1,1 +1,1 @@
-"""What everything else may use: errors, checks, units, files, random numbers, devices and names."""
+"""Basic tools that every other folder may use: errors, checks, units, files, random numbers, devices and names."""

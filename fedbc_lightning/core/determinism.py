@@ -1,4 +1,4 @@
-"""torch's deterministic algorithms, without which a GPU may give other digits each time."""
+"""Switch on torch's deterministic algorithms; without them a GPU may give slightly different results in each run."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import torch
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 
 Asked = bool | Literal["warn"] | None
-"""``trainer.deterministic``."""
+"""Type of the setting ``trainer.deterministic``."""
 
 
 def prepare(asked: Asked) -> None:
-    """What cuBLAS must find before its first product."""
+    """Set the environment variable that cuBLAS reads before its first matrix product, if determinism is asked for."""
     if asked:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 @contextmanager
 def deterministic_algorithms(asked: Asked) -> Iterator[None]:
-    """Use them inside; torch is set as before afterwards.
+    """Use deterministic algorithms inside the context, and restore torch's settings on leaving it.
 
     Args:
-        asked: True: an operation that has none is an error; ``"warn"``: a warning; None: only cuDNN's; False: torch
-            stays as it is set.
+        asked: Value of ``trainer.deterministic``. With True, an operation without a deterministic algorithm is an
+            error; with ``"warn"`` it causes a warning. None makes only cuDNN deterministic, False changes nothing.
 
     Raises:
-        ConfigurationError: An operation inside has none, and True was asked for.
+        ConfigurationError: ``asked`` is True, and an operation inside has no deterministic algorithm.
     """
     if asked is False:
         yield

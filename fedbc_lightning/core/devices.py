@@ -1,4 +1,4 @@
-"""What is peculiar to the devices that models are trained on."""
+"""Differences between the devices that models are trained on (CPU, CUDA, MPS), hidden behind three functions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
-    """Values of the CPU on a device, which meanwhile goes on with what it does; MPS alone must be waited for."""
+    """Copy a tensor from the CPU to ``device``, without waiting for the device except on MPS."""
     return values if values.device == device else values.to(device, non_blocking=device.type != "mps")
 
 
 def read(values: Iterable[Tensor | float]) -> list[float]:
-    """Single numbers and truth values, for which the CPU waits once wherever they are."""
+    """Return scalars as Python floats; those on a device are fetched together, so that the CPU waits for it once."""
     values = list(values)
     there = {k: value for k, value in enumerate(values) if isinstance(value, Tensor) and not value.is_cpu}
     if there:
@@ -26,5 +26,5 @@ def read(values: Iterable[Tensor | float]) -> list[float]:
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The dtype that sums over clients are taken in: float64, which MPS does not have."""
+    """Return the dtype of sums over clients: float64, or float32 on MPS, which has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -1,4 +1,4 @@
-"""The one exception for mistakes that the user can mend, and what its messages share."""
+"""The exception for mistakes that the user can correct, and helpers for its messages."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterable
 
 
 class ConfigurationError(ValueError):
-    """Something the user gave cannot be honoured: says what, where, and how to fix it, in one line.
+    """A setting or an input of the user cannot be used; the message says in one line what, where, and how to fix it.
 
-    The command line prints it without a traceback and exits with status 1. Everything else that is raised is a bug,
-    ours or the user's, and keeps its traceback.
+    The command line prints the message without a traceback and exits with status 1. Every other exception is a bug, in
+    this package or in the user's code, and keeps its traceback.
 
     Attributes:
-        is_said_elsewhere: Whether another process of the run raised the same and tells the user.
+        is_said_elsewhere: Whether another process of the run raised the same error and reports it to the user.
     """
 
     is_said_elsewhere = False
 
 
 def first_line(error: BaseException) -> str:
-    r"""What another library's exception says, for a message of ours; its class, if it says nothing.
+    r"""Return the first line of an exception's message, or the name of its class if the message is empty.
 
     Example:
         >>> first_line(ValueError("no such file\nsee the manual")), first_line(KeyError())
@@ -30,7 +30,7 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """What was probably meant by a word that is not known; None: nothing is like it.
+    """Return the known word that is most similar to an unknown one, or None if no word is similar.
 
     Example:
         >>> nearest("dual_ir", ["dual_lr", "dual_min"]), nearest("fedbc", ["FedAvg", "FedBC"]), nearest("x", ["FedBC"])
@@ -43,6 +43,6 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The end of a message about a word that is not known: the nearest one that is, or ``otherwise``."""
+    """Return the end of a message about an unknown word: a suggestion of a similar known word, or ``otherwise``."""
     near = nearest(word, known)
     return f"did you mean '{near}'?" if near else otherwise

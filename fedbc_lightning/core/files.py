@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whenever the process is killed."""
+"""Atomic writing of files: a reader finds the old file or the new one, even if the process is killed while writing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; on success it atomically replaces ``path``, else it is removed and ``path`` stays."""
+    """Yield a temporary path; on success it atomically replaces ``path``, on an error it is removed."""
     partial = path.with_name(path.name + ".tmp")
     try:
         yield partial
         os.replace(partial, path)
     except BaseException:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)  # a disk that is full needs the space
+            partial.unlink(missing_ok=True)  # if the disk is full, the space is needed
         raise
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8; until all of it is written, what was there before stays."""
+    """Write a text file in UTF-8; the old content stays until the new one is complete."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What every client does in a round: how long it trains, and how its gradients are clipped."""
+"""Settings of local training, equal for all clients: how long a client trains, and how its gradients are clipped."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ RecordSteps = Literal["auto"] | bool
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What every client does in a round; names as in Lightning's Trainer.
+    """Settings of the local training of a round, named as in Lightning's Trainer.
 
     Attributes:
-        epochs: E local epochs, or None.
-        steps: Exactly this many optimizer steps instead, over as many passes as that takes.
-        accumulate_grad_batches: Batches per optimizer step.
-        gradient_clip_val: Clip after the algorithm's terms were added; None: not at all.
-        gradient_clip_algorithm: By ``"norm"`` over all parameters at once, or by ``"value"``.
-        record_steps: Which steps are recorded: ``"auto"`` those that are proven to be functions of weights and batch;
-            True all, the user vouches for them; False none.
-        schedule_rounds: T, where a client's epochs and steps go on over all rounds; None: they begin anew in each.
+        epochs: Number of local epochs E; None where ``steps`` is given.
+        steps: Number of optimizer steps, in place of ``epochs``; the client passes over its data as often as needed.
+        accumulate_grad_batches: Number of batches per optimizer step.
+        gradient_clip_val: Bound to which gradients are clipped, after the algorithm's terms were added; None clips
+            nothing.
+        gradient_clip_algorithm: How to clip: ``"norm"`` bounds the norm over all parameters, ``"value"`` each entry.
+        record_steps: Which local steps are recorded and replayed. ``"auto"`` records steps that are proven to depend
+            on weights and batch only; True records all of them, on the user's responsibility; False records none.
+        schedule_rounds: Number of rounds T if a client's epochs and steps are counted over all rounds; None if the
+            count begins anew in each round.
     """
 
     epochs: int | None = 1
@@ -36,15 +38,19 @@ class LocalTraining:
     schedule_rounds: int | None = None
 
     def num_steps(self, num_batches: int) -> int:
-        """K_i, the optimizer steps of a client with so many batches, if no step is skipped."""
+        """Return K_i, the number of optimizer steps of a client with ``num_batches`` batches, if none is skipped."""
         if self.steps is not None:
             return self.steps
         return -(-num_batches // self.accumulate_grad_batches) * (self.epochs or 0)
 
     def limits(self, num_batches: int) -> dict[str, int]:
-        """How far local training goes, by Lightning's names, for a client with so many batches.
+        """Return the limits of a client's training under the names of Lightning's Trainer.
 
-        Where its epochs and steps go on over the rounds, that is what it takes if it takes part in all of them.
+        If epochs and steps are counted over all rounds (``schedule_rounds``), the limits are those of a client that
+        takes part in every round.
+
+        Args:
+            num_batches: Number of batches per epoch of the client.
         """
         rounds, steps_per_epoch = self.schedule_rounds or 1, -(-num_batches // self.accumulate_grad_batches)
         planned = self.num_steps(num_batches) * rounds
@@ -55,7 +61,7 @@ class LocalTraining:
         }
 
     def clip(self, gradients: Tensor) -> None:
-        """Clip one client's gradient (d,), or those of K clients (K, d), in place."""
+        """Clip the gradient of one client, ``(d,)``, or the gradients of K clients, ``(K, d)``, in place."""
         value = self.gradient_clip_val
         if not value:
             return
@@ -66,7 +72,15 @@ class LocalTraining:
             gradients.mul_((value / (norms + 1e-6)).clamp(max=1.0))
 
     def shortened(self, num_batches: int, rng: np.random.Generator) -> LocalTraining:
-        """What a straggler does: fewer epochs, drawn from 1..E-1; with E = 1, or counted in steps, fewer steps."""
+        """Return the settings of a straggler, which trains for less time.
+
+        The number of epochs is drawn from 1..E-1. If E = 1, or if training is counted in steps, the number of steps is
+        drawn from 1..K_i-1 instead.
+
+        Args:
+            num_batches: Number of batches per epoch of the client.
+            rng: Generator of the draw.
+        """
         if self.epochs is not None and self.epochs > 1:
             return replace(self, epochs=int(rng.integers(1, self.epochs)))
         steps = self.num_steps(num_batches)

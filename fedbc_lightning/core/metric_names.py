@@ -1,4 +1,4 @@
-"""What is good in a metric, by its name."""
+"""Tell from a metric's name whether small or large values are better."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 PARTS = (
     "loss", "error", "perplexity", "entropy", "distance", "divergence", "brier", "rmse", "mse", "mae", "nll", "bpc",
 )  # fmt: skip
-"""Anywhere in the name of a metric of which less is better."""
+"""Parts of a name: smaller values are better for a metric whose name contains one of these."""
 WORDS = frozenset({"bytes", "cer", "ece", "mape", "ppl", "seconds", "std", "wer"})
-"""Whole words of such a name."""
+"""Whole words: smaller values are better for a metric whose name contains one of these as a word of its own."""
 
 
 def is_lower_better(metric: str) -> bool:
-    """Whether small values of a metric are good, by its name, in small or large letters.
+    """Return whether smaller values of a metric are better, judged by its name; letter case does not matter.
 
     Example:
         >>> is_lower_better("global/test_loss"), is_lower_better("local/test_RMSE"), is_lower_better("test_wer")

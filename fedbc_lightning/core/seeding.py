@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, purpose, round, client, epoch, step): no generator's state is carried."""
+"""Randomness as a function of (seed, purpose, round, client, epoch, step), so that no generator state is saved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACK = struct.Struct("<6q").pack
 
 
 class _Scratch(threading.local):
-    """A generator for single draws, in each thread: seeding one takes half the time of making one."""
+    """One generator per thread for single draws; seeding it again takes half the time of creating a new one."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator()
@@ -27,18 +27,18 @@ _scratch = _Scratch()
 
 
 def derive(seed: int, purpose: str, round: int = -1, client: int = -1, epoch: int = -1, step: int = -1) -> int:
-    """One 64-bit seed for one purpose; equal arguments give equal seeds on every machine.
+    """Return the seed of one random draw; equal arguments give equal seeds on every machine.
 
     Args:
-        seed: The run's seed.
-        purpose: What the draw is for, e.g. ``"shuffle"``; different purposes are independent.
-        round: Round 1..T, or -1 where the draw does not depend on it; likewise the others.
-        client: Client 0..N-1.
-        epoch: Local epoch, from 0.
-        step: Local step, from 0.
+        seed: Seed of the run.
+        purpose: Name of what is drawn, e.g. ``"shuffle"``; draws with different purposes are independent.
+        round: Round 1..T, or -1 if the draw does not depend on the round.
+        client: Client 0..N-1, or -1 if the draw does not depend on the client.
+        epoch: Local epoch, from 0, or -1 if the draw does not depend on the epoch.
+        step: Local step, from 0, or -1 if the draw does not depend on the step.
 
     Returns:
-        An integer in [0, 2**63): every generator (torch, NumPy, Python) takes it.
+        An integer in [0, 2**63), a range that the generators of torch, NumPy and Python all accept.
 
     Example:
         >>> derive(0, "shuffle", round=1, client=3) == derive(0, "shuffle", round=1, client=3)
@@ -53,24 +53,27 @@ def derive(seed: int, purpose: str, round: int = -1, client: int = -1, epoch: in
 def generator(
     seed: int, purpose: str, round: int = -1, client: int = -1, epoch: int = -1, step: int = -1
 ) -> torch.Generator:
-    """A fresh CPU :class:`torch.Generator` seeded with :func:`derive` of the same arguments."""
+    """Return a new CPU :class:`torch.Generator`, seeded with :func:`derive` of the same arguments."""
     return torch.Generator().manual_seed(derive(seed, purpose, round, client, epoch, step))
 
 
 def permutation(size: int, seed: int, purpose: str, round: int = -1, client: int = -1, epoch: int = -1) -> torch.Tensor:
-    """``torch.randperm(size)`` with :func:`generator` of the other arguments, (size,) int64."""
+    """Return a random permutation of 0..size-1, ``(size,)`` int64, seeded with :func:`derive` of the other arguments.
+
+    It equals ``torch.randperm(size, generator=generator(...))``.
+    """
     return torch.randperm(size, generator=_scratch.generator.manual_seed(derive(seed, purpose, round, client, epoch)))
 
 
 def numpy_generator(
     seed: int, purpose: str, round: int = -1, client: int = -1, epoch: int = -1, step: int = -1
 ) -> np.random.Generator:
-    """A fresh :class:`numpy.random.Generator` seeded with :func:`derive` of the same arguments."""
+    """Return a new :class:`numpy.random.Generator`, seeded with :func:`derive` of the same arguments."""
     return np.random.default_rng(derive(seed, purpose, round, client, epoch, step))
 
 
 def global_seed() -> int:
-    """The seed of ``seed_everything`` (the environment variable ``PL_GLOBAL_SEED``), or 0 if it was never called."""
+    """Return the seed of ``seed_everything``, from the environment variable ``PL_GLOBAL_SEED``, or 0 if it is unset."""
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
 
@@ -89,7 +92,11 @@ def seed_globals(seed: int, device: torch.device) -> None:
 
 
 class Generators:
-    """Where the generators that :func:`seed_globals` seeds stand now, to be put back by :meth:`restore`."""
+    """Snapshot of the states of the generators that :func:`seed_globals` seeds; :meth:`restore` puts them back.
+
+    Args:
+        device: Device whose generator is included, besides the CPU's.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._python, self._numpy = random.getstate(), np.random.get_state()
@@ -97,7 +104,7 @@ class Generators:
         self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
     def __eq__(self, other: object) -> bool:
-        """Whether nothing was drawn in between."""
+        """Return whether the states are equal, i.e. nothing was drawn between the two snapshots."""
         return isinstance(other, Generators) and self._bytes() == other._bytes()
 
     __hash__ = None  # type: ignore[assignment]
@@ -108,7 +115,7 @@ class Generators:
         return self._python, name, np.asarray(keys).tobytes(), rest, tensors
 
     def restore(self) -> None:
-        """Put them back."""
+        """Put the generators back into the saved states."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
@@ -118,7 +125,7 @@ class Generators:
 
 @contextmanager
 def preserved_globals(device: torch.device) -> Iterator[None]:
-    """Put the caller's global generators back on leaving, whatever was drawn inside."""
+    """Restore the caller's global generators on leaving the context, whatever was drawn inside."""
     before = Generators(device)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which values a checkpoint gives back: those that ``torch.load(weights_only=True)`` reads without running code."""
+"""Values that a checkpoint may hold: those that ``torch.load(weights_only=True)`` reads without running code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from torch import Tensor
 
 
 def plain_copy(value: Any, *, is_snapshot: bool = False) -> Any:
-    """Copy nested dicts, lists and tuples, with Python's numbers in place of NumPy's, which are not read back.
+    """Copy nested dicts, lists and tuples, with NumPy's scalars replaced by Python's numbers.
+
+    ``torch.load(weights_only=True)`` refuses NumPy's scalars.
 
     Args:
-        value: What user code contributes to a checkpoint.
+        value: Value that user code contributes to a checkpoint.
         is_snapshot: Whether tensors are copied, too, so that later changes in place do not reach the copy.
 
     Returns:
-        The copy; everything else in it is the same object.
+        The copy; values that are neither containers nor NumPy's scalars are the same objects as in ``value``.
 
     Example:
         >>> plain_copy({"best": np.float64(0.5), "rounds": [np.int64(3), "x"]})
@@ -40,7 +42,14 @@ def plain_copy(value: Any, *, is_snapshot: bool = False) -> Any:
 
 
 def find_unreadable(value: Any, place: str = "") -> str | None:
-    """Name the first value that is not read back, by its place in the nested containers and its class; None: all are.
+    """Describe the first value that ``torch.load(weights_only=True)`` would refuse, or return None if there is none.
+
+    Args:
+        value: Value to examine; dicts, lists and tuples are searched.
+        place: Path to ``value`` in the outer container, with which the description begins.
+
+    Returns:
+        The path to the refused value in the nested containers, and its class.
 
     Example:
         >>> find_unreadable({"callbacks": {"Best": {"seen": [1, slice(2)]}}})

@@ -1,4 +1,4 @@
-"""What is wrong with the disk of a run, in one line: full, gone, another user's, a folder in place of a file."""
+"""Errors of the file system as one-line messages: disk full, folder gone, no permission, a folder where a file was."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _BROKEN = {errno.EIO, errno.ENXIO, errno.EBUSY, errno.ENAMETOOLONG}
 
 @contextmanager
 def told(folder: Path, go_on: str = "") -> Iterator[None]:
-    """Say in one line why something in a run folder could not be written.
+    """Explain in one line why a file in a run folder could not be written.
 
     Args:
-        folder: The run folder; errors of other files pass as they are.
-        go_on: A sentence on what to do afterwards.
+        folder: The run folder; errors about files elsewhere are raised unchanged.
+        go_on: Sentence on what to do afterwards, appended to the message.
 
     Raises:
-        ConfigurationError: In place of an error of the file system, also one that torch's writer hides behind its own.
+        ConfigurationError: The file system reported an error; torch's writer may have raised another one from it.
     """
     try:
         yield
@@ -44,14 +44,14 @@ def told(folder: Path, go_on: str = "") -> Iterator[None]:
 
 
 def os_error(error: BaseException | None) -> OSError | None:
-    """The error of the operating system from which an exception came; None: there is none."""
+    """Return the operating system's error in an exception's chain of causes, or None if there is none."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
 
 
 def _problem(error: OSError, folder: Path) -> str | None:
-    name = error.filename2 or error.filename  # of two, the second is the one that the user knows
+    name = error.filename2 or error.filename  # os.replace names two: the temporary file, and the one the user knows
     place = folder if name is None else Path(str(name))
     if error.errno is None or not place.absolute().is_relative_to(folder.absolute()):
         return None
@@ -72,7 +72,7 @@ def _problem(error: OSError, folder: Path) -> str | None:
 
 
 def _room(folder: Path) -> str:
-    """How much is free, and how much the next checkpoint needs."""
+    """Return how much space is free and how much the next checkpoint needs, as far as both are known."""
     last = folder / "checkpoints" / "last.ckpt"
     said = ""
     with suppress(OSError):  # there is no last.ckpt yet, or no folder
@@ -83,7 +83,7 @@ def _room(folder: Path) -> str:
 
 @contextmanager
 def quiet_event_writers() -> Iterator[None]:
-    """Keep TensorBoard's writer thread from printing a traceback: the next flush raises its error again."""
+    """Keep TensorBoard's writer thread from printing a traceback; the next flush raises the same error."""
     previous = threading.excepthook
 
     def hook(args: Any) -> None:

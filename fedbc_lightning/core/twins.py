@@ -1,7 +1,7 @@
-"""Lightning's classes under both of their names: ``lightning.pytorch`` and the package ``pytorch_lightning``.
+"""Lightning's classes from either package, ``lightning.pytorch`` or ``pytorch_lightning``.
 
-The two hold the same code as separate classes, so that ``isinstance`` with one of them does not see objects of the
-other. ``pytorch_lightning`` takes a second to import, and is looked at only where the user has imported it.
+The two packages hold the same code as separate classes, so that an object of one is no ``isinstance`` of the other's
+class. Importing ``pytorch_lightning`` takes a second; it is considered only if the user has imported it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
 
 NAMES = (("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric"))
-"""Packages and their twins."""
+"""Pairs of packages that hold the same classes twice."""
 
 
 def both(cls: type) -> tuple[Any, ...]:
-    """The class, and the one of the same name in the other package where that has been imported.
+    """Return the class, and its twin of the same name in the other package if that has been imported.
 
     Example:
         >>> both(Callback)[0].__name__, both(dict)
@@ -33,12 +33,12 @@ def both(cls: type) -> tuple[Any, ...]:
 
 
 def own_base(instance: object, base: type) -> type:
-    """Return the one of :func:`both` of ``base`` that an object is derived from; ``base`` itself if it is neither."""
+    """Return ``base`` or its twin, whichever ``instance`` is derived from; ``base`` if it is derived from neither."""
     return next((kind for kind in both(base) if isinstance(instance, kind)), base)
 
 
 def overrides(instance: object, name: str, base: type) -> bool:
-    """Whether ``instance`` has its own version of the method ``name`` of ``base`` (or has it and base does not)."""
+    """Return whether ``instance`` overrides the method ``name`` of ``base``, or has a method that ``base`` lacks."""
     method, base = getattr(instance, name, None), own_base(instance, base)
     if method is None:
         return False
@@ -46,7 +46,7 @@ def overrides(instance: object, name: str, base: type) -> bool:
 
 
 class _Either(type):
-    """The type of a class that stands for both of its names, in ``isinstance`` and in type hints."""
+    """Metaclass of a class that stands for a class and its twin, in ``isinstance`` and in type hints."""
 
     original: type
 
@@ -57,13 +57,13 @@ class _Either(type):
         return subclass is cls or issubclass(subclass, both(cls.original))
 
     def __subclasses__(cls) -> list[Any]:
-        """What a command line may be given by its short name, so without the twin's own copies."""
+        """Return the classes that the command line accepts by their short names, without the twin's own copies."""
         known, *other = both(cls.original)
         return [*known.__subclasses__(), *(child for twin in other for child in _of_users(twin))]
 
 
 def _of_users(twin: type) -> Iterator[type]:
-    """The classes next below one of ``pytorch_lightning`` that are not that package's own."""
+    """Yield the nearest subclasses of ``twin`` that its own package does not define, i.e. those of users."""
     child: type
     for child in twin.__subclasses__():
         if child.__module__.partition(".")[0] == twin.__module__.partition(".")[0]:
@@ -77,7 +77,10 @@ def _named(name: str) -> Any:
 
 
 def _reduced(cls: _Either) -> tuple[Any, tuple[str]]:
-    """How to pickle such a class, which pretends to have the name of another one, for processes that are spawned."""
+    """Tell pickle how to find such a class by the name it has here, as spawned processes need.
+
+    The class carries the name of the one it stands for, under which pickle would find the original.
+    """
     return _named, (f"Any{cls.original.__name__.removeprefix('Lightning')}",)
 
 

@@ -1,10 +1,10 @@
-"""Seconds and bytes as a person says them."""
+"""Seconds and bytes in units for people."""
 
 from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them.
+    """Return seconds in units for people.
 
     Example:
         >>> duration(0.0123), duration(0.0996), duration(4.21), duration(400), duration(12000), duration(400000)
@@ -22,7 +22,7 @@ def duration(seconds: float) -> str:
 
 
 def bytes_said(size: float) -> str:
-    """Bytes in units for people.
+    """Return bytes in units for people.
 
     Example:
         >>> bytes_said(0), bytes_said(1500), bytes_said(3 * 2**30)
