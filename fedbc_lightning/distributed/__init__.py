@@ -1,1 +1,1 @@
-"""Several processes: how they start, meet, watch each other and stop."""
+"""Runs with several processes: how the processes start, find each other, exchange tensors, and stop together."""

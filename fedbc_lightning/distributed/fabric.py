@@ -1,4 +1,4 @@
-"""Fabric for clients in parallel: ranks train disjoint clients and meet once per round."""
+"""Fabric for clients in parallel: each rank trains its own clients, and ranks exchange results once per round."""
 
 from __future__ import annotations
 
@@ -31,20 +31,24 @@ from fedbc_lightning.distributed.meeting import meet
 
 Value = TypeVar("Value")
 START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
+"""Values of ``trainer.strategy`` for several processes, with the way in which each starts them."""
+
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
 LONGEST_ROUND = timedelta(days=7)
-"""How long a process may wait for another's clients; a dead one is found out by the lifeline, not by a timeout."""
+"""Timeout of the process group: longer than any round, because the lifeline finds dead processes, not a timeout."""
 
 FEW_RANKS = 4
+"""Largest number of CPU processes for which :func:`travels_along` joins two exchanges into one."""
 
 PARENT = "FEDBC_LIGHTNING_PARENT"
-"""Environment variable: the process that started this one."""
+"""Name of the environment variable that holds the id of the process that started this one."""
 
 
 class ClientParallelStrategy(DDPStrategy):
-    """DDP's launcher, process group and devices without its gradient synchronisation.
+    """Strategy with DDP's launcher, process group and devices, but without its gradient synchronisation.
 
-    Plain DDP averages gradients across clients, hangs on unequal step counts, and swaps in a DistributedSampler.
+    DDP itself would average gradients across clients, hang when clients make different numbers of steps, and insert a
+    DistributedSampler.
     """
 
     _is_joined = False
@@ -55,7 +59,7 @@ class ClientParallelStrategy(DDPStrategy):
             self._launcher = WatchingLauncher(self)
 
     def setup_environment(self) -> None:
-        """Join the other processes, and leave them when this one ends: gloo's threads would abort it."""
+        """Join the process group, and leave it when Python exits; gloo's threads would abort the process otherwise."""
         parent = os.environ.pop(PARENT, None)
         if parent is not None:
             threading.Thread(target=self._watch_parent, args=(int(parent),), daemon=True).start()
@@ -68,25 +72,26 @@ class ClientParallelStrategy(DDPStrategy):
         distributed: Any = torch.distributed  # the public name came after 2.10
         set_timeout = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
         set_timeout(LONGEST_ROUND)
-        atexit.unregister(_destroy_dist_connection)  # Lightning's, with NCCL, waits for ever where others are lost
+        # With NCCL, Lightning's own exit handler waits for ever if another process was lost.
+        atexit.unregister(_destroy_dist_connection)
         atexit.register(leave_process_group)
 
     def _watch_parent(self, parent: int) -> None:
-        """End this process where its parent dies before they have met."""
+        """End this process if its parent dies before the process group exists."""
         while not self._is_joined:
             if os.getppid() != parent:
                 os._exit(1)
             time.sleep(0.5)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have reached this call."""
         if not torch.distributed.is_initialized() or torch.distributed.get_backend() == "nccl":
             super().barrier(*args, **kwargs)
         else:
             meet(torch.distributed.all_reduce, torch.zeros(1))
 
     def broadcast(self, obj: Value, src: int = 0) -> Value:
-        """Return rank ``src``'s object on every rank."""
+        """Return the object of rank ``src`` on every rank."""
         if not torch.distributed.is_initialized() or torch.distributed.get_backend() == "nccl":
             return super().broadcast(obj, src)
         content = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
@@ -98,19 +103,19 @@ class ClientParallelStrategy(DDPStrategy):
         return obj if self.global_rank == src else pickle.loads(content.numpy().data)
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """The module itself: gradients stay with their client."""
+        """Return the module unchanged, because gradients are not synchronised between ranks."""
         return module
 
     @property
     def distributed_sampler_kwargs(self) -> None:  # type: ignore[override]
-        """No distributed sampler: every rank sees all of its clients' data."""
+        """Return None, for no distributed sampler: every rank reads all data of its clients."""
         return
 
 
 class WatchingLauncher(_SubprocessScriptLauncher):
-    """Starts this command once more for each further process, and ends all of them if one does not arrive.
+    """Starts this command once more for each further process, and ends all of them if one ends before the run begins.
 
-    Lightning's own watches them to the end, and kills this process without a word where one fails.
+    Lightning's launcher watches the processes during the whole run, and kills this one without a message if one fails.
     """
 
     def __init__(self, strategy: ClientParallelStrategy) -> None:
@@ -119,7 +124,7 @@ class WatchingLauncher(_SubprocessScriptLauncher):
         self._strategy = strategy
 
     def launch(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        """Start the other processes, and run the function here."""
+        """Start the other processes, and run ``function`` in this one."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[PARENT] = str(os.getpid())
@@ -137,10 +142,10 @@ class WatchingLauncher(_SubprocessScriptLauncher):
             time.sleep(0.1)
 
     def wake(self) -> None:
-        """Let processes go on that somebody has stopped, so that they see the end of the run, and end."""
+        """Continue processes that were stopped (SIGSTOP), so that they notice the end of the run and end, too."""
         for process in self.procs:
             if hasattr(signal, "SIGCONT"):
-                process.send_signal(signal.SIGCONT)  # nothing where it has ended
+                process.send_signal(signal.SIGCONT)  # does nothing if the process has ended
 
     def _give_up(self, rank: int, ended: subprocess.Popen) -> None:
         how = f"by signal {-ended.returncode}" if ended.returncode < 0 else f"with status {ended.returncode}"
@@ -155,11 +160,11 @@ class WatchingLauncher(_SubprocessScriptLauncher):
 
 
 class ClientParallelFabric(Fabric):
-    """Fabric that leaves DataLoader as torch made it.
+    """Fabric that does not patch torch's DataLoader.
 
-    Fabric replaces its methods while a function runs, so that ``setup_dataloaders``, which nothing here calls, can make
-    loaders anew. Each loader of each client then takes ten times as long to make, and where the function fails the
-    methods stay replaced, once more by each failure.
+    Fabric replaces methods of DataLoader while a launched function runs, so that ``setup_dataloaders`` can create
+    loaders again. Nothing here calls that, but creating a loader would take ten times as long, and after an exception
+    the methods would stay replaced, with one more layer for each exception.
     """
 
     def _wrap_with_setup(self, to_run: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -169,10 +174,12 @@ class ClientParallelFabric(Fabric):
 
 @contextmanager
 def missing_kernels_told(precision: str) -> Iterator[None]:
-    """Say what torch lacks in a precision on this processor, such as LSTMs in bfloat16 on x86 without AVX-512.
+    """Explain errors of operations that this processor cannot compute in ``precision``.
+
+    An example are LSTMs in bfloat16 on x86 processors without AVX-512.
 
     Raises:
-        ConfigurationError: An operation inside met that.
+        ConfigurationError: An operation inside the context has no kernel for the precision.
     """
     try:
         yield
@@ -189,10 +196,11 @@ def missing_kernels_told(precision: str) -> Iterator[None]:
 def make_fabric(
     accelerator: str, strategy: str | Strategy, devices: Any, num_nodes: int, precision: str
 ) -> Fabric:  # fmt: skip
-    """A Fabric whose strategy is a single device or :class:`ClientParallelStrategy`.
+    """Return a Fabric whose strategy is a single device or :class:`ClientParallelStrategy`.
 
     Raises:
-        ConfigurationError: A strategy that shards the model (FSDP, DeepSpeed, ...), or an unknown one or precision.
+        ConfigurationError: The strategy shards the model (FSDP, DeepSpeed, ...) or is unknown, the precision is
+            unknown, or Fabric refuses the settings.
     """
     if precision not in PRECISIONS:
         raise ConfigurationError(f"trainer.precision: got '{precision}'; choose one of {', '.join(PRECISIONS)}.")
@@ -222,11 +230,11 @@ def make_fabric(
 
 
 def leave_process_group(seconds: int = 0) -> None:
-    """Leave it before Python ends, which gloo's threads would otherwise abort.
+    """Destroy the process group before Python exits; gloo's threads would abort the process otherwise.
 
     Args:
-        seconds: After so many the process ends by SIGALRM: what was begun together with a process that is stopped or
-            dead may never end. 0: never.
+        seconds: Time limit, after which SIGALRM ends the process; a collective begun with a process that is stopped or
+            dead may never return. 0 sets no limit.
     """
     has_limit = seconds > 0 and hasattr(signal, "alarm")
     if torch.distributed.is_initialized():
@@ -238,9 +246,10 @@ def leave_process_group(seconds: int = 0) -> None:
 
 
 def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
-    """Every rank's ``value``, in the order of ranks, on every rank; tensors in it arrive on the CPU.
+    """Return the values of all ranks, in the order of ranks, on every rank; tensors of other ranks arrive on the CPU.
 
-    Clients' rows are megabytes in each round: ``torch.distributed.all_gather_object`` takes three times as long.
+    Clients' rows are megabytes in each round, for which ``torch.distributed.all_gather_object`` takes three times as
+    long.
     """
     if fabric.world_size == 1:
         return [value]
@@ -260,10 +269,10 @@ def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
 
 
 class TensorPickler(pickle.Pickler):
-    """Pickles tensors as their bytes, from the CPU to the CPU; torch's own way makes a small archive of each."""
+    """Pickler that writes a tensor as its bytes, to be read on the CPU; torch would write an archive per tensor."""
 
     def reducer_override(self, value: Any) -> Any:
-        """See :class:`pickle.Pickler`."""
+        """Return how to rebuild ``value`` if it is a tensor; other objects are pickled as usual."""
         if type(value) is not Tensor:
             return NotImplemented
         content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -275,12 +284,12 @@ def _tensor_from(content: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> 
 
 
 def travels_along(fabric: Fabric) -> bool:
-    """Whether sums go with what is gathered anyhow: between a few CPUs one exchange takes less time than two."""
+    """Return whether sums are sent along with gathered objects; with few CPU processes one exchange beats two."""
     return fabric.world_size <= FEW_RANKS and torch.distributed.get_backend() == "gloo"
 
 
 def sum_over_ranks(fabric: Fabric, value: Tensor) -> Tensor:
-    """The sum of every rank's tensor."""
+    """Return the sum of ``value`` over all ranks, on every rank."""
     if fabric.world_size > 1:
         value = value.clone()
         meet(torch.distributed.all_reduce, value)
@@ -288,5 +297,5 @@ def sum_over_ranks(fabric: Fabric, value: Tensor) -> Tensor:
 
 
 def runs_elsewhere(fabric: Fabric) -> bool:
-    """Return whether every process of the run is a fork or spawned, and the caller itself trains nothing."""
+    """Return whether all processes of the run are forked or spawned, so that the calling process trains nothing."""
     return getattr(fabric.strategy, "_start_method", "popen") != "popen"

@@ -1,4 +1,4 @@
-"""How process 0 takes the lifelines of the others, and nothing from anybody else who comes to its port."""
+"""How process 0 accepts the lifelines of the other processes, and rejects any other connection to its port."""
 
 from __future__ import annotations
 
@@ -14,19 +14,28 @@ from contextlib import suppress
 from fedbc_lightning.core.errors import ConfigurationError
 
 SECONDS_TO_CONNECT = 60.0
+"""Seconds within which all processes must connect to process 0."""
+
 SECONDS_PER_STRANGER = 2.0
-"""How long somebody who has connected may take to say the token; all who have are waited for at once."""
+"""Seconds that a new connection has to send the token; connections are handled in parallel."""
 
 LONGEST_GREETING = 256
+"""Largest number of bytes in a greeting."""
+
 BACKLOG = 128
 SECONDS_OF_A_LOOK = 0.01
+"""Seconds that one wait for a new connection lasts, before the processes that have come are counted again."""
 
 
 def serve(host: str, num_nodes: int) -> socket.socket:
-    """Listen on a free port of the interface that has the address ``host``, which is ``MASTER_ADDR``.
+    """Listen on a free port of the network interface that has the address ``host``.
 
-    All interfaces are listened on where the address is not this machine's own, as behind a translated one, or where it
-    is a loopback address though there are other machines: hosts files often give a machine's own name such a one.
+    All interfaces are used if no interface of this machine has the address, as behind network address translation, or
+    if it is a loopback address although there are other machines: hosts files often map a machine's own name to one.
+
+    Args:
+        host: Name or address of process 0's machine, ``MASTER_ADDR``.
+        num_nodes: Number of machines.
     """
     with suppress(OSError):
         for family, _, _, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
@@ -38,15 +47,15 @@ def serve(host: str, num_nodes: int) -> socket.socket:
 
 
 def greet(peer: socket.socket, token: str, rank: int) -> None:
-    """Tell process 0 who connects."""
+    """Send process 0 the token and the rank of the process that connects."""
     peer.sendall(json.dumps([token, rank]).encode() + b"\n")
 
 
 def take(server: socket.socket, token: str, ranks: Collection[int]) -> dict[int, socket.socket]:
-    """Wait until each of these ranks has connected and said the token; returns their connections.
+    """Wait until every rank in ``ranks`` has connected and sent the token, and return the connection of each.
 
     Raises:
-        ConfigurationError: Not all came in a minute.
+        ConfigurationError: A rank did not connect within :data:`SECONDS_TO_CONNECT`.
     """
     found: dict[int, socket.socket] = {}
     deadline = time.monotonic() + SECONDS_TO_CONNECT
@@ -85,7 +94,7 @@ def _line(peer: socket.socket) -> bytes:
 
 
 def _rank_of(said: bytes, token: str) -> int | None:
-    """Return the rank in a greeting; None if it is none of ours."""
+    """Return the rank in a greeting, or None if the greeting is not from a process of this run."""
     with suppress(ValueError, RecursionError):
         content = json.loads(said)
         if isinstance(content, list) and len(content) == 2 and type(content[1]) is int:

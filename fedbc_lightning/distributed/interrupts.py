@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals that ask a process to end stop a run between two steps, never inside one."""
+"""Handling of Ctrl-C and of the signals that ask a process to end: they stop a run between two steps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from typing import Any
 
 SIGNALS = {name: getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)}
 SECONDS_OF_ONE = 0.5
-"""Signals closer than this count as one: a terminal and the launcher above both pass on the same Ctrl-C."""
+"""Signals that are less than this many seconds apart count as one.
+
+The terminal and the launching process both pass on the same Ctrl-C.
+"""
+
 MOST_SIGNALS = 3
-"""The signal with this number ends the process at once, whatever it is doing."""
+"""Number of signals (3: the third) at which the process ends at once, whatever it is doing."""
 
 
 class StoppedError(SystemExit):
-    """A signal other than Ctrl-C ended the run; the exit status is 128 plus its number, as shells have it.
+    """A signal other than Ctrl-C ended the run; the exit status is 128 plus the signal's number, as in shells.
 
     Attributes:
-        number: The signal.
+        number: Number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -32,19 +36,20 @@ class StoppedError(SystemExit):
 
 
 class Interrupts:
-    """Takes down that a signal came, for :func:`check` to raise between two steps.
+    """Notes that a signal came, so that :func:`check` raises it between two steps.
 
-    A handler that raises does so wherever the main thread happens to be: inside ``fork`` or ``__del__`` Python drops
-    the exception and the run goes on, inside the writing of a checkpoint it breaks that off. This one only takes note.
+    A handler that raises an exception does so wherever the main thread happens to be. Inside ``fork`` or ``__del__``
+    Python drops the exception and the run goes on; inside the writing of a checkpoint the exception breaks that off.
+    This handler only takes a note.
 
-    Use as a context manager in the main thread; elsewhere it does nothing. Signals that are ignored stay ignored, and a
-    handler of the user's own for SIGHUP or SIGUSR1 stays.
+    Use it as a context manager in the main thread; in other threads it does nothing. Signals that are ignored stay
+    ignored, and a handler that the user installed for SIGHUP or SIGUSR1 stays installed.
 
     Args:
-        is_spokesman: Whether this process says what Ctrl-C does, which all processes of a terminal get.
+        is_spokesman: Whether this process prints the messages about Ctrl-C, which reaches all processes of a terminal.
 
     Attributes:
-        pending: What is to be raised; None: nothing came.
+        pending: Exception that :func:`check` will raise; None if no signal came.
     """
 
     _active: Interrupts | None = None
@@ -76,9 +81,10 @@ class Interrupts:
             Interrupts._active = None
 
     def end(self, error: BaseException) -> BaseException:
-        """Raise nothing from here on, for the run is being taken down; returns what ends it.
+        """Stop raising exceptions, because the run is ending, and return the exception that ends it.
 
-        That is ``error``, unless a signal came that also killed the workers of a data loader, which it complains of.
+        This is ``error``, unless it reports data loader workers that were killed by a signal; then it is the exception
+        of that signal.
         """
         self._is_over = True
         is_echo = isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
@@ -86,7 +92,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let no other process's end break off what is inside."""
+        """Protect the code inside the context from being broken off when another process is lost."""
         self._is_deferred = True
         try:
             yield
@@ -95,13 +101,13 @@ class Interrupts:
 
     @classmethod
     def lose(cls, error: BaseException) -> None:
-        """From another thread: let :func:`check` raise ``error``, for another process was lost."""
+        """Let :func:`check` raise ``error``, because another process was lost; called from another thread."""
         if cls._active is not None and cls._active.pending is None:
             cls._active.pending = error
 
     @classmethod
     def insist(cls) -> None:
-        """From another thread: raise what is pending where the main thread is, which takes long over a step."""
+        """Raise the pending exception in the middle of a long step of the main thread; called from another thread."""
         if cls._active is not None:
             cls._active._must_raise = True
             signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)  # type: ignore[arg-type]
@@ -125,26 +131,26 @@ class Interrupts:
             self._say(f"{name}: still stopping; once more ends the process at once.", number)
             return
         self._say(f"{name}: stopping after this step; the last finished round is kept.", number)
-        if hasattr(signal, "SIGCHLD"):  # torch's handler raises where a worker of a data loader got the signal, too
+        if hasattr(signal, "SIGCHLD"):  # torch's handler would raise, as data loader workers got the signal, too
             self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if self.pending is None:
             self.pending = KeyboardInterrupt() if number == signal.SIGINT else StoppedError(number)
 
     def _say(self, words: str, number: int) -> None:
         if self._is_spokesman or number != signal.SIGINT:
-            with suppress(OSError):  # a terminal that hung up
+            with suppress(OSError):  # the terminal may be closed
                 os.write(2, f"{words}\n".encode())
 
 
 def check() -> None:
-    """Raise what a signal, or the loss of another process, asked for; called between steps."""
+    """Raise the exception of a signal, or of the loss of another process, if there is one; called between steps."""
     active = Interrupts._active
     if active is not None and active.pending is not None and not active._is_over:
         raise active.pending
 
 
 def _leave_to_parent() -> None:
-    """A fork, such as a data loader's worker, ends with its parent, or by SIGTERM, which parents send to theirs."""
+    """Let a forked process, such as a data loader worker, ignore signals except SIGTERM, which its parent sends it."""
     active, Interrupts._active = Interrupts._active, None
     if active is not None:
         for number in active._previous:

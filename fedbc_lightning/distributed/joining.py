@@ -18,25 +18,27 @@ if TYPE_CHECKING:
     from fedbc_lightning.distributed.fabric import ClientParallelStrategy
 
 SECONDS_TO_ADVISE = 5.0
-"""How long the processes of several machines may take before it is said how the others are started."""
+"""Seconds that processes of several machines may take before a warning explains how to start the others."""
 
 SECONDS_OF_SILENCE = 60.0
-"""How long a process waits before it says so; it says so again each time that this has doubled."""
+"""Seconds that a process waits before it prints a message; it prints again each time its waiting time has doubled."""
 
 SECONDS_TO_MEET = 600.0
-"""How long a process waits for the others before the run ends."""
+"""Seconds that a process waits for the others before the run ends."""
 
 
 @contextmanager
 def joining(strategy: ClientParallelStrategy) -> Iterator[None]:
-    """While the processes find each other: say that this one waits, let Ctrl-C end it, and give up in the end.
+    """Watch over the start of the process group, inside the context.
+
+    Messages say that this process waits, Ctrl-C ends it, and after :data:`SECONDS_TO_MEET` it gives up.
 
     Raises:
-        ConfigurationError: Not all processes came.
+        ConfigurationError: Not all processes came in time.
     """
     is_over = threading.Event()
     threading.Thread(target=_tell, args=(strategy, is_over), daemon=True).start()
-    # The wait is torch's and never comes back to Python, where Ctrl-C is looked at: the system must end the process.
+    # While torch waits, no Python code runs, so Python's handler of Ctrl-C would not run: the system must end us.
     is_ours = threading.current_thread() is threading.main_thread()
     is_ours &= signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_ours:

@@ -1,4 +1,4 @@
-"""A line between the processes of a run: when one dies, the others learn it at once, whatever they wait for."""
+"""Connections between the processes of a run: when one process dies, the others learn it at once."""
 
 from __future__ import annotations
 
@@ -26,32 +26,37 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 SECONDS_FOR_ALIKE = 0.5
-"""How long rank 0 waits for an error of its own before it names another rank's: most mistakes show on all."""
+"""Seconds that rank 0 waits for the same error of its own before it names another rank's.
+
+Most mistakes raise the same error on all ranks.
+"""
 
 SECONDS_TO_NOTICE = 3.0
-"""How long a step may last before it is broken off because another process was lost."""
+"""Seconds that a running step may go on after another process was lost, before it is broken off."""
 
 SECONDS_TO_END = 20.0
-"""How long a process may take to notice, e.g. inside an operation of NCCL that never ends; then it is ended."""
+"""Seconds after which a process that does not notice the loss of another, e.g. inside NCCL, is ended."""
 
 SECONDS_FOR_PARENT = 3.0
+"""Seconds that a forked or spawned process lets the failed one end first, which is the one its parent reports."""
+
 WAS_KILLED = "was killed: from outside, or by the system because memory ran out. All others were stopped."
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}
-"""For a machine that vanished without closing its connections: found out after 45 seconds."""
+"""Socket options that detect after 45 seconds a machine that vanished without closing its connections."""
 
 
 class LostProcessError(RuntimeError):
-    """Another process of the run ended, so that this one cannot go on; says which, and how to resume."""
+    """Another process of the run ended, so that this one cannot go on; the message says which, and how to resume."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What ended a run.
+    """The first failure of a process, which ended the run.
 
     Attributes:
-        rank: Of the process where it began.
-        error: The exception there, in words; None: the process died without one.
-        is_silent: Whether the process is there but answers no more.
+        rank: Rank of the process that failed.
+        error: Class and message of its exception; None if the process died without one.
+        is_silent: Whether the process still exists but does not answer.
     """
 
     rank: int
@@ -60,14 +65,14 @@ class Failure:
 
 
 class Lifeline:
-    """One connection from every process to rank 0, which tells all which process failed first.
+    """Connects every process to rank 0, which tells all others which process failed first.
 
-    The operating system closes a dead process's connection, so a ``kill -9`` is seen within milliseconds on every
-    backend: gloo's own errors name no process, and NCCL waits until its timeout.
+    The operating system closes the connection of a dead process, so a ``kill -9`` is seen within milliseconds on every
+    backend. Without the lifeline, gloo's errors name no process, and NCCL waits until its timeout.
 
     Args:
-        fabric: Launched; all ranks make their lifeline together.
-        current_round: Returns the round, for messages.
+        fabric: Fabric that has been launched; all ranks create their lifeline at the same time.
+        current_round: Function that returns the current round, for messages.
     """
 
     def __init__(self, fabric: Fabric, current_round: Callable[[], int]) -> None:
@@ -109,11 +114,11 @@ class Lifeline:
             threading.Thread(target=self._listen, args=(rank, peer), daemon=True).start()
 
     def _send(self, rank: int, message: Any) -> None:
-        with suppress(OSError):  # it died: its listener will say so
+        with suppress(OSError):  # the process died, which the thread that listens to it will report
             self._peers[rank].sendall(json.dumps(message).encode() + b"\n")
 
     def _listen(self, rank: int, peer: socket.socket) -> None:
-        """The messages of one process, until it says that it is done or its connection breaks."""
+        """Handle the messages of one process, until it reports that it is done or its connection breaks."""
         with suppress(OSError), peer.makefile() as lines:
             for line in lines:
                 said = json.loads(line)
@@ -126,11 +131,14 @@ class Lifeline:
         self._learn(Failure(rank, None))
 
     def _give_up(self, rank: int) -> None:
-        """End the run without a process that answers no more."""
+        """End the run because a process has stopped answering."""
         threading.Thread(target=self._learn, args=(Failure(rank, None, is_silent=True),), daemon=True).start()
 
     def _learn(self, failure: Failure) -> None:
-        """Take the first failure as what ended the run; rank 0 passes it on; the main thread is told."""
+        """Keep the first failure as the reason for the end of the run, and stop the main thread.
+
+        Rank 0 passes the failure on to all others.
+        """
         if self._rank == 0 and failure.rank and failure.error and self._is_ending.wait(SECONDS_FOR_ALIKE):
             failure = Failure(0, failure.error) if failure.error == self._own_error else failure
         with self._lock:
@@ -164,19 +172,19 @@ class Lifeline:
         return f"{who} failed, see its own message. All others were stopped."
 
     def _is_spokesman(self, failure: Failure) -> bool:
-        """Whether this process tells the user; one that failed with an error of its own tells that itself."""
+        """Return whether this process reports the failure to the user: rank 0, or rank 1 if rank 0 was lost."""
         return self._rank == (1 if failure.rank == 0 and failure.error is None else 0)
 
     @contextmanager
     def held(self, resume: Any) -> Iterator[None]:
-        """While the run goes on: an exception here ends all processes, one elsewhere this one.
+        """Keep the processes together during the run: an exception inside the context, on any rank, ends all of them.
 
         Args:
-            resume: Called for a sentence on how to resume.
+            resume: Function that returns a sentence on how to resume.
 
         Raises:
-            LostProcessError: Another process failed, and this one is to tell.
-            SystemExit: Another process failed, and another tells.
+            LostProcessError: Another process failed, and this one reports it to the user.
+            SystemExit: Another process failed, and yet another one reports it.
         """
         try:
             yield
@@ -193,7 +201,7 @@ class Lifeline:
             if self._own_error == failure.error and isinstance(error, ConfigurationError):
                 error.is_said_elsewhere = True
                 raise
-            if self._has_parent:  # which tells of the process that ends first
+            if self._has_parent:  # the parent reports the process that ends first
                 time.sleep(0.0 if failure.error is None else SECONDS_FOR_PARENT)
             elif self._is_spokesman(failure):
                 raise LostProcessError(f"{self._describe(failure)} {resume()}") from None
@@ -202,7 +210,7 @@ class Lifeline:
             self._close()
 
     def _report(self, error: BaseException) -> Failure:
-        """Tell the others of this process's error, unless it only follows from theirs; what ended the run."""
+        """Report this process's error to the others, unless it only follows from theirs; return what ended the run."""
         is_echo = isinstance(error, (LostProcessError, torch.distributed.DistError)) or "gloo" in str(error)
         if is_echo:
             self._is_known.wait(SECONDS_TO_END)

@@ -1,4 +1,4 @@
-"""Where processes wait for each other: signals are looked at there, and it is said for whom they wait."""
+"""Waiting of processes for each other: signals are handled during the wait, and messages say who is missing."""
 
 from __future__ import annotations
 
@@ -14,57 +14,58 @@ from fedbc_lightning.distributed.interrupts import check
 
 SECOND = timedelta(seconds=1)
 SECONDS_OF_SILENCE = 60
-"""How long a process waits before it says for whom; it says so again each time that this has doubled."""
+"""Seconds after which a waiting process prints who is missing; it prints again each time its wait has doubled."""
 
 SECONDS_TO_ANSWER = 10
-"""How long a process may take to answer before it is said that it does not."""
+"""Seconds without an answer after which that message says that a process does not answer."""
 
 MOST_SECONDS_WITHOUT_ANSWER = 600
-"""How long a process may be silent, as one is that was stopped or whose machine hangs, before the run ends."""
+"""Seconds without an answer after which the run ends; a process is silent if it was stopped or its machine hangs."""
 
 
 class RollCall:
-    """Knows which processes have come to the meeting where this one waits, and which still answer.
+    """Knows which processes have reached the collective that this process waits in, and which still answer.
 
-    A process that waits says every second to those that it is connected to where it is; their lifelines answer from
-    a thread of their own, also in the midst of a long step, but not where the process is stopped. Seconds are counted
-    by looks, so that none pass while this process is itself stopped.
+    Such a collective is called a meeting; meetings are numbered alike on all ranks. While a process waits, it sends its
+    meeting's number every second to the processes that it is connected to. Their lifelines answer from a thread of
+    their own, even during a long step, but not if the process is stopped. Time is measured by counting these messages,
+    so that none passes while this process itself is stopped.
 
     Args:
-        rank: The rank of this process.
-        peers: The processes that it is connected to: all others on rank 0, rank 0 elsewhere.
-        send: Sends a message to one of them.
-        give_up: Called with the rank of one that has been silent for too long.
-        current_round: Returns the round, for messages.
+        rank: Rank of this process.
+        peers: Ranks of the processes that this one is connected to: all others on rank 0, rank 0 on the others.
+        send: Function that sends a message to one of the peers.
+        give_up: Function that is called with the rank of a peer that has been silent for too long.
+        current_round: Function that returns the current round, for messages.
     """
 
     current: RollCall | None = None
-    """That of this process, while the run lasts."""
+    """The roll call of this process; None outside a run."""
 
     def __init__(
         self, rank: int, peers: Sequence[int], send: Callable[[int, Any], None], give_up: Callable[[int], None],
         current_round: Callable[[], int],
     ) -> None:  # fmt: skip
         self._peers, self._send, self._give_up, self._current_round = peers, send, give_up, current_round
-        self._speaks = rank <= 1  # rank 0 for all others; rank 1 for the others, where rank 0 is missing
+        self._speaks = rank <= 1  # rank 0 prints who is missing; if rank 0 itself is missing, rank 1 does
         self._meeting = self._seconds = 0
         self._meeting_of: dict[int, int] = {}
         self._silent: Counter[int] = Counter()
 
     def hear(self, rank: int, said: dict[str, int]) -> None:
-        """Take down a message; called by the thread that listens to its process."""
+        """Handle a message of the process ``rank``; called by the thread that listens to it."""
         self._silent[rank] = 0
         if "here" in said:
             self._meeting_of[rank] = said["here"]
             self._send(rank, {"alive": 1})
 
     def begin(self) -> None:
-        """Come to the next meeting, which all processes count alike."""
+        """Begin the next meeting; all processes count their meetings alike."""
         self._meeting += 1
         self._seconds = 0
 
     def look(self) -> None:
-        """Another second has passed without the others."""
+        """Account for another second of waiting: ask the peers, and report those that are missing or silent."""
         if self._seconds == 0:
             self._silent.clear()
         self._seconds += 1
@@ -94,7 +95,8 @@ class RollCall:
 def meet(collective: Callable[..., Any], *arguments: Any) -> None:
     """Call a collective of ``torch.distributed``; a signal ends the wait for the other processes within a second.
 
-    NCCL's are not waited for here: they stand in the device's queue, and a wait with a time limit would break them off.
+    With NCCL this function does not wait: the collective stands in the device's queue, and a wait with a time limit
+    would break it off.
     """
     if torch.distributed.get_backend() == "nccl":
         collective(*arguments)
@@ -108,7 +110,7 @@ def meet(collective: Callable[..., Any], *arguments: Any) -> None:
             work.wait(SECOND)
             return
         except RuntimeError as error:
-            if "Operation timed out" not in str(error):  # gloo's own errors
+            if "Operation timed out" not in str(error):  # a real error of gloo, not the end of one second of waiting
                 raise
         check()
         if roll is not None:
