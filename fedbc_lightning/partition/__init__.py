@@ -1,4 +1,4 @@
-"""Partitioners: classes in, one index array per client out; every sample is used at most once, all of it seeded."""
+"""Partitioners, which split the samples of one data set over clients, reproducibly for a given seed."""
 
 from fedbc_lightning.partition.base import Partition, Partitioner, SavedPartition
 from fedbc_lightning.partition.classes_per_client import ClassesPerClient, count_holders, split_classes

@@ -1,4 +1,4 @@
-"""What a partitioner is, and what it gives: which client has which samples."""
+"""The base class of partitioners, and the partition that a partitioner returns."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from fedbc_lightning.core.errors import ConfigurationError
 
 
 class Partition(Sequence[np.ndarray]):
-    """Which client has which samples: ``partition[client]`` is a view of its sample indices, ``len(partition)`` is N.
+    """Assignment of samples to clients: ``partition[i]`` is a view of client i's indices, ``len(partition)`` is N.
 
-    Two arrays hold it whatever N is.
+    It is stored in two arrays, whatever the number of clients.
 
     Args:
         indices: Sample indices of all clients, one client after the other, int64 ``(n,)``.
-        offsets: Client i has ``indices[offsets[i]:offsets[i + 1]]``, int64 ``(N + 1,)``.
+        offsets: Where each client's indices begin: client i has ``indices[offsets[i]:offsets[i + 1]]``, int64
+            ``(N + 1,)``.
 
     Example:
         >>> partition = Partition.from_owners(np.array([1, 0, 1, -1]), num_clients=2)
@@ -38,12 +39,17 @@ class Partition(Sequence[np.ndarray]):
 
     @classmethod
     def from_sizes(cls, indices: np.ndarray, sizes: np.ndarray) -> Partition:
-        """The first ``sizes[0]`` of the indices to client 0, the next ``sizes[1]`` to client 1, and so on."""
+        """Give the first ``sizes[0]`` of the indices to client 0, the next ``sizes[1]`` to client 1, and so on.
+
+        Args:
+            indices: Sample indices, int64 ``(n,)``.
+            sizes: Number of samples of each client, ``(N,)``, with sum n.
+        """
         return cls(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
     @classmethod
     def from_parts(cls, parts: Sequence[np.ndarray]) -> Partition:
-        """From one array of integers per client; a :class:`Partition` comes back as it is.
+        """Make a partition from one array of sample indices per client; a :class:`Partition` is returned unchanged.
 
         Raises:
             ConfigurationError: A part is no one-dimensional array of integers.
@@ -63,12 +69,12 @@ class Partition(Sequence[np.ndarray]):
 
     @classmethod
     def from_owners(cls, owners: np.ndarray, num_clients: int, order: np.ndarray | None = None) -> Partition:
-        """From the client of each sample.
+        """Make a partition from the client of each sample.
 
         Args:
-            owners: Client of sample ``order[k]``, or -1: nobody's, integers ``(n,)``.
-            num_clients: N.
-            order: A client keeps its samples in this order; None: ascending.
+            owners: Client of sample ``order[k]``, or -1 if no client gets it, integers ``(n,)``.
+            num_clients: Number of clients N.
+            order: Order of the samples, ``(n,)``, which each client keeps; None is ascending order.
         """
         by_client = np.argsort(owners, kind="stable")
         sizes = np.bincount(owners + 1, minlength=num_clients + 1)
@@ -103,27 +109,27 @@ class Partition(Sequence[np.ndarray]):
         return np.diff(self.offsets)
 
     def client_of_each(self) -> np.ndarray:
-        """The client of each of ``indices``, int64 ``(n,)``."""
+        """Return the client of each entry of ``indices``, int64 ``(n,)``."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def ascending(self) -> Partition:
-        """The same samples at the same clients, each client's in the order of the data."""
+        """Return the same partition with each client's samples in the order of the data."""
         return Partition(self.indices[np.lexsort((self.indices, self.client_of_each()))], self.offsets)
 
     def keep(self, mask: np.ndarray) -> Partition:
-        """The entries of ``indices`` where ``mask (n,)`` is true; the same clients, some perhaps left without any."""
+        """Keep the entries of ``indices`` where ``mask``, bool ``(n,)``, is true; a client may be left without any."""
         kept_before = np.concatenate([[0], np.cumsum(mask)])
         return Partition(self.indices[mask], kept_before[self.offsets])
 
     def check(self, num_samples: int, *, complete: bool) -> None:
-        """Check that no sample is given twice, and none that does not exist.
+        """Check that every index is a sample of the data, and that no sample is given twice.
 
         Args:
-            num_samples: M of the data.
-            complete: Also check that every sample is given.
+            num_samples: Number of samples M of the data.
+            complete: Whether every sample must be given to a client.
 
         Raises:
-            ConfigurationError: With the first sample that is wrong.
+            ConfigurationError: A check fails; the message names the first such sample.
         """
         wrong = np.flatnonzero((self.indices < 0) | (self.indices >= num_samples))
         if len(wrong):
@@ -147,7 +153,7 @@ class Partition(Sequence[np.ndarray]):
             )
 
     def hash(self) -> str:
-        """sha256 (hex): equal where every client has the same samples in the same order."""
+        """Return the partition's sha256 (hex), equal if every client has the same samples in the same order."""
         digest = sha256(self.offsets.astype("<i8").tobytes())
         digest.update(self.indices.astype("<i8").tobytes())
         return digest.hexdigest()
@@ -160,13 +166,13 @@ class Partition(Sequence[np.ndarray]):
         seed: int | None = None,
         label_histogram: np.ndarray | None = None,
     ) -> None:
-        """Write one ``.npz`` file, which :class:`~fedbc_lightning.partition.Explicit` uses again.
+        """Write the partition to an ``.npz`` file, which :class:`~fedbc_lightning.partition.Explicit` reads.
 
         Args:
-            path: Of the file; replaced if it exists.
-            num_samples: M of the data.
-            seed: That it was drawn with.
-            label_histogram: Samples of each class at each client, integers ``(N, num_classes)``.
+            path: Path of the file, which is replaced if it exists.
+            num_samples: Number of samples M of the data.
+            seed: Seed that the partition was drawn with; None is not stored.
+            label_histogram: Number of samples of each class at each client, integers ``(N, num_classes)``.
         """
         contents: dict[str, Any] = {
             "indices": self.indices,
@@ -182,10 +188,10 @@ class Partition(Sequence[np.ndarray]):
 
     @classmethod
     def load(cls, path: str | Path) -> SavedPartition:
-        """Read a file of :meth:`save`.
+        """Read a file that :meth:`save` wrote.
 
         Raises:
-            ConfigurationError: There is no such file, or it is damaged, or it was written by something else.
+            ConfigurationError: The file does not exist, is damaged, or was not written by :meth:`save`.
         """
         try:
             with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -226,19 +232,20 @@ class Partition(Sequence[np.ndarray]):
 DAMAGED = (
     OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error
 )  # fmt: skip
-"""What NumPy raises of an ``.npz`` file."""
+"""Exceptions that NumPy raises for a damaged ``.npz`` file."""
 
 
 @dataclass
 class SavedPartition:
-    """What a partition file holds.
+    """Contents of a partition file.
 
     Args:
-        partition: Which client has which samples.
-        num_samples: M of the data.
-        seed: That it was drawn with; None: unknown.
-        label_histogram: Samples of each class at each client, ``(N, num_classes)``; None: the data has no classes.
-        hash: Of the partition.
+        partition: Assignment of samples to clients.
+        num_samples: Number of samples M of the data.
+        seed: Seed that the partition was drawn with; None if it is unknown.
+        label_histogram: Number of samples of each class at each client, ``(N, num_classes)``; None if the data have no
+            classes.
+        hash: Hash of the partition, see :meth:`Partition.hash`.
     """
 
     partition: Partition
@@ -252,10 +259,11 @@ class Partitioner(ABC):
     """Splits the samples of one data set over clients; subclass it for a scheme of your own.
 
     Attributes:
-        num_clients: Number of clients N, at least 1; None: known from the data only.
-        needs_labels: Whether labels matter; without, a data set that has none can be split too.
-        needs_clients: Whether it is given the natural client of each sample (0..K-1) in place of the classes.
-        complete: Whether every sample must be given to somebody.
+        num_clients: Number of clients N, at least 1; None if only the data tell.
+        needs_labels: Whether the split depends on the classes; if not, data without labels can be split, too.
+        needs_clients: Whether the partitioner is called with the natural client of each sample (0..K-1) in place of
+            its class.
+        complete: Whether every sample must be given to a client.
     """
 
     num_clients: int | None
@@ -265,16 +273,16 @@ class Partitioner(ABC):
 
     @abstractmethod
     def __call__(self, values: np.ndarray, seed: int) -> Sequence[np.ndarray]:
-        """Split.
+        """Split the samples over the clients.
 
         Args:
             values: Class of each sample (or its natural client, see ``needs_clients``), integers ``(M,)``.
-            seed: Equal seeds and values give equal splits.
+            seed: Seed of all draws; equal seeds and values must give equal splits.
 
         Returns:
-            For each client its sample indices, int64 ``(n_i,)``: disjoint, and together ``0..M-1``; a
-            :class:`Partition`, or a list of arrays.
+            Sample indices of each client, int64 ``(n_i,)``, as a :class:`Partition` or a list of arrays. They must be
+            disjoint, and together be ``0..M-1`` if ``complete`` is true.
 
         Raises:
-            ConfigurationError: If the samples cannot be split as asked.
+            ConfigurationError: The samples cannot be split as asked.
         """

@@ -1,4 +1,4 @@
-"""Exactly C classes per client."""
+"""Partition with exactly C classes per client."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ SWAPS_PER_CLASS = 10
 
 
 class ClassesPerClient(Partitioner):
-    """Every client has samples of exactly C classes.
+    """Gives every client samples of exactly C classes.
 
-    Each class gets holders in proportion to its number of samples, from 1 to N of them, and is shared out over its
-    holders equally, or unequally by ``size_spread``. Fed+ uses ``(200, 5)`` on FEMNIST, and on MNIST 1,000 clients of
-    one digit each with "power-law" sizes, in FedProx's public code log-normal ones: ``(1000, 1, size_spread=2.0)``.
+    The number of clients that hold a class, from 1 to N, is in proportion to its number of samples. The samples of a
+    class are shared equally among its holders, or unequally with ``size_spread``. Fed+ uses ``(200, 5)`` on FEMNIST,
+    and on MNIST 1,000 clients of one digit each with "power-law" sizes; in FedProx's public code these are log-normal:
+    ``(1000, 1, size_spread=2.0)``.
 
     Args:
         num_clients: Number of clients N; N * C must be at least the number of classes.
-        classes_per_client: C, from 1 to the number of classes.
-        size_spread: 0: a class's holders get equal parts (by at most one sample); above, up to 10: parts in proportion
-            to exp(size_spread * z), z ~ N(0, 1) for each holder of each class, at least one sample.
+        classes_per_client: Number of classes per client C, from 1 to the number of classes.
+        size_spread: Spread of the parts of a class, in [0, 10]. With 0 its holders get equal parts, up to one sample.
+            Above 0 the parts are in proportion to exp(size_spread * z), with z ~ N(0, 1) for each holder of each class,
+            and at least one sample.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -48,7 +50,7 @@ class ClassesPerClient(Partitioner):
         self.size_spread = check_spread("size_spread", size_spread)
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """See :func:`split_classes`."""
+        """Split the samples with :func:`split_classes`."""
         rng = np.random.default_rng(seed)
         return split_classes(values, self.num_clients, self.classes_per_client, self.size_spread, rng)
 
@@ -56,17 +58,17 @@ class ClassesPerClient(Partitioner):
 def split_classes(
     labels: np.ndarray, num_clients: int, classes_per_client: int, size_spread: float, rng: np.random.Generator
 ) -> Partition:
-    """Choose each class's holders, then share it out over them.
+    """Choose the clients that hold each class, then share the samples of each class among its holders.
 
     Args:
         labels: Class of each sample, integers ``(M,)``.
-        num_clients: N.
-        classes_per_client: C.
-        size_spread: Sigma of the log-normal parts of a class; 0: equal parts.
-        rng: Order of samples, who holds what, and who gets how much.
+        num_clients: Number of clients N.
+        classes_per_client: Number of classes per client C.
+        size_spread: Sigma of the log-normal parts of a class; with 0 the parts are equal.
+        rng: Generator of the order of samples, the holders of each class, and the sizes of their parts.
 
     Returns:
-        The clients' samples, class by class.
+        The partition, with each client's samples ordered by class.
 
     Raises:
         ConfigurationError: Clients cannot all have C classes, or a class would have no holder.
@@ -86,17 +88,18 @@ def split_classes(
 
 
 def count_holders(class_sizes: np.ndarray, num_clients: int, classes_per_client: int) -> np.ndarray:
-    """How many clients hold each class: N * C in all, in proportion to the classes' sizes, from 1 to N each.
+    """Return how many clients hold each class, int64 ``(num_classes,)``.
 
-    A class never has more holders than samples. Rounded by largest remainder.
+    The numbers sum to N * C and are in proportion to the sizes of the classes, rounded by largest remainders. Each is
+    at least 1, at most N, and at most the number of samples of the class.
 
     Args:
-        class_sizes: Samples of each class, ``(num_classes,)``.
-        num_clients: N.
-        classes_per_client: C.
+        class_sizes: Number of samples of each class, ``(num_classes,)``.
+        num_clients: Number of clients N.
+        classes_per_client: Number of classes per client C.
 
     Raises:
-        ConfigurationError: There are too many or too few places for that.
+        ConfigurationError: N * C is too small or too large for these bounds.
 
     Example:
         >>> count_holders(np.array([500, 300, 200]), num_clients=10, classes_per_client=1).tolist()
@@ -125,10 +128,11 @@ def count_holders(class_sizes: np.ndarray, num_clients: int, classes_per_client:
 def _draw_held(
     num_holders: np.ndarray, num_clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Which classes each client holds, ``(N, C)``, all different: dealt out in turn, then swapped at random.
+    """Draw which classes each client holds, ``(N, C)``, C different ones each.
 
-    Dealing out a class's places one after the other in turn never gives a client the same class twice, for a class
-    has at most N of them. Two clients swap one class each where neither has the other's already.
+    The places of one class after the other are dealt out to the clients in turn. This never gives a client the same
+    class twice, because a class has at most N places. Then random pairs of clients swap one class each, unless one of
+    them already has the class that it would get.
     """
     classes = rng.permutation(len(num_holders))
     held = np.repeat(classes, num_holders[classes]).reshape(classes_per_client, num_clients).T

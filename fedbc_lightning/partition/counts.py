@@ -1,24 +1,25 @@
-"""How many samples of each class every client has."""
+"""Counts of the samples of each class at each client."""
 
 from __future__ import annotations
 
 import numpy as np
 
 MAX_CELLS = 50_000_000
-"""Of a table of clients and classes; integers of so many values are no classes."""
+"""Largest table of clients and classes that is counted; labels with more distinct values are hardly classes."""
 
 
 def count_labels(labels: np.ndarray, clients: np.ndarray, num_clients: int) -> np.ndarray | None:
-    """Samples of each class at each client, int64 ``(N, num_classes)``.
+    """Count the samples of each class at each client.
 
     Args:
         labels: Class of each sample, integers ``(n,)``.
-        clients: Its client, 0..N-1, ``(n,)``.
-        num_clients: N.
+        clients: Client of each sample, 0..N-1, ``(n,)``.
+        num_clients: Number of clients N.
 
     Returns:
-        The counts; columns are the classes 0..max, or the distinct values where these are few or negative. None: there
-        would be more than :data:`MAX_CELLS` of them.
+        The counts, int64 ``(N, num_classes)``. Columns are the classes 0..max, or the distinct values of ``labels`` if
+        some are negative or if they are few compared with the largest. None if there were more than :data:`MAX_CELLS`
+        counts.
     """
     values, columns = np.unique(labels, return_inverse=True)
     num_classes = len(values)

@@ -1,4 +1,4 @@
-"""What partitioners share: checks of their arguments, samples class by class, and shares in whole numbers."""
+"""Tools that partitioners share: checks of arguments, samples ordered by class, and proportional whole numbers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fedbc_lightning.core.errors import ConfigurationError
 
 
 def shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """All samples class by class, shuffled within each.
+    """Order all samples by class, and shuffle them within each class.
 
     Args:
         labels: Class of each sample, integers ``(M,)``.
-        rng: Order within a class.
+        rng: Generator of the order within a class.
 
     Returns:
-        Sample indices ``(M,)``, classes in sorted order; and the size of each class ``(num_classes,)``.
+        Sample indices ``(M,)``, with the classes in sorted order, and the size of each class ``(num_classes,)``.
     """
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -24,10 +24,15 @@ def shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> tuple[np.
 
 
 def whole(name: str, value: int, minimum: int) -> int:
-    """The value, a whole number of at least ``minimum``.
+    """Return ``value`` as an ``int`` after checking that it is a whole number of at least ``minimum``.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: Value that the user gave.
+        minimum: Smallest value allowed.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: ``value`` is not whole, or is too small.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
         raise ConfigurationError(f"{name}={value}: give a whole number, {minimum} or more")
@@ -35,7 +40,7 @@ def whole(name: str, value: int, minimum: int) -> int:
 
 
 def check_enough_samples(num_samples: int, num_clients: int) -> None:
-    """Every client gets a sample.
+    """Check that there is at least one sample for every client.
 
     Raises:
         ConfigurationError: There are fewer samples than clients.
@@ -49,19 +54,19 @@ def check_enough_samples(num_samples: int, num_clients: int) -> None:
 def apportion(
     total: int, weights: np.ndarray, least: np.ndarray | int = 1, most: np.ndarray | None = None
 ) -> np.ndarray:
-    """Whole numbers in proportion to the weights, between bounds, with the sum ``total``.
+    """Return whole numbers in proportion to the weights, between bounds, with the sum ``total``.
 
-    Shares are ``t * weights``, raised to ``least`` and lowered to ``most``, with the t that gives the total; they are
-    rounded down, and what is missing goes one by one to the largest remainders (of equal ones to the first).
+    Shares are ``t * weights``, clipped to the bounds, with the t for which they sum to ``total``. They are rounded
+    down, and the units that are then missing go one by one to the largest remainders, of equal ones to the first.
 
     Args:
-        total: The sum, from ``sum(least)`` to ``sum(most)``.
-        weights: Above 0, ``(n,)``; below 1e-12 of the largest they count as that much.
-        least: Lower bounds.
-        most: Upper bounds; None: ``total``.
+        total: Sum of the numbers, between ``sum(least)`` and ``sum(most)``.
+        weights: Weights above 0, ``(n,)``; those below 1e-12 of the largest are raised to that.
+        least: Lower bounds, one number or ``(n,)``.
+        most: Upper bounds, ``(n,)``; None is ``total`` for each.
 
     Returns:
-        int64 ``(n,)``.
+        The numbers, int64 ``(n,)``.
 
     Example:
         >>> apportion(10, np.array([1.0, 2.0, 3.0])).tolist(), apportion(10, np.array([1.0, 2.0, 300.0])).tolist()
@@ -88,10 +93,10 @@ def apportion(
 
 
 def check_spread(name: str, sigma: float) -> float:
-    """The sigma of a log-normal distribution, from 0 to 10.
+    """Return ``sigma``, the spread of a log-normal distribution, after checking that it is in [0, 10].
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: ``sigma`` is outside [0, 10].
     """
     if not 0 <= sigma <= 10:
         raise ConfigurationError(f"{name}={sigma}: the sigma of the log-normal sizes must be in [0, 10]; give e.g. 1.0")
@@ -99,10 +104,10 @@ def check_spread(name: str, sigma: float) -> float:
 
 
 def check_min_samples(num_samples: int, num_clients: int, min_samples: int) -> None:
-    """Every client can have ``min_samples``.
+    """Check that there are enough samples to give every client ``min_samples``.
 
     Raises:
-        ConfigurationError: There are not enough samples for that.
+        ConfigurationError: There are not enough samples.
     """
     if num_clients * min_samples > num_samples:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Every class shared out over the clients by a draw from a Dirichlet distribution."""
+"""Partition whose classes are shared among the clients by draws from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from fedbc_lightning.partition.base import Partition, Partitioner
 from fedbc_lightning.partition.dealing import check_enough_samples, check_min_samples, shuffled_by_class, whole
 
 MAX_DRAWS = 1000
+"""Largest number of draws until every client has ``min_samples``."""
+
 MAX_SHARES_DRAWN = 10**8
-"""Clients x classes x draws: a few seconds."""
+"""Largest product of clients, classes and draws, which takes a few seconds."""
 
 
 class Dirichlet(Partitioner):
-    """Each class is shared out over the clients by shares drawn from Dir(alpha) (Yurochkin et al. 2019; NIID-Bench).
+    """Splits each class by shares of the clients drawn from Dir(alpha) (Yurochkin et al. 2019; NIID-Bench).
 
-    A small alpha makes sizes unequal and classes per client few; a large one nears IID. Shares are drawn again until
-    every client has ``min_samples``, at most 1000 times (fewer where N x classes is above 100,000, but at least 10).
+    With a small alpha, clients have unequal sizes and few classes; with a large one, the split is close to IID. Shares
+    are drawn again until every client has ``min_samples``, at most 1000 times (less often if N x classes is above
+    100,000, but at least 10 times).
 
     Args:
         num_clients: Number of clients N, at least 1.
-        alpha: Concentration of the shares, above 0, one for all clients.
-        min_samples: Every client gets at least so many samples, at least 1.
+        alpha: Concentration of the Dirichlet distribution, above 0, the same for all clients.
+        min_samples: Smallest number of samples that a client may get, at least 1.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -42,7 +45,7 @@ class Dirichlet(Partitioner):
         self.alpha = check_alpha(alpha)
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """See :func:`split_dirichlet`."""
+        """Split the samples with :func:`split_dirichlet`."""
         rng = np.random.default_rng(seed)
         return split_dirichlet(values, self.num_clients, self.alpha, self.min_samples, rng)
 
@@ -50,20 +53,20 @@ class Dirichlet(Partitioner):
 def split_dirichlet(
     labels: np.ndarray, num_clients: int, alpha: float, min_samples: int, rng: np.random.Generator
 ) -> Partition:
-    """Share out every class by its own draw from Dir(alpha) over the clients, until all have ``min_samples``.
+    """Split each class by its own draw of shares from Dir(alpha), again until every client has ``min_samples``.
 
     Args:
         labels: Class of each sample, integers ``(M,)``.
-        num_clients: N.
-        alpha: Concentration, above 0.
-        min_samples: Smallest client allowed.
-        rng: Shares and order of samples.
+        num_clients: Number of clients N.
+        alpha: Concentration of the Dirichlet distribution, above 0.
+        min_samples: Smallest number of samples that a client may get.
+        rng: Generator of the shares and of the order of samples.
 
     Returns:
-        The clients' samples, class by class.
+        The partition, with each client's samples ordered by class.
 
     Raises:
-        ConfigurationError: ``min_samples`` is impossible, or was not met in any draw.
+        ConfigurationError: ``min_samples`` is impossible, or no draw reached it.
     """
     check_enough_samples(len(labels), num_clients)
     check_min_samples(len(labels), num_clients, min_samples)
@@ -94,10 +97,10 @@ def split_dirichlet(
 
 
 def check_alpha(alpha: float) -> float:
-    """The concentration, above 0 and finite.
+    """Return the concentration ``alpha`` after checking that it is above 0 and finite.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: ``alpha`` is not above 0, or not finite.
     """
     if not 0 < alpha < math.inf:
         raise ConfigurationError(f"alpha={alpha}: the Dirichlet concentration must be above 0; give e.g. 0.5")

@@ -1,4 +1,4 @@
-"""A partition from a file."""
+"""Partition that is read from a file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from fedbc_lightning.partition.counts import count_labels
 
 
 class Explicit(Partitioner):
-    """The partition in a file: one that was saved (``partition.npz`` of a run's folder), or lists written by hand.
+    """Uses the partition in a file: ``partition.npz`` from a run's folder, or lists written by hand.
 
-    Samples that the file leaves out are used by nobody. The seed is not used. An ``.npz`` file knows clients by number.
+    No client uses samples that the file leaves out, and the seed has no effect. An ``.npz`` file holds no names of
+    clients.
 
     Args:
-        path: Of an ``.npz`` file of :meth:`Partition.save`, or a JSON file with a list of sample indices for each
-            client: ``[[0, 5], [2]]``, or ``{"Romeo": [0, 5], "Juliet": [2]}``.
+        path: Path of an ``.npz`` file that :meth:`Partition.save` wrote, or of a JSON file with a list of sample
+            indices for each client: ``[[0, 5], [2]]``, or ``{"Romeo": [0, 5], "Juliet": [2]}``.
 
     Attributes:
-        client_names: Of the JSON file; None: it has none.
+        client_names: Names of the clients in the JSON file; None if the file has none.
 
     Raises:
         ConfigurationError: The file is missing or damaged.
@@ -45,14 +46,14 @@ class Explicit(Partitioner):
         self.num_clients = len(self._partition)
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """The file's partition, if it is one of these data.
+        """Return the partition in the file, after checking that it fits the data.
 
         Args:
-            values: Class of each sample, ``(M,)``; all 0: there are no classes.
-            seed: Unused.
+            values: Class of each sample, ``(M,)``; all 0 if there are no classes.
+            seed: Unused, as nothing is drawn.
 
         Raises:
-            ConfigurationError: The file is about other data.
+            ConfigurationError: The file was made for other data.
         """
         if self._saved is not None and self._saved.num_samples != len(values):
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Partitioners of Flower Datasets (flwr-datasets)."""
+"""Use of the partitioners of Flower Datasets (flwr-datasets)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ SAMPLE_COLUMN = "sample number"
 
 
 class Flower(Partitioner):
-    """Any partitioner of flwr-datasets that goes by the class of samples, or by their number alone.
+    """Uses a partitioner of flwr-datasets that splits by the class of samples, or by their number alone.
 
-    As in its ``FederatedDataset``, the samples are shuffled first, here by our seed. All else is as the partitioner
-    was made: its own ``seed`` (42 unless given) fixes its draws, so another seed of ours keeps, say, the shares of a
-    ``DirichletPartitioner`` and changes who gets which samples; with ``seed: null`` ours draws the shares too.
-    Samples that it leaves out are used by nobody. It takes about a millisecond per client.
+    As in ``FederatedDataset`` of flwr-datasets, the samples are shuffled first, here with the data module's seed. The
+    partitioner's own draws depend on its own ``seed`` (42 unless given): another seed of the data module keeps, for
+    example, the shares of a ``DirichletPartitioner`` and changes which samples a client gets. With ``seed: null`` the
+    shares are drawn with the data module's seed, too. No client uses samples that the partitioner leaves out. Splitting
+    takes about a millisecond per client.
 
     Args:
-        partitioner: Of flwr-datasets; what its ``partition_by`` names is the class.
+        partitioner: Partitioner of flwr-datasets; the column that its ``partition_by`` names holds the class.
 
     Raises:
-        ConfigurationError: flwr-datasets is not installed, or this is none of its partitioners.
+        ConfigurationError: flwr-datasets is not installed, or ``partitioner`` is not one of its partitioners.
 
     Example:
         In a configuration file::
@@ -62,12 +63,12 @@ class Flower(Partitioner):
         self.num_clients = None
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """Let the partitioner split a table of the classes."""
+        """Split the samples by letting the partitioner split a table of their classes."""
         from datasets import Dataset
 
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(values))
-        partitioner = copy.deepcopy(self.partitioner)  # it takes one data set in its life
+        partitioner = copy.deepcopy(self.partitioner)  # an instance accepts a data set only once
         settings = vars(partitioner)
         if "_rng" in settings and settings.get("_seed") is None:
             settings["_rng"] = rng
@@ -75,7 +76,7 @@ class Flower(Partitioner):
         name = type(partitioner).__name__
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of pyarrow, about how `datasets` sorts
+                warnings.simplefilter("ignore", FutureWarning)  # pyarrow warns about the way `datasets` sorts
                 partitioner.dataset = Dataset.from_dict({label_column: values[order], SAMPLE_COLUMN: order})
                 num_clients = partitioner.num_partitions
                 check_enough_samples(len(values), num_clients)

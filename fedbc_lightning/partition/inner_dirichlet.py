@@ -1,4 +1,4 @@
-"""Sizes as asked for, and class shares of each client drawn from a Dirichlet distribution."""
+"""Partition with given client sizes, and with class shares of each client drawn from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ SHARES_PER_BLOCK = 2**17
 
 
 class InnerDirichlet(Partitioner):
-    """Each client has its own class shares, drawn from Dir(alpha), and exactly the size asked for.
+    """Gives each client exactly the size asked for, with class shares of its own drawn from Dir(alpha).
 
-    All samples go out, so a client takes other classes, by its own shares of them, where one of its classes has run
-    out: with a small alpha its classes are fewer at first than in the end.
+    All samples are used. If a class has run out, a client takes other classes in proportion to its shares of these;
+    with a small alpha it therefore ends with more classes than its shares favour.
 
     Args:
         num_clients: Number of clients N, at least 1.
-        alpha: Concentration of the shares over classes, above 0, one for all classes.
-        sizes: Samples of each client, N numbers of 1 or more that sum to M; None: equal sizes (by at most one).
-        size_spread: Without ``sizes``: above 0 and up to 10, sizes in proportion to exp(size_spread * z), z ~ N(0, 1).
+        alpha: Concentration of the Dirichlet distribution over classes, above 0, the same for all classes.
+        sizes: Number of samples of each client, N numbers of 1 or more that sum to M; None gives equal sizes, up to
+            one sample, or those of ``size_spread``.
+        size_spread: Spread of the sizes if ``sizes`` is None, in [0, 10]; above 0 the sizes are in proportion to
+            exp(size_spread * z), z ~ N(0, 1).
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -51,7 +53,7 @@ class InnerDirichlet(Partitioner):
             raise ConfigurationError(f"size_spread={size_spread}: the sizes are given; leave out one of the two")
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """See :func:`split_inner_dirichlet`."""
+        """Split the samples with :func:`split_inner_dirichlet`."""
         rng = np.random.default_rng(seed)
         sizes = self.sizes
         if sizes is None and self.size_spread:
@@ -62,19 +64,20 @@ class InnerDirichlet(Partitioner):
 
 
 def split_inner_dirichlet(labels: np.ndarray, sizes: np.ndarray, alpha: float, rng: np.random.Generator) -> Partition:
-    """Fill clients of given sizes, each by its own class shares.
+    """Fill clients of given sizes according to class shares that are drawn for each client.
 
-    In each turn every free place of a client draws a class from the client's shares of those that are left. Where a
-    class is asked for more often than it has samples, chance decides, and the others draw again in the next turn.
+    In each turn, every free place of a client draws a class from the client's shares of the classes that have samples
+    left. If a class is drawn more often than it has samples, random places get them, and the others draw again in the
+    next turn.
 
     Args:
         labels: Class of each sample, integers ``(M,)``.
-        sizes: Samples of each client, ``(N,)``.
-        alpha: Concentration, above 0.
-        rng: Shares, and who gets which samples.
+        sizes: Number of samples of each client, ``(N,)``, with sum M.
+        alpha: Concentration of the Dirichlet distribution, above 0.
+        rng: Generator of the shares and of the assignment of samples.
 
     Returns:
-        The clients' samples, class by class.
+        The partition, with each client's samples ordered by class.
 
     Raises:
         ConfigurationError: The sizes do not sum to M.
@@ -104,7 +107,19 @@ def split_inner_dirichlet(labels: np.ndarray, sizes: np.ndarray, alpha: float, r
 def _draw_classes(
     clients: np.ndarray, num_clients: int, available: np.ndarray, alpha: float, seed: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """A class for each place, given its client (ascending). Shares are drawn anew from the seed, never kept for all."""
+    """Draw a class for each free place.
+
+    The shares of all clients, ``(N, num_classes)``, may not fit into memory: blocks of them are drawn again from the
+    seed in each turn.
+
+    Args:
+        clients: Client of each place, ascending.
+        num_clients: Number of clients N.
+        available: Whether each class has samples left, bool ``(num_classes,)``.
+        alpha: Concentration of the Dirichlet distribution.
+        seed: Seed of the shares.
+        rng: Generator of the draws from the shares.
+    """
     num_classes = len(available)
     drawn = np.empty(len(clients), dtype=np.int64)
     block = max(1, SHARES_PER_BLOCK // num_classes)
@@ -114,7 +129,7 @@ def _draw_classes(
             continue
         number = min(block, num_clients - first)
         shares = np.random.default_rng([seed, first]).dirichlet(np.full(num_classes, alpha), number) * available
-        shares[shares.sum(axis=1) == 0] = available  # all that this client likes has run out
+        shares[shares.sum(axis=1) == 0] = available  # every class of which this client has a share has run out
         bounds = np.cumsum(shares, axis=1)
         bounds = bounds / bounds[:, -1:] + np.arange(number)[:, None]
         rows = clients[start:end] - first

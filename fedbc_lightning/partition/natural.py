@@ -1,4 +1,4 @@
-"""Clients that the data name themselves: a role of a play, a writer, an account."""
+"""Partition by the clients that the data name themselves: a role of a play, a writer, an account."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedbc_lightning.partition.dealing import whole
 
 
 class Natural(Partitioner):
-    """The natural clients of the data, or some of them.
+    """Keeps the natural clients of the data, or some of them.
 
-    Clients keep the order of their natural numbers 0..K-1, and each its samples in the order of the data. Samples of
-    clients that are left out are used by nobody.
+    Clients stay in the order of their natural numbers 0..K-1, and each client's samples in the order of the data. The
+    samples of clients that are left out are not used.
 
     Args:
-        num_clients: How many clients, drawn at random from those with ``min_samples``; None: all of them.
-        min_samples: Leave out clients with fewer samples, at least 1.
+        num_clients: Number of clients, drawn at random from those with at least ``min_samples``; None keeps all these.
+        min_samples: Smallest number of samples of a client that is kept, at least 1.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -39,20 +39,20 @@ class Natural(Partitioner):
         self.min_samples = whole("min_samples", min_samples, 1)
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """See :func:`split_natural`."""
+        """Split the samples with :func:`split_natural`."""
         return split_natural(values, self.num_clients, self.min_samples, np.random.default_rng(seed))
 
 
 def split_natural(
     clients: np.ndarray, num_clients: int | None, min_samples: int, rng: np.random.Generator
 ) -> Partition:
-    """Keep the natural clients with ``min_samples``, or ``num_clients`` of them.
+    """Keep the natural clients with at least ``min_samples`` samples, or ``num_clients`` of these.
 
     Args:
         clients: Natural client of each sample, integers from 0, ``(M,)``.
-        num_clients: How many to draw; None: all.
-        min_samples: Leave out clients with fewer samples.
-        rng: Which clients are drawn.
+        num_clients: Number of clients to draw; None keeps all.
+        min_samples: Smallest number of samples of a client that is kept.
+        rng: Generator of the draw of clients.
 
     Raises:
         ConfigurationError: Fewer clients have ``min_samples`` than are asked for.

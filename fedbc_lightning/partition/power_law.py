@@ -1,4 +1,4 @@
-"""Power law and few classes per client: the partition of the FedBC paper."""
+"""Partition of the FedBC paper: sizes by a power law, and few classes per client."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ CLIENTS_PER_BLOCK = 4096
 
 
 class PowerLaw(Partitioner):
-    """Power law and few classes, as in the FedBC paper (Table 5; after Stripelis & Ambite 2020): s_k is about e^k.
+    """Gives client k few classes and a size in proportion to e^k (FedBC, Table 5; after Stripelis & Ambite 2020).
 
-    Sizes are those of :func:`power_law_sizes`; each client draws its samples from ``classes_per_client`` classes, and
-    from more only where a class has run out or, for C >= 2 and small e, from what is left over at the end.
-    Each client's indices stand class by class, in the order in which it was filled.
+    Sizes are those of :func:`power_law_sizes`. Each client draws its samples from ``classes_per_client`` classes. It
+    gets more classes only if one of them has run out or, for C >= 2 and small e, from samples left over at the end.
+    Each client's indices are ordered by class, in the order in which the client was filled.
 
     Args:
         num_clients: Number of clients N; client 0 is the smallest, client N-1 the largest.
         classes_per_client: C of the paper (1, 2 or 3 there), from 1 to the number of classes.
-        exponent: e of the paper (1.1 to 1.5 there), at least 1 (1: equal sizes, but that the last client takes all
-            that is left over).
+        exponent: e of the paper (1.1 to 1.5 there), at least 1. With 1 sizes are equal, except that the last client
+            takes all that is left over.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -48,21 +48,21 @@ class PowerLaw(Partitioner):
             )
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """See :func:`split_power_law`."""
+        """Split the samples with :func:`split_power_law`."""
         rng = np.random.default_rng(seed)
         return split_power_law(values, self.num_clients, self.classes_per_client, self.exponent, rng)
 
 
 def power_law_sizes(num_samples: int, num_clients: int, exponent: float) -> np.ndarray:
-    """Client sizes s_1 <= ... <= s_N of the FedBC paper, int64 ``(N,)``, with sum M.
+    """Return the client sizes s_1 <= ... <= s_N of the FedBC paper, int64 ``(N,)``, with sum M.
 
-    With b = ⌊M / Σ_k e^k⌋, s_k = ⌊e^k b⌋; the remainder r goes out from the largest client down, each taking ⌈r / e⌉
-    of what is left.
+    With b = ⌊M / Σ_k e^k⌋, s_k = ⌊e^k b⌋. The remainder is handed out from the largest client down; each takes
+    ⌈r / e⌉ of the r samples that are left.
 
     Args:
-        num_samples: M.
-        num_clients: N.
-        exponent: e, at least 1.
+        num_samples: Number of samples M.
+        num_clients: Number of clients N.
+        exponent: e of the paper, at least 1.
 
     Raises:
         ConfigurationError: A client would get no sample.
@@ -90,23 +90,23 @@ def power_law_sizes(num_samples: int, num_clients: int, exponent: float) -> np.n
 def split_power_law(
     labels: np.ndarray, num_clients: int, classes_per_client: int, exponent: float, rng: np.random.Generator
 ) -> Partition:
-    """Fill clients of :func:`power_law_sizes`, the smallest first, each from the classes in a random order.
+    """Fill clients of the sizes :func:`power_law_sizes`, the smallest first, each from the classes in a random order.
 
-    Each class gives at most ⌈s_k / C⌉ samples until the client is full. What is left at the end goes, class by class,
-    from the largest client down, ⌈left / e⌉ each.
+    Each class gives at most ⌈s_k / C⌉ samples to client k, until the client is full. The samples left at the end are
+    handed out class by class from the largest client down, ⌈left / e⌉ to each.
 
     Args:
         labels: Class of each sample, integers ``(M,)``.
-        num_clients: N.
-        classes_per_client: C.
-        exponent: e, at least 1.
-        rng: Order of samples and classes.
+        num_clients: Number of clients N.
+        classes_per_client: Number of classes per client C.
+        exponent: e of the paper, at least 1.
+        rng: Generator of the order of samples and classes.
 
     Returns:
-        The clients' samples, in filling order.
+        The partition, with each client's samples in the order in which it was filled.
 
     Raises:
-        ConfigurationError: More clients than samples, or C above the number of classes.
+        ConfigurationError: There are more clients than samples, or C is above the number of classes.
     """
     by_class, class_sizes = shuffled_by_class(labels, rng)
     num_classes = len(class_sizes)
@@ -144,7 +144,11 @@ def _fill(client: int, size: int, at_most: int, order: list[int], left: list[int
 
 
 def _hand_out(left: int, num_clients: int, exponent: float) -> tuple[list[int], list[int]]:
-    """Who gets how many of what is left: from the last client down, ⌈left / e⌉ each, and again while some is left."""
+    """Hand out the samples that are left: ⌈left / e⌉ to each client, from the last one down, until none is left.
+
+    Returns:
+        The clients in the order in which they take samples, and the number that each takes.
+    """
     clients: list[int] = []
     shares: list[int] = []
     while left:
@@ -157,7 +161,17 @@ def _hand_out(left: int, num_clients: int, exponent: float) -> tuple[list[int], 
 def _deal(
     by_class: np.ndarray, clients: np.ndarray, classes: np.ndarray, counts: np.ndarray, num_clients: int
 ) -> Partition:
-    """Gift k takes the next ``counts[k]`` samples of its class; together the gifts take all of every class."""
+    """Make the partition in which gift k gives the next ``counts[k]`` samples of ``classes[k]`` to ``clients[k]``.
+
+    Together the gifts must take all samples of every class.
+
+    Args:
+        by_class: Sample indices ordered by class, ``(M,)``.
+        clients: Client of each gift.
+        classes: Class of each gift.
+        counts: Number of samples of each gift.
+        num_clients: Number of clients N.
+    """
     order = np.argsort(classes, kind="stable")
     starts = np.empty_like(counts)
     starts[order] = np.cumsum(counts[order]) - counts[order]

@@ -1,4 +1,4 @@
-"""Samples sorted by class and cut into equal shards."""
+"""Partition of the samples, sorted by class, into equal shards."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from fedbc_lightning.partition.sizes import equal_sizes
 
 
 class Shards(Partitioner):
-    """Sorted by class, cut into N * k shards of equal size, k random ones per client (McMahan et al. 2017).
+    """Sorts samples by class, cuts them into N * k equal shards, and gives each client k (McMahan et al. 2017).
 
-    With 2 shards most clients have samples of 2 classes. ``shards_per_client=1`` is L2GD's heterogeneous split (sorted
-    by label, then cut). Sizes of shards differ by at most one. Each client's indices stand shard by shard.
+    Which shards a client gets is random. With 2 shards most clients have samples of 2 classes.
+    ``shards_per_client=1`` is L2GD's heterogeneous split (sorted by label, then cut). Sizes of shards differ by at most
+    one. Each client's indices are ordered by shard.
 
     Args:
         num_clients: Number of clients N, at least 1.
-        shards_per_client: k, at least 1.
+        shards_per_client: Number of shards per client k, at least 1.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -36,21 +37,21 @@ class Shards(Partitioner):
         self.shards_per_client = whole("shards_per_client", shards_per_client, 1)
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """See :func:`split_shards`."""
+        """Split the samples with :func:`split_shards`."""
         return split_shards(values, self.num_clients, self.shards_per_client, np.random.default_rng(seed))
 
 
 def split_shards(labels: np.ndarray, num_clients: int, shards_per_client: int, rng: np.random.Generator) -> Partition:
-    """Cut the samples, sorted by class, into shards and deal these out.
+    """Cut the samples, sorted by class, into shards, and give ``shards_per_client`` random shards to each client.
 
     Args:
         labels: Class of each sample, integers ``(M,)``.
-        num_clients: N.
-        shards_per_client: k.
-        rng: Order of samples within a class, and who gets which shards.
+        num_clients: Number of clients N.
+        shards_per_client: Number of shards per client k.
+        rng: Generator of the order of samples within a class and of the shards of each client.
 
     Raises:
-        ConfigurationError: More shards than samples.
+        ConfigurationError: There are more shards than samples.
     """
     check_enough_samples(len(labels), num_clients)
     num_shards = num_clients * shards_per_client

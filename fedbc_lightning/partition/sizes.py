@@ -1,4 +1,4 @@
-"""Clients whose samples are drawn from all classes alike: equal sizes, and three ways of unequal ones."""
+"""Partitions whose clients draw from all samples alike: equal sizes, and three kinds of unequal sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedbc_lightning.partition.dealing import (
 
 
 class IID(Partitioner):
-    """Shuffled, in equal parts (sizes differ by at most one).
+    """Shuffles the samples and cuts them into equal parts (sizes differ by at most one).
 
     Args:
         num_clients: Number of clients N, at least 1.
@@ -44,12 +44,13 @@ class IID(Partitioner):
 
 
 class LogNormalSizes(Partitioner):
-    """Sizes in proportion to exp(sigma * z_k) with z_k ~ N(0, 1), classes as in the whole data.
+    """Gives client k a size in proportion to exp(sigma * z_k), z_k ~ N(0, 1), with samples drawn from the whole data.
 
     Args:
         num_clients: Number of clients N, at least 1.
-        sigma: Spread, in [0, 10]; 0: equal sizes, 2: the largest of 100 clients has about 150 times the median.
-        min_samples: Every client gets at least so many samples, at least 1.
+        sigma: Spread of the sizes, in [0, 10]. With 0 they are equal; with 2 the largest of 100 clients has about 150
+            times as many samples as the median one.
+        min_samples: Smallest number of samples that a client may get, at least 1.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -68,14 +69,14 @@ class LogNormalSizes(Partitioner):
         self.min_samples = whole("min_samples", min_samples, 1)
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """See :func:`log_normal_sizes` and :func:`split_by_sizes`."""
+        """Split the samples into parts of :func:`log_normal_sizes`."""
         rng = np.random.default_rng(seed)
         sizes = log_normal_sizes(len(values), self.num_clients, self.sigma, self.min_samples, rng)
         return split_by_sizes(sizes, rng)
 
 
 class LinearSizes(Partitioner):
-    """Sizes in proportion to k = 1..N, at least 1, classes as in the whole data.
+    """Gives clients sizes in proportion to k = 1..N, at least 1, with samples drawn from the whole data.
 
     Args:
         num_clients: Number of clients N, at least 1; client 0 is the smallest.
@@ -95,14 +96,14 @@ class LinearSizes(Partitioner):
         self.num_clients = whole("num_clients", num_clients, 1)
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """See :func:`linear_sizes` and :func:`split_by_sizes`."""
+        """Split the samples into parts of :func:`linear_sizes`."""
         return split_by_sizes(linear_sizes(len(values), self.num_clients), np.random.default_rng(seed))
 
 
 class ExponentialSizes(Partitioner):
-    """Sizes in proportion to base^k, k = 1..N, at least 1, classes as in the whole data.
+    """Gives clients sizes in proportion to base^k, k = 1..N, at least 1, with samples drawn from the whole data.
 
-    :class:`PowerLaw` has such sizes too, with few classes per client.
+    :class:`PowerLaw` has such sizes, too, with few classes per client.
 
     Args:
         num_clients: Number of clients N, at least 1; client 0 is the smallest.
@@ -126,30 +127,30 @@ class ExponentialSizes(Partitioner):
         self.base = base
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """See :func:`exponential_sizes` and :func:`split_by_sizes`."""
+        """Split the samples into parts of :func:`exponential_sizes`."""
         sizes = exponential_sizes(len(values), self.num_clients, self.base)
         return split_by_sizes(sizes, np.random.default_rng(seed))
 
 
 def split_iid(num_samples: int, num_clients: int, rng: np.random.Generator) -> Partition:
-    """A random permutation of the samples, cut into ``num_clients`` parts whose sizes differ by at most one.
+    """Cut a random permutation of the samples into ``num_clients`` parts whose sizes differ by at most one.
 
     Raises:
-        ConfigurationError: More clients than samples.
+        ConfigurationError: There are more clients than samples.
     """
     return split_by_sizes(equal_sizes(num_samples, num_clients), rng)
 
 
 def split_by_sizes(sizes: np.ndarray, rng: np.random.Generator) -> Partition:
-    """A random permutation of ``sum(sizes)`` samples, cut into parts of these sizes."""
+    """Cut a random permutation of ``sum(sizes)`` samples into parts of these sizes."""
     return Partition.from_sizes(rng.permutation(sizes.sum()), sizes)
 
 
 def equal_sizes(num_samples: int, num_clients: int) -> np.ndarray:
-    """``num_clients`` sizes with sum ``num_samples`` that differ by at most one, the larger first, int64 ``(N,)``.
+    """Return N sizes with sum ``num_samples`` that differ by at most one, the larger first, int64 ``(N,)``.
 
     Raises:
-        ConfigurationError: More clients than samples.
+        ConfigurationError: There are more clients than samples.
     """
     check_enough_samples(num_samples, num_clients)
     least, more = divmod(num_samples, num_clients)
@@ -159,10 +160,20 @@ def equal_sizes(num_samples: int, num_clients: int) -> np.ndarray:
 def log_normal_sizes(
     num_samples: int, num_clients: int, sigma: float, min_samples: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Sizes in proportion to exp(sigma * z_k), z_k ~ N(0, 1), at least ``min_samples``, int64 ``(N,)`` with sum M.
+    """Return sizes in proportion to exp(sigma * z_k), z_k ~ N(0, 1), at least ``min_samples``.
+
+    Args:
+        num_samples: Sum of the sizes, M.
+        num_clients: Number of sizes, N.
+        sigma: Spread of the sizes, in [0, 10].
+        min_samples: Smallest size allowed.
+        rng: Generator of the z_k.
+
+    Returns:
+        The sizes, int64 ``(N,)``.
 
     Raises:
-        ConfigurationError: The clients cannot all have ``min_samples``.
+        ConfigurationError: There are not enough samples for ``min_samples`` per client.
     """
     check_enough_samples(num_samples, num_clients)
     check_min_samples(num_samples, num_clients, min_samples)
@@ -170,20 +181,20 @@ def log_normal_sizes(
 
 
 def linear_sizes(num_samples: int, num_clients: int) -> np.ndarray:
-    """Sizes in proportion to k = 1..N, at least 1, int64 ``(N,)`` with sum M.
+    """Return sizes in proportion to k = 1..N, at least 1, int64 ``(N,)`` with sum ``num_samples``.
 
     Raises:
-        ConfigurationError: More clients than samples.
+        ConfigurationError: There are more clients than samples.
     """
     check_enough_samples(num_samples, num_clients)
     return apportion(num_samples, np.arange(1.0, num_clients + 1))
 
 
 def exponential_sizes(num_samples: int, num_clients: int, base: float) -> np.ndarray:
-    """Sizes in proportion to base^k, k = 1..N, at least 1, int64 ``(N,)`` with sum M.
+    """Return sizes in proportion to base^k, k = 1..N, at least 1, int64 ``(N,)`` with sum ``num_samples``.
 
     Raises:
-        ConfigurationError: More clients than samples.
+        ConfigurationError: There are more clients than samples.
     """
     check_enough_samples(num_samples, num_clients)
     return apportion(num_samples, np.float64(base) ** np.arange(1.0 - num_clients, 1.0))
