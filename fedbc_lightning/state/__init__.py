@@ -1,1 +1,1 @@
-"""What outlives a step: the layout of weights, declared state, the clients' rows and checkpoint files."""
+"""State that outlives a local step: parameter layout, declared state, the clients' rows and checkpoint files."""

@@ -17,28 +17,33 @@ from fedbc_lightning.core.storable import find_unreadable
 from fedbc_lightning.core.storage import os_error
 
 KEY = "fedbc_lightning"
-"""Where a checkpoint, otherwise an ordinary Lightning one, holds the federated state."""
+"""Key under which a checkpoint, otherwise an ordinary Lightning one, holds the federated state."""
 
 FORMAT = 1
-"""Of that state; raised when it changes."""
+"""Version of the federated state's format in a checkpoint; it is raised when the format changes."""
 
 WHERE_ABSENT = {"trainer.local_schedules": "fresh"}
 """What parts of a fingerprint are if it does not hold them."""
 
 SOURCE = "fedbc_lightning_source"
-"""Where an exported model says which run, round and client it is of."""
+"""Key under which an exported model names the run, round and client that it was taken from."""
 
 
 def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a file that is either the old one or the new one, whenever the process or the machine dies.
+    """Write a checkpoint so that `path` holds the old or the new file, whenever the process or the machine dies.
 
-    Temporary file, fsync, replace, fsync of the folder: the replace is the only commit point. Before it, what was
-    written is opened as :func:`load` will: mapped, so that the time does not grow with the size of the model.
+    The steps are: temporary file, fsync, replace, fsync of the folder. The replace is the only commit point. Before
+    it, the temporary file is opened with ``weights_only=True`` as :func:`load` will do it; it is memory-mapped, so
+    that the time of this check does not grow with the size of the model.
+
+    Args:
+        checkpoint: The content of the checkpoint.
+        path: The file to write; its folder is made if only the last level is missing.
 
     Raises:
-        ConfigurationError: The checkpoint holds an object that would not be read back; the old file stays.
+        ConfigurationError: The checkpoint holds an object that could not be loaded again; the old file stays.
     """
-    path.parent.mkdir(exist_ok=True)  # without parents: a run folder that vanished is not made again
+    path.parent.mkdir(exist_ok=True)  # parents=False, because a run folder that was deleted must not come back
     try:
         with replacing(path) as partial:
             with partial.open("wb") as file:
@@ -63,10 +68,10 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint of ours, with ``weights_only=True``.
+    """Read a checkpoint that this package wrote, with ``weights_only=True``.
 
     Raises:
-        ConfigurationError: No such file, not readable, or not one of ours.
+        ConfigurationError: The file does not exist, cannot be read, or was not written by this package.
     """
     path = Path(path)
     if not path.is_file():
@@ -98,8 +103,8 @@ def load(path: str | Path) -> dict[str, Any]:
 
 
 def _check_sums(path: Path) -> None:
-    """Compare the checksums of a zip file's parts, which ``torch.load`` does not look at: 1 to 7 GB/s."""
-    if not zipfile.is_zipfile(path):  # torch.load says what it is
+    """Compare the checksums of a zip file's parts at 1 to 7 GB/s; ``torch.load`` does not check them."""
+    if not zipfile.is_zipfile(path):  # torch.load raises an error that says what the file is
         return
     with zipfile.ZipFile(path) as file:
         damaged = file.testzip()
@@ -111,10 +116,15 @@ def _check_sums(path: Path) -> None:
 
 
 def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], path: str | Path) -> None:
-    """Compare what a checkpoint was made with (model, partition, algorithm) with what is here.
+    """Compare the model, partition and algorithm that a checkpoint was made with, with those of this run.
+
+    Args:
+        saved: The fingerprint in the checkpoint: name of a part -> its description.
+        current: The fingerprint of this run.
+        path: The path of the checkpoint, for the error message.
 
     Raises:
-        ConfigurationError: They differ; the message names the first differences.
+        ConfigurationError: The fingerprints differ; the message names the first three differences.
     """
     differences = []
     for part in dict.fromkeys([*current, *saved]):

@@ -1,4 +1,7 @@
-"""Where the clients' rows lie between rounds: in memory, and with the checkpoint, up to 64 MiB; above in a file."""
+"""Storage of the clients' rows between rounds, in memory and in the checkpoint; used up to 64 MiB.
+
+Larger state lies in a file, see :mod:`fedbc_lightning.state.file_rows`.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ import torch
 from torch import Tensor
 
 IN_MEMORY_BELOW = 64 * 2**20
-"""Declared bytes of all N clients, up to which their rows lie in memory and in the checkpoint."""
+"""Largest number of declared bytes, of all N clients together, that is kept in memory and in the checkpoint."""
 
 
 class RowStorage:
-    """Rows of all N clients by name. What is staged is unseen until :meth:`commit`; :meth:`rollback` forgets it.
+    """Holds the rows of all N clients by name.
+
+    A staged row cannot be read as a committed one until :meth:`commit`; :meth:`rollback` discards it.
 
     Args:
-        starts: Name -> what a client never touched reads, 1-D. Rows are read back in its dtype.
+        starts: Name -> 1-D row that is read for a client without a row of its own. Rows are read in its dtype.
     """
 
     def __init__(self, starts: dict[str, Tensor]) -> None:
@@ -24,24 +29,24 @@ class RowStorage:
         self.rollback()
 
     def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
-        """A copy of one client's committed row; ``staged``: as the next round will see it."""
+        """Return a copy of one client's committed row; with ``staged=True``, the row that the next round will see."""
         raise NotImplementedError
 
     def gather(self, name: str, clients: list[int]) -> Tensor:
-        """The committed rows of K clients, (K, ...); a copy."""
+        """Return a copy of the committed rows of K clients, (K, ...)."""
         rows = [self.read(name, client) for client in clients]
         return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
-        """Give clients' rows (K, ...) their values for the next round; these are copied."""
+        """Give the rows of K clients their values (K, ...) for the next round; the values are copied."""
         raise NotImplementedError
 
     def export_staged(self) -> dict[str, Any]:
-        """What another rank must be told of what was staged here."""
+        """Return what another rank needs in order to stage the rows that were staged on this rank."""
         return self._staged
 
     def import_staged(self, staged: dict[str, Any]) -> None:
-        """Stage what another rank exported."""
+        """Stage the rows that another rank exported."""
         for name, rows in staged.items():
             self._staged[name] |= rows
 
@@ -50,34 +55,34 @@ class RowStorage:
         raise NotImplementedError
 
     def rollback(self) -> None:
-        """Forget what was staged."""
+        """Discard the staged rows."""
         self._staged = {name: {} for name in self.starts}
 
 
 class TableRows(RowStorage):
-    """Rows of a size of their own, in memory and in the checkpoint whatever their size."""
+    """Keeps rows whose length differs between clients, always in memory and in the checkpoint."""
 
     def __init__(self, starts: dict[str, Tensor]) -> None:
         super().__init__(starts)
         self._rows: dict[str, dict[int, Tensor]] = {name: {} for name in starts}
 
     def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
-        """See :class:`RowStorage`."""
+        """Return a copy of one client's row, committed or staged."""
         row = self._rows[name].get(client, self.starts[name])
         return (self._staged[name].get(client, row) if staged else row).clone()
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
-        """See :class:`RowStorage`."""
+        """Stage CPU copies of the rows of K clients."""
         self._staged[name].update(zip(clients, rows.detach().to("cpu", copy=True), strict=True))
 
     def commit(self) -> None:
-        """See :class:`RowStorage`."""
+        """Make the staged rows the current ones."""
         for name, rows in self._staged.items():
             self._rows[name] |= rows
         self.rollback()
 
     def state_dict(self) -> dict[str, Any]:
-        """Name -> the touched clients and their rows."""
+        """Return, by name, the clients that have a row of their own, and these rows."""
         return {
             name: {
                 "clients": torch.tensor(sorted(rows), dtype=torch.int64),
@@ -88,7 +93,7 @@ class TableRows(RowStorage):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore what :meth:`state_dict` returned."""
         for name, rows in self._rows.items():
             saved = state[name]
             self.starts[name] = saved["initial"]
@@ -97,17 +102,18 @@ class TableRows(RowStorage):
 
 
 class MemoryRows(RowStorage):
-    """Rows of one size, as one matrix (N, d) per name, of which untouched pages take no memory.
+    """Keeps rows of equal length in memory, as one matrix (N, d) per name.
 
-    Staged rows wait in a matrix of their own, in the order of staging, whose memory is kept from round to round.
+    The matrix is made with ``torch.zeros``, so memory pages that were never written take no memory. Staged rows wait
+    in a second matrix, in the order of staging; its memory is kept from round to round.
 
     Args:
-        starts: See :class:`RowStorage`.
+        starts: Name -> 1-D row that is read for a client without a row of its own. Rows are read in its dtype.
         dtypes: Name -> dtype in which rows are kept.
-        num_clients: N.
+        num_clients: Number of clients, N.
     """
 
-    _staged: dict[str, dict[int, int]]  # client -> place among the waiting rows
+    _staged: dict[str, dict[int, int]]  # client -> index of its row in the matrix of staged rows
 
     def __init__(self, starts: dict[str, Tensor], dtypes: dict[str, torch.dtype], num_clients: int) -> None:
         super().__init__(starts)
@@ -116,7 +122,7 @@ class MemoryRows(RowStorage):
         self._waiting = {name: rows.new_empty(0, rows.shape[1]) for name, rows in self._rows.items()}
 
     def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
-        """See :class:`RowStorage`."""
+        """Return a copy of one client's row, committed or staged."""
         start = self.starts[name]
         place = self._staged[name].get(client) if staged else None
         if place is not None:
@@ -126,17 +132,18 @@ class MemoryRows(RowStorage):
         return row.to(start.dtype, copy=True)
 
     def gather(self, name: str, clients: list[int]) -> Tensor:
-        """See :class:`RowStorage`."""
+        """Return a copy of the committed rows of K clients, (K, d)."""
         if len(clients) == 1:
             return self.read(name, clients[0])[None]
         rows, is_touched = self._rows[name][clients], self._is_touched[name][clients]
         return torch.where(is_touched[:, None], rows.to(self.starts[name].dtype), self.starts[name])
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
-        """See :class:`RowStorage`."""
+        """Append the rows (K, d) of K clients to the matrix of staged rows."""
         first, waiting = self._num_waiting[name], self._waiting[name]
         end = self._num_waiting[name] = first + len(clients)
         if end > len(waiting):
+            # At least doubled, so that staging client by client copies each row a constant number of times on average.
             longer = waiting.new_empty(max(end, 2 * len(waiting)), waiting.shape[1])
             longer[:first] = waiting[:first]
             waiting = self._waiting[name] = longer
@@ -144,7 +151,7 @@ class MemoryRows(RowStorage):
         self._staged[name].update(zip(clients, range(first, end), strict=True))
 
     def commit(self) -> None:
-        """See :class:`RowStorage`."""
+        """Make the staged rows the current ones."""
         for name, places in self._staged.items():
             if places:
                 clients = torch.tensor(list(places))
@@ -153,27 +160,27 @@ class MemoryRows(RowStorage):
         self.rollback()
 
     def rollback(self) -> None:
-        """See :class:`RowStorage`."""
+        """Discard the staged rows; the memory of their matrix is kept."""
         super().rollback()
         self._num_waiting = dict.fromkeys(self.starts, 0)
 
     def export_staged(self) -> dict[str, Any]:
-        """See :class:`RowStorage`."""
+        """Return, by name, the staged clients and the matrix of their rows."""
         return {name: (list(places), self._in_order_of_staging(name)) for name, places in self._staged.items()}
 
     def import_staged(self, staged: dict[str, Any]) -> None:
-        """See :class:`RowStorage`."""
+        """Stage the rows that another rank exported."""
         for name, (clients, rows) in staged.items():
             self.stage(name, clients, rows)
 
     def _in_order_of_staging(self, name: str) -> Tensor:
-        """The staged rows, one for each client."""
+        """Return the staged rows, one for each client."""
         places, waiting = self._staged[name], self._waiting[name]
-        is_once = len(places) == self._num_waiting[name]  # else a client was staged again
+        is_once = len(places) == self._num_waiting[name]  # otherwise a client was staged twice, and its last row counts
         return waiting[: len(places)] if is_once else waiting[list(places.values())]
 
     def state_dict(self) -> dict[str, Any]:
-        """Name -> the touched clients and their rows as one matrix."""
+        """Return, by name, the clients that have a row of their own, and these rows as one matrix."""
         state = {}
         for name, is_touched in self._is_touched.items():
             clients = is_touched.nonzero().flatten()
@@ -181,7 +188,7 @@ class MemoryRows(RowStorage):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`; rows of another dtype are converted."""
+        """Restore what :meth:`state_dict` returned; rows of another dtype are converted."""
         for name, rows in self._rows.items():
             saved = state[name]
             self.starts[name] = saved["initial"]

@@ -1,4 +1,4 @@
-"""What the algorithm declared for each client: scalars in memory, vectors in memory or in a file."""
+"""Storage of the state that the algorithm declared for each client: scalars in memory, vectors in memory or a file."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 
 class ClientStore:
-    """Declared rows for all N clients; a client never touched reads as its start value and takes no memory.
+    """Holds the declared state of all N clients.
 
-    Vectors lie in memory and in the checkpoint up to 64 MiB in all (N times the declared sizes), above that in the
-    sparse file ``clients.bin``; tables always lie in memory.
+    The vector of a client that never trained is read as its start value and takes no memory. Vectors lie in memory and
+    in the checkpoint if all of them (N times the declared sizes) take at most 64 MiB, and in the sparse file
+    ``clients.bin`` otherwise; tables always lie in memory.
 
     Args:
-        num_clients: N.
-        declaration: What the algorithm declared.
+        num_clients: Number of clients, N.
+        declaration: The state that the algorithm declared.
         initial_model: z of round 0 with its buffers, (d + b,): the start value of every client model.
         initial_counters: The integer buffers of round 0.
-        num_parameters: d.
-        dtype: In which floating-point vectors are kept; None: that of z.
+        num_parameters: Number of parameters, d.
+        dtype: Dtype in which floating-point vectors are kept; None keeps the dtype of z.
 
     Attributes:
-        row_bytes: Of one client's vectors as they are kept, without tables.
+        row_bytes: Bytes that the vectors of one client take where they are kept, without tables.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ClientStore:
             name: _per_client(name, initial, num_clients) for name, initial in declaration.client_scalars.items()
         }
         self._staged_scalars: dict[str, Tensor] = {}
-        self._waiting_scalars: dict[str, list[tuple[list[int], Tensor]]] = {}  # not yet in those of all clients
+        self._waiting_scalars: dict[str, list[tuple[list[int], Tensor]]] = {}  # not yet written into (N,)
         start = initial_model.detach().cpu().clone()
         starts = {
             "model": start,
@@ -74,46 +75,47 @@ class ClientStore:
 
     @property
     def file_rows(self) -> FileRows | None:
-        """The vectors, if they lie in ``clients.bin``."""
+        """The storage of the vectors if they lie in ``clients.bin``, else None."""
         return self._vectors if isinstance(self._vectors, FileRows) else None
 
     @property
     def scalar_names(self) -> list[str]:
-        """The declared per-client scalars."""
+        """Names of the declared per-client scalars."""
         return list(self._scalars)
 
     def scalar(self, name: str) -> Tensor:
-        """The committed scalars of all clients, (N,) float64."""
+        """Return the committed scalars of all clients, (N,) float64."""
         return self._scalars[name]
 
     def vector(self, name: str, client: int) -> Tensor:
-        """The committed row of one client, (d,) or (d + b,) for a model; a copy."""
+        """Return a copy of the committed row of one client, (d,), or (d + b,) for a model."""
         return self._storage(name).read(name, client)
 
     def __contains__(self, name: str) -> bool:
-        """Whether it was declared."""
+        """Whether the algorithm declared a client state of this name."""
         return name in self._scalars or name in self._vectors.starts or name in self._tables.starts
 
     def row_shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of one client's value: () of a scalar, (d,) or (d + b,) of a vector; None: any, of a table."""
+        """Return the shape of one client's value: () for a scalar, (d,) or (d + b,) for a vector, None for a table."""
         if name in self._scalars:
             return ()
         return None if name in self._tables.starts else tuple(self._vectors.starts[name].shape)
 
     def gather(self, name: str, ids: list[int], device: torch.device) -> Tensor:
-        """The committed state of K clients: a scalar (K,) on the CPU in float64, a vector (K, ...) on the device."""
+        """Return the committed state of K clients: a scalar as (K,) float64 on the CPU, a vector as (K, ...)."""
         if name in self._scalars:
             return torch.from_numpy(self._scalars[name].numpy()[ids])
         return self._storage(name).gather(name, ids).to(device)
 
     def as_kept(self, name: str, values: Tensor) -> Tensor:
-        """Values of a state, in the dtype that they have, as they are read again: those of vectors are rounded."""
+        """Round values as the store does (vectors may be kept in a smaller dtype); the result has their dtype."""
         return values.to(self._dtypes.get(name, values.dtype)).to(values.dtype)
 
     def stage(self, name: str, clients: list[int], values: Tensor) -> None:
-        """Give K clients' rows (K, ...) or scalars (K,) their values for the next round.
+        """Give the rows (K, ...) or scalars (K,) of K clients their values for the next round.
 
-        Rows are copied; scalars are taken as they are when they are next asked for.
+        Rows are copied at once. Scalars are copied when they are first read or committed, so do not write into
+        `values` before that; so those on a GPU are fetched once per round, not once per cohort.
         """
         if name in self._scalars:
             self._waiting_scalars.setdefault(name, []).append((clients, values))
@@ -121,33 +123,36 @@ class ClientStore:
             self._storage(name).stage(name, clients, values)
 
     def stage_all(self, name: str, values: Tensor) -> None:
-        """Give the scalars of all clients, (N,), their values for the next round."""
+        """Give the scalars of all N clients their values (N,) for the next round."""
         self._waiting_scalars.pop(name, None)
         self._staged_scalars[name] = values
 
     def export_staged(self, ids: list[int]) -> dict[str, Any]:
-        """What was staged for these clients, to be sent to another rank; of rows in a file only whose."""
+        """Return what was staged for these clients, to send it to another rank.
+
+        Rows that lie in a file are not sent: all ranks share the file, so the clients' indices are enough.
+        """
         names = {*self._staged_scalars, *self._waiting_scalars}
         scalars = {name: (ids, self.staged_scalar(name)[ids]) for name in names}
         return {"scalars": scalars, "rows": [storage.export_staged() for storage in (self._vectors, self._tables)]}
 
     def import_staged(self, staged: dict[str, Any]) -> None:
-        """Stage what another rank exported."""
+        """Stage the values that another rank exported."""
         for name, (clients, values) in staged["scalars"].items():
             self.stage(name, clients, values)
         for storage, rows in zip((self._vectors, self._tables), staged["rows"], strict=True):
             storage.import_staged(rows)
 
     def staged_vector(self, name: str, client: int) -> Tensor:
-        """The row of one client that the next round will see; a copy."""
+        """Return a copy of one client's row as the next round will see it."""
         return self._storage(name).read(name, client, staged=True)
 
     def staged_vectors(self, name: str) -> Tensor:
-        """The rows (N, d) or (N, d + b) of all clients that the next round will see, on the CPU: all in memory."""
+        """Return the rows (N, d) or (N, d + b) that the next round will see, on the CPU; they must fit into memory."""
         return torch.stack([self.staged_vector(name, client) for client in range(self.num_clients)])
 
     def staged_scalar(self, name: str) -> Tensor:
-        """The scalars that the next round will see, (N,)."""
+        """Return the scalars that the next round will see, (N,) float64."""
         waiting = self._waiting_scalars.pop(name, None)
         if waiting:
             clients = [client for some, _ in waiting for client in some]
@@ -166,17 +171,17 @@ class ClientStore:
         self._tables.commit()
 
     def rollback(self) -> None:
-        """Forget what was staged."""
+        """Discard the staged values."""
         self._staged_scalars, self._waiting_scalars = {}, {}
         self._vectors.rollback()
         self._tables.rollback()
 
     def state_dict(self, *, is_last: bool = True) -> dict[str, Any]:
-        """Scalars of all clients; of vectors the touched clients and their rows, or what finds them in the file.
+        """Return the scalars of all clients, and the rows of the vectors or what locates them in ``clients.bin``.
 
         Args:
-            is_last: Whether this is for ``last.ckpt``; any other checkpoint is without the rows in the file, which
-                later rounds write over.
+            is_last: True for ``last.ckpt``. Any other checkpoint omits the rows in the file, because later rounds
+                overwrite them.
         """
         state: dict[str, Any] = {"scalars": {name: values.clone() for name, values in self._scalars.items()}}
         vectors = self._tables.state_dict()
@@ -187,15 +192,15 @@ class ClientStore:
         return state | {"vectors": vectors}
 
     def load_state_dict(self, state: dict[str, Any], checkpoint: Any, rows_path: Path | None) -> None:
-        """The inverse of :meth:`state_dict`.
+        """Restore what :meth:`state_dict` returned.
 
         Args:
-            state: Of :meth:`state_dict`.
-            checkpoint: Its path, for messages.
-            rows_path: Of the ``clients.bin`` that belongs to it; None: no row was touched.
+            state: A dictionary that :meth:`state_dict` returned.
+            checkpoint: The path of the checkpoint that held it, for error messages.
+            rows_path: The path of the ``clients.bin`` that belongs to it; None if no client has a row of its own.
 
         Raises:
-            ConfigurationError: The rows cannot be had.
+            ConfigurationError: The rows lie elsewhere than this run expects them, or cannot be read.
         """
         if ("file" in state) != isinstance(self._vectors, FileRows):
             there, here = ("in memory", "in a file")[:: -1 if "file" in state else 1]
@@ -215,13 +220,13 @@ class ClientStore:
 
 
 class StagedClient:
-    """One client's declared state as the next round will see it, by name: rows on the CPU, scalars as numbers."""
+    """Gives one client's declared state as the next round will see it, by name: rows on the CPU, scalars as numbers."""
 
     def __init__(self, store: ClientStore, client: int) -> None:
         self._store, self._client = store, client
 
     def __getitem__(self, name: str) -> Any:
-        """The row or the number."""
+        """Return the row (a tensor on the CPU) or the number (a float) of this name."""
         if name in self._store.scalar_names:
             return self._store.staged_scalar(name)[self._client].item()
         return self._store.staged_vector(name, self._client)

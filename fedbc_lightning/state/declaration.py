@@ -1,7 +1,7 @@
-"""What outlives a round: the server's state and the clients' rows.
+"""State that outlives a round: what an algorithm declares, and the server's part of it.
 
-State is declared once, by the algorithm, and by that is checkpointed, moved, staged and exchanged. Nothing written
-during a round is visible to the next before :meth:`commit`; :meth:`rollback` forgets it.
+The algorithm declares its state once; declared state is checkpointed, moved to devices, staged and exchanged between
+ranks. A value that is staged in a round is current from ``commit()`` on; ``rollback()`` discards it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BufferPolicy = Literal["average", "local", "global"]
 
 
 class StateDeclaration:
-    """What an algorithm keeps, by name; filled by ``FederatedAlgorithm.declare_state``."""
+    """Lists the state that an algorithm keeps, by name; ``FederatedAlgorithm.declare_state`` fills it."""
 
     def __init__(self) -> None:
         self.client_scalars: dict[str, float | list[float]] = {}
@@ -38,58 +38,58 @@ class StateDeclaration:
         self._claimed.add((side, name))
 
     def client_scalar(self, name: str, initial: float | list[float] = 0.0) -> None:
-        """One float64 per client, (N,); a list gives each client its own start value. Logged in ``clients.csv``."""
+        """Declare one float64 per client, (N,), a column of ``clients.csv``; a list gives N start values."""
         self._claim("client", name)
         self.client_scalars[name] = initial
 
     def client_vector(self, name: str, initial: Literal["zeros", "z"] = "zeros") -> None:
-        """One vector (d,) per client; at the start zero, or z of round 0."""
+        """Declare one vector (d,) per client, which starts as zeros or as z of round 0."""
         self._claim("client", name)
         self.client_vectors[name] = initial
 
     def client_table(self, name: str) -> None:
-        """One table per client, of a size of its own; empty, (0,), at the start."""
+        """Declare one 1-D tensor per client whose length may differ between clients; it starts empty, (0,)."""
         self._claim("client", name)
         self.client_vectors[name] = "table"
 
     @property
     def table_names(self) -> list[str]:
-        """Of the clients' tables."""
+        """Names of the clients' tables."""
         return [name for name, kind in self.client_vectors.items() if kind == "table"]
 
     def client_model(self, name: str) -> None:
-        """One model (d + b,) per client: parameters and floating-point buffers; z of round 0 at the start."""
+        """Declare one model (d + b,) per client, parameters and floating-point buffers; it starts as z of round 0."""
         self._claim("client", name)
         self.client_vectors[name] = "model"
 
     def client_buffers(self, name: str) -> None:
-        """The floating-point buffers (b,) of each client; those of the initial module at the start."""
+        """Declare the floating-point buffers (b,) of each client, which start as those of the initial module."""
         self._claim("client", name)
         self.client_vectors[name] = "buffers"
 
     def client_counters(self, name: str) -> None:
-        """The integer buffers of each client; those of the initial module at the start."""
+        """Declare the integer buffers of each client, which start as those of the initial module."""
         self._claim("client", name)
         self.client_vectors[name] = "counters"
 
     def server_vector(self, name: str, initial: float | Literal["z"] = 0.0, dtype: torch.dtype | None = None) -> None:
-        """One vector (d,) at the server.
+        """Declare one vector (d,) at the server.
 
         Args:
-            name: Its name.
-            initial: At the start: this number everywhere, or ``"z"``: the initial model.
-            dtype: None: that of z.
+            name: Name of the vector.
+            initial: Start value: a number fills the vector, ``"z"`` copies the initial model.
+            dtype: Dtype of the vector; None takes the dtype of z.
         """
         self._claim("server", name)
         self.server_vectors[name] = (initial, dtype)
 
     def server_scalar(self, name: str, initial: float = 0.0) -> None:
-        """One number at the server."""
+        """Declare one float64 number at the server."""
         self._claim("server", name)
         self.server_scalars[name] = initial
 
     def fingerprint(self) -> list[str]:
-        """The declared names, to compare a checkpoint with an algorithm."""
+        """Return the sorted names and kinds of all state, to compare a checkpoint with an algorithm."""
         groups: dict[str, Iterable[str]] = {
             "client scalar": self.client_scalars,
             "client vector": self.client_vectors,
@@ -100,16 +100,16 @@ class StateDeclaration:
 
 
 class ServerState:
-    """z and what the algorithm declared at the server, replicated on every rank.
+    """Holds z and the state that the algorithm declared at the server; every rank has a copy.
 
     Attributes:
-        values: Name -> tensor. Always there: ``z`` (d,), ``buffers`` (b,) and ``counters`` (integer buffers).
+        values: Name -> tensor. ``z`` (d,), ``buffers`` (b,) and ``counters`` (integer buffers) always exist.
         ids: The clients sampled in this round, in the order of sampling.
-        records: One dict per sampled client of this round: a row of ``clients.csv``.
-        metrics: What server callbacks log in this round, by name.
-        round: The current round, 1..T.
+        records: One dict per sampled client of this round, its row of ``clients.csv``.
+        metrics: The numbers that server callbacks log in this round, by name.
+        round: Number of the current round, 1..T.
         seed: The run's seed.
-        num_clients: N.
+        num_clients: Number of clients, N.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class ServerState:
 
     @property
     def valid_records(self) -> list[dict[str, Any]]:
-        """Those of the clients whose message counts."""
+        """The records of the clients whose message counts, that is with the status ``ok``."""
         return [record for record in self.records if record["status"] == "ok"]
 
     @property
@@ -151,7 +151,7 @@ class ServerState:
 
     @property
     def model(self) -> Tensor:
-        """Z followed by the floating-point buffers, (d + b,)."""
+        """The global model (d + b,): z followed by the floating-point buffers."""
         buffers = self.values["buffers"]
         return torch.cat([self.z, buffers]) if buffers.numel() else self.z
 
@@ -161,32 +161,32 @@ class ServerState:
         return torch.cat([self.staged("z"), self.staged("buffers")])
 
     def __getitem__(self, name: str) -> Tensor:
-        """The committed value of a declared name."""
+        """Return the committed value of a declared name."""
         return self.values[name]
 
     def staged(self, name: str) -> Tensor:
-        """The value that the next round will see: what was staged in this round, else the committed one."""
+        """Return the value that the next round will see: the one staged in this round, or else the committed one."""
         return self._staged.get(name, self.values[name])
 
     def is_staged(self, name: str) -> bool:
-        """Whether ``name`` was given a value for the next round."""
+        """Return whether ``name`` was given a value for the next round."""
         return name in self._staged
 
     def stage(self, name: str, value: Tensor) -> None:
-        """Give ``name`` its value for the next round; shape and dtype stay."""
+        """Give ``name`` its value for the next round; the value must keep the shape and is cast to the dtype."""
         current = self.values[name]
         assert value.shape == current.shape, (name, value.shape, current.shape)
         self._staged[name] = value.to(current.dtype)
 
     def stage_model(self, model: Tensor) -> None:
-        """Stage z and the buffers from one vector (d + b,); buffers that are ``global`` stay as they are."""
+        """Stage z and the buffers from one vector (d + b,); under the buffer policy ``global`` the buffers stay."""
         z, buffers = model.split([self.z.numel(), model.numel() - self.z.numel()])
         self.stage("z", z)
         if self.buffer_policy != "global":
             self.stage("buffers", buffers)
 
     def rng(self, purpose: str, rounds_ago: int = 0) -> np.random.Generator:
-        """A fresh generator for this round: a function of (seed, purpose, round), the same on every rank."""
+        """Return a new generator that depends on (seed, purpose, round - rounds_ago) only, equal on every rank."""
         return numpy_generator(self.seed, purpose, self.round - rounds_ago)
 
     def log(self, name: str, value: float) -> None:
@@ -194,7 +194,7 @@ class ServerState:
         self.metrics[name] = value
 
     def replace(self, name: str, value: Tensor) -> None:
-        """Give ``name`` another value for this round, from its beginning; a rollback takes it back."""
+        """Replace the committed value of ``name`` for the rest of this round; a rollback restores it."""
         self._replaced.setdefault(name, self.values[name])
         self.values[name] = value.to(self.values[name])
 
@@ -204,15 +204,15 @@ class ServerState:
         self._staged, self._replaced = {}, {}
 
     def rollback(self) -> None:
-        """Forget what was staged, and what was replaced in this round."""
+        """Discard the values that were staged in this round, and restore those that were replaced."""
         self.values |= self._replaced
         self._staged, self._replaced = {}, {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All but z, which the checkpoint holds under the parameters' names; on the CPU, wherever it is read."""
+        """Return CPU copies of all values but z, which the checkpoint holds under the parameters' names."""
         return {name: value.to("cpu", copy=True) for name, value in self.values.items() if name != "z"}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore what :meth:`state_dict` returned."""
         for name, value in state.items():
             self.values[name] = value.to(self.values[name])

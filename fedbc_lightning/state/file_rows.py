@@ -1,4 +1,4 @@
-"""The clients' rows in ``clients.bin``, committed by ``last.ckpt``."""
+"""Storage of the clients' rows in the file ``clients.bin``, committed by ``last.ckpt``."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ if TYPE_CHECKING:
 
 
 class FileRows(RowStorage):
-    """Rows of one size in a sparse file; in memory is one byte per row: its live slot, 0 for a row never touched.
+    """Keeps rows of equal length in a sparse file that all ranks share.
 
-    A row is written, when it is staged, into a slot that neither ``last.ckpt`` names nor the committed state does. So
-    a commit changes bytes in memory only, a rollback nothing, and a killed run finds the rows of ``last.ckpt`` as they
-    were. All ranks choose the same slots, so each writes the rows of its own clients and tells the others their
-    numbers. Where a row is written twice between two checkpoints it takes a third slot, else two.
+    Each row has three places in the file, its slots 1 to 3. Memory holds six bytes per row: the slot of the committed
+    row (0 for a client without a row of its own), the slot that the last checkpoint names, and a checksum.
 
-    The file's generations are the numbers of commits at its last checkpoint and at its last commit. A checkpoint of
-    fewer than the one is an older copy, whose slots have been written over since; one of more than the other stands
-    beside an older copy of the file. Besides, a checkpoint holds a checksum of every row, compared when it is read.
+    Staging writes a row at once, into a slot that neither ``last.ckpt`` nor the committed state uses. So a commit
+    changes memory only, a rollback changes nothing in the file, and a run that was killed finds the rows of
+    ``last.ckpt`` unchanged. All ranks choose the same slots; therefore each rank writes the rows of its own clients and
+    sends the others only the clients' indices and the checksums. A row that is written more than once between two
+    checkpoints uses all three slots, any other row two.
+
+    The header of the file holds two generations, which are counts of commits: the oldest is the one at the last
+    checkpoint, the newest the one at the last commit. A checkpoint below the oldest generation is an old copy whose
+    rows have been overwritten; a checkpoint above the newest lies beside an old copy of the file. Both are refused.
 
     Args:
-        starts: See :class:`~fedbc_lightning.state.client_rows.RowStorage`.
+        starts: Name -> 1-D row that is read for a client without a row of its own. Rows are read in its dtype.
         dtypes: Name -> dtype in which rows are kept.
-        num_clients: N.
+        num_clients: Number of clients, N.
     """
 
     def __init__(self, starts: dict[str, Tensor], dtypes: dict[str, torch.dtype], num_clients: int) -> None:
@@ -51,16 +55,20 @@ class FileRows(RowStorage):
 
     @property
     def checksum_bytes(self) -> int:
-        """What one client's checksums take in a checkpoint."""
+        """Bytes that the checksums of one client's rows take in a checkpoint."""
         return sum(checksums.itemsize for checksums in self._checksums.values())
 
     @property
     def path(self) -> Path | None:
-        """Of the file; None: there is none yet."""
+        """Path of the file; None before it exists."""
         return None if self._file is None else self._file.path
 
     def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
-        """See :class:`RowStorage`."""
+        """Read one client's row, committed or staged, and compare its checksum.
+
+        Raises:
+            ConfigurationError: The file lacks the rows, is another copy than the checkpoint's, or is damaged.
+        """
         self.require()
         start = self.starts[name]
         slot, expected = self._staged[name].get(client, (0, 0)) if staged else (0, 0)
@@ -71,7 +79,7 @@ class FileRows(RowStorage):
         assert self._file is not None
         row = self._file.read(name, slot, client)
         if self._is_read_only:
-            self._check_generations("the checkpoint")  # the run may go on in another process
+            self._check_generations("the checkpoint")  # another process may continue the run and overwrite the row
         if checksum(row) != expected:
             raise ConfigurationError(
                 f"ckpt_path: the row '{name}' of client {client} in '{self._file.path}' is not the one that the "
@@ -81,7 +89,7 @@ class FileRows(RowStorage):
         return row.to(start.dtype)
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
-        """See :class:`RowStorage`."""
+        """Write the rows (K, ...) of K clients into free slots of the file."""
         assert self._file is not None
         for client, row in zip(clients, rows.detach().to("cpu", self._dtypes[name]), strict=True):
             slot = self._free_slot(name, client)
@@ -89,7 +97,7 @@ class FileRows(RowStorage):
             self._staged[name][client] = slot, checksum(row)
 
     def export_staged(self) -> dict[str, Any]:
-        """The numbers of the clients whose rows were written here, and the checksums."""
+        """Return the indices of the clients whose rows this rank wrote, with the rows' checksums."""
         if self._has_several_nodes and self._file is not None:
             self._file.sync()
         return {
@@ -97,41 +105,45 @@ class FileRows(RowStorage):
         }
 
     def import_staged(self, staged: dict[str, Any]) -> None:
-        """Take note of the rows that another rank wrote."""
+        """Note which rows another rank wrote into the file, and their checksums."""
         if self._has_several_nodes and self._file is not None:
             self._file.reopen()
         for name, clients in staged.items():
             self._staged[name] |= {client: (self._free_slot(name, client), value) for client, value in clients}
 
     def commit(self) -> None:
-        """See :class:`RowStorage`."""
+        """Make the staged rows the current ones: their slots become the live ones."""
         for name, staged in self._staged.items():
             if staged:
                 slots, checksums = zip(*staged.values(), strict=True)
                 self._live[name][list(staged)], self._checksums[name][list(staged)] = slots, checksums
         self._generation += 1
         if self._file is not None:
-            with suppress(OSError):  # a commit is done or not; :meth:`sync` tries again
+            with suppress(OSError):  # the commit is complete in memory by now; sync() writes the number again
                 self._file.set_newest(self._generation)
         self.rollback()
 
     def sync(self) -> None:
-        """Before a checkpoint: the committed rows on the disk. Other nodes have seen to theirs in the round."""
+        """Flush the committed rows to the disk before a checkpoint; other nodes flush theirs during the round."""
         if self._file is not None:
             self._file.set_newest(self._generation)
             self._file.sync()
 
     def mark_saved(self, *, is_writer: bool) -> None:
-        """After a checkpoint, on all ranks before any writes again: its slots are now those to keep."""
+        """Protect the slots of the checkpoint just written; all ranks call this before any of them writes again."""
         self._saved = {name: slots.copy() for name, slots in self._live.items()}
         if is_writer and self._file is not None:
             self._file.set_oldest(self._generation)
 
     def open(self, path: Path, fabric: Fabric) -> None:
-        """Open a run's file to train: made anew, with the rows of the checkpoint if that is another run's.
+        """Open the run's file for training, and create it if the rows come from another run's file or from none.
+
+        Args:
+            path: The path of the run's file.
+            fabric: The Fabric whose ranks share the file.
 
         Raises:
-            ConfigurationError: The checkpoint has no rows, or nodes do not share the folder.
+            ConfigurationError: The checkpoint has no rows, or the nodes do not share the folder.
         """
         self.require()
         source, path = self._file, path.resolve()
@@ -162,7 +174,11 @@ class FileRows(RowStorage):
         self.mark_saved(is_writer=fabric.is_global_zero)
 
     def require(self) -> None:
-        """Raise where a checkpoint without rows was loaded."""
+        """Raise if the checkpoint that was loaded has no rows.
+
+        Raises:
+            ConfigurationError: The checkpoint is not ``last.ckpt``.
+        """
         if self._lacking is not None:
             raise ConfigurationError(
                 f"ckpt_path: '{self._lacking}' holds the global model and the scalars only; the clients' rows "
@@ -170,28 +186,34 @@ class FileRows(RowStorage):
             )
 
     def state_dict(self, *, with_slots: bool = True) -> dict[str, Any]:
-        """What finds the rows again, for ``last.ckpt``; without the slots for a checkpoint that is kept longer."""
+        """Return what locates the rows in the file, for a checkpoint.
+
+        Args:
+            with_slots: True for ``last.ckpt``; a checkpoint that is kept longer omits the slots, since later rounds
+                overwrite them.
+        """
         state: dict[str, Any] = {"initial": dict(self.starts)}
         if with_slots and self._lacking is None:
             state["id"] = None if self._file is None else self._file.id
             state["generation"] = self._generation
             state["slots"] = {name: torch.from_numpy(slots.copy()) for name, slots in self._live.items()}
-            state["checksums"] = {  # of clients with a row; torch knows more of int32 than of uint32
+            # Only clients with a row have one. Saved as int32, because torch supports few operations on uint32.
+            state["checksums"] = {
                 name: torch.from_numpy(self._checksums[name][slots > 0].view(np.int32))
                 for name, slots in self._live.items()
             }
         return state
 
     def load_state_dict(self, state: dict[str, Any], checkpoint: Any, path: Path | None) -> None:
-        """Restore; the rows are read where they lie.
+        """Restore what :meth:`state_dict` returned; the rows themselves stay in the file until they are read.
 
         Args:
-            state: Of :meth:`state_dict`.
-            checkpoint: Its path, for messages.
-            path: Of the file; None: no row was touched.
+            state: A dictionary that :meth:`state_dict` returned.
+            checkpoint: The path of the checkpoint that held it, for error messages.
+            path: The path of the file; None if no client has a row of its own.
 
         Raises:
-            ConfigurationError: No such file, a damaged one, or not that of the checkpoint.
+            ConfigurationError: The file does not exist, is damaged, or does not belong to the checkpoint.
         """
         self.starts |= state["initial"]
         if "slots" not in state:
@@ -199,7 +221,8 @@ class FileRows(RowStorage):
             return
         self._generation = state["generation"]
         self._live = {name: slots.numpy().copy() for name, slots in state["slots"].items()}
-        for name, checksums in state.get("checksums", {}).items():  # a file without them is refused when it is opened
+        # Checkpoints of an earlier version have no checksums; their file is refused when it is opened.
+        for name, checksums in state.get("checksums", {}).items():
             self._checksums[name][self._live[name] > 0] = checksums.numpy().view(np.uint32)
         if state["id"] is None or path is None:
             return

@@ -1,4 +1,4 @@
-"""The parameters of a module that have ``requires_grad=False``, and whether training writes them all the same."""
+"""Detection of writes to the parameters of a module that have ``requires_grad=False``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 SMALL = 2**16
-"""Elements of a frozen parameter that is copied before the first round whatever its shape."""
+"""Largest number of elements of a frozen parameter that is copied before the first round whatever its shape."""
 
 
 class Mark(NamedTuple):
-    """By what it is seen that a parameter was written.
+    """Identifies a frozen parameter's object, storage and version, so that a later write to it is noticed.
 
     Attributes:
-        name: Of the parameter.
+        name: Full name of the parameter.
         owner: The module that holds it.
-        key: Its name there.
-        parameter: The object itself, which ``module.weight = nn.Parameter(...)`` replaces.
-        version: Counts what is written in place, but not through ``.data``.
-        address: Of the storage, which ``parameter.data = ...`` replaces.
+        key: Name of the parameter in `owner`.
+        parameter: The parameter object; ``module.weight = nn.Parameter(...)`` replaces it.
+        version: Torch's count of in-place writes, which misses those through ``.data``.
+        address: Address of the storage; ``parameter.data = ...`` changes it.
     """
 
     name: str
@@ -34,17 +34,18 @@ class Mark(NamedTuple):
 
     @property
     def has_changed(self) -> bool:
-        """Whether it was written in one of these ways since."""
+        """Whether the object, its version or its storage has changed since the mark was made."""
         now, was = self.owner._parameters.get(self.key), self.parameter
         return now is not was or was._version != self.version or was.data_ptr() != self.address
 
 
 class FrozenParameters:
-    """Copies of what is not trained, such as a teacher network, and what tells that it was written.
+    """Watches the parameters that are not trained, such as a teacher network's, and copies them if need be.
 
     Args:
         module: The user's module.
-        shapes: Those of the trained parameters: a frozen one of such a shape may be a copy that follows them.
+        shapes: Shapes of the trained parameters. A frozen parameter of one of these shapes is copied, since it may be
+            a copy of a trained parameter that follows it.
     """
 
     def __init__(self, module: nn.Module, shapes: set[torch.Size]) -> None:
@@ -54,31 +55,34 @@ class FrozenParameters:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All of them."""
+        """All watched frozen parameters."""
         return [mark.parameter for mark in self._marks]
 
     def mark(self) -> None:
-        """Take them as they are now; from here on they may not change."""
+        """Note the present state of the frozen parameters, with which later calls compare."""
         self._marks = [self._mark(name) for name in self._names]
         self._sums = self._summed()
 
     def take_out(self, names: Sequence[str]) -> list[str]:
-        """Let go of those that travel as buffers, and return which of ``names`` they are, in the module's order."""
+        """Stop to watch the parameters `names`, which travel as buffers; return them in the module's order."""
         taken = [name for name in self._names if name in names]
         self._names = [name for name in self._names if name not in names]
         self.mark()
         return taken
 
     def thawed(self) -> list[str]:
-        """The names of those that require gradients now."""
+        """Return the names of the frozen parameters that require gradients now."""
         return [mark.name for mark in self._marks if mark.parameter.requires_grad]
 
     def written(self) -> list[str]:
-        """The names of those that were written by ordinary means, or replaced; quickly."""
+        """Return the names of those that were replaced or written in place; writes through ``.data`` are missed.
+
+        This compares no values, so it is quick.
+        """
         return [mark.name for mark in self._marks if mark.has_changed]
 
     def written_by_any_means(self) -> list[str]:
-        """Those that were written, also in place through ``.data``, which leaves no trace but other values."""
+        """Return the names of those that were written, also through ``.data``, which only the values show."""
         found = self.written()
         if found or not self._sums.numel():
             return found
@@ -86,18 +90,18 @@ class FrozenParameters:
         return [mark.name for mark, same in zip(self._copied_marks(), is_same, strict=True) if not same]
 
     def copies(self) -> dict[str, Tensor]:
-        """Copies of those that may be a copy of what is trained, by name."""
+        """Return copies, by name, of the frozen parameters that may follow a trained one, and of the small ones."""
         return {mark.name: mark.parameter.detach().clone() for mark in self._copied_marks()}
 
     def put_back(self, copies: dict[str, Tensor]) -> None:
-        """Write what :meth:`copies` gave."""
+        """Restore the values that :meth:`copies` returned."""
         for name, copied in copies.items():
             self._module.get_parameter(name).data.copy_(copied)
         self.mark()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Give them back what they hold now, whatever steps that are only tried out write."""
+        """Restore the present values on exit, whatever the trial steps in between write."""
         copies = self.copies()
         try:
             yield
@@ -105,7 +109,7 @@ class FrozenParameters:
             self.put_back(copies)
 
     def write(self, values: Sequence[Tensor]) -> None:
-        """Copy values into all of them, where any are given."""
+        """Copy values into all watched parameters; nothing is written if `values` is empty."""
         if values:
             for parameter, value in zip(self.parameters, values, strict=True):
                 parameter.data.copy_(value)
@@ -125,7 +129,7 @@ class FrozenParameters:
         ]
 
     def _summed(self) -> Tensor:
-        """The sum of each one that may be copied, on the CPU."""
+        """Return the sum of each parameter that :meth:`copies` copies, on the CPU."""
         parameters = [mark.parameter.detach() for mark in self._copied_marks()]
         dtype = None if any(parameter.device.type == "mps" for parameter in parameters) else torch.float64
         sums = [parameter.sum(dtype=dtype) for parameter in parameters]

@@ -1,6 +1,6 @@
-"""A module's trainable parameters as one vector of length d; its buffers apart.
+"""The layout of a module's trainable parameters in one vector of length d; buffers lie in a vector of their own.
 
-Shapes, here and everywhere in the package (K clients trained together, N clients in all):
+The whole package uses these shapes, with K clients that are trained together and N clients in all:
 
 ===========  =======================================================================================
 ``z``        (d,)      the global model at the server
@@ -24,7 +24,7 @@ from fedbc_lightning.state.frozen import FrozenParameters
 
 
 class WrittenParametersError(ConfigurationError):
-    """Frozen parameters were written during training; in the first round they become buffers, and it begins again.
+    """Raised when training wrote frozen parameters; in the first round they become buffers, and the round restarts.
 
     Args:
         names: The names of the parameters.
@@ -40,13 +40,13 @@ class WrittenParametersError(ConfigurationError):
         )
 
     def __reduce__(self) -> tuple[type, tuple[list[str]]]:
-        """Travel to other processes by the names."""
+        """Pickle the names only; ``__init__`` makes the message from them."""
         return type(self), (self.names,)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor lies in the vector."""
+    """Says where one parameter lies in the vector: its name, shape and first index."""
 
     name: str
     shape: torch.Size
@@ -54,12 +54,15 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """One past the last element."""
+        """Index one past the parameter's last element."""
         return self.offset + self.shape.numel()
 
 
 class ParameterLayout:
-    """Names <-> slices of one vector: by optimizer group, then by ``named_parameters()``; ungrouped ones at the end.
+    """Maps the names of a module's trainable parameters to slices of one vector and back.
+
+    The vector is ordered by optimizer group and, within a group, as in ``named_parameters()``; parameters that no
+    group holds stand at the end.
 
     Args:
         module: The module, already moved to its device and converted to its precision.
@@ -68,15 +71,17 @@ class ParameterLayout:
     Attributes:
         entries: One :class:`Entry` per trainable parameter, in the order of the vector.
         group_slices: One slice per optimizer group.
-        num_parameters: d.
-        num_optimized: The length of the leading part that some optimizer group holds.
+        num_parameters: Number of trainable parameters, d.
+        num_optimized: Length of the leading part of the vector whose parameters belong to an optimizer group.
         frozen: The parameters that are not trained.
-        num_buffers: b, elements of the persistent floating-point buffers.
-        written: Names of the frozen parameters that are buffers here, because training writes them.
-        dtype: Of the parameters; ``master_dtype`` is float32 where it is a half, else the same.
+        num_buffers: Number of elements of the persistent floating-point buffers, b.
+        written: Names of the frozen parameters that are treated as buffers, because training writes them.
+        dtype: Dtype of the parameters.
+        master_dtype: Dtype of the vector: float32 if `dtype` has two bytes, else `dtype`.
 
     Raises:
-        ConfigurationError: No trainable parameter, lazy, complex or mixed dtypes, one parameter in two groups.
+        ConfigurationError: No parameter is trainable, one is lazy or complex, their dtypes are mixed, or one parameter
+            stands in two groups.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] = ()) -> None:
@@ -117,7 +122,7 @@ class ParameterLayout:
             **_other_names(module.named_parameters(remove_duplicate=False)),
             **_other_names(module.named_buffers(remove_duplicate=False)),
         }
-        self._addresses: list[int] = []  # of the parameters while they are views of the row
+        self._addresses: list[int] = []  # of the parameters' storages, while they are views of the row
 
     def _list_buffers(self) -> None:
         self._buffers = [*_persistent_buffers(self._module), *_parameters(self._module, self.written)]
@@ -126,22 +131,22 @@ class ParameterLayout:
         self.num_buffers = sum(_buffer(m, n).numel() for m, n in self.float_buffers)
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
-        """Let frozen parameters that training writes, such as a teacher network's, travel as buffers do."""
+        """Treat frozen parameters that training writes, such as a teacher network's, as buffers from now on."""
         self.written = self.written + self.frozen.take_out(names)
         self._list_buffers()
 
     @property
     def has_buffers(self) -> bool:
-        """Whether there are persistent buffers, which training may move."""
+        """Whether the module has persistent buffers, which training may change."""
         return bool(self.float_buffers or self.integer_buffers)
 
     # parameters
 
     def check_trainable(self) -> None:
-        """Raise if ``requires_grad`` of a parameter was changed since the layout was made.
+        """Raise if ``requires_grad`` of a parameter was changed, or a frozen one written, since the layout was made.
 
         Raises:
-            ConfigurationError: It was, with the name.
+            ConfigurationError: ``requires_grad`` has changed; the message names the parameter.
             WrittenParametersError: A frozen parameter was written.
         """
         changed = [e.name for p, e in zip(self.parameters, self.entries, strict=True) if not p.requires_grad]
@@ -159,7 +164,7 @@ class ParameterLayout:
         """Raise if training replaced a parameter, or wrote a frozen one by whatever means.
 
         Raises:
-            ConfigurationError: A trained parameter is another object now, with its name.
+            ConfigurationError: A trained parameter is another object now; the message names it.
             WrittenParametersError: A frozen parameter was written.
         """
         now = dict(self._module.named_parameters())
@@ -178,7 +183,7 @@ class ParameterLayout:
         """Raise if a parameter of the module is another object than when the layout was made.
 
         Raises:
-            ConfigurationError: One is, with its name.
+            ConfigurationError: A parameter is another object now; the message names it.
         """
         known = {*self.parameters, *self.frozen.parameters, *(_buffer(m, n) for m, n in self.float_buffers)}
         replaced = [name for name, parameter in module.named_parameters() if parameter not in known]
@@ -195,18 +200,18 @@ class ParameterLayout:
             parameter.grad = None
 
     def is_attached(self, row: Tensor) -> bool:
-        """Whether the parameters still are views of ``row``: ``.to()`` or ``load_state_dict(assign=True)`` end that."""
+        """Return whether the parameters still are views of ``row``; ``.to()`` and ``assign=True`` would end that."""
         start, size = row.data_ptr(), row.element_size()
         if self._addresses[:1] != [start]:
             self._addresses = [start + entry.offset * size for entry in self.entries]
         return [parameter.data_ptr() for parameter in self.parameters] == self._addresses
 
     def read(self) -> Tensor:
-        """A copy of the module's parameters as one vector (d,) of ``master_dtype``."""
+        """Return a copy of the module's parameters as one vector (d,) of ``master_dtype``."""
         return torch.cat([p.detach().reshape(-1) for p in self.parameters]).to(self.master_dtype)
 
     def gather_gradients(self, out: Tensor) -> bool:
-        """Collect ``p.grad`` of the grouped parameters into ``out`` (num_optimized,); False if one has none."""
+        """Write ``p.grad`` of the grouped parameters into ``out`` (num_optimized,); return False if one is None."""
         flat = []
         for parameter in self._grouped:
             if parameter.grad is None:
@@ -232,11 +237,11 @@ class ParameterLayout:
         return missing
 
     def has_gradient(self) -> bool:
-        """Whether any grouped parameter has one."""
+        """Return whether any grouped parameter has a gradient."""
         return any(parameter.grad is not None for parameter in self._grouped)
 
     def expose_gradients(self, grad: Tensor) -> None:
-        """Let ``p.grad`` of the grouped parameters be views of ``grad``, for hooks and per-tensor optimizers."""
+        """Make ``p.grad`` of the grouped parameters views of ``grad``, for hooks and per-tensor optimizers."""
         for parameter, entry in zip(self._grouped, self.entries, strict=False):
             parameter.grad = grad[entry.offset : entry.end].view(entry.shape)
 
@@ -248,19 +253,19 @@ class ParameterLayout:
     # buffers
 
     def read_buffers(self) -> Tensor:
-        """A copy of the floating-point buffers as one vector (b,) of ``master_dtype``."""
+        """Return a copy of the floating-point buffers as one vector (b,) of ``master_dtype``."""
         if not self.float_buffers:
             return self._no_buffers
         return torch.cat([_buffer(m, n).detach().reshape(-1).to(self.master_dtype) for m, n in self.float_buffers])
 
     def read_counters(self) -> Tensor:
-        """A copy of the integer and boolean buffers as one int64 vector."""
+        """Return a copy of the integer and boolean buffers as one int64 vector."""
         if not self.integer_buffers:
             return self._no_counters
         return torch.cat([_buffer(m, n).detach().reshape(-1).to(torch.int64) for m, n in self.integer_buffers])
 
     def write_buffers(self, values: Tensor, counters: Tensor) -> None:
-        """Copy vectors of :meth:`read_buffers` and :meth:`read_counters` back into the module's buffers."""
+        """Copy vectors that :meth:`read_buffers` and :meth:`read_counters` returned into the module's buffers."""
         for buffers, vector in ((self.float_buffers, values), (self.integer_buffers, counters)):
             offset = 0
             for module, name in buffers:
@@ -271,15 +276,20 @@ class ParameterLayout:
     # files
 
     def named_slices(self, z: Tensor) -> dict[str, Tensor]:
-        """The vector ``z`` (d,) as clones under the parameters' names."""
+        """Return clones of the parts of the vector ``z`` (d,) under the parameters' names."""
         return {e.name: z[e.offset : e.end].view(e.shape).clone() for e in self.entries}
 
     def vector_from(self, named: dict[str, Tensor]) -> Tensor:
-        """The inverse of :meth:`named_slices`, matched by name."""
+        """Return the vector (d,) from parameters by name; this inverts :meth:`named_slices`."""
         return torch.cat([named[e.name].reshape(-1) for e in self.entries]).to(self.master_dtype)
 
     def named_buffers(self, values: Tensor, counters: Tensor) -> dict[str, Tensor]:
-        """Vectors of :meth:`read_buffers` and :meth:`read_counters` as clones under the buffers' names and dtypes."""
+        """Return clones of the parts of two vectors under the buffers' names, in the buffers' dtypes.
+
+        Args:
+            values: A vector (b,) as :meth:`read_buffers` returns it.
+            counters: A vector as :meth:`read_counters` returns it.
+        """
         vectors = {True: values.cpu(), False: counters.cpu()}
         offsets, named = {True: 0, False: 0}, {}
         for full_name, module, name in self._buffers:
@@ -291,12 +301,12 @@ class ParameterLayout:
         return named
 
     def under_all_names(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give each tensor that the module has under several names, such as tied weights, under all of them."""
+        """Add each tensor that the module has under several names, such as tied weights, under its other names."""
         others = {other: named[name] for other, name in self._other_names.items() if name in named}
         return named | {other: tensor.clone() for other, tensor in others.items()}
 
     def fingerprint(self) -> dict[str, str]:
-        """Name -> "shape dtype" of every parameter and persistent buffer, to compare a checkpoint with a module."""
+        """Return "shape dtype" of every parameter and persistent buffer by name, to compare checkpoint and module."""
         described = {e.name: f"{tuple(e.shape)} {self.dtype}".replace("torch.", "") for e in self.entries}
         for full_name, module, name in self._buffers:
             buffer = _buffer(module, name)
@@ -305,14 +315,14 @@ class ParameterLayout:
 
 
 def _buffer(module: nn.Module, name: str) -> Tensor:
-    """The buffer as it is now: modules may replace theirs."""
+    """Look the buffer up at every call, because modules may replace theirs."""
     buffer = module._buffers[name] if name in module._buffers else module._parameters[name]
     assert buffer is not None
     return buffer
 
 
 def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """(full name, owner, local name) of the buffers that travel: metric states and non-persistent ones never do."""
+    """Yield (full name, owner, local name) of the persistent buffers; states of metrics are left out."""
     for prefix, child in module.named_modules():
         if isinstance(child, Metric):
             continue
@@ -322,14 +332,14 @@ def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str
 
 
 def _parameters(module: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, nn.Module, str]]:
-    """(full name, owner, local name) of parameters."""
+    """Yield (full name, owner, local name) of the parameters `names`."""
     for full_name in names:
         prefix, _, name = full_name.rpartition(".")
         yield full_name, module.get_submodule(prefix), name
 
 
 def _other_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Each further name of a tensor -> its first."""
+    """Return a dict from each further name of a tensor to its first name."""
     first: dict[Tensor, str] = {}
     return {name: first[tensor] for name, tensor in named if first.setdefault(tensor, name) != name}
 

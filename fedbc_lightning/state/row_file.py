@@ -1,4 +1,4 @@
-"""``clients.bin``: the rows of all clients in a sparse file, shared by the ranks."""
+"""The file ``clients.bin``, a sparse file with the rows of all clients that the ranks share."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.units import bytes_said
 
 NAME = "clients.bin"
-"""Of the file, beside ``last.ckpt``."""
+"""Name of the file; it lies beside ``last.ckpt``."""
 
 MAGIC = b"fedbcrw2"
+"""First bytes of a file of rows."""
+
 MAGIC_WITHOUT_CHECKSUMS = b"fedbcrow"
-"""Of files whose checkpoints hold no checksums of rows; no version released wrote them."""
+"""First bytes of an older format, whose checkpoints hold no checksums; no released version wrote it."""
 
 PAGE = 4096
+"""Multiple of bytes at which the header and each slot end, the usual block size of file systems."""
+
 NUM_SLOTS = 3
-"""Places of one row: the one that ``last.ckpt`` names, the one committed since, the one staged in this round."""
+"""Number of slots of a row: one may be named by ``last.ckpt``, one committed since, one staged in this round."""
 
 _HEADER = struct.Struct("<8sqqq")  # magic, generation, newest generation, length of the JSON that follows
 _synchronise = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
@@ -36,23 +40,23 @@ _synchronise = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where each row lies: after one header, slot after slot of one vector, then the next vector.
+    """Says where each row lies: one header, then the slots of the first vector, then those of the next vector.
 
     Attributes:
-        num_clients: N.
-        vectors: Name -> number of values and name of their dtype.
+        num_clients: Number of clients, N.
+        vectors: Name -> number of values in a row, and name of their dtype.
     """
 
     num_clients: int
     vectors: dict[str, list[Any]]
 
     def row_bytes(self, name: str) -> int:
-        """Bytes of one row."""
+        """Return the number of bytes of one row."""
         length, dtype = self.vectors[name]
         return length * getattr(torch, dtype).itemsize
 
     def offsets(self) -> dict[tuple[str, int], int]:
-        """(name, slot from 1) -> where its rows begin; under ``("", 0)`` the size of the file."""
+        """Return the byte at which the rows of each (name, slot from 1) begin; ``("", 0)`` is the size of the file."""
         keys = [(name, slot) for name in self.vectors for slot in range(1, NUM_SLOTS + 1)]
         sizes = [_whole_pages(self.num_clients * self.row_bytes(name)) for name, _ in keys]
         begins = accumulate(sizes, initial=_whole_pages(_HEADER.size + len(json.dumps(asdict(self))) + 100))
@@ -60,18 +64,21 @@ class RowLayout:
 
 
 class RowFile:
-    """An open ``clients.bin``: rows by ``pread`` and ``pwrite``, never mapped (mapped pages count as resident memory).
+    """An open ``clients.bin``.
+
+    Rows are read and written with ``preadv`` and ``pwrite``. The file is not memory-mapped, because mapped pages count
+    as resident memory of the process.
 
     Args:
-        path: It exists.
-        layout: What it must hold.
+        path: Path of an existing file.
+        layout: The layout that the file must have.
         is_writable: Whether rows are written, too.
 
     Attributes:
-        id: Drawn when the file was made.
+        id: Random identifier, drawn when the file was made.
 
     Raises:
-        ConfigurationError: No such file, not one of ours, cut off, or of other rows.
+        ConfigurationError: The file does not exist, was not made by :meth:`create`, is cut off, or has another layout.
     """
 
     def __init__(self, path: Path, layout: RowLayout, *, is_writable: bool = False) -> None:
@@ -83,7 +90,11 @@ class RowFile:
 
     @staticmethod
     def create(path: Path, layout: RowLayout) -> None:
-        """Make the file: all of it is a hole, but for the header."""
+        """Create the file; everything after the header is a hole that takes no space on the disk.
+
+        Raises:
+            ConfigurationError: The file system cannot hold a file of this size, or the folder is not writable.
+        """
         header = json.dumps({"id": secrets.token_hex(8), **asdict(layout)}).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         size = layout.offsets()["", 0]
@@ -100,7 +111,7 @@ class RowFile:
             ) from error
 
     def reopen(self) -> None:
-        """Open the file (again: over NFS, what other nodes wrote before that is then seen)."""
+        """Open the file, or open it again; over NFS only a new opening shows what other nodes have written."""
         try:
             self._descriptor = os.open(self.path, os.O_RDWR if self._is_writable else os.O_RDONLY)
         except OSError as error:
@@ -110,7 +121,7 @@ class RowFile:
         self._close = weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, name: str, slot: int, client: int) -> Tensor:
-        """One row, in the file's dtype."""
+        """Return one row, in the file's dtype."""
         length, dtype = self.layout.vectors[name]
         row = torch.empty(length, dtype=getattr(torch, dtype))
         view, begin = _bytes_of(row), self._place(name, slot, client)
@@ -136,20 +147,23 @@ class RowFile:
 
     @property
     def generations(self) -> tuple[int, int]:
-        """The oldest and the newest ``last.ckpt`` whose rows are here, as numbers of commits; see :class:`FileRows`."""
+        """Counts of commits of the oldest and the newest ``last.ckpt`` whose rows the file still holds.
+
+        :class:`~fedbc_lightning.state.file_rows.FileRows` explains how they are used.
+        """
         _, oldest, newest, _ = _HEADER.unpack(os.pread(self._descriptor, _HEADER.size, 0))
         return oldest, newest
 
     def set_oldest(self, generation: int) -> None:
-        """Say that rows of earlier generations are written over from now on."""
+        """Write into the header that rows of earlier generations are overwritten from now on."""
         os.pwrite(self._descriptor, struct.pack("<q", generation), len(MAGIC))
 
     def set_newest(self, generation: int) -> None:
-        """Say that the rows of a generation are written."""
+        """Write into the header that the rows of this generation are complete."""
         os.pwrite(self._descriptor, struct.pack("<q", generation), len(MAGIC) + 8)
 
     def sync(self) -> None:
-        """Wait until the rows, whichever process of this machine wrote them, are on the disk."""
+        """Wait until the rows are on the disk, also those that other processes of this machine wrote."""
         _synchronise(self._descriptor)
 
     def _place(self, name: str, slot: int, client: int) -> int:
@@ -182,16 +196,16 @@ class RowFile:
         return file_id
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the descriptor."""
+        """Leave out the file descriptor, which is valid in this process only."""
         return {"path": self.path, "layout": self.layout}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open it again, to read."""
+        """Open the file again, for reading only."""
         RowFile.__init__(self, state["path"], state["layout"])
 
 
 def checksum(row: Tensor) -> int:
-    """CRC-32 of a row in the file's dtype: 7 GB/s."""
+    """Return the CRC-32 of a row in the file's dtype; it is computed at 7 GB/s."""
     return zlib.crc32(_bytes_of(row.contiguous()))
 
 
