@@ -1,4 +1,4 @@
-"""The server's half of an algorithm, in parts."""
+"""Server callbacks: the parts that make up the server's half of an algorithm."""
 
 from fedbc_lightning.server.aggregation import WeightedAverage
 from fedbc_lightning.server.augmented_mean import AugmentedMean, CenterConsensus

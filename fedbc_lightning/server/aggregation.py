@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 
 class WeightedAverage(ServerCallback):
-    """The weighted mean z ← Σ_{S_t} a_j w_j / Σ_{S_t} a_j, or a robust rule in its place; buffers likewise.
+    """Sets z to the weighted mean z ← Σ_{S_t} a_j w_j / Σ_{S_t} a_j, or to the result of a robust rule.
+
+    The buffers are aggregated in the same way.
 
     Args:
-        by: What a_j is: ``"samples"`` n_j (FedAvg), ``"uniform"`` 1, or the name of a declared client scalar, e.g.
-            ``"dual"`` (FedBC, eq. 13, with the *new* λ_j). If all weights of a round are 0, they count as 1 each.
-        rule: What is made of the w_j − z with these weights in place of the mean, e.g.
-            :class:`~fedbc_lightning.server.CoordinateMedian`; None: the mean.
+        by: The weights a_j: ``"samples"`` takes n_j (FedAvg), ``"uniform"`` takes 1, and the name of a declared client
+            scalar takes its value, e.g. ``"dual"`` (FedBC, eq. 13, with the *new* λ_j). If all weights of a round are
+            0, each of them is set to 1.
+        rule: Robust rule that aggregates the updates w_j − z with these weights in place of the mean, e.g.
+            :class:`~fedbc_lightning.server.CoordinateMedian`; None takes the mean.
     """
 
     forms_z = True
@@ -34,17 +37,17 @@ class WeightedAverage(ServerCallback):
         self.reads = () if by in ("samples", "uniform") else (by,)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """What the rule keeps."""
+        """Declare the state of the robust rule, if there is one."""
         if self.rule is not None:
             self.rule.declare_state(state)
 
     def check(self, engine: Engine, num_sampled: int) -> None:
-        """Whether the rule works with S clients."""
+        """Raise a ConfigurationError if the robust rule cannot work with S clients."""
         if self.rule is not None:
             self.rule.check(num_sampled)
 
     def weights(self, cohort: Cohort) -> Tensor:
-        """a_j of the cohort's clients, (K,); 0 for invalid ones."""
+        """Return the weights a_j of the cohort's clients, (K,); invalid clients have weight 0."""
         if self.by == "samples":
             weights = cohort.num_samples
         elif self.by == "uniform":
@@ -54,13 +57,16 @@ class WeightedAverage(ServerCallback):
         return weights if cohort.is_all_valid else torch.where(cohort.valid, weights, 0.0)
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
-        """The sum of clients with a weight; where it may be 0, another of those without, for when nobody has one."""
+        """Declare the sum of the weighted models; if weights can be 0, also that of the models of weight 0.
+
+        The second sum becomes the mean in a round in which all weights are 0.
+        """
         if self.rule is None:
             for group in ("weighted", "unweighted") if self.reads else ("weighted",):
                 sums.declare(f"{group}_model", server.model.numel())
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Add the valid clients' models, or keep them for the rule."""
+        """Add the valid clients' models to the sums, or keep them for the robust rule."""
         weights = self.weights(cohort)
         cohort.record("weight", weights)
         model, weights = cohort.of_valid(cohort.model), cohort.of_valid(weights)
@@ -73,7 +79,7 @@ class WeightedAverage(ServerCallback):
             sums.add_rows("unweighted_model", model, (weights == 0).double())
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """Stage z and the buffers; in the records, weights become shares of the whole."""
+        """Stage z and the buffers, and normalise the weights in the records so that they sum to 1."""
         is_weighted = any(record["weight"] > 0 for record in server.valid_records)
         if not is_weighted:
             for record in server.valid_records:

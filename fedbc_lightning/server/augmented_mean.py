@@ -10,13 +10,13 @@ from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDec
 
 
 class AugmentedMean(ServerCallback):
-    """FedADMM: z ← (1/N) Σ_N u_i over *all* clients; each sampled one sends u_i − u_i^old, a new one starts from z⁰.
+    """FedADMM: z ← (1/N) Σ_N u_i over *all* clients, to which each sampled client sends the change u_i − u_i^old.
 
-    Stands behind the aggregation, which makes the buffers. Needs the client model ``local_model`` (x_i) and the client
-    vector ``multiplier`` (y_i), staged.
+    The u_i of a client that was never sampled is z⁰. This part comes after the aggregation, whose buffers it keeps. It
+    needs the client model ``local_model`` (x_i) and the client vector ``multiplier`` (y_i), staged.
 
     Args:
-        rho: ρ.
+        rho: Penalty parameter ρ.
 
     References:
         Wang et al. 2022, "FedADMM: A Federated Primal-Dual Algorithm Allowing Partial Participation", Algorithm 1.
@@ -29,11 +29,11 @@ class AugmentedMean(ServerCallback):
         self.rho = rho
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """The mean in float64: rounding must not pile up over rounds."""
+        """Declare the mean in float64, so that rounding errors do not add up over the rounds."""
         state.server_vector("augmented_mean", initial="z", dtype=torch.float64)
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
-        """The sum of the changes of u_i."""
+        """Declare the sum of the changes of u_i."""
         sums.declare("augmented", server.z.numel())
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
@@ -42,20 +42,20 @@ class AugmentedMean(ServerCallback):
         sums.add_valid("augmented", cohort, change)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """Replace the staged z."""
+        """Replace the staged z by the mean of the u_i."""
         mean = server["augmented_mean"] + sums["augmented"] / server.num_clients
         server.stage("augmented_mean", mean)
         server.stage("z", mean)
 
 
 class CenterConsensus(ServerCallback):
-    """FedPD: each client has a centre z_i = w_i + y_i / ρ of its own; in an exchange all become their mean, which is z.
+    """FedPD: each client has its own centre z_i = w_i + y_i / ρ; an exchange sets z and all z_i to their mean.
 
-    With probability p a round is skipped: nothing is sent, every client goes on from its own z_i. Needs the client
-    vector ``center``, staged.
+    With probability p the exchange of a round is skipped: nothing is sent, and every client continues from its own z_i.
+    This part needs the client vector ``center``, staged.
 
     Args:
-        skip_probability: p.
+        skip_probability: Probability p of skipping the exchange of a round.
 
     References:
         Zhang et al. 2021, "FedPD: A Federated Learning Framework with Adaptivity to Non-IID Data", Algorithm 1.
@@ -68,21 +68,21 @@ class CenterConsensus(ServerCallback):
         self.skip_probability = skip_probability
 
     def is_skipped(self, server: ServerState) -> bool:
-        """Whether this round has no exchange: a function of (seed, round)."""
+        """Return whether this round has no exchange; it depends on (seed, round) only."""
         return bool(server.rng("skip").random() < self.skip_probability)
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
-        """The sum of the centres, buffers behind them."""
+        """Declare the sum of the centres, each followed by the client's buffers."""
         sums.declare("centers", server.model.numel())
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Add the valid clients."""
+        """Add the valid clients' centres and buffers, and record the weights."""
         centers = torch.cat([cohort.staged("center"), cohort.buffers.to(cohort.w)], dim=1)
         sums.add_valid("centers", cohort, centers)
         cohort.record("weight", torch.zeros(len(cohort)) if self.is_skipped(server) else cohort.valid.double())
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """In an exchange: the mean, to everyone."""
+        """Stage the mean as z and as every client's centre, unless the exchange is skipped."""
         if self.is_skipped(server):
             return
         num_valid = len(server.valid_records)

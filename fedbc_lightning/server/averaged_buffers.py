@@ -1,4 +1,4 @@
-"""The buffers of a round in which the server's own parts formed z alone."""
+"""The mean of the clients' buffers, for rounds in which the algorithm's own parts staged z only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fedbc_lightning.state.declaration import ClientStore, ServerState
 
 
 class AveragedBuffers(ServerCallback):
-    """Averages the clients' buffers, weighted by their samples, where z was staged and the buffers were not.
+    """Averages the clients' buffers, weighted by their samples, if z was staged and the buffers were not.
 
-    A part that stages z alone would otherwise leave BatchNorm with the mean 0 and the variance 1 of its initialisation.
-    The federation adds it behind the algorithm's own parts.
+    A part that stages z only would otherwise leave BatchNorm with the mean 0 and the variance 1 of its initialisation.
+    The federation adds this part after the algorithm's own parts.
     """
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
-        """Declare the sum of the buffers and that of their weights."""
+        """Declare the sum of the weighted buffers and the sum of the weights."""
         sums.declare("own_buffers", server["buffers"].numel())
         sums.declare("own_buffers_weight")
 
@@ -31,5 +31,5 @@ class AveragedBuffers(ServerCallback):
             server.stage("buffers", self._mean)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """Take the mean."""
+        """Compute the mean, which :meth:`on_round_end` stages if it is needed."""
         self._mean = sums["own_buffers"] / sums["own_buffers_weight"]

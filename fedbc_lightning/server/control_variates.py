@@ -1,4 +1,4 @@
-"""SCAFFOLD's control variates at the server."""
+"""The server's half of SCAFFOLD: its control variates."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 
 class ControlVariates(ServerCallback):
-    """Each client's new control variate c_i⁺, and the server's c ← c + (1/N) Σ_{S_t} (c_i⁺ − c_i).
+    """Updates each sampled client's control variate to c_i⁺, and the server's: c ← c + (1/N) Σ_{S_t} (c_i⁺ − c_i).
 
     Args:
-        gradient_mean: False: c_i⁺ = c_i − c + (z − w_i)/(K_i η) (SCAFFOLD, Algorithm 1, option II), exact
-            for plain SGD, with η the mean step size of each parameter's group. True: the mean over the K_i steps of
-            the raw mini-batch gradients, for any optimizer.
+        gradient_mean: False sets c_i⁺ = c_i − c + (z − w_i)/(K_i η) (SCAFFOLD, Algorithm 1, option II), which is exact
+            for plain SGD; η is the mean step size of each parameter's group. True sets c_i⁺ to the mean of the raw
+            mini-batch gradients over the K_i steps, which works with any optimizer.
+
+    References:
+        Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", Algorithm 1.
     """
 
     vectors_up = 1
@@ -32,7 +35,7 @@ class ControlVariates(ServerCallback):
         self.gradient_mean = gradient_mean
 
     def check(self, engine: Engine, num_sampled: int) -> None:
-        """The first form is exact for plain SGD only."""
+        """Raise a ConfigurationError for option II without plain SGD, for which alone it is exact."""
         if not self.gradient_mean and not engine.is_plain_sgd:
             raise ConfigurationError(
                 "algorithm.control: 'step_size' needs plain SGD (no momentum, weight decay or gradient clipping); "
@@ -40,12 +43,12 @@ class ControlVariates(ServerCallback):
             )
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """c_i and c, both ``control``."""
+        """Declare c_i and c, both under the name ``control``."""
         state.client_vector("control")
         state.server_vector("control")
 
     def new_control(self, cohort: Cohort, server: ServerState) -> Tensor:
-        """c_i⁺ of the cohort's clients, (K, d); c_i where no step was taken, or steps of size 0 say nothing."""
+        """Return c_i⁺ of the cohort's clients, (K, d); c_i stays if no step was taken, or only steps of size 0."""
         num_steps = cohort.num_steps.to(cohort.w)[:, None]
         if self.gradient_mean:
             return torch.where(num_steps > 0, cohort.gradient_mean, cohort.control)
@@ -54,7 +57,7 @@ class ControlVariates(ServerCallback):
         return torch.where(moved > 0, control, cohort.control)
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
-        """The sum of the changes of the c_i."""
+        """Declare the sum of the changes of the c_i."""
         sums.declare("control", server.z.numel())
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
@@ -63,5 +66,5 @@ class ControlVariates(ServerCallback):
         sums.add_valid("control", cohort, cohort.change("control"))
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """C moves by the mean over all N clients."""
+        """Add to c the sum of the changes divided by N."""
         server.stage("control", server["control"] + sums["control"] / clients.num_clients)

@@ -1,4 +1,4 @@
-"""FedBC's multipliers: dual ascent on λ_i, and on the tolerance γ_i."""
+"""The server's half of FedBC: dual ascent on the multipliers λ_i, and steps of the tolerances γ_i."""
 
 from __future__ import annotations
 
@@ -21,30 +21,32 @@ log = logging.getLogger(__name__)
 
 
 class DualAscent(ServerCallback):
-    """Raises λ_i of a client that strayed from z beyond its tolerance, lowers it of one that stayed within.
+    """Raises λ_i of a client whose w_i is farther from z than its tolerance allows, and lowers it otherwise.
 
-    With z the model that the client received and the old λ_i on the right::
+    z is the model that the client received, and the right-hand sides take the old λ_i::
 
         λ_i ← clip(λ_i + α_λ (‖w_i − z‖² − γ_i), λ_min, λ_max)      (FedBC, eq. 11)
         γ_i ← γ_i + α_γ λ_i
 
-    With momentum m both brackets are replaced by a velocity v ← m v + bracket that each client keeps.
+    With momentum m, each step size multiplies a velocity v ← m v + (‖w_i − z‖² − γ_i) or v ← m v + λ_i in place of the
+    factor above; each client keeps both velocities.
 
     Args:
-        dual_lr: α_λ; 0 freezes λ_i. The paper's grid: 1e-7 ... 1e-2.
-        dual_init: λ_i at the start.
-        tolerance: ``"learned"``: γ_i starts at 0 and follows the ascent above. A number: γ for all clients, fixed. A
-            list of N numbers: γ_i, fixed.
-        tolerance_lr: α_γ; None: the same as ``dual_lr``. Only with ``tolerance="learned"``.
-        dual_min: λ_min.
-        dual_max: λ_max.
-        dual_momentum: m (the public code: 0.5).
-        dual_momentum_style: ``"client"``: a client's velocity moves only when it takes part. ``"public"``: as in the
-            public code, after each sampled client in turn *every* client's velocity decays and moves its λ_i and γ_i
-            (absent clients coast, v is not reset at the clip; a client that turns out non-finite counts as a turn).
+        dual_lr: Step size α_λ; 0 freezes λ_i. The paper's grid is 1e-7 to 1e-2.
+        dual_init: Start value of λ_i.
+        tolerance: ``"learned"`` starts γ_i at 0 and updates it as above. A number fixes one γ for all clients, a list
+            of N numbers fixes γ_i for each client.
+        tolerance_lr: Step size α_γ; None takes ``dual_lr``. It is allowed with ``tolerance="learned"`` only.
+        dual_min: Lower bound λ_min.
+        dual_max: Upper bound λ_max.
+        dual_momentum: Momentum m; the public code takes 0.5.
+        dual_momentum_style: ``"client"`` changes a client's velocity only in rounds in which it takes part.
+            ``"public"`` does as the public code: after each sampled client in turn, *every* client's velocity decays
+            and moves its λ_i and γ_i. There, absent clients move on with their velocity, v is not reset at the clip,
+            and a client whose model is not finite still counts as a turn.
 
     Raises:
-        ConfigurationError: A value outside its range; ``tolerance_lr`` with a fixed tolerance.
+        ConfigurationError: A value is out of range, or ``tolerance_lr`` is given with a fixed tolerance.
     """
 
     def __init__(
@@ -84,25 +86,25 @@ class DualAscent(ServerCallback):
         self._warned = False
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """λ_i and γ_i, and their velocities if there is momentum."""
+        """Declare λ_i and γ_i, and their velocities if there is momentum."""
         state.client_scalar("dual", self.dual_init)
         state.client_scalar("tolerance", self.tolerance_init)
         for name in self._names[2:]:
             state.client_scalar(name)
 
     def step(self, state: dict[str, Tensor], dual_gradient: Tensor | float, tolerance_gradient: Tensor | float) -> None:
-        """One ascent step on ``state`` (names as declared, any shape), in place."""
+        """Take one ascent step on the values in ``state`` (names as declared, any shape), in place."""
         if self.momentum:
             state["dual_velocity"] = dual_gradient = self.momentum * state["dual_velocity"] + dual_gradient
             state["tolerance_velocity"] = tolerance_gradient = (
                 self.momentum * state["tolerance_velocity"] + tolerance_gradient
             )
-        if self.dual_lr:  # 0 freezes, also against an infinite tolerance
+        if self.dual_lr:  # 0 x inf would be NaN if the tolerance is infinite
             state["dual"] = (state["dual"] + self.dual_lr * dual_gradient).clamp(self.dual_min, self.dual_max)
         state["tolerance"] = state["tolerance"] + self.tolerance_lr * tolerance_gradient
 
     def coast(self, state: dict[str, Tensor], turns: int | Sequence[int]) -> None:
-        """What other clients' turns do to clients' state (n,) in the public style: so many steps each of gradient 0."""
+        """Take `turns` steps of gradient 0 on clients' state (n,): what other clients' turns do in the public style."""
         number = torch.as_tensor(turns)
         for turn in range(int(number.max())):
             before, moves = dict(state), turn < number
@@ -111,14 +113,14 @@ class DualAscent(ServerCallback):
                 state[name] = torch.where(moves, value, before[name])
 
     def state(self, cohort: Cohort) -> dict[str, Tensor]:
-        """A cohort's multipliers as they stand at its turn, (K,) each."""
+        """Return the multipliers (K,) of a cohort as they are when its clients' turns come."""
         state = {name: getattr(cohort, name) for name in self._names}
         if self.style == "public":
             self.coast(state, cohort.positions)
         return state
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """The dual step of the clients that have just trained."""
+        """Take the dual step of the clients that have just trained."""
         distance = (cohort.w - server.z).to(sums.dtype).square().sum(dim=1).cpu().double()
         cohort.record("distance", distance)
         state = self.state(cohort)
@@ -129,7 +131,7 @@ class DualAscent(ServerCallback):
             cohort.stage(name, value)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """In the public style the absent clients coast."""
+        """In the public style, move the multipliers of the absent clients on with their velocities."""
         if self.style != "public":
             return
         state = {name: clients.scalar(name) for name in self._names}
@@ -140,7 +142,7 @@ class DualAscent(ServerCallback):
             clients.stage_all(name, values)
 
     def on_round_end(self, server: ServerState, clients: ClientStore) -> None:
-        """Log λ over S_t; warn once when a few clients carry the whole mean."""
+        """Log λ over S_t, and warn once if fewer than two clients carry the mean, by the effective number."""
         dual = clients.staged_scalar("dual")[[record["client"] for record in server.valid_records]]
         square_sum = dual.square().sum()
         effective = (dual.sum().square() / square_sum).item() if square_sum > 0 else 0.0

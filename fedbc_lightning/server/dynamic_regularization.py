@@ -1,4 +1,4 @@
-"""FedDyn's correction at the server."""
+"""The server's half of FedDyn: its correction h."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDec
 
 
 class DynamicRegularization(ServerCallback):
-    """h ← h + (1/N) Σ_{S_t} (h_i⁺ − h_i), and z ← aggregate − h/α; stands behind the aggregation.
+    """Updates h ← h + (1/N) Σ_{S_t} (h_i⁺ − h_i), and corrects the aggregate: z ← aggregate − h/α.
 
-    Needs the client vector ``correction`` (h_i), staged: h_i⁺ = h_i − α (w_i − z).
+    This part comes after the aggregation. It needs the client vector ``correction`` (h_i), staged as
+    h_i⁺ = h_i − α (w_i − z).
 
     Args:
-        alpha: α.
+        alpha: Regularization parameter α.
 
     References:
         Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", Algorithm 1.
@@ -26,19 +27,19 @@ class DynamicRegularization(ServerCallback):
         self.alpha = alpha
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """The correction h, 0 at the start."""
+        """Declare the correction h, which starts at 0."""
         state.server_vector("correction")
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
-        """The sum of the changes of the h_i."""
+        """Declare the sum of the changes of the h_i."""
         sums.declare("correction", server.z.numel())
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Add the valid clients."""
+        """Add the changes of the valid clients' h_i."""
         sums.add_valid("correction", cohort, cohort.change("correction"))
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """Move h, then z."""
+        """Update h, then correct the staged z."""
         correction = server["correction"] + sums["correction"] / server.num_clients
         server.stage("correction", correction)
         server.stage("z", server.staged("z") - correction / self.alpha)

@@ -1,4 +1,4 @@
-"""FedExP's server step."""
+"""The server's half of FedExP: its adaptive step size."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDec
 
 
 class Extrapolation(ServerOptimizer):
-    """z ← z − η_s Δ̄ with η_s = max(1, Σ p_i ‖Δ_i‖² / (2 (‖Δ̄‖² + ε))), p_i the weights of the mean.
+    """Takes the step z ← z − η_s Δ̄ with η_s = max(1, Σ p_i ‖Δ_i‖² / (2 (‖Δ̄‖² + ε))); p_i are the mean's weights.
 
     Args:
-        epsilon: ε.
-        style: ``"paper"``: as above. ``"public"``: S ε in place of ε, and ε x 0.998² from round to round, the
-            first included.
+        epsilon: ε, a small constant in the denominator.
+        style: ``"paper"`` takes the formula above. ``"public"`` takes S ε in place of ε, and multiplies ε by 0.998²
+            in every round, the first included.
 
     References:
         Jhunjhunwala et al. 2023, "FedExP: Speeding Up Federated Averaging via Extrapolation", eq. 7.
@@ -31,7 +31,7 @@ class Extrapolation(ServerOptimizer):
         self.epsilon, self.style = epsilon, style
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """The z of the round before."""
+        """Declare the z of the round before."""
         state.server_vector("previous_z", initial="z")
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
@@ -39,7 +39,7 @@ class Extrapolation(ServerOptimizer):
         cohort.record("distance", (cohort.w - server.z).to(sums.dtype).square().sum(dim=1))
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
-        """See the class."""
+        """Compute η_s, and return η_s times the direction."""
         epsilon = self.epsilon
         if self.style == "public":
             epsilon *= self.DECAY ** (2 * server.round) * len(server.valid_records)

@@ -1,4 +1,4 @@
-"""q-FedAvg's step: clients with a high loss count more."""
+"""The server's half of q-FedAvg: its step, in which clients with a high loss count more."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class FairStep(ServerCallback):
 
         Δ_i = F_i^q Δw_i,    h_i = q F_i^(q−1) ‖Δw_i‖² + L F_i^q
 
-    Stands behind the aggregation and replaces its z; buffers are left as they are. Reads the message ``loss_at_z``.
+    This part comes after the aggregation and replaces its z; it keeps the buffers. It reads the message ``loss_at_z``.
 
     Args:
-        q: q ≥ 0.
-        lipschitz: L; None: 1 / η with the mean η of the client's steps.
+        q: Fairness parameter q ≥ 0; a larger one gives clients with a high loss more weight.
+        lipschitz: Lipschitz constant L; None takes 1 / η with the mean η of the client's steps.
 
     References:
         Li et al. 2020, "Fair Resource Allocation in Federated Learning", Algorithm 2.
@@ -33,14 +33,15 @@ class FairStep(ServerCallback):
         self.q, self.lipschitz = q, lipschitz
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
-        """Σ Δ_i and Σ h_i."""
+        """Declare the sums Σ Δ_i and Σ h_i, and the number of clients in them."""
         sums.declare("fair_update", server.z.numel())
         sums.declare("fair_total")
         sums.declare("num_counted")
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the clients that took a step."""
-        rate = cohort.step_size.amax(dim=1, keepdim=True)  # of the one group: 0 outside, where w = z
+        # There is one optimizer group; outside of it the step size is 0 and w = z.
+        rate = cohort.step_size.amax(dim=1, keepdim=True)
         if self.lipschitz is not None:
             rate = torch.full_like(rate, 1 / self.lipschitz)
         loss = (cohort.messages["loss_at_z"] + 1e-10).to(rate.device, sums.dtype)[:, None]
@@ -49,7 +50,7 @@ class FairStep(ServerCallback):
         update = lipschitz * (server.z - cohort.w).to(sums.dtype)
         fair_update = loss**self.q * update
         total = self.q * loss ** (self.q - 1) * update.square().sum(dim=1, keepdim=True) + lipschitz * loss**self.q
-        # without a step, or with steps of 0, w_i = z
+        # A client without a step, or with steps of size 0, has w_i = z and no finite 1 / η: it does not count.
         counts = cohort.valid & (cohort.num_steps > 0) & (rate[:, 0] > 0).cpu()
         is_counted = counts.to(rate.device)
         sums.add_rows("fair_update", fair_update[is_counted], torch.ones(int(counts.sum())))
@@ -57,6 +58,6 @@ class FairStep(ServerCallback):
         sums.add("num_counted", counts.sum().to(sums.device, sums.dtype))
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """Replace the staged z."""
+        """Replace the staged z, unless no client took a step."""
         if sums["num_counted"] > 0:
             server.stage("z", server.z - sums["fair_update"] / sums["fair_total"])

@@ -1,4 +1,4 @@
-"""The server steps of FedLi: step sizes from line searches."""
+"""The server's half of FedLi: step sizes from line searches and losses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class LargestClientStep(ServerOptimizer):
-    """z ← z − η_s Δ̄, with η_s the largest of the clients' last step sizes (client scalar ``last_step``).
+    """Takes the step z ← z − η_s Δ̄ with η_s the largest of the clients' last step sizes (scalar ``last_step``).
 
-    A client that made no line search does not count; if none did, η_s = 1.
+    A client that made no line search does not count; if no client made one, η_s = 1.
 
     References:
         "Towards Hyper-parameter-free Federated Learning", FedLi-LS.
@@ -30,7 +30,7 @@ class LargestClientStep(ServerOptimizer):
     reads = ("last_step",)
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
-        """See the class."""
+        """Compute η_s, and return η_s times the direction."""
         searched = [record["client"] for record in server.valid_records if record.get("has_searched")]
         lr = clients.staged_scalar("last_step")[searched].max().item() if searched else 1.0
         server.log("server_lr", lr)
@@ -38,18 +38,18 @@ class LargestClientStep(ServerOptimizer):
 
 
 class FrankWolfe(ServerOptimizer):
-    """A Deep-Frank-Wolfe step, whose size follows from the clients' losses.
+    """Takes a Deep-Frank-Wolfe step, whose size follows from the clients' losses.
 
-    With δ = Δ̄, F = Σ p_i (mean over client i's batches of the loss before each step), and r = wd z for the parameters
+    Here δ = Δ̄, F = Σ p_i (mean over client i's batches of the loss before each step), and r = wd z for the parameters
     of the model's optimizer, 0 for others::
 
         γ = clip((F − η_s ⟨δ, r⟩) / (η_s ‖δ‖² + 1e-5), 0, 1)
         z ← z − η_s (r + γ δ);    m ← μ m − η_s γ (δ + r),    z ← z + μ m
 
     Args:
-        lr: η_s.
-        momentum: μ.
-        weight_decay: wd.
+        lr: Server learning rate η_s.
+        momentum: Momentum μ.
+        weight_decay: Weight decay wd.
 
     References:
         "Towards Hyper-parameter-free Federated Learning", FedLi-LU; Berrada et al. 2019.
@@ -62,11 +62,11 @@ class FrankWolfe(ServerOptimizer):
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
     def check(self, engine: Engine, num_sampled: int) -> None:
-        """See which parameters are optimized."""
+        """Note how many parameters are optimized; only those decay."""
         self._num_optimized = engine.layout.num_optimized
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """The momentum m, 0 at the start."""
+        """Declare the momentum m, which starts at 0."""
         state.server_vector("momentum")
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
@@ -76,7 +76,7 @@ class FrankWolfe(ServerOptimizer):
                 record["batch_loss"] = loss
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
-        """See the class."""
+        """Compute γ, stage the momentum, and return the step."""
         delta = -direction.to(sums.dtype)
         decay = self.weight_decay * server.z.to(sums.dtype)
         decay[self._num_optimized :] = 0

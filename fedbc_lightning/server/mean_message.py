@@ -1,4 +1,4 @@
-"""The mean of what clients send beside their models."""
+"""The mean of a message that clients send in addition to their models."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDec
 
 
 class MeanMessage(ServerCallback):
-    """The server vector ``name`` ← the mean over the round's clients of their message of that name, (d,).
+    """Sets a server vector (d,) to the mean of the clients' message of the same name, over the round's clients.
 
     Args:
-        name: Of both.
+        name: Name of the client message and of its mean on the server.
     """
 
     vectors_up = 1
@@ -22,15 +22,15 @@ class MeanMessage(ServerCallback):
         self.messages = (name,)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """The vector, 0 at the start."""
+        """Declare the server vector, which starts at 0."""
         state.server_vector(self.name)
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
-        """The sum of the messages."""
+        """Declare the sum of the messages."""
         sums.declare(self.name, server.z.numel())
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Add the valid clients'."""
+        """Add the valid clients' messages."""
         sums.add_valid(self.name, cohort, cohort.messages[self.name])
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:

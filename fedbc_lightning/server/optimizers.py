@@ -1,4 +1,4 @@
-"""Server optimizers: what the server makes of the aggregate, whose distance from z is the pseudo-gradient Δ̄."""
+"""Server optimizers: steps of the server that take z minus the aggregate as a pseudo-gradient Δ̄."""
 
 from __future__ import annotations
 
@@ -13,24 +13,31 @@ from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDec
 
 
 class ServerOptimizer(ServerCallback):
-    """Stands behind the aggregation and replaces its z; buffers are left as they are."""
+    """Base class of parts that come after the aggregation and replace its z by an optimizer step; buffers stay."""
 
     follows_aggregation = True
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
-        """What is added to z, (d,), from the direction −Δ̄ = aggregate − z (d,); stages state of its own."""
+        """Return the vector (d,) that is added to z, and stage the part's own state.
+
+        Args:
+            direction: The direction −Δ̄ = aggregate − z, (d,).
+            server: The server's state.
+            clients: The clients' state.
+            sums: The reduced sums of the round.
+        """
         raise NotImplementedError
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """Replace the staged aggregate by z and the step."""
+        """Replace the staged aggregate by z plus the step."""
         server.stage("z", server.z + self.step(server.staged("z") - server.z, server, clients, sums))
 
 
 class ServerSGD(ServerOptimizer):
-    """A step of size η_s to the aggregate: z ← z − η_s Δ̄.
+    """Takes a step of size η_s towards the aggregate: z ← z − η_s Δ̄.
 
     Args:
-        lr: η_s; 1 takes the aggregate itself.
+        lr: Server learning rate η_s; 1 takes the aggregate itself.
     """
 
     def __init__(self, lr: float = 1.0) -> None:
@@ -38,11 +45,11 @@ class ServerSGD(ServerOptimizer):
         self.lr = lr
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
-        """See the class."""
+        """Return η_s times the direction."""
         return self.lr * direction
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
-        """Exactly the aggregate for η_s = 1."""
+        """Take the step; for η_s = 1 keep the aggregate, free of rounding."""
         if self.lr != 1:
             super().on_aggregate(server, clients, sums)
 
@@ -51,8 +58,8 @@ class ServerMomentum(ServerOptimizer):
     """FedAvgM's step: m ← β m − Δ̄, z ← z + η_s m.
 
     Args:
-        lr: η_s.
-        momentum: β.
+        lr: Server learning rate η_s.
+        momentum: Momentum β.
 
     References:
         Reddi et al. 2021, "Adaptive Federated Optimization".
@@ -64,31 +71,31 @@ class ServerMomentum(ServerOptimizer):
         self.lr, self.momentum = lr, momentum
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """The momentum m, 0 at the start."""
+        """Declare the momentum m, which starts at 0."""
         state.server_vector("momentum")
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
-        """See the class."""
+        """Update and stage m, and return η_s m."""
         momentum = self.momentum * server["momentum"] + direction
         server.stage("momentum", momentum)
         return self.lr * momentum
 
 
 class ServerAdaptive(ServerOptimizer):
-    """The adaptive steps of Reddi et al.: m ← β₁ m − (1 − β₁) Δ̄, z ← z + η_s m / (√v + τ), no bias correction.
+    """Takes the adaptive steps of Reddi et al.: m ← β₁ m − (1 − β₁) Δ̄, z ← z + η_s m / (√v + τ).
 
-    With v⁰ = τ² and::
+    There is no bias correction. v starts as v⁰ = τ² and is updated by::
 
         adagrad   v ← v + Δ̄²
         adam      v ← β₂ v + (1 − β₂) Δ̄²
         yogi      v ← v − (1 − β₂) Δ̄² sign(v − Δ̄²)
 
     Args:
-        kind: ``"adam"``, ``"adagrad"`` or ``"yogi"``.
-        lr: η_s.
-        beta1: β₁.
-        beta2: β₂; adagrad has none.
-        tau: τ, the degree of adaptivity.
+        kind: Rule for v: ``"adam"``, ``"adagrad"`` or ``"yogi"``.
+        lr: Server learning rate η_s.
+        beta1: Decay rate β₁ of m.
+        beta2: Decay rate β₂ of v; adagrad does not use it.
+        tau: Degree of adaptivity τ.
 
     References:
         Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
@@ -110,12 +117,12 @@ class ServerAdaptive(ServerOptimizer):
         self.kind, self.lr, self.beta1, self.beta2, self.tau = kind, lr, beta1, beta2, tau
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """The moments m and v."""
+        """Declare the moments m, which starts at 0, and v, which starts at τ²."""
         state.server_vector("momentum")
         state.server_vector("second_moment", self.tau**2)
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
-        """See the class."""
+        """Update and stage m and v, and return the step."""
         square, second = direction.square(), server["second_moment"]
         if self.kind == "adagrad":
             second = second + square

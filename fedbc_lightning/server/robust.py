@@ -1,7 +1,7 @@
-"""Robust rules: the server's mean of w_i − z, made to withstand clients that send anything.
+"""Robust rules: replacements of the server's mean of w_i − z that withstand clients which send arbitrary vectors.
 
-Pure functions of the round's ``points`` (n, d) and their ``weights`` (n,), each with a thin class for the YAML. Results
-are float64 like all sums of the server (float32 on MPS, which has no float64).
+Each rule is a pure function of the round's ``points`` (n, d) and their ``weights`` (n,), with a thin class for the YAML
+configuration. Results are float64 like all sums of the server (float32 on MPS, which has no float64).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def weighted_sum(points: Tensor, coefficients: Tensor) -> Tensor:
-    """Σ c_i x_i, (d,); one client after another, so without a wide copy of all points."""
+    """Return Σ c_i x_i, (d,); points are added one after another, so that no float64 copy of all is made."""
     total = torch.zeros(points.shape[1:], dtype=wide_dtype(points.device), device=points.device)
     for point, coefficient in zip(points, coefficients.tolist(), strict=True):
         total.add_(point, alpha=coefficient)
@@ -29,16 +29,16 @@ def weighted_sum(points: Tensor, coefficients: Tensor) -> Tensor:
 
 
 def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
-    """Σ a_i x_i / Σ a_i, (d,)."""
+    """Return Σ a_i x_i / Σ a_i, (d,)."""
     return weighted_sum(points, weights / weights.sum())
 
 
 def coordinate_median(points: Tensor, weights: Tensor) -> Tensor:
-    """Per coordinate the mean of the lower and the upper weighted median, (d,).
+    """Return the mean of the lower and the upper weighted median of each coordinate, (d,).
 
-    In ascending order the lower one is the first value with Σ a ≥ half of all weight up to and including it, the upper
-    one the first with Σ a > half. They differ where the values split into two halves of the same weight: with equal
-    weights, for even n.
+    Sort the values of a coordinate in ascending order, and sum the weights up to and including each value. The lower
+    median is the first value with a sum ≥ half of all weight, the upper median the first with a sum > half. They differ
+    if the values split into two halves of the same weight; with equal weights, this happens for even n.
 
     Example:
         >>> points = torch.tensor([[1.0], [2.0], [4.0], [9.0]])
@@ -49,7 +49,7 @@ def coordinate_median(points: Tensor, weights: Tensor) -> Tensor:
     """
     values, order = points.sort(dim=0, stable=True)
     half = weights.sum() / 2
-    rounding = 1e-12 * half  # of weights that are shares, like 1/6 + 1/3; sums of integers have none
+    rounding = 1e-12 * half  # weights that are fractions, like 1/6 + 1/3, sum to a half only up to rounding
     so_far = torch.zeros(points.shape[1:], dtype=weights.dtype, device=points.device)
     lower, upper = torch.zeros_like(order[0]), torch.zeros_like(order[0])
     for client in order:  # not cumsum: it needs (n, d) more, and is not deterministic on every GPU
@@ -61,7 +61,7 @@ def coordinate_median(points: Tensor, weights: Tensor) -> Tensor:
 
 
 def trimmed_mean(points: Tensor, weights: Tensor, num_trimmed: int) -> Tensor:
-    """Per coordinate the weighted mean without the ``num_trimmed`` lowest and highest values, (d,).
+    """Return the weighted mean of each coordinate without its ``num_trimmed`` lowest and highest values, (d,).
 
     Example:
         >>> trimmed_mean(torch.tensor([[-1e6], [1.0], [2.0], [1e6]]), torch.ones(4), num_trimmed=1).item()
@@ -74,9 +74,9 @@ def trimmed_mean(points: Tensor, weights: Tensor, num_trimmed: int) -> Tensor:
 
 
 def krum_scores(points: Tensor, num_byzantine: int) -> Tensor:
-    """Sum of squared distances of each point to its n − f − 2 nearest others, (n,)."""
+    """Return the sum of squared distances of each point to its n − f − 2 nearest others, (n,)."""
     wide = points.to(wide_dtype(points.device))
-    # not by ‖x‖² + ‖y‖² − 2⟨x, y⟩, whose rounding hides small distances between large points
+    # The faster ‖x‖² + ‖y‖² − 2⟨x, y⟩ is not used: its rounding hides small distances between large points.
     squared = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square().fill_diagonal_(math.inf)
     num_nearest = max(0, len(points) - num_byzantine - 2)
     return squared.sort(dim=1).values[:, :num_nearest].sum(dim=1)
@@ -85,9 +85,17 @@ def krum_scores(points: Tensor, num_byzantine: int) -> Tensor:
 def geometric_median_weights(
     points: Tensor, weights: Tensor, smoothing: float = 1e-5, max_iter: int = 100, rtol: float = 1e-6
 ) -> Tensor:
-    """The b_i, (n,), with which the weighted mean is the point v of least Σ p_i ‖v − x_i‖: Weiszfeld's iteration.
+    """Return weights b_i, (n,), whose weighted mean is the v that minimises Σ p_i ‖v − x_i‖, by Weiszfeld's iteration.
 
-    From v = Σ p_i x_i: b_i = p_i / max(ν, ‖v − x_i‖), v ← Σ b_i x_i / Σ b_i, until ‖v⁺ − v‖ ≤ ``rtol`` ‖v⁺‖.
+    The iteration starts at v = Σ p_i x_i and repeats b_i = p_i / max(ν, ‖v − x_i‖), v ← Σ b_i x_i / Σ b_i, until
+    ‖v⁺ − v‖ ≤ ``rtol`` ‖v⁺‖. Here p_i = a_i / Σ a_j.
+
+    Args:
+        points: The points x_i, (n, d).
+        weights: Their weights a_i, (n,).
+        smoothing: ν, the smallest distance that is used.
+        max_iter: Largest number of iterations.
+        rtol: Relative tolerance of the stopping rule.
 
     Example:
         >>> points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1e6, 1e6]])
@@ -106,7 +114,7 @@ def geometric_median_weights(
 
 
 def clipped_mean(points: Tensor, weights: Tensor, bound: float) -> Tensor:
-    """The weighted mean of x_i min(1, b / ‖x_i‖), (d,).
+    """Return the weighted mean of the clipped points x_i min(1, b / ‖x_i‖), (d,); b is ``bound``.
 
     Example:
         >>> clipped_mean(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.ones(2), bound=1.0)
@@ -117,10 +125,10 @@ def clipped_mean(points: Tensor, weights: Tensor, bound: float) -> Tensor:
 
 
 class RobustRule:
-    """Base class: what takes the place of the weighted mean. A rule of one's own overrides :meth:`combine`."""
+    """Base class of the rules that replace the weighted mean; your own rule overrides :meth:`combine`."""
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """Declare what outlives a round."""
+        """Declare the state that the rule keeps between rounds."""
 
     def check(self, num_sampled: int) -> None:
         """Raise a ConfigurationError if the rule cannot work with S clients in a round."""
@@ -128,13 +136,13 @@ class RobustRule:
     def aggregate(
         self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState
     ) -> tuple[Tensor, Tensor]:
-        """The aggregate of w_i − z, (d,), and the buffers, (b,); clients of weight 0 are left out.
+        """Return the aggregate of w_i − z, (d,), and of the buffers, (b,); clients of weight 0 are left out.
 
         Args:
-            updates: w_i − z of the n clients that arrived, (n, d).
-            weights: a_i ≥ 0, (n,), of any scale. If all are 0, all clients count alike.
+            updates: The updates w_i − z of the n clients whose models arrived, (n, d).
+            weights: Their weights a_i ≥ 0, (n,), of any scale. If all are 0, all clients get the same weight.
             buffers: Their floating-point buffers, (n, b).
-            server: Where :meth:`declare_state`'s names are read and staged.
+            server: The server's state, in which the rule reads and stages what :meth:`declare_state` declared.
         """
         weights = weights.to(updates.device, wide_dtype(updates.device))
         kept = weights > 0
@@ -145,39 +153,39 @@ class RobustRule:
         return self.combine(updates, weights, buffers, server)
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
-        """:meth:`aggregate` of clients that all have a weight > 0, n ≥ 1."""
+        """Return what :meth:`aggregate` returns, for n ≥ 1 clients that all have a weight > 0."""
         raise NotImplementedError
 
     def _require(self, name: str, fits: bool, remedy: str) -> None:
-        """Raise unless the argument kept as ``self.name`` fits."""
+        """Raise a ConfigurationError with the value of the attribute `name`, unless it `fits`."""
         if not fits:
             value = getattr(self, name)
             raise ConfigurationError(f"algorithm.robust_rule: {type(self).__name__}.{name}={value!r}: {remedy}.")
 
 
 class CoordinateMedian(RobustRule):
-    """Per coordinate the weighted median of the clients; for even n and equal weights the mean of the middle two.
+    """Takes the weighted median of each coordinate; for even n and equal weights, the mean of the middle two values.
 
-    Stands as long as less than half of the weight is adversarial. Yin et al. 2018, "Byzantine-Robust Distributed
-    Learning", Algorithm 1, option I. Buffers get their own median.
+    It withstands adversaries that have less than half of the weight. The buffers are aggregated by their own median.
+    Yin et al. 2018, "Byzantine-Robust Distributed Learning", Algorithm 1, option I.
     """
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
-        """The median of each coordinate."""
+        """Return the medians of the updates and of the buffers."""
         return coordinate_median(updates, weights), coordinate_median(buffers, weights)
 
 
 class TrimmedMean(RobustRule):
-    """Per coordinate the weighted mean without the ⌊β n⌋ lowest and the ⌊β n⌋ highest values.
+    """Takes the weighted mean of each coordinate without its ⌊β n⌋ lowest and ⌊β n⌋ highest values.
 
-    Stands up to ⌊β n⌋ adversaries. Yin et al. 2018, "Byzantine-Robust Distributed Learning", Algorithm 1, option II.
-    Buffers are trimmed likewise.
+    It withstands up to ⌊β n⌋ adversaries. The buffers are trimmed in the same way. Yin et al. 2018, "Byzantine-Robust
+    Distributed Learning", Algorithm 1, option II.
 
     Args:
-        trim: β in [0, 0.5); 0 is the mean.
+        trim: Fraction β in [0, 0.5) that is trimmed at each end; 0 gives the mean.
 
     Raises:
-        ConfigurationError: β outside its range.
+        ConfigurationError: β is out of range.
     """
 
     def __init__(self, trim: float = 0.1) -> None:
@@ -185,11 +193,11 @@ class TrimmedMean(RobustRule):
         self._require("trim", 0 <= trim < 0.5, "give a number in [0, 0.5), else nothing is left")
 
     def num_trimmed(self, num_clients: int) -> int:
-        """⌊β n⌋ of the decimal number β: 0.29 of 100 are 29, which floating point alone would make 28."""
+        """Return ⌊β n⌋ for β as a decimal number: 0.29 of 100 is 29, although floating point alone gives 28."""
         return min(math.floor(self.trim * num_clients + 1e-9), (num_clients - 1) // 2)
 
     def check(self, num_sampled: int) -> None:
-        """Warn if β n < 1: the rule would be the mean."""
+        """Warn if β n < 1, since the rule would then be the mean."""
         if self.trim > 0 and self.num_trimmed(num_sampled) == 0:
             rank_zero_only(log.warning)(
                 f"algorithm.robust_rule: TrimmedMean.trim={self.trim} of {num_sampled} clients per round is less than "
@@ -197,23 +205,23 @@ class TrimmedMean(RobustRule):
             )
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
-        """The trimmed mean of each coordinate."""
+        """Return the trimmed means of the updates and of the buffers."""
         num_trimmed = self.num_trimmed(len(updates))
         return trimmed_mean(updates, weights, num_trimmed), trimmed_mean(buffers, weights, num_trimmed)
 
 
 class Krum(RobustRule):
-    """The one client whose n − f − 2 nearest others are nearest, in squared distance; weights play no part.
+    """Takes the one client with the least sum of squared distances to its n − f − 2 nearest others, without weights.
 
-    Stands up to f adversaries of n > 2f + 2. In a round in which fewer clients arrive, f is the largest that n allows
-    (said once). Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent".
-    Buffers are those of the chosen client; distances are over parameters only.
+    It withstands up to f adversaries if n > 2f + 2. In a round in which fewer clients arrive, f is the largest number
+    that n allows; a warning says so once. Distances are over parameters only, and the buffers are those of the chosen
+    client. Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent".
 
     Args:
-        num_byzantine: f ≥ 0, the adversaries per round that the rule withstands.
+        num_byzantine: Number f ≥ 0 of adversaries per round that the rule withstands.
 
     Raises:
-        ConfigurationError: f is no whole number ≥ 0.
+        ConfigurationError: f is not a whole number ≥ 0.
     """
 
     def __init__(self, num_byzantine: int = 1) -> None:
@@ -223,7 +231,7 @@ class Krum(RobustRule):
         self._require("num_byzantine", whole and num_byzantine >= 0, "give a whole number, 0 or more")
 
     def check(self, num_sampled: int) -> None:
-        """S > 2f + 2."""
+        """Raise a ConfigurationError unless S > 2f + 2."""
         needed = 2 * self.num_byzantine + 3
         smaller = f", or num_byzantine to at most {(num_sampled - 3) // 2}" if num_sampled >= 3 else ""
         self._require(
@@ -234,7 +242,7 @@ class Krum(RobustRule):
         )
 
     def tolerated(self, num_clients: int) -> int:
-        """The f of a round in which n clients arrived: the given one, or the largest with n > 2f + 2; at least 0."""
+        """Return f for a round with n clients: the given f, or the largest one ≥ 0 with n > 2f + 2; warn then once."""
         if num_clients > 2 * self.num_byzantine + 2:
             return self.num_byzantine
         largest = max(0, (num_clients - 3) // 2)
@@ -247,11 +255,11 @@ class Krum(RobustRule):
         return largest
 
     def num_chosen(self, num_clients: int, num_byzantine: int) -> int:
-        """How many of the best clients make the mean."""
+        """Return how many of the clients with the lowest scores are averaged."""
         return 1
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
-        """The weighted mean of the clients with the lowest scores; of equal ones the first."""
+        """Return the weighted mean of the clients with the lowest scores; among equal scores, the first ones count."""
         num_byzantine = self.tolerated(len(updates))
         best_first = krum_scores(updates, num_byzantine).argsort(stable=True)
         chosen = best_first[: self.num_chosen(len(updates), num_byzantine)]
@@ -259,37 +267,38 @@ class Krum(RobustRule):
 
 
 class MultiKrum(Krum):
-    """The weighted mean of the n − f clients with the lowest Krum scores.
+    """Takes the weighted mean of the n − f clients with the lowest Krum scores.
 
-    As :class:`Krum` in all else. Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant
-    Gradient Descent", with m = n − f.
+    The scores, and what happens if few clients arrive, are those of :class:`Krum`. Blanchard et al. 2017, "Machine
+    Learning with Adversaries: Byzantine Tolerant Gradient Descent", with m = n − f.
 
     Args:
-        num_byzantine: f ≥ 0, the adversaries per round that the rule withstands.
+        num_byzantine: Number f ≥ 0 of adversaries per round that the rule withstands.
 
     Raises:
-        ConfigurationError: f is no whole number ≥ 0.
+        ConfigurationError: f is not a whole number ≥ 0.
     """
 
     def num_chosen(self, num_clients: int, num_byzantine: int) -> int:
-        """All but f."""
+        """Return n − f."""
         return num_clients - num_byzantine
 
 
 class GeometricMedian(RobustRule):
-    """RFA: the point of least weighted distance Σ p_i ‖v − w_i‖, by the smoothed Weiszfeld iteration.
+    """RFA: the point v with the least weighted distance Σ p_i ‖v − w_i‖, by the smoothed Weiszfeld iteration.
 
-    Stands as long as less than half of the weight is adversarial; the nearer to half, the more iterations it needs.
-    Pillutla et al. 2022, "Robust Aggregation for Federated Learning", whose public code stops after 4 iterations, far
-    from converged. Buffers get the weights b_i of the last iteration; distances are over parameters only.
+    It withstands adversaries that have less than half of the weight; the closer they are to half, the more iterations
+    it takes. Distances are over parameters only, and the buffers are averaged with the weights b_i of the last
+    iteration. Pillutla et al. 2022, "Robust Aggregation for Federated Learning"; its public code stops after 4
+    iterations, far from convergence.
 
     Args:
-        smoothing: ν > 0: nearer than this, distance counts as ν.
-        max_iter: Iterations at most.
-        rtol: Stop when v moves by no more than this times ‖v‖.
+        smoothing: Smallest distance ν > 0; a smaller distance counts as ν.
+        max_iter: Largest number of iterations.
+        rtol: Relative tolerance: the iteration stops when v moves by no more than this times ‖v‖.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     def __init__(self, smoothing: float = 1e-5, max_iter: int = 100, rtol: float = 1e-6) -> None:
@@ -301,24 +310,24 @@ class GeometricMedian(RobustRule):
         self._require("rtol", rtol >= 0, "give 0 or more")
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
-        """The means with the weights b_i."""
+        """Return the means of the updates and of the buffers with the weights b_i."""
         pulls = geometric_median_weights(updates, weights, self.smoothing, self.max_iter, self.rtol)
         return weighted_mean(updates, pulls), weighted_mean(buffers, pulls)
 
 
 class CenteredClipping(RobustRule):
-    """From last round's aggregate v, L times: v ← v + Σ p_i (x_i − v) min(1, τ / ‖x_i − v‖), where x_i = w_i − z.
+    """Clips the updates x_i = w_i − z around last round's aggregate v, and takes their weighted mean.
 
-    An adversary of weight p moves v by at most p τ L. v is the server vector ``clipping_center``, 0 at first.
-    Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimization" (there x_i are the clients'
-    momenta). Buffers get the weighted mean.
+    It repeats L times v ← v + Σ p_i (x_i − v) min(1, τ / ‖x_i − v‖). An adversary of weight p moves v by at most p τ L.
+    v is the server vector ``clipping_center``, which starts at 0. The buffers get the weighted mean. Karimireddy et al.
+    2021, "Learning from History for Byzantine Robust Optimization" (there the x_i are the clients' momenta).
 
     Args:
-        radius: τ > 0.
-        num_iterations: L.
+        radius: Clipping radius τ > 0.
+        num_iterations: Number of iterations L.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     def __init__(self, radius: float = 10.0, num_iterations: int = 1) -> None:
@@ -328,11 +337,11 @@ class CenteredClipping(RobustRule):
         self._require("num_iterations", num_iterations >= 1, "give 1 or more")
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """``clipping_center``, the last aggregate."""
+        """Declare ``clipping_center``, the aggregate of the round before."""
         state.server_vector("clipping_center")
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
-        """Clip around the last aggregate; stage the new one."""
+        """Clip around the aggregate of the round before, and stage the new one."""
         center = server["clipping_center"].to(wide_dtype(updates.device))
         for _ in range(self.num_iterations):
             center = center + clipped_mean(updates - center, weights, self.radius)
@@ -341,15 +350,15 @@ class CenteredClipping(RobustRule):
 
 
 class NormBound(RobustRule):
-    """The weighted mean of the updates, each shortened to at most b: x_i min(1, b / ‖x_i‖), where x_i = w_i − z.
+    """Clips each update x_i = w_i − z to a norm of at most b, and takes the weighted mean of x_i min(1, b / ‖x_i‖).
 
-    Sun et al. 2019, "Can You Really Backdoor Federated Learning?". Buffers get the weighted mean.
+    The buffers get the weighted mean. Sun et al. 2019, "Can You Really Backdoor Federated Learning?".
 
     Args:
-        bound: b > 0.
+        bound: Largest norm b > 0 of an update.
 
     Raises:
-        ConfigurationError: b outside its range.
+        ConfigurationError: b is out of range.
     """
 
     def __init__(self, bound: float = 10.0) -> None:
@@ -357,5 +366,5 @@ class NormBound(RobustRule):
         self._require("bound", bound > 0, "give a number above 0")
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
-        """The mean of the shortened updates."""
+        """Return the mean of the clipped updates, and the mean of the buffers."""
         return clipped_mean(updates, weights, self.bound), weighted_mean(buffers, weights)

@@ -1,4 +1,4 @@
-"""Fed+'s aggregation as a part of the server."""
+"""The server's half of Fed+: its aggregation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class SmoothedAverage(ServerCallback):
-    """z ← the smoothed centre of the w_i under a penalty (:func:`~fedbc_lightning.server.smoothed_center`).
+    """Sets z to the smoothed centre of the w_i under a penalty (:func:`~fedbc_lightning.server.smoothed_center`).
 
-    Buffers are the plain mean of the same models.
+    The buffers are the plain mean of the same models' buffers.
 
     Args:
-        penalty: Ψ.
-        over: ``"sampled"``: the clients of the round. ``"all"``: all N with their stored ``local_model``.
+        penalty: Penalty Ψ.
+        over: ``"sampled"`` takes the clients of the round, ``"all"`` takes all N clients' stored ``local_model``.
     """
 
     forms_z = True
@@ -33,16 +33,16 @@ class SmoothedAverage(ServerCallback):
         self.reads = ("local_model",) if over == "all" else ()
 
     def check(self, engine: Engine, num_sampled: int) -> None:
-        """Find the parameters that the penalty names."""
+        """Bind the penalty to the layout, by which it finds the parameters that it names."""
         self._bound = self.penalty.bind(engine.layout)
 
     @property
     def bound(self) -> Penalty:
-        """The penalty with its parameters, known since :meth:`check`."""
+        """The penalty that :meth:`check` has bound to the layout of the parameters."""
         return self._bound
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
-        """Keep the valid clients' models; those of all are in the store."""
+        """Keep the valid clients' models, unless all clients' models are taken from the store."""
         cohort.record("weight", cohort.valid.double())
         if self.over == "sampled":
             for position, row in zip(cohort.valid_positions, cohort.of_valid(cohort.model), strict=True):

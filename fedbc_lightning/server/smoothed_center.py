@@ -1,4 +1,4 @@
-"""Fed+'s server rule: z in the middle of the clients, as the penalty understands it."""
+"""The centre of the clients' models under a penalty, by which the server of Fed+ computes z."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ from fedbc_lightning.local.penalties import Penalty
 log = logging.getLogger(__name__)
 
 MAX_SWEEPS = 1000
+"""Largest number of sweeps over the clients; then the last z is taken and a warning logged."""
 
 
 def smoothed_center(w: Tensor, penalty: Penalty) -> Tensor:
-    """The z of least Σ_i min_θ Ψ(θ)/σ + ½ ‖w_i − z − θ‖², (d,) in float64; ``w`` (n, d), all of the same weight.
+    """Return the z that minimises Σ_i min_θ Ψ(θ)/σ + ½ ‖w_i − z − θ‖², (d,), in float64.
 
-    From z = mean(w_i): θ_i = prox(w_i − z), z ← z + Σ (w_i − z − θ_i) / Σ b_i, until ‖step‖ ≤ 1e-8 max(1, ‖z‖) or after
-    1,000 sweeps; on MPS, which has no float64, 5e-7. b_i is the share of w_i − z that θ_i leaves, by coordinate. With n
-    in place of Σ b_i, as the paper has it, the sweeps have the same fixed points but move z by at most δ each, and need
-    thousands where clients lie far beyond δ. It is the mean for
-    :class:`~fedbc_lightning.local.penalties.SquaredNorm`, a smoothed geometric median for ``Norm``, a smoothed
-    coordinate median (Huber's location) for ``AbsoluteNorm`` (some point of the median's interval, where the number of
-    clients is even and they lie far apart). Kundu et al., "Fed+".
+    The iteration starts at z = mean(w_i) and repeats θ_i = prox(w_i − z), z ← z + Σ (w_i − z − θ_i) / Σ b_i, where b_i
+    is the fraction (w_i − z − θ_i) / (w_i − z) of each coordinate. It stops when ‖step‖ ≤ 1e-8 max(1, ‖z‖), or after
+    1,000 sweeps; the tolerance is 5e-7 on MPS, which has no float64.
+
+    The paper has n in place of Σ b_i. The fixed points are the same, but such a sweep moves z by at most δ and takes
+    thousands of sweeps if clients are much farther apart than δ.
+
+    The result is the mean for :class:`~fedbc_lightning.local.penalties.SquaredNorm`, a smoothed geometric median for
+    ``Norm``, and a smoothed coordinate median (Huber's location) for ``AbsoluteNorm``; the latter is some point of the
+    median's interval if the number of clients is even and they are far apart. Source: Kundu et al., "Fed+".
+
+    Args:
+        w: The clients' vectors, (n, d); all have the same weight.
+        penalty: The penalty Ψ, bound to the layout.
 
     Example:
         >>> from fedbc_lightning.local.penalties import AbsoluteNorm
@@ -49,7 +57,7 @@ def smoothed_center(w: Tensor, penalty: Penalty) -> Tensor:
     return z
 
 
-@functools.lru_cache(maxsize=16)  # once per penalty, which lives for one run
+@functools.lru_cache(maxsize=16)  # warns once per penalty, and a penalty lives for one run
 def _warn_of_sweeps(penalty: Penalty) -> None:
     rank_zero_only(log.warning)(
         f"The server's center under {type(penalty).__name__} still moves after {MAX_SWEEPS} sweeps and is taken as it "
