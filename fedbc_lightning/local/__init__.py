@@ -1,4 +1,4 @@
-"""What a client may do in local training."""
+"""The parts of local training: terms, penalties, solvers, and changes of the iterate after a step."""
 
 from fedbc_lightning.local.after_step import AfterStep, MixWith
 from fedbc_lightning.local.fine_tuning import FineTuning

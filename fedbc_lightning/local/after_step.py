@@ -1,4 +1,4 @@
-"""What a method does to w after every step of the user's optimizer."""
+"""Changes of w that a method makes after every step of the user's optimizer."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from fedbc_lightning.local.terms import rows_of
 
 
 class AfterStep(Protocol):
-    """A change of the iterate between two optimizer steps."""
+    """Changes the iterate between two optimizer steps."""
 
     def apply(self, w: Tensor, step_size: Tensor) -> None:
-        """Change ``w`` (K, d) in place; ``step_size`` (K, 1) or (K, d): the learning rates of the step just taken."""
+        """Change ``w`` (K, d) in place; ``step_size`` (K, 1) or (K, d) holds the learning rates of the last step."""
 
     def rows(self, num_clients: int) -> Sequence[AfterStep]:
-        """The change of each client alone, for ``w`` (1, d); K = ``num_clients``."""
+        """Return one change for each of the K = ``num_clients`` clients, which takes ``w`` (1, d)."""
 
 
 class MixWith:
-    """Fed+'s mixing after each step: w ← κ w + (1 − κ) target, κ = 1 / (1 + ησ) with the step's own η.
+    """Mixes w with a target after each step, as Fed+ does: w ← κ w + (1 − κ) target with κ = 1 / (1 + ησ).
+
+    η is the learning rate of that step.
 
     Args:
-        sigma: σ ≥ 0; 0 leaves w alone.
-        target: z + θ_i, (d,) or (K, d).
+        sigma: Strength σ ≥ 0 of the pull; 0 leaves w unchanged.
+        target: The target z + θ_i, (d,) or (K, d).
 
     Example:
         >>> import torch
@@ -42,10 +44,10 @@ class MixWith:
         self.sigma, self.target = sigma, target
 
     def apply(self, w: Tensor, step_size: Tensor) -> None:
-        """See :class:`AfterStep`."""
+        """Mix ``w`` (K, d) with the target in place."""
         kappa = 1 / (1 + step_size * self.sigma)
         w.mul_(kappa).add_((1 - kappa) * self.target)
 
     def rows(self, num_clients: int) -> list[MixWith]:
-        """See :class:`AfterStep`."""
+        """Return the mixing of each client alone."""
         return [MixWith(self.sigma, target) for target in rows_of(self.target, num_clients)]

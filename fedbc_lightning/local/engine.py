@@ -1,4 +1,4 @@
-"""What a method may ask of the engine that trains its clients, and a solver of the client that it trains."""
+"""Protocols of what a method may ask of the engine that trains its clients, and a solver of the client it trains."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Trains cohorts of clients. Algorithms and server parts are written against this, so that any engine runs them.
+    """Trains cohorts of clients. Algorithms and server parts use this protocol only, so that any engine can run them.
 
     Attributes:
-        layout: How the module's parameters lie in a vector (d,).
-        datamodule: The clients' data.
+        layout: The layout of the module's parameters in a vector (d,).
+        datamodule: The data module with the clients' data.
     """
 
     layout: ParameterLayout
@@ -43,14 +43,14 @@ class Engine(Protocol):
         """Whether the module's learning rates follow schedulers within local training."""
 
     def check_solver(self, name: str, solver: Solver | type[Solver]) -> None:
-        """Refuse what a solver's own steps cannot honour; a method with a solver calls this in its ``check``.
+        """Raise for settings that a solver's own steps ignore; a method with a solver calls this in its ``check``.
 
         Args:
-            name: Name of the method, for messages.
+            name: Name of the method, for error messages.
             solver: The solver, or its class.
 
         Raises:
-            ConfigurationError: The trainer or the module asks for something that the solver leaves out.
+            ConfigurationError: The trainer or the module asks for something that the solver does not do.
         """
 
     def solve(
@@ -67,40 +67,40 @@ class Engine(Protocol):
         purpose: str = "client",
         is_last: bool = True,
     ) -> None:
-        """Train the cohort from ``start``: default local training, or a solver's own steps.
+        """Train the cohort from ``start``, by default local training or by a solver's own steps.
 
-        Fills in the cohort's ``w``, ``buffers``, ``num_steps``, ``step_size``, ``batch_loss``, ``valid`` and records. A
-        second call for the same cohort is another training of the same clients; its results replace the first's.
+        This fills in the cohort's ``w``, ``buffers``, ``num_steps``, ``step_size``, ``batch_loss``, ``valid`` and
+        records. A second call trains the same clients once more, and its results replace those of the first.
 
         Args:
             cohort: The clients.
-            start: A model, (d + b,) or (K, d + b).
-            terms: What the method adds to the loss; added to every step's gradient.
-            solver: Steps of the method's own, in place of the user's optimizer.
-            after_step: Applied to w after every step of the user's optimizer.
-            epochs: E for this training in place of the trainer's; a straggler does its share of them.
+            start: The model at which training starts, (d + b,) or (K, d + b).
+            terms: Terms that the method adds to the loss; their gradients are added in every step.
+            solver: Solver whose steps replace those of the user's optimizer.
+            after_step: Change that is applied to w after every step of the user's optimizer.
+            epochs: Number of epochs E of this training, in place of the trainer's; stragglers train a part of them.
             lr_scale: Factor on the user's learning rates.
-            record_gradient_mean: Also fill in ``cohort.gradient_mean``, the mean raw gradient over the steps.
-            purpose: What the random draws inside ``training_step`` are for; another one for a second training.
+            record_gradient_mean: Whether to fill in ``cohort.gradient_mean``, the mean raw gradient over the steps.
+            purpose: Name that seeds the random draws inside ``training_step``; give a second training another name.
             is_last: Whether no other training of the same clients follows in this round.
         """
 
     def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:
-        """Return f_i (K,) of a model (d + b,): each client's mean training loss, in evaluation mode."""
+        """Return each client's mean training loss f_i, (K,), of a model (d + b,) in evaluation mode."""
 
     def component_shares(self, client: int) -> list[float]:
-        """Return the share of the client's samples that lies in each of its fixed batches; they sum to 1."""
+        """Return the fractions of the client's samples that lie in each of its fixed batches; they sum to 1."""
 
 
 class Client(Protocol):
-    """One client, or K clients with as many steps each, during the steps of a :class:`~fedbc_lightning.local.Solver`.
+    """One client, or K clients with equally many steps, in the steps of a :class:`~fedbc_lightning.local.Solver`.
 
     Attributes:
         client: Index of the client.
-        local: What the trainer asks of local training.
-        w: (K, d) the iterate, which a solver writes; K = 1 but for the solvers that train several clients at once.
-        num_steps: Steps taken so far.
-        num_batches: Batches per epoch.
+        local: The local training that the trainer asks for.
+        w: (K, d) iterate, which a solver writes; K = 1 unless the solver can train several clients at once.
+        num_steps: Number of steps taken so far.
+        num_batches: Number of batches per epoch.
     """
 
     client: int
@@ -111,32 +111,32 @@ class Client(Protocol):
 
     @property
     def rates(self) -> Tensor:
-        """The user's current learning rates, (1, 1) or (1, d) by parameter."""
+        """The user's current learning rates: (1, 1), or (1, d) if they differ between parameters."""
 
     @property
     def num_components(self) -> int:
-        """m, the number of fixed batches into which the client's data is cut."""
+        """Number m of fixed batches into which the client's data is cut."""
 
     def next_batch(self) -> Any:
-        """Return the next batch of the client's shuffled epochs, which follow one another without end."""
+        """Return the next batch of the client's shuffled data; a new epoch starts whenever one ends."""
 
     def gradient(self, w: Tensor, batch: Any) -> Tensor:
-        """Return g_i(w; batch), (K, d), the terms included."""
+        """Return the mini-batch gradient g_i(w; batch), (K, d), including the terms."""
 
     def loss_and_gradient(self, w: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return the loss at w and its gradient (K, d), the terms included."""
+        """Return the loss at w and its gradient (K, d), both including the terms."""
 
     def same_draws(self) -> None:
-        """Seed the generators for this step: evaluations that each follow a call see the same random numbers."""
+        """Reset the random generators to this step's seed: call it before each of several comparable evaluations."""
 
     def trial_loss(self, w: Tensor, batch: Any) -> Tensor:
-        """Return the loss at w with the draws of :meth:`same_draws`, the terms included; buffers are put back."""
+        """Return the loss at w including the terms, with the draws of :meth:`same_draws`; buffers are restored."""
 
     def component_gradient(self, w: Tensor, index: int) -> Tensor:
-        r"""Return ∇f_ij(w), (1, d), of fixed batch j, scaled so that the plain mean over j is ∇f_i(w)."""
+        r"""Return ∇f_ij(w), (1, d), of the fixed batch j = `index`; the plain mean over all j is ∇f_i(w)."""
 
     def full_gradient(self, w: Tensor) -> Tensor:
         """Return ∇f_i(w), (1, d), over all of the client's data."""
 
     def rng(self, purpose: str, *, of_client: bool = True) -> np.random.Generator:
-        """Return a generator that depends on (seed, purpose, round) and, if wanted, the client."""
+        """Return a generator that depends on (seed, purpose, round), and on the client if ``of_client`` is True."""

@@ -1,4 +1,4 @@
-"""One step of fine-tuning before a client's own model is evaluated."""
+"""Fine-tuning of a client's own model by one step before it is evaluated."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from fedbc_lightning.core.checks import check_at_least, check_choice
 
 @dataclass(frozen=True)
 class FineTuning:
-    """At evaluation: x ← x − α g_i(x) on the first samples of the client, unshuffled, buffers unchanged; then test.
+    """Settings of the step x ← x − α g_i(x) that is taken on each client's model x before it is evaluated.
 
-    The weight decay of torch's SGD is part of g_i, as in training.
+    The step sees the client's first samples, unshuffled, and leaves the buffers unchanged. The weight decay of torch's
+    SGD is part of g_i, as in training.
 
     Attributes:
-        lr: α.
-        batch_size: How many samples.
-        split: ``"train"``, or ``"test"``: the protocol of Per-FedAvg and of the FedBC paper, in which the step sees
-            samples that are then tested.
+        lr: Step size α.
+        batch_size: Number of samples in the step.
+        split: Split from which the samples are taken: ``"train"``, or ``"test"`` as in the protocol of Per-FedAvg and
+            of the FedBC paper, in which the step sees samples that are tested afterwards.
     """
 
     lr: float = 0.01
@@ -26,7 +27,11 @@ class FineTuning:
     split: Literal["train", "test"] = "train"
 
     def __post_init__(self) -> None:
-        """Check."""
+        """Check the values.
+
+        Raises:
+            ConfigurationError: A value is out of range.
+        """
         check_at_least("algorithm.finetune_lr", self.lr, 0)
         check_at_least("algorithm.finetune_batch_size", self.batch_size, 1, whole=True)
         check_choice("algorithm.finetune_split", self.split, ("train", "test"))

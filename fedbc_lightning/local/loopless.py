@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 
 class LooplessSteps(Solver):
-    """A run of zeros of the coin.
+    """Takes the local steps x ← x − α G between two exchanges, one for each 0 that the coin of L2GD shows.
 
-    Each one is x ← x − α G, with j a drawn component and tables written from x before the step::
+    j is the component that is drawn in a step, and a table is written from the x before the step::
 
         L2GD      G = ∇f_i / (N(1 − p))
         L2SGD     G = ∇f_ij / (N(1 − p))
         L2SGD2    G = ∇f_ij / (N(1 − p)) + Ψ_i / N
         L2SGD+    G = (∇f_ij − J_ij) / (N(1 − p)) + J̄_i / N + Ψ_i / N;    J_ij ← ∇f_ij
-        L2SGD++   as L2SGD+, the first summand times N/S in the steps in which the client is sampled, else without it
+        L2SGD++   as L2SGD+, with the first summand times N/S if the client is sampled in this step, and 0 otherwise
 
     Args:
-        num_local_steps: How many.
-        lr: α.
-        probability: p.
-        num_clients: N.
-        offset: Ψ_i, (K, d), or 0.
-        is_stochastic: Whether a component is drawn, or ∇f_i taken.
-        table: J_i, (K, m, d), or None; written in place.
-        num_sampled: S of L2SGD++; None: all in every step.
+        num_local_steps: Number of local steps.
+        lr: Step size α.
+        probability: Probability p of an exchange.
+        num_clients: Number of clients, N.
+        offset: Shift Ψ_i, (K, d), or 0.
+        is_stochastic: Whether to draw a component j and take ∇f_ij; otherwise ∇f_i is taken.
+        table: Table J_i, (K, m, d), which is written in place, or None for methods without one.
+        num_sampled: Number S of clients sampled in each step of L2SGD++; None takes all clients in every step.
     """
 
     one_by_one = "each client cuts its data into a number of components of its own, which it draws by itself"
@@ -55,11 +55,11 @@ class LooplessSteps(Solver):
         self.mean: Tensor | float = 0.0
 
     def num_steps(self, client: Client) -> int:
-        """As drawn."""
+        """Return the number of local steps that the coin has drawn."""
         return self.num_local_steps
 
     def begin(self, client: Client) -> None:
-        """Who is sampled in which step; J̄_i."""
+        """Draw the steps in which the client is sampled, and compute the mean J̄_i of the table."""
         self.components = client.rng("component")
         self.is_sampled = np.ones(self.num_local_steps, dtype=bool)
         if self.num_sampled is not None:
@@ -70,15 +70,16 @@ class LooplessSteps(Solver):
             self.mean = self.table.mean(dim=1)
 
     def step(self, client: Client) -> None:
-        """One zero of the coin."""
+        """Take one local step; the table is not changed in a step in which the client is not sampled."""
         direction = self.offset + self.mean
         if self.is_sampled[client.num_steps]:
+            # All clients draw the same participants (see begin), so that exactly S of them take part in each step.
             share = 1.0 if self.num_sampled is None else self.num_clients / self.num_sampled
             direction = direction + share / (1 - self.probability) * self._innovation(client)
         client.w -= self.lr / self.num_clients * direction
 
     def _innovation(self, client: Client) -> Tensor:
-        """∇f_i, ∇f_ij, or ∇f_ij − J_ij, after which the table holds ∇f_ij."""
+        """Return ∇f_i, ∇f_ij, or ∇f_ij − J_ij; in the last case, write ∇f_ij into the table."""
         if not self.is_stochastic:
             return client.full_gradient(client.w)
         component = int(self.components.integers(client.num_components))

@@ -1,7 +1,7 @@
-"""Fed+'s penalties: how far, and in which sense, a client's model is let away from z.
+"""Penalties of Fed+, which say how far, and in which norm, a client's model may be from z.
 
-A penalty Ψ enters only through θ = prox_{Ψ/σ}(w − z) = argmin_θ Ψ(θ)/σ + ½ ‖w − z − θ‖²: the local step pulls w to
-z + θ, and the server's z is the point of least Σ min_θ Ψ(θ)/σ + ½ ‖w_i − z − θ‖² (``server/smoothed_center.py``).
+A penalty Ψ is used only through θ = prox_{Ψ/σ}(w − z) = argmin_θ Ψ(θ)/σ + ½ ‖w − z − θ‖². The local step pulls w to
+z + θ, and the server's z minimises Σ min_θ Ψ(θ)/σ + ½ ‖w_i − z − θ‖² (``server/smoothed_center.py``).
 """
 
 from __future__ import annotations
@@ -22,29 +22,33 @@ if TYPE_CHECKING:
 
 
 class Penalty:
-    """Base class of the penalties Ψ. One of one's own overrides :meth:`prox`, and :meth:`pull` where v − θ cancels."""
+    """Base class of the penalties Ψ.
+
+    Your own penalty overrides :meth:`prox`. It overrides :meth:`pull`, too, if the difference v − θ loses digits by
+    cancellation.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """With a prox of its own a class does not have the pull of the class that it derives from."""
+        """Give a class that overrides ``prox`` only the default ``pull``, since an inherited one would not fit."""
         super().__init_subclass__(**kwargs)
         if "prox" in vars(cls) and "pull" not in vars(cls):
             cls.pull = Penalty.pull  # type: ignore[method-assign]
 
     def prox(self, v: Tensor) -> Tensor:
-        """The θ of each client, (n, d), where ``v`` = w − z, (n, d)."""
+        """Return the θ of each client, (n, d), for ``v`` = w − z, (n, d)."""
         raise NotImplementedError
 
     def pull(self, v: Tensor) -> Tensor:
-        """What θ leaves of the way, v − θ, (n, d): with it a client pulls z, and z pulls the client."""
+        """Return v − θ, (n, d), the part of ``v`` = w − z by which a client pulls z, and z pulls the client."""
         return v - self.prox(v)
 
     def bind(self, layout: ParameterLayout) -> Penalty:
-        """The penalty for vectors of this layout; itself, unless it tells parameters apart by their names."""
+        """Return the penalty for vectors of this layout; only one that tells parameters apart returns a copy."""
         return self
 
 
 class _Scaled(Penalty):
-    """A penalty with one number, δ."""
+    """Base class of penalties with one number, δ."""
 
     def __init__(self, delta: float) -> None:
         if not delta >= 0:
@@ -53,15 +57,15 @@ class _Scaled(Penalty):
 
 
 class SquaredNorm(_Scaled):
-    """Ψ = (σδ/2) ‖·‖², so θ = v / (1 + δ): a client keeps a share of its way from z (FedAvg+).
+    """Lets a client keep a fraction of its difference v = w − z from z, as in FedAvg+: θ = v / (1 + δ).
 
-    Kundu et al., "Fed+".
+    The penalty is Ψ = (σδ/2) ‖·‖². Source: Kundu et al., "Fed+".
 
     Args:
-        delta: δ ≥ 0; 0 lets clients go, inf holds them at z.
+        delta: Strength δ ≥ 0; 0 leaves clients free, inf holds them at z.
 
     Raises:
-        ConfigurationError: δ outside its range.
+        ConfigurationError: δ is out of range.
 
     Example:
         >>> SquaredNorm(1.0).prox(torch.tensor([[3.0, 4.0]]))
@@ -69,24 +73,24 @@ class SquaredNorm(_Scaled):
     """
 
     def prox(self, v: Tensor) -> Tensor:
-        """``v / (1 + delta)``."""
+        """Return ``v / (1 + delta)``."""
         return v / (1 + self.delta)
 
     def pull(self, v: Tensor) -> Tensor:
-        """``v delta / (1 + delta)``."""
+        """Return ``v delta / (1 + delta)``."""
         return v * (1.0 if math.isinf(self.delta) else self.delta / (1 + self.delta))
 
 
 class Norm(_Scaled):
-    """Ψ = σδ ‖·‖₂, so θ = max(0, 1 − δ/‖v‖) v: a client keeps its way from z but for the last δ (FedGeoMed+).
+    """Shortens a client's difference v = w − z from z by δ, as in FedGeoMed+: θ = max(0, 1 − δ/‖v‖) v.
 
-    Kundu et al., "Fed+".
+    The penalty is Ψ = σδ ‖·‖₂. Source: Kundu et al., "Fed+".
 
     Args:
-        delta: δ ≥ 0; 0 lets clients go, inf holds them at z.
+        delta: Length δ ≥ 0; 0 leaves clients free, inf holds them at z.
 
     Raises:
-        ConfigurationError: δ outside its range.
+        ConfigurationError: δ is out of range.
 
     Example:
         >>> Norm(1.0).prox(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
@@ -95,28 +99,28 @@ class Norm(_Scaled):
     """
 
     def prox(self, v: Tensor) -> Tensor:
-        """``max(0, 1 - delta / ||v||) v``, 0 at 0."""
+        """Return ``max(0, 1 - delta / ||v||) v``, which is 0 for v = 0."""
         return v * (1 - self._share(v)).clamp(min=0)
 
     def pull(self, v: Tensor) -> Tensor:
-        """``min(1, delta / ||v||) v``."""
+        """Return ``min(1, delta / ||v||) v``."""
         return v * self._share(v).clamp(max=1)
 
     def _share(self, v: Tensor) -> Tensor:
-        """``delta / ||v||``, (n, 1)."""
+        """Return ``delta / ||v||``, (n, 1)."""
         return self.delta / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
 
 
 class AbsoluteNorm(_Scaled):
-    """Ψ = σδ ‖·‖₁, so θ = sign(v) max(|v| − δ, 0): each coordinate keeps its way from z but for δ (FedCoMed+).
+    """Shortens each coordinate of v = w − z by δ, as in FedCoMed+: θ = sign(v) max(|v| − δ, 0).
 
-    Kundu et al., "Fed+", whose printed max{0, ·} drops the negative side.
+    The penalty is Ψ = σδ ‖·‖₁. Source: Kundu et al., "Fed+"; the max{0, ·} printed there drops negative coordinates.
 
     Args:
-        delta: δ ≥ 0; 0 lets clients go, inf holds them at z.
+        delta: Length δ ≥ 0; 0 leaves clients free, inf holds them at z.
 
     Raises:
-        ConfigurationError: δ outside its range.
+        ConfigurationError: δ is out of range.
 
     Example:
         >>> AbsoluteNorm(1.0).prox(torch.tensor([[3.0, -3.0, 0.5]]))
@@ -124,28 +128,27 @@ class AbsoluteNorm(_Scaled):
     """
 
     def prox(self, v: Tensor) -> Tensor:
-        """``sign(v) max(|v| - delta, 0)``."""
+        """Return ``sign(v) max(|v| - delta, 0)``."""
         return v - self.pull(v)
 
     def pull(self, v: Tensor) -> Tensor:
-        """``sign(v) min(|v|, delta)``."""
+        """Return ``sign(v) min(|v|, delta)``."""
         return v.clamp(-self.delta, self.delta)
 
 
 class Layerwise(Penalty):
-    """A penalty of its own for each pattern of parameter names: "layer-wise" Fed+.
+    """Gives parameters their own penalty by patterns of their names, which is "layer-wise" Fed+.
 
-    The parameters that a pattern takes are one vector to its penalty: one norm over all of them.
-
-    Kundu et al., "Fed+".
+    All parameters that match a pattern form one vector, so the penalty takes one norm over all of them. Source: Kundu
+    et al., "Fed+".
 
     Args:
-        rules: Pattern -> penalty, such as ``head.*``: ``*`` any characters, ``?`` one, ``[ab]`` one of these. A
-            parameter belongs to the first pattern that fits its name.
-        default: Of all parameters that no pattern fits.
+        rules: Pattern -> penalty. In a pattern such as ``head.*``, ``*`` stands for any characters, ``?`` for one, and
+            ``[ab]`` for one of those listed. A parameter belongs to the first pattern that matches its name.
+        default: Penalty of all parameters that match no pattern.
 
     Raises:
-        ConfigurationError: A :class:`Layerwise` in another; later, a pattern that gets no parameter.
+        ConfigurationError: A penalty is a :class:`Layerwise` itself.
     """
 
     def __init__(self, rules: dict[str, Penalty], default: Penalty) -> None:
@@ -158,10 +161,10 @@ class Layerwise(Penalty):
         self._blocks: list[tuple[Penalty, list[slice]]] | None = None
 
     def bind(self, layout: ParameterLayout) -> Penalty:
-        """Find which slices of the vector each pattern takes.
+        """Return a copy that knows which slices of the vector belong to each pattern.
 
         Raises:
-            ConfigurationError: A pattern gets no parameter.
+            ConfigurationError: No parameter belongs to some pattern.
         """
         taken: dict[str | None, list[slice]] = {pattern: [] for pattern in [*self.rules, None]}
         for entry in layout.entries:
@@ -178,11 +181,11 @@ class Layerwise(Penalty):
         return bound
 
     def prox(self, v: Tensor) -> Tensor:
-        """Each block's own, (n, d); only after :meth:`bind`."""
+        """Return the θ of each block by its own penalty, (n, d); call it on the result of :meth:`bind` only."""
         return self._of_blocks(v, lambda penalty, block: penalty.prox(block))
 
     def pull(self, v: Tensor) -> Tensor:
-        """Likewise."""
+        """Return v − θ of each block by its own penalty, (n, d); call it on the result of :meth:`bind` only."""
         return self._of_blocks(v, lambda penalty, block: penalty.pull(block))
 
     def _of_blocks(self, v: Tensor, function: Callable[[Penalty, Tensor], Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a method gives for K clients at once, taken apart for one client after another."""
+"""Splitting of terms and after-steps for K clients into one part per client."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from torch import Tensor
 
 
 def of_each(part: Any, num_clients: int) -> Sequence[Any]:
-    """A term or an after-step for each of K clients alone: its own ``rows(K)``, or, where it has none, row by row."""
+    """Split a term or an after-step into one for each of K clients, by its ``rows(K)`` or else by :class:`RowOf`."""
     if hasattr(part, "rows"):
         return part.rows(num_clients)
     return [RowOf(part, k, num_clients) for k in range(num_clients)]
 
 
 class RowOf:
-    """Client k's part of a term or an after-step of a user's own, which knows all K clients only.
+    """Client k's part of a user's term or after-step that has no ``rows`` and works on all K clients only.
 
-    Row k of what it does depends on row k alone, so it is asked for K times the same row.
+    Row k of its result depends on row k of w alone. So it is called with K copies of the client's row, and row k of
+    the result is taken.
 
     Args:
         part: The term or after-step.
-        k: Which client.
-        num_clients: K.
+        k: Position of the client among the K.
+        num_clients: Number of clients of the part, K.
     """
 
     def __init__(self, part: Any, k: int, num_clients: int) -> None:
@@ -32,21 +33,21 @@ class RowOf:
 
     @property
     def is_zero(self) -> bool:
-        """Of all clients' term."""
+        """Whether the term of all K clients is zero."""
         return self._part.is_zero
 
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
-        """See :class:`~fedbc_lightning.local.Term`; K = 1."""
+        """Add the client's gradient at ``w`` (1, d) to ``grad`` (1, d), in place."""
         grads = torch.zeros_like(grad).repeat(self._num_clients, 1)
         self._part.add_gradient(grads, w.repeat(self._num_clients, 1))
         grad += grads[self._k]
 
     def value(self, w: Tensor) -> Tensor:
-        """See :class:`~fedbc_lightning.local.Term`; K = 1."""
+        """Return the client's value of the term at ``w`` (1, d), shape (1,)."""
         return self._part.value(w.repeat(self._num_clients, 1))[self._k : self._k + 1]
 
     def apply(self, w: Tensor, step_size: Tensor) -> None:
-        """See :class:`~fedbc_lightning.local.AfterStep`; K = 1."""
+        """Change the client's ``w`` (1, d) in place."""
         rows = w.repeat(self._num_clients, 1)
         self._part.apply(rows, step_size)
         w.copy_(rows[self._k])

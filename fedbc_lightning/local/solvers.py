@@ -1,6 +1,6 @@
-"""Local training whose steps a method writes out itself: plain SGD steps on the gradients of the user's training_step.
+"""Solvers: local training whose steps a method defines itself, with gradients of the user's ``training_step``.
 
-A solver is written over a cohort: ``client.w`` and gradients are (K, d), per-client numbers (K, 1).
+A solver works on K clients at once: ``client.w`` and gradients are (K, d), numbers per client are (K, 1).
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 
 class Solver:
-    """Base class. One object may serve every client; what lasts over a client's steps is set in :meth:`begin`.
+    """Base class of solvers.
+
+    One object may train several clients in turn, so set what lasts over one client's steps in :meth:`begin`.
 
     Attributes:
-        takes_terms: Whether it may be combined with gradient terms.
-        uses_lr: Whether its steps are of the size of the user's learning rate.
-        batches_per_step: The most batches that one :meth:`step` draws.
-        one_by_one: Why it cannot train several clients at once; empty: it can.
+        takes_terms: Whether the solver may be combined with gradient terms.
+        uses_lr: Whether the user's learning rate is the size of its steps.
+        batches_per_step: Largest number of batches that one :meth:`step` draws.
+        one_by_one: The reason why the solver cannot train several clients at once; empty if it can.
     """
 
     uses_lr = False
@@ -37,37 +39,37 @@ class Solver:
     one_by_one = ""
 
     def num_steps(self, client: Client) -> int:
-        """How many times :meth:`step` is called: as often as default local training would step."""
+        """Return how often :meth:`step` is called; by default, the number of steps of default local training."""
         return client.local.num_steps(client.num_batches)
 
     def begin(self, client: Client) -> None:
-        """Before the first step; ``client.w`` is the start point."""
+        """Prepare for a client before its first step; ``client.w`` is the start point."""
 
     def step(self, client: Client) -> None:
-        """One step: draw batches with ``client.next_batch()``, take gradients, write ``client.w``."""
+        """Take one step: draw batches with ``client.next_batch()``, compute gradients and write ``client.w``."""
         raise NotImplementedError
 
     def end(self, client: Client) -> None:
-        """After the last step; what is in ``client.w`` then is w_i."""
+        """Finish a client after its last step; ``client.w`` at the end of this call is w_i."""
 
 
 class ModelAgnostic(Solver):
-    """Steps of model-agnostic meta-learning: w is to be good after a few steps of α from it.
+    """Takes steps of model-agnostic meta-learning, which seek a w whose loss is low after a few steps of size α.
 
-    Each step::
+    Each step is::
 
         w' ← w;  J times  w' ← w' − α (g_i(w'; b_j) + inner terms at w')
         w ← w − β g_i(w'; b_{J+1})                                                     (first order)
         w ← w − β [v − α (g_i(w + εv; b_{J+2}) − g_i(w − εv; b_{J+2})) / (2ε)],  v = g_i(w'; b_{J+1})   (Hessian-free)
 
-    with ε = 1e-3 / max(1, ‖v‖); every batch is a fresh one of the client's epochs, which run on.
+    with ε = 1e-3 / max(1, ‖v‖). Every b_k is the next batch of the client's epochs.
 
     Args:
-        inner_lr: α.
-        outer_lr: β.
-        num_inner_steps: J.
-        hessian_free: Whether to take the second form (J = 1: the exact gradient up to O(ε²)).
-        inner_terms: Part of the inner gradients only.
+        inner_lr: Step size α of the inner steps.
+        outer_lr: Step size β of the outer step.
+        num_inner_steps: Number of inner steps J.
+        hessian_free: Whether to take the Hessian-free form; for J = 1 it is the exact gradient up to O(ε²).
+        inner_terms: Terms that are added to the inner gradients only.
 
     References:
         Fallah et al. 2020, "Personalized Federated Learning: A Meta-Learning Approach", Algorithm 1.
@@ -88,7 +90,7 @@ class ModelAgnostic(Solver):
         self.batches_per_step = num_inner_steps + 1 + hessian_free
 
     def step(self, client: Client) -> None:
-        """One outer step."""
+        """Take J inner steps and one outer step."""
         w = client.w
         inner = w.clone()
         for _ in range(self.num_inner_steps):
@@ -100,7 +102,8 @@ class ModelAgnostic(Solver):
         if self.hessian_free:
             epsilon = self.EPSILON / outer.norm(dim=1, keepdim=True).clamp(min=1.0)
             batch = client.next_batch()
-            client.same_draws()  # the difference is divided by 2ε: it must not hold two dropout masks
+            # Both gradients need the same dropout masks, since any other difference is divided by 2ε, too.
+            client.same_draws()
             above = client.gradient(w + epsilon * outer, batch)
             client.same_draws()
             below = client.gradient(w - epsilon * outer, batch)
@@ -109,9 +112,9 @@ class ModelAgnostic(Solver):
 
 
 class MoreauEnvelope(Solver):
-    """pFedMe's steps: θ descends on f_i + λ/2 ‖θ − w‖² near w, and w follows θ.
+    """Takes the steps of pFedMe: θ descends on f_i + λ/2 ‖θ − w‖², and w moves towards θ.
 
-    Each step, on one batch b::
+    Each step, on one batch b, is::
 
         K times  θ ← θ − η_θ (g_i(θ; b) + λ (θ − w))
         w ← w − η λ (w − θ)
@@ -119,12 +122,12 @@ class MoreauEnvelope(Solver):
     θ starts at w in each round. η is the user's learning rate.
 
     Args:
-        penalty: λ.
-        personal_lr: η_θ.
-        num_inner_steps: K.
+        penalty: Strength λ of the pull towards w.
+        personal_lr: Step size η_θ of θ.
+        num_inner_steps: Number K of steps of θ per batch.
 
     Attributes:
-        theta: (K, d) the last θ.
+        theta: (K, d) latest θ.
     """
 
     uses_lr = True
@@ -134,11 +137,11 @@ class MoreauEnvelope(Solver):
         self.theta = torch.empty(0)
 
     def begin(self, client: Client) -> None:
-        """θ = w."""
+        """Set θ = w."""
         self.theta = client.w.clone()
 
     def step(self, client: Client) -> None:
-        """One batch."""
+        """Take K steps of θ and one step of w on one batch."""
         batch, w, theta = client.next_batch(), client.w, self.theta
         for _ in range(self.num_inner_steps):
             theta -= self.personal_lr * (client.gradient(theta, batch) + self.penalty * (theta - w))
@@ -146,23 +149,23 @@ class MoreauEnvelope(Solver):
 
 
 class Mixture(Solver):
-    """APFL's steps: w on its own loss, v on the loss of the mixture v̄ = αv + (1 − α)w, both from the old (w, v).
+    """Takes the steps of APFL: w descends on its own loss, v on the loss of the mixture v̄ = αv + (1 − α)w.
 
-    Each step, on one batch b::
+    Each step, on one batch b, takes the old w and v on the right-hand sides::
 
         w ← w − η g_i(w; b),    v ← v − η α g_i(v̄; b)
-        adaptive, first batch of the round:  α ← clip(α − η ⟨v − w, g_i(v̄; b)⟩, 0, 1)  (old w, v; used from the next on)
+        adaptive, first batch of the round:  α ← clip(α − η ⟨v − w, g_i(v̄; b)⟩, 0, 1)
 
-    η is the user's learning rate.
+    η is the user's learning rate. The new α is used from the second batch on.
 
     Args:
-        v: (K, d) where v starts.
-        mixture: (K, 1) α.
-        adaptive: Whether α moves.
+        v: (K, d) start value of v.
+        mixture: (K, 1) start value of α.
+        adaptive: Whether α is adapted.
 
     Attributes:
-        v: The last v.
-        mixture: The last α.
+        v: (K, d) latest v.
+        mixture: (K, 1) latest α.
     """
 
     uses_lr = True
@@ -171,7 +174,7 @@ class Mixture(Solver):
         self.v, self.mixture, self.adaptive = v.clone(), mixture.to(v), adaptive
 
     def step(self, client: Client) -> None:
-        """One batch."""
+        """Take one step of w and v on one batch, and one of α if it is the first batch."""
         batch, w, v, mixture, rates = client.next_batch(), client.w, self.v, self.mixture, client.rates
         of_w = client.gradient(w, batch)
         of_mixture = client.gradient(mixture * v + (1 - mixture) * w, batch)
@@ -183,24 +186,25 @@ class Mixture(Solver):
 
 
 class Armijo(Solver):
-    """SGD with an Armijo line search on each batch: no step size to tune.
+    """Takes SGD steps whose size is found by an Armijo line search on each batch, so no step size needs tuning.
 
-    Each step, on one batch b with g = g_i(w; b), tries η = η₀, bη₀, b²η₀, ... and takes the first with::
+    Each step, on one batch b with g = g_i(w; b), tries η = η₀, bη₀, b²η₀, ... and takes the first η with::
 
         f_b(w − ηg) ≤ f_b(w) − c η ‖g‖²,    η₀ = min(η_max, η_prev γ_r^(1 / batches per epoch))
 
-    Trials see the same batch and random state; buffers are put back after each. Where 100 trials fail, the step is 1e-6
-    and the last tried η is remembered; ‖g‖ < 1e-8: no update. The bound is relaxed by four roundings of the loss.
+    All trials see the same batch and random state, and the buffers are restored after each. If 100 trials fail, the
+    step is 1e-6 and η_prev is the last η that was tried. If ‖g‖ < 1e-8, nothing is updated. The bound is relaxed by
+    four roundings of the loss, because near a minimum the loss cannot decrease by less than its rounding.
 
     Args:
-        sufficient_decrease: c.
-        shrink: b.
-        growth: γ_r.
-        max_step: η_max.
+        sufficient_decrease: Fraction c of the decrease that a linear model predicts.
+        shrink: Factor b on η after each failed trial.
+        growth: Factor γ_r by which η may grow over an epoch.
+        max_step: Largest step size η_max.
 
     Attributes:
-        accepted: (K, 1) the last η, which is η_prev of the next step; 1 before the first.
-        has_searched: (K, 1) bool, whether a client searched at all in this round.
+        accepted: (K, 1) last η, which is η_prev of the next step; 1 before the first step.
+        has_searched: (K, 1) bool; whether a client made a line search in this round.
 
     References:
         Vaswani et al. 2019, "Painless Stochastic Gradient", Algorithm 1; "Towards Hyper-parameter-free Federated
@@ -218,12 +222,12 @@ class Armijo(Solver):
         )  # fmt: skip
 
     def begin(self, client: Client) -> None:
-        """η_prev = 1."""
+        """Set η_prev = 1 for all clients."""
         self.accepted = torch.ones(len(client.w), 1, dtype=torch.float64)
         self.has_searched = torch.zeros(len(client.w), 1, dtype=torch.bool)
 
     def step(self, client: Client) -> None:
-        """One batch."""
+        """Search the step size on one batch, and take the step."""
         batch, w = client.next_batch(), client.w
         client.same_draws()
         loss, gradient = client.loss_and_gradient(w, batch)

@@ -1,4 +1,4 @@
-"""Terms by the names of the state that they are made of, for algorithms assembled in YAML."""
+"""Factories that make terms from state by its name, for algorithms that are assembled in YAML."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class TermFactory:
     """Makes the term of one cohort in one round.
 
     Attributes:
-        client: Client state that it reads, by name.
-        server: Server vectors that it reads.
+        client: Names of the client state that the factory reads.
+        server: Names of the server vectors that the factory reads.
     """
 
     client: Collection[str] = ()
     server: Collection[str] = ()
 
     def bind(self, cohort: Cohort, server: ServerState) -> Term:
-        """The term."""
+        """Return the term for the clients of this cohort in this round."""
         raise NotImplementedError
 
 
 class ProximalTerm(TermFactory):
-    """c/2 ‖w − centre‖², gradient c (w − centre), with c = factor x coefficient.
+    """Makes the term c/2 ‖w − centre‖² with the gradient c (w − centre), where c = factor x coefficient.
 
     Args:
-        coefficient: A number, or the name of a client scalar: ``dual`` with factor 2 is FedBC's 2 λ_i (w − z).
-        factor: Times the coefficient.
-        center: ``z``, or the name of a client vector or model.
+        coefficient: A number, or the name of a client scalar; ``dual`` with factor 2 gives FedBC's 2 λ_i (w − z).
+        factor: Factor on the coefficient.
+        center: The centre: ``z``, or the name of a client vector or model.
     """
 
     def __init__(self, coefficient: float | str, factor: float = 1.0, center: str = "z") -> None:
@@ -45,7 +45,7 @@ class ProximalTerm(TermFactory):
         self.client = [name for name in (coefficient, center) if isinstance(name, str) and name != "z"]
 
     def bind(self, cohort: Cohort, server: ServerState) -> Term:
-        """See the base class."""
+        """Return a :class:`~fedbc_lightning.local.Proximal` term for this cohort."""
         given = self.coefficient
         coefficient = getattr(cohort, given) if isinstance(given, str) else given
         center = server.z if self.center == "z" else getattr(cohort, self.center)[:, : server.z.numel()]
@@ -53,11 +53,11 @@ class ProximalTerm(TermFactory):
 
 
 class LinearTerm(TermFactory):
-    """⟨v, w⟩, gradient v = Σ factor x vector over named vectors.
+    """Makes the term ⟨v, w⟩ with the gradient v = Σ factor x vector over named vectors.
 
     Args:
-        client: Client vectors by name, with their factors: ``{correction: -1.0}``.
-        server: Server vectors likewise: ``{control: 1.0}``.
+        client: Factors of the client vectors by name, e.g. ``{correction: -1.0}``.
+        server: Factors of the server vectors by name, e.g. ``{control: 1.0}``.
     """
 
     def __init__(self, client: dict[str, float] | None = None, server: dict[str, float] | None = None) -> None:
@@ -67,7 +67,7 @@ class LinearTerm(TermFactory):
             raise ConfigurationError("algorithm.terms: LinearTerm without a vector; name one under client or server.")
 
     def bind(self, cohort: Cohort, server: ServerState) -> Term:
-        """See the base class."""
+        """Return a :class:`~fedbc_lightning.local.Linear` term for this cohort."""
         vector = torch.zeros_like(server.z)[None]
         for name, factor in self.client.items():
             vector = vector + factor * getattr(cohort, name)

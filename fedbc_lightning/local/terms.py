@@ -1,7 +1,7 @@
-"""Gradient terms: what a method adds to the client's loss, with its gradient in closed form.
+"""Gradient terms, which a method adds to the client's loss and whose gradients have a closed form.
 
-A term is part of the loss: the engine adds its gradient once per optimizer step, after accumulation and unscaling and
-before clipping, over the trainable parameters only. So it works with any optimizer.
+The engine adds a term's gradient once per optimizer step, after gradient accumulation and unscaling and before
+clipping, for the trainable parameters only. Therefore a term works with any optimizer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedbc_lightning.core.devices import upload
 
 
 class Term(Protocol):
-    """One summand of the local objective."""
+    """Protocol of a summand of the local objective."""
 
     @property
     def is_zero(self) -> bool:
@@ -26,14 +26,14 @@ class Term(Protocol):
         """Add the term's gradient at ``w`` (K, d) to ``grad`` (K, d), in place."""
 
     def value(self, w: Tensor) -> Tensor:
-        """The term at ``w`` (K, d), shape (K,); its autograd gradient equals :meth:`add_gradient`."""
+        """Return the term's value at ``w`` (K, d), shape (K,); its autograd gradient equals :meth:`add_gradient`."""
 
     def rows(self, num_clients: int) -> Sequence[Term]:
-        """The term of each client alone, for ``w`` (1, d); K = ``num_clients``."""
+        """Return one term for each of the K = ``num_clients`` clients, which takes ``w`` (1, d)."""
 
 
 def rows_of(values: Tensor, num_clients: int) -> Sequence[Tensor]:
-    """Values (K, n) as (1, n) for each client; values (n,) or (1, n) are the same for all."""
+    """Split values (K, n) into (1, n) for each client; values (n,) or (1, n) are given to every client."""
     return values.split(1) if values.ndim > 1 and len(values) > 1 else [values] * num_clients
 
 
@@ -43,8 +43,9 @@ class Proximal:
     FedProx has c = μ, FedBC c = 2λ_i: "each client's step adds 2 λ_i (w − z)".
 
     Args:
-        coefficient: c, a number, (K,), or (K, d) by parameter. It may be given anew, but not changed in place.
-        center: z, (d,) or (K, d).
+        coefficient: Coefficient c: a number, (K,), or (K, d) by parameter. Assign a new one instead of changing it in
+            place, which the term does not notice.
+        center: Centre z, (d,) or (K, d).
 
     Example:
         >>> grad = torch.zeros(1, 2)
@@ -56,19 +57,20 @@ class Proximal:
     def __init__(self, coefficient: float | Tensor, center: Tensor) -> None:
         self.center = center
         self.coefficient = coefficient
-        self._space: list[Tensor] = []  # for w - z, from one step to the next
+        self._space: list[Tensor] = []  # memory for w - z, kept from step to step; a list, so that rows() can share it
 
     @property
     def coefficient(self) -> Tensor:
-        """c, (1, 1), (K, 1) or (K, d), where the centre is."""
+        """The coefficient c, (1, 1), (K, 1) or (K, d), on the device of the centre."""
         return self._coefficient
 
     @coefficient.setter
     def coefficient(self, value: float | Tensor) -> None:
         value = torch.as_tensor(value, dtype=self.center.dtype)
-        self._given = value if value.ndim == 2 else value.reshape(-1, 1)  # looked at without waiting for a device
+        # Kept where it was given, usually the CPU, so that is_zero need not wait for the device.
+        self._given = value if value.ndim == 2 else value.reshape(-1, 1)
         self._coefficient = upload(self._given, self.center.device)
-        self._is_zero: bool | None = None  # as long as nobody knows
+        self._is_zero: bool | None = None  # None: not known yet
 
     @property
     def is_zero(self) -> bool:
@@ -76,18 +78,18 @@ class Proximal:
         return not self._given.any().item() if self._is_zero is None else self._is_zero
 
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
-        """``grad += c (w - z)``."""
+        """Add ``c (w - z)`` to ``grad`` (K, d), in place."""
         if not self._space:
             self._space.append(torch.empty_like(w, dtype=self.center.dtype))
         torch.sub(w, self.center, out=self._space[0])
         grad.addcmul_(self._coefficient, self._space[0])
 
     def value(self, w: Tensor) -> Tensor:
-        """``c/2 ||w - z||^2``, (K,)."""
+        """Return ``c/2 ||w - z||^2``, (K,)."""
         return (self.coefficient / 2 * (w - self.center).square()).sum(dim=1)
 
     def rows(self, num_clients: int) -> list[Proximal]:
-        """See :class:`Term`; they are used one after another, and share their space."""
+        """Return the term of each client; since they are used one after another, they share memory for w - z."""
         coefficients, centers = rows_of(self._given, num_clients), rows_of(self.center, num_clients)
         found = [Proximal(coefficient, center) for coefficient, center in zip(coefficients, centers, strict=True)]
         is_there, space = self._given.any(dim=1).expand(num_clients).tolist(), list[Tensor]()
@@ -96,18 +98,18 @@ class Proximal:
         return found
 
     def first(self, num_rows: int) -> Proximal:
-        """The term of the first clients."""
+        """Return the term of the first `num_rows` clients."""
         coefficient = self.coefficient if len(self.coefficient) == 1 else self.coefficient[:num_rows]
         return Proximal(coefficient, self.center if self.center.ndim == 1 else self.center[:num_rows])
 
     @classmethod
     def joined(cls, terms: Sequence[Proximal | None], starts: Sequence[Tensor], place: Tensor) -> Proximal:
-        """One term for the clients of several runs; a run without one has c = 0.
+        """Return one term for the clients of several runs; the clients of a run without a term have c = 0.
 
         Args:
-            terms: Of each run, or None.
-            starts: (K, d) of each run.
-            place: Of all clients, one run's after another's: which stands first, which second, ...
+            terms: The term of each run, or None.
+            starts: The start points (K, d) of each run.
+            place: Order of the clients in the result, as indices into the list of all runs' clients.
         """
         zero = starts[0].new_zeros(1, 1)
         coefficients = [zero if term is None else term.coefficient for term in terms]
@@ -118,10 +120,10 @@ class Proximal:
 
 
 class Linear:
-    """Tilts the objective: ⟨v, w⟩, gradient v. SCAFFOLD has v = c − c_i.
+    """Adds the linear term ⟨v, w⟩ with the gradient v. SCAFFOLD has v = c − c_i.
 
     Args:
-        vector: v, (d,) or (K, d).
+        vector: The vector v, (d,) or (K, d).
 
     Example:
         >>> Linear(torch.tensor([1.0, 2.0])).value(torch.tensor([[3.0, 4.0]]))
@@ -133,34 +135,34 @@ class Linear:
 
     @property
     def is_zero(self) -> bool:
-        """Whether v is 0."""
+        """Whether v is 0 for all clients of the cohort."""
         return not bool(self.vector.any())
 
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
-        """``grad += v``."""
+        """Add v to ``grad`` (K, d), in place."""
         grad.add_(self.vector)
 
     def value(self, w: Tensor) -> Tensor:
-        """``<v, w>``, (K,)."""
+        """Return ``<v, w>``, (K,)."""
         return (w * self.vector).sum(dim=1)
 
     def rows(self, num_clients: int) -> list[Linear]:
-        """See :class:`Term`."""
+        """Return the term of each client."""
         return [Linear(vector) for vector in rows_of(self.vector, num_clients)]
 
     def first(self, num_rows: int) -> Linear:
-        """The term of the first clients."""
+        """Return the term of the first `num_rows` clients."""
         return self if self.vector.ndim == 1 else Linear(self.vector[:num_rows])
 
     @classmethod
     def joined(cls, terms: Sequence[Linear | None], starts: Sequence[Tensor], place: Tensor) -> Linear:
-        """See :meth:`Proximal.joined`; a run without one has v = 0."""
+        """Return one term for the clients of several runs, as :meth:`Proximal.joined`; without a term v = 0."""
         zero = torch.zeros_like(starts[0][:1])
         vectors = [zero if term is None else term.vector for term in terms]
         return cls(_joined_rows(vectors, starts, place))
 
 
 def _joined_rows(values: Sequence[Tensor], starts: Sequence[Tensor], place: Tensor) -> Tensor:
-    """Values (K, n), or (n,) and (1, n) for all K clients, of each run, in another order."""
+    """Join each run's values, (K, n), or (n,) or (1, n) for all its K clients, and put them in the order `place`."""
     rows = [value.expand(len(start), value.shape[-1]) for value, start in zip(values, starts, strict=True)]
     return torch.cat(rows)[place]
