@@ -1,4 +1,4 @@
-"""Federated methods, one file per paper: a readable composition of local terms and server parts."""
+"""Federated methods, one file per paper; each method is composed of local terms and server parts."""
 
 from fedbc_lightning.algorithms.apfl import APFL
 from fedbc_lightning.algorithms.base import FederatedAlgorithm

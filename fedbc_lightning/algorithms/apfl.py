@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class APFL(FedAvg):
-    """APFL: each client mixes the global model with one of its own, in a share that may adapt.
+    """APFL: each client mixes the global model with a model of its own, by a weight that may adapt.
 
     Problem:
-        min_{v_i} f_i(α_i v_i + (1 − α_i) z*),  z* the solution of FedAvg's problem.
+        min_{v_i} f_i(α_i v_i + (1 − α_i) z*), where z* is the solution of FedAvg's problem.
 
     Update::
 
@@ -32,31 +32,31 @@ class APFL(FedAvg):
         server    z ← Σ p_i w_i
 
     State:
-        v_i ``local_model`` (N, d + b), z⁰ at the start; α_i ``mixture`` (N,), in ``clients.csv``.
+        Each client keeps v_i ``local_model`` (N, d + b), which starts as z⁰, and α_i ``mixture`` (N,), a column of
+        ``clients.csv``.
     Communication:
-        z down; w_i and n_i up.
+        The server sends z; each client sends w_i and n_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        α_i v_i + (1 − α_i) z with the current z.
+        A client's own model is α_i v_i + (1 − α_i) z with the current z.
     Degenerate cases:
-        α = 0 fixed: FedAvg with plain SGD. z never depends on α.
+        α = 0, not adapted, is FedAvg with plain SGD. z never depends on α.
     Departures:
-        Plain SGD steps; of the model's optimizer η is used, and the weight decay of torch's SGD. An adapted α counts
-        from the next batch on.
-        Both forward passes move the buffers, which w and v share.
+        The steps are plain SGD; of the model's optimizer only η and the weight decay of torch's SGD are used. An
+        adapted α is used from the next batch on. w and v share the buffers, which both forward passes change.
 
     References:
         Deng et al. 2020, "Adaptive Personalized Federated Learning", Algorithm 1, eq. 11.
 
     Args:
-        mixture: α_i at the start, in [0, 1].
-        adaptive: Whether α_i moves, once per round.
-        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        mixture: Start value of the weights α_i, in [0, 1].
+        adaptive: Whether α_i is adapted, once per round.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     has_local_model = True
@@ -74,16 +74,16 @@ class APFL(FedAvg):
         self.mixture, self.adaptive = mixture, adaptive
 
     def check(self, engine: Engine) -> None:
-        """Plain steps."""
+        """Raise a ConfigurationError if the trainer or the model asks for anything but plain SGD steps."""
         engine.check_solver("APFL", Mixture)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """v_i and α_i."""
+        """Declare v_i and α_i."""
         state.client_model("local_model")
         state.client_scalar("mixture", self.mixture)
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Both models at once."""
+        """Train w_i from z and v_i from its last value, and stage v_i and α_i."""
         v = cohort.local_model[:, : server.z.numel()]
         solver = Mixture(v, cohort.mixture[:, None], self.adaptive)
         engine.solve(cohort, start=server.model, solver=solver)
@@ -92,6 +92,6 @@ class APFL(FedAvg):
             cohort.stage("mixture", solver.mixture[:, 0].cpu().double())
 
     def local_model(self, client: StagedClient, model: Tensor) -> Tensor:
-        """The mixture with the current z."""
+        """Return the mixture of v_i and the current z."""
         share = client["mixture"]
         return share * client["local_model"] + (1 - share) * model

@@ -1,4 +1,4 @@
-"""An algorithm = declared state + the client's half + the server's parts."""
+"""The base class of algorithms, which consist of declared state, the client's half and the server's parts."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ PartialWork = Literal["used", "dropped", "refused"]
 
 
 class FederatedAlgorithm:
-    """Base class of all methods: says what is kept, what a client does, and what the server makes of it.
+    """Base class of all methods, which define the state that is kept, the clients' work and the server's work.
 
     A method never indexes clients, loops over them or asks which engine runs it.
 
     Attributes:
-        vectors_down: Model-sized vectors that a client receives in an exchange, beside those that the server's parts
-            declare; the first comes with the buffers.
-        vectors_up: Model-sized vectors that it sends, likewise.
-        scalars_up: Numbers that it sends beside them (4 bytes each).
-        partial_work: What becomes of a straggler's work: ``"used"``, ``"dropped"``, or ``"refused"``: the method has no
-            such thing.
+        vectors_down: Number of model-sized vectors that a client receives in an exchange, without those that the
+            server's parts declare; the first vector comes with the buffers.
+        vectors_up: Number of model-sized vectors that a client sends in an exchange, without those that the server's
+            parts declare; the first vector comes with the buffers.
+        scalars_up: Number of scalars that a client sends in an exchange (4 bytes each).
+        partial_work: Treatment of a straggler's partial work: ``"used"``, ``"dropped"``, or ``"refused"`` if the method
+            allows no stragglers.
         needs_all_clients: Whether every client takes part in every round.
         trains_pooled: Whether one pseudo-client (-1) that holds all data trains in place of the clients.
-        has_local_model: Whether :meth:`local_model` is "local" in evaluation; else that is the last w_i, if kept.
-        fine_tuning: What is done to a client's own model before it is evaluated, or None.
+        has_local_model: Whether evaluation takes :meth:`local_model` as a client's own model; otherwise it takes the
+            client's last w_i, if that is kept.
+        fine_tuning: Fine-tuning step on a client's own model before it is evaluated, or None.
     """
 
     vectors_down: int = 1
@@ -45,43 +47,45 @@ class FederatedAlgorithm:
     fine_tuning: FineTuning | None = None
 
     def check(self, engine: Engine) -> None:
-        """Raise a ConfigurationError, before training, if the method cannot run so."""
+        """Raise a ConfigurationError, before training, if the method cannot run with this engine and its settings."""
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """Declare what outlives a round beside what the server's parts declare themselves."""
+        """Declare the state that the method keeps between rounds; the server's parts declare their own state."""
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Train the cohort's clients: one or more calls of ``engine.solve``; stage client state."""
+        """Train the cohort's clients by one or more calls of ``engine.solve``, and stage their state."""
         raise NotImplementedError(f"{type(self).__name__} must define client_update(engine, cohort, server)")
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The server's parts, in order. Called once per run; ``engine`` tells what optimizer the clients use."""
+        """Return the server's parts in order; this is called once per run, with the engine that trains the clients."""
         raise NotImplementedError(f"{type(self).__name__} must define server_callbacks(engine)")
 
     def num_exchanges(self, server: ServerState) -> int:
-        """How often a client and the server exchange messages in this round."""
+        """Return how often a client and the server exchange messages in this round."""
         return 1
 
     def num_steps(self, server: ServerState, asked: int) -> int:
-        """How many steps a client takes in this round for which the trainer asks for so many."""
+        """Return how many steps a client takes in this round if the trainer asks for `asked` steps."""
         return asked
 
     def local_model(self, client: StagedClient, model: Tensor) -> Tensor:
-        """A client's own model (d + b,) for evaluation, from its state and the global model (d + b,)."""
+        """Return a client's own model (d + b,) for evaluation, from its state and the global model (d + b,)."""
         return client["local_model"]
 
     def global_model(self, server: ServerState) -> Tensor:
-        """The global model (d + b,) for evaluation."""
+        """Return the global model (d + b,) for evaluation."""
         return server.staged_model
 
     def __str__(self) -> str:
-        """The usual name, and the robust rule if there is one."""
+        """Return the method's usual name, and the name of its robust rule if there is one."""
         rule = getattr(self, "robust_rule", None)
         return usual_name(type(self)) + (f" + {type(rule).__name__}" if rule is not None else "")
 
 
 def usual_name(cls: type) -> str:
-    """What stands before the colon of the first line of a class's own docstring; else the class's name.
+    """Return the usual name of a class: the text before the colon in the first line of its docstring, or its name.
+
+    Docstrings of base classes do not count.
 
     Example:
         >>> class MultiKrum:

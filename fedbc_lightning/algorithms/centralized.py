@@ -1,4 +1,4 @@
-"""Training without federation on all data."""
+"""Training on all clients' data in one place, without federation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Centralized(FederatedAlgorithm):
-    """Centralized: one model trained on all clients' data; the ceiling for a global model.
+    """Centralized: one model is trained on all clients' data, as an upper bound for a global model.
 
     Problem:
         min_w Σ (n_i / n) f_i(w), with the data in one place.
@@ -24,30 +24,30 @@ class Centralized(FederatedAlgorithm):
         z ← E epochs of the user's optimizer over the pooled data, from z
 
     State:
-        None.
+        The method keeps no state.
     Communication:
-        None.
+        Nothing is sent.
     Partial work:
-        None: stragglers are refused.
+        Stragglers are refused.
     Local model:
-        None; ``fairness/*`` tells how z serves each client.
+        Clients have no model of their own; ``fairness/*`` shows how well z serves each client.
     Degenerate cases:
         One round is ``lightning.Trainer.fit`` for E epochs on the pooled data.
     Departures:
-        A round is E epochs over *all* data, so it does N/S times the steps of a round of FedAvg; the optimizer starts
-        anew in each. In ``clients.csv`` it is client -1.
+        A round is E epochs over *all* data, so it takes N/S times the steps of a round of FedAvg. The optimizer starts
+        anew in each round. In ``clients.csv`` the pooled data is client -1.
 
     References:
-        None.
+        This is plain training, so no paper is cited.
     """
 
     trains_pooled = True
     partial_work = "refused"
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Default local training of the pseudo-client."""
+        """Train the pseudo-client by default local training."""
         engine.solve(cohort, start=server.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """Its result."""
+        """Return the mean, which is the pseudo-client's model."""
         return [WeightedAverage(by="uniform")]

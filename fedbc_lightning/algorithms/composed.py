@@ -1,4 +1,4 @@
-"""An algorithm assembled from parts, in YAML or in Python."""
+"""An algorithm that is assembled from parts, in YAML or in Python."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class ComposedAlgorithm(FederatedAlgorithm):
-    """Composed: a method put together from terms, a solver and server parts, without a line of Python.
+    """Composed: a method that is assembled from terms, a solver and server parts, without a line of Python.
 
     Problem:
-        Whatever the parts solve.
+        The parts determine the problem.
 
     Update::
 
@@ -30,30 +30,31 @@ class ComposedAlgorithm(FederatedAlgorithm):
                   may have a robust rule, then server optimizers
 
     State:
-        What the parts declare; x_i ``local_model`` (N, d + b) with ``init_from: local``.
+        The parts declare their state; with ``init_from: local`` each client also keeps x_i ``local_model`` (N, d + b).
     Communication:
-        One model down and one up, and what the parts add (ControlVariates: one vector each way).
+        The server sends one model, each client sends one model, and parts may add vectors (ControlVariates adds one in
+        each direction).
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
-        No terms and WeightedAverage alone: FedAvg. ProximalTerm(coefficient=dual, factor=2), DualAscent and
-        WeightedAverage(by=dual): FedBC.
+        WeightedAverage without terms is FedAvg. ProximalTerm(coefficient=dual, factor=2), DualAscent and
+        WeightedAverage(by=dual) are FedBC.
     Departures:
-        None.
+        A composed method follows no paper.
 
     References:
-        None.
+        Each part cites its own paper.
 
     Args:
         server_callbacks: The server's parts, in order.
-        terms: What is added to every client's loss: ``ProximalTerm``, ``LinearTerm``.
-        init_from: Where local training starts: ``"global"``: at z. ``"local"``: at the client's own last w.
-        solver: Local steps in place of the user's optimizer, e.g. ``Armijo``; None: the user's optimizer.
+        terms: Terms that are added to every client's loss: ``ProximalTerm``, ``LinearTerm``.
+        init_from: Start of local training: ``"global"`` starts at z, ``"local"`` at the client's own last w.
+        solver: Solver whose steps replace the user's optimizer, e.g. ``Armijo``; None takes the user's optimizer.
 
     Raises:
-        ConfigurationError: Not exactly one aggregation, or parts in an order in which they cannot work.
+        ConfigurationError: There is not exactly one aggregation, or the parts cannot work in this order.
     """
 
     def __init__(
@@ -69,12 +70,16 @@ class ComposedAlgorithm(FederatedAlgorithm):
         self.has_local_model = init_from == "local"
 
     def check(self, engine: Engine) -> None:
-        """Plain steps, if there is a solver."""
+        """Raise a ConfigurationError if there is a solver, and the trainer asks for what its steps ignore."""
         if self.solver is not None:
             engine.check_solver(type(self.solver).__name__, self.solver)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """x_i, where local training starts from it; what the terms read must be there."""
+        """Declare x_i if local training starts from it, and check that the state that the terms read is declared.
+
+        Raises:
+            ConfigurationError: A term reads a state that no part declares.
+        """
         if self.init_from == "local":
             state.client_model("local_model")
         for term in self.terms:
@@ -90,7 +95,7 @@ class ComposedAlgorithm(FederatedAlgorithm):
                     )
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Local training with the terms."""
+        """Train with the terms from z or x_i, and stage x_i if it is kept."""
         start = server.model if self.init_from == "global" else cohort.local_model
         terms = [term.bind(cohort, server) for term in self.terms]
         records_mean = any(getattr(part, "gradient_mean", False) for part in self.parts)
@@ -99,11 +104,11 @@ class ComposedAlgorithm(FederatedAlgorithm):
             cohort.stage("local_model", cohort.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """As given."""
+        """Return the parts as they were given."""
         return self.parts
 
     def __str__(self) -> str:
-        """The parts."""
+        """Return the usual name and the names of the parts."""
         solver = [self.solver] if self.solver is not None else []
         return f"{usual_name(type(self))}: {', '.join(map(_describe, [*solver, *self.terms, *self.parts]))}"
 

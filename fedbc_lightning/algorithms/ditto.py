@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Ditto(FedAvg):
-    """Ditto: FedAvg for z, and beside it a personal model v_i held near z.
+    """Ditto: FedAvg trains z, and each client also trains a personal model v_i that is held near z.
 
     Problem:
-        min_{v_i} f_i(v_i) + λ/2 ‖v_i − z*‖²,  z* the solution of FedAvg's problem.
+        min_{v_i} f_i(v_i) + λ/2 ‖v_i − z*‖², where z* is the solution of FedAvg's problem.
 
     Update::
 
@@ -28,30 +28,31 @@ class Ditto(FedAvg):
         server    z ← Σ p_i w_i
 
     State:
-        v_i ``local_model`` (N, d + b).
+        Each client keeps v_i ``local_model`` (N, d + b).
     Communication:
-        z down; w_i and n_i up.
+        The server sends z; each client sends w_i and n_i.
     Partial work:
-        Used: a straggler trains both models for its share.
+        The partial work of stragglers is used; a straggler trains both models for its part of the epochs.
     Local model:
-        v_i.
+        A client's own model is v_i.
     Degenerate cases:
-        λ = 0: v_i is Local. z is FedAvg's whatever λ is (but a client whose v_i diverges is left out with both).
+        With λ = 0, v_i is the model of Local. z is the same as in FedAvg for every λ, but a client whose v_i diverges
+        is left out of z, too.
     Departures:
-        Both trainings see the client's batches in the same order; the client's hooks go around both, and
+        Both trainings see the client's batches in the same order. The client's hooks are called once, around both, and
         ``clients.csv`` shows the numbers of w_i.
 
     References:
         Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", Algorithm 1.
 
     Args:
-        penalty: λ. The paper's grid: 0.05, 0.1, 0.2, 1, 2.
-        personal_epochs: E_p; None: the trainer's local epochs or steps.
-        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        penalty: Strength λ of the pull to z. The paper's grid is 0.05, 0.1, 0.2, 1, 2.
+        personal_epochs: Epochs E_p of v_i; None takes the trainer's local epochs or steps.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     has_local_model = True
@@ -71,11 +72,11 @@ class Ditto(FedAvg):
         self.penalty, self.personal_epochs = penalty, personal_epochs
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """v_i."""
+        """Declare v_i."""
         state.client_model("local_model")
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """v_i towards z, then w_i from z."""
+        """Train v_i with the pull to z, then w_i from z."""
         terms = [Proximal(self.penalty, server.z)]
         engine.solve(
             cohort,

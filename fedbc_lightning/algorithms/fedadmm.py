@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _PrimalDual(FederatedAlgorithm):
-    """The client's half of both: the augmented Lagrangian around a centre, then the multiplier."""
+    """Base class with the client's half of FedADMM and FedPD: minimise the augmented Lagrangian, update y_i."""
 
     has_local_model = True
     scalars_up = 0
@@ -28,12 +28,12 @@ class _PrimalDual(FederatedAlgorithm):
         self.rho = rho
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """x_i and y_i."""
+        """Declare x_i and y_i."""
         state.client_model("local_model")
         state.client_vector("multiplier")
 
     def minimise(self, engine: Engine, cohort: Cohort, center: Tensor) -> Tensor:
-        """Train from x_i with ⟨y_i, w⟩ + ρ/2 ‖w − center‖²; stage x_i and y_i; the new y_i (K, d)."""
+        """Train from x_i with ⟨y_i, w⟩ + ρ/2 ‖w − center‖², stage x_i and y_i, and return the new y_i (K, d)."""
         terms: list[Term] = [Linear(cohort.multiplier), Proximal(self.rho, center)]
         engine.solve(cohort, start=cohort.local_model, terms=terms)
         multiplier = cohort.multiplier + self.rho * (cohort.w - center)
@@ -43,7 +43,7 @@ class _PrimalDual(FederatedAlgorithm):
 
 
 class FedADMM(_PrimalDual):
-    """FedADMM: the alternating direction method of multipliers, with part of the clients in each round.
+    """FedADMM: the alternating direction method of multipliers, with only some clients in each round.
 
     Problem:
         min_{z, x_i} (1/N) Σ f_i(x_i)  subject to  x_i = z.
@@ -55,35 +55,36 @@ class FedADMM(_PrimalDual):
         server    z ← (1/N) Σ_N u_i   (a client never sampled counts with z⁰)
 
     State:
-        x_i ``local_model`` (N, d + b), y_i ``multiplier`` (N, d); the mean of the u_i ``augmented_mean`` (d,) in
-        float64.
+        Each client keeps x_i ``local_model`` (N, d + b) and y_i ``multiplier`` (N, d). The server keeps the mean of the
+        u_i ``augmented_mean`` (d,) in float64.
     Communication:
-        z down; the change of u_i up (y_i never travels).
+        The server sends z; each client sends the change of u_i (y_i is never sent).
     Partial work:
-        Used: the method allows inexact local minimisers.
+        The partial work of stragglers is used, since the method allows inexact local minimisers.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
-        None that is another method; its fixed points are those of the mean loss. All clients: FedPD without skips.
+        With all clients in every round it is FedPD without skips. Its fixed points are those of the mean loss.
     Departures:
-        Buffers: uniform mean over S_t.
+        Buffers are the uniform mean over S_t.
 
     References:
         Wang et al. 2022, "FedADMM: A Federated Primal-Dual Algorithm Allowing Partial Participation", Algorithm 1.
 
     Args:
-        rho: ρ; where local training stops far from its minimum, a small one amplifies y_i in u_i = x_i + y_i / ρ.
+        rho: Penalty parameter ρ > 0. If local training stops far from its minimum, a small ρ amplifies y_i in
+            u_i = x_i + y_i / ρ.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Around z."""
+        """Train around the centre z."""
         self.minimise(engine, cohort, server.z)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The mean, for buffers, and the mean of the u_i."""
+        """Return the mean, of which the buffers are kept, and the mean of the u_i, which is z."""
         return [WeightedAverage(by="uniform"), AugmentedMean(self.rho)]
 
 
@@ -100,27 +101,27 @@ class FedPD(_PrimalDual):
         server    with probability 1 − p:  z = z_i ← mean_j z_j;   with probability p: nothing is sent
 
     State:
-        x_i ``local_model`` (N, d + b), y_i ``multiplier`` (N, d), z_i ``center`` (N, d).
+        Each client keeps x_i ``local_model`` (N, d + b), y_i ``multiplier`` (N, d) and z_i ``center`` (N, d).
     Communication:
-        z down and z_i up in rounds with an exchange, nothing in the others.
+        In a round with an exchange, the server sends z and each client sends z_i; in other rounds nothing is sent.
     Partial work:
-        Refused: every client takes part in full.
+        Partial work is refused, because every client takes part in full.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
         p = 0 is FedADMM with all clients.
     Departures:
-        The coin is thrown by the server once per round. An exact minimiser of the mean loss only for p = 0.
+        The server throws the coin once per round. The method finds an exact minimiser of the mean loss for p = 0 only.
 
     References:
         Zhang et al. 2021, "FedPD: A Federated Learning Framework with Adaptivity to Non-IID Data", Algorithm 1.
 
     Args:
-        rho: ρ (the paper's 1/η).
-        skip_probability: p, the probability that a round has no exchange.
+        rho: Penalty parameter ρ > 0 (the paper's 1/η).
+        skip_probability: Probability p in [0, 1) that a round has no exchange.
 
     Raises:
-        ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
+        ConfigurationError: A value is out of range, or ``trainer.clients_per_round`` is less than all clients.
     """
 
     needs_all_clients = True
@@ -132,19 +133,19 @@ class FedPD(_PrimalDual):
         self.consensus = CenterConsensus(skip_probability)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """z_i too."""
+        """Declare z_i in addition to x_i and y_i."""
         super().declare_state(state)
         state.client_vector("center", initial="z")
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Around z_i, which then moves."""
+        """Train around the centre z_i, and stage the new z_i."""
         multiplier = self.minimise(engine, cohort, cohort.center)
         cohort.stage("center", cohort.w + multiplier / self.rho)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The mean of the centres, or nothing."""
+        """Return the part that sets z to the mean of the centres in rounds with an exchange."""
         return [self.consensus]
 
     def num_exchanges(self, server: ServerState) -> int:
-        """None in a skipped round."""
+        """Return 0 if the exchange of this round is skipped, else 1."""
         return 0 if self.consensus.is_skipped(server) else 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FedAvg(FederatedAlgorithm):
-    """FedAvg: clients train from z, the server takes the mean of their models.
+    """FedAvg: clients train from z, and the server takes the mean of their models.
 
     Problem:
         min_w Σ (n_i / n) f_i(w): one model for all clients.
@@ -26,28 +26,28 @@ class FedAvg(FederatedAlgorithm):
         server    z ← Σ p_i w_i,    p_i = n_i / Σ_{j ∈ S_t} n_j
 
     State:
-        None.
+        The method keeps no state.
     Communication:
-        z down; w_i and n_i up.
+        The server sends z; each client sends w_i and n_i.
     Partial work:
-        Dropped, as in the FedProx paper's comparison.
+        The partial work of stragglers is dropped, as in the FedProx paper's comparison.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
-        One client is plain training.
+        With one client it is plain training.
     Departures:
-        Buffers such as BatchNorm's are averaged like the parameters, or as ``trainer.buffers`` says.
+        Buffers such as BatchNorm's are averaged like the parameters, or treated as ``trainer.buffers`` says.
 
     References:
         McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", Algorithm 1.
 
     Args:
-        weighting: ``"samples"``: p_i as above. ``"uniform"``: p_i = 1 / S.
-        robust_rule: What the server does with the w_i in place of the mean, e.g. ``CoordinateMedian``; None: the mean.
-            With ``weighting="uniform"`` the rules are the published ones.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i, e.g. ``CoordinateMedian``; None takes the mean.
+            The published rules are those with ``weighting="uniform"``.
 
     Raises:
-        ConfigurationError: Another weighting.
+        ConfigurationError: The weighting is unknown.
     """
 
     partial_work: PartialWork = "dropped"
@@ -60,9 +60,9 @@ class FedAvg(FederatedAlgorithm):
         self.scalars_up = int(weighting == "samples")  # n_i
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Default local training from z."""
+        """Train from z by default local training."""
         engine.solve(cohort, start=server.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The mean."""
+        """Return the weighted mean, or the robust rule in its place."""
         return [WeightedAverage(by=self.weighting, rule=self.robust_rule)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FedBC(FederatedAlgorithm):
-    """FedBC: each client may stay within a tolerance of the global model; its multiplier λ_i prices what lies beyond.
+    """FedBC: each client's model may differ from z within a tolerance; a multiplier λ_i penalises more than that.
 
     Problem:
         min_{z, x_i} Σ f_i(x_i)  subject to  ‖x_i − z‖² ≤ γ_i.
@@ -29,44 +29,45 @@ class FedBC(FederatedAlgorithm):
                   z ← Σ_{S_t} λ_j w_j / Σ_{S_t} λ_j  (new λ)
 
     State:
-        λ_i ``dual`` and γ_i ``tolerance`` (N,), in ``clients.csv``; x_i ``local_model`` (N, d + b); with momentum
-        ``dual_velocity`` and ``tolerance_velocity`` (N,).
+        Each client keeps λ_i ``dual`` and γ_i ``tolerance`` (N,), which are columns of ``clients.csv``, and x_i
+        ``local_model`` (N, d + b); with momentum also ``dual_velocity`` and ``tolerance_velocity`` (N,).
     Communication:
-        z down; w_i and λ_i up.
+        The server sends z; each client sends w_i and λ_i.
     Partial work:
-        Used: λ_i prices however far the client got.
+        The partial work of stragglers is used, since λ_i takes the distance that the client has come.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
-        λ_i frozen at 0 is FedAvg with uniform weights, frozen at μ/2 it is FedProx(μ) with uniform weights (the paper
-        writes λ = μ; its gradient is 2λ(w − z)). γ → ∞ (from λ_i = 0, λ_min = 0) leaves local training
-        untouched.
+        With λ_i frozen at 0 it is FedAvg with uniform weights; frozen at μ/2 it is FedProx(μ) with uniform weights (the
+        paper writes λ = μ; its gradient is 2λ(w − z)). γ → ∞ (from λ_i = 0, with λ_min = 0) leaves local training
+        unchanged.
     Departures:
-        Where all λ of a round are 0 the public code divides by 0; here z is their uniform mean. γ_i moves with the old
-        λ_i. Algorithm 2 as printed starts from x_i, the public code from z: ``init_from``.
+        If all λ of a round are 0, z is the uniform mean of the clients' models; the public code divides by 0. γ_i is
+        updated with the old λ_i. Local training starts from x_i in Algorithm 2 as printed, and from z in the public
+        code; ``init_from`` chooses.
 
     References:
         "Federated Learning Beyond Consensus", Algorithms 1 and 2, eq. 11 (``server/dual_ascent.py``) and 13
         (``server/aggregation.py``).
 
     Args:
-        dual_lr: α_λ; 0 freezes λ_i. The paper's grid: 1e-7 ... 1e-2.
-        dual_init: λ_i at the start.
-        tolerance: ``"learned"``: γ_i starts at 0 and follows the ascent above. A number: γ for all clients, fixed. A
-            list of N numbers: γ_i, fixed.
-        tolerance_lr: α_γ; None: the same as ``dual_lr``. Only with ``tolerance="learned"``.
-        dual_min: λ_min.
-        dual_max: λ_max.
-        dual_momentum: Momentum m of both ascents, v ← m v + gradient (the public code: 0.5).
-        dual_momentum_style: ``"client"``: a velocity moves when its client takes part. ``"public"``: the public code's
-            loop, in which absent clients coast (see ``DualAscent``).
-        init_from: Where local training starts: ``"global"``: at z (the public code). ``"local"``: at x_i (the paper's
-            Algorithm 2 as printed).
-        robust_rule: What the server does with the w_i, weighted by λ_i, in place of the mean; None: the mean. An
-            attacker far from z also gets the largest λ_i: bound it by ``dual_max``, or freeze λ (``dual_lr: 0``).
+        dual_lr: Step size α_λ; 0 freezes λ_i. The paper's grid is 1e-7 to 1e-2.
+        dual_init: Start value of λ_i.
+        tolerance: ``"learned"`` starts γ_i at 0 and updates it as above. A number fixes one γ for all clients, a list
+            of N numbers fixes γ_i for each client.
+        tolerance_lr: Step size α_γ; None takes ``dual_lr``. It is allowed with ``tolerance="learned"`` only.
+        dual_min: Lower bound λ_min.
+        dual_max: Upper bound λ_max.
+        dual_momentum: Momentum m of the updates of λ_i and γ_i, v ← m v + gradient; the public code takes 0.5.
+        dual_momentum_style: ``"client"`` changes a client's velocities only in rounds in which it takes part.
+            ``"public"`` follows the public code, in which absent clients' λ_i and γ_i move on (see ``DualAscent``).
+        init_from: Start of local training: ``"global"`` starts at z as the public code does, ``"local"`` at x_i as the
+            paper's Algorithm 2 is printed.
+        robust_rule: Robust rule by which the server aggregates the w_i with the weights λ_i; None takes the mean. An
+            attacker far from z also gets the largest λ_i, so bound it by ``dual_max`` or freeze λ (``dual_lr: 0``).
 
     Raises:
-        ConfigurationError: A value outside its range; ``tolerance_lr`` with a fixed tolerance.
+        ConfigurationError: A value is out of range, or ``tolerance_lr`` is given with a fixed tolerance.
     """
 
     has_local_model = True
@@ -91,16 +92,16 @@ class FedBC(FederatedAlgorithm):
         )
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """x_i."""
+        """Declare x_i."""
         state.client_model("local_model")
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Local training with "2 λ_i (w − z)" in every step; the result is x_i."""
+        """Train with the gradient 2 λ_i (w − z) added in every step, and stage the result as x_i."""
         dual = self.dual_ascent.state(cohort)["dual"]
         start = server.model if self.init_from == "global" else cohort.local_model
         engine.solve(cohort, start, terms=[Proximal(2 * dual, server.z)])
         cohort.stage("local_model", cohort.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The dual step, then the mean weighted with the new λ."""
+        """Return the dual step, and then the mean weighted by the new λ."""
         return [self.dual_ascent, WeightedAverage(by="dual", rule=self.robust_rule)]

@@ -12,7 +12,7 @@ class FedBCFineTune(FedBC):
     """FedBC-FineTune: FedBC whose clients take one more step before their own model is tested.
 
     Problem:
-        As FedBC; the local models are then tested as Per-FedAvg's are.
+        The problem is FedBC's; the local models are fine-tuned before a test, as in Per-FedAvg.
 
     Update::
 
@@ -20,31 +20,32 @@ class FedBCFineTune(FedBC):
         evaluation    x_i ← x_i − α g_i(x_i; the first 20 samples, unshuffled);  then test
 
     State:
-        As FedBC.
+        The state is FedBC's.
     Communication:
-        As FedBC.
+        The server sends z; each client sends w_i and λ_i, as in FedBC.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        x_i after that step. What is stored stays x_i.
+        A client's own model is x_i after the fine-tuning step; the stored x_i stays as it is.
     Degenerate cases:
-        ``finetune_lr`` 0 is FedBC.
+        With ``finetune_lr`` 0 it is FedBC.
     Departures:
-        The paper takes the batch from the client's *test* data (``finetune_split: test``), so that the step sees what
-        is then tested; the default here takes it from the training data. The weight decay of torch's SGD is part of it.
+        The paper takes the batch from the client's *test* data (``finetune_split: test``), so the step sees samples
+        that are then tested; the default here takes it from the training data. The weight decay of torch's SGD is part
+        of the step.
 
     References:
         "Federated Learning Beyond Consensus", section 5.
 
     Args:
-        dual_lr: α_λ of FedBC.
-        finetune_lr: α of the step.
-        finetune_batch_size: Its samples.
-        finetune_split: Where they are taken from: ``"train"``, or ``"test"``: the paper's protocol.
+        dual_lr: Step size α_λ of FedBC; 0 freezes λ_i.
+        finetune_lr: Step size α of the fine-tuning step.
+        finetune_batch_size: Number of samples of the fine-tuning step.
+        finetune_split: Split from which these samples are taken: ``"train"``, or ``"test"`` as in the paper.
         **fedbc: The other arguments of FedBC.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     def __init__(

@@ -27,27 +27,27 @@ class FedDyn(FederatedAlgorithm):
         server    h ← h − (α/N) Σ_{S_t} (w_i − z),    z ← mean_{S_t}(w_i) − h/α
 
     State:
-        h_i (N, d) and h (d,), both ``correction``, 0 at the start.
+        Each client keeps h_i (N, d) and the server keeps h (d,); both are named ``correction`` and start at 0.
     Communication:
-        z down; w_i up.
+        The server sends z; each client sends w_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
-        None that is another method; its only fixed points are those of the mean loss.
+        No choice of the arguments gives another method; its only fixed points are those of the mean loss.
     Departures:
-        None known.
+        No departure from the paper is known.
 
     References:
         Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", Algorithm 1.
 
     Args:
-        alpha: α. The paper's grid: 0.001, 0.01, 0.1.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean. h stays a plain sum.
+        alpha: Regularization parameter α > 0. The paper's grid is 0.001, 0.01, 0.1.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean. h stays a plain sum.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     scalars_up = 0
@@ -57,15 +57,15 @@ class FedDyn(FederatedAlgorithm):
         self.alpha, self.robust_rule = alpha, robust_rule
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """h_i."""
+        """Declare h_i."""
         state.client_vector("correction")
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Local training from z with α/2 ‖w − z‖² − ⟨h_i, w⟩; then h_i."""
+        """Train from z with the terms α/2 ‖w − z‖² − ⟨h_i, w⟩, and stage the new h_i."""
         terms: list[Term] = [Proximal(self.alpha, server.z), Linear(-cohort.correction)]
         engine.solve(cohort, start=server.model, terms=terms)
         cohort.stage("correction", cohort.correction - self.alpha * (cohort.w - server.z))
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The uniform mean, then its correction."""
+        """Return the uniform mean, and then its correction."""
         return [WeightedAverage("uniform", self.robust_rule), DynamicRegularization(self.alpha)]

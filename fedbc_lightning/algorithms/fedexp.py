@@ -30,32 +30,33 @@ class FedExP(FederatedAlgorithm):
         server    η_s = max(1, Σ ‖Δ_i‖² / (2 S (‖Δ̄‖² + ε))),    z ← z − η_s Δ̄,    Δ̄ = mean Δ_i
 
     State:
-        The z of the round before, ``previous_z`` (d,).
+        The server keeps the z of the round before, ``previous_z`` (d,).
     Communication:
-        z down; w_i and ‖Δ_i‖² (public: and n_i) up.
+        The server sends z; each client sends w_i and ‖Δ_i‖², and in the public style also n_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
         ε → ∞ is FedAvg with uniform weights.
     Departures:
-        ``style: public`` is the public code: weights p_i = n_i / Σ n_j in all sums, ‖Δ̄‖² + S ε, and from round to
-        round, the first included, the clients' learning rate x 0.998 and ε x 0.998².
+        ``style: public`` follows the public code: all sums have the weights p_i = n_i / Σ n_j, the denominator has
+        ‖Δ̄‖² + S ε, and in every round, the first included, the clients' learning rate is multiplied by 0.998 and ε by
+        0.998².
 
     References:
         Jhunjhunwala et al. 2023, "FedExP: Speeding Up Federated Averaging via Extrapolation", eq. 7.
 
     Args:
-        epsilon: ε. It decides stability; the public code: 1e-3 on CIFAR, 0.1 on EMNIST.
-        style: ``"paper"`` or ``"public"``.
-        average_last_two: Evaluate the mean of the last two z as the global model (the paper's protocol, as z
-            oscillates); training and the checkpoint's model stay z.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean. η_s still counts every
-            ‖Δ_i‖.
+        epsilon: ε, which decides stability; the public code takes 1e-3 on CIFAR and 0.1 on EMNIST.
+        style: ``"paper"`` follows the paper, ``"public"`` the public code.
+        average_last_two: Whether to evaluate the mean of the last two z as the global model, as the paper does because
+            z oscillates; training and the checkpoint's model take z.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean. η_s still takes every
+            client's ‖Δ_i‖.
 
     Raises:
-        ConfigurationError: A value outside its range; ``style="public"`` with a scheduler inside clients.
+        ConfigurationError: A value is out of range, or ``style="public"`` is given with a scheduler inside clients.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class FedExP(FederatedAlgorithm):
         self.scalars_up = 2 if style == "public" else 1
 
     def check(self, engine: Engine) -> None:
-        """The public style decays the learning rate itself."""
+        """Raise a ConfigurationError for a scheduler in the public style, which decays the learning rate itself."""
         if self.style == "public" and engine.has_schedulers:
             raise ConfigurationError(
                 "algorithm.style: 'public' lowers the learning rate from round to round, which the model's scheduler "
@@ -80,17 +81,17 @@ class FedExP(FederatedAlgorithm):
             )
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Default local training from z."""
+        """Train from z by default local training; the public style scales the learning rate."""
         decay = Extrapolation.DECAY**server.round if self.style == "public" else 1.0
         engine.solve(cohort, start=server.model, lr_scale=decay)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The mean and the step."""
+        """Return the mean, and then the extrapolated step."""
         weighting = "samples" if self.style == "public" else "uniform"
         return [WeightedAverage(by=weighting, rule=self.robust_rule), Extrapolation(self.epsilon, self.style)]
 
     def global_model(self, server: ServerState) -> Tensor:
-        """The mean of the last two z, or z."""
+        """Return the mean of the last two z if ``average_last_two`` is True, else z, followed by the buffers."""
         z = server.staged("z")
         if self.average_last_two:
             z = (z + server.staged("previous_z")) / 2

@@ -32,36 +32,38 @@ class FedLiLS(FedAvg):
         server    z ← z − η_s Δ̄,    η_s = the largest of the clients' last η ("max"), or 1 ("convex")
 
     State:
-        Each client's last η, ``last_step`` (N,), in ``clients.csv``; nothing that a round depends on.
+        Each client keeps its last η, ``last_step`` (N,), a column of ``clients.csv``; no later round depends on it.
     Communication:
-        z down; w_i and its last η up.
+        The server sends z; each client sends w_i and its last η.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
-        None that is another method.
+        No choice of the arguments gives another method.
     Departures:
-        Trials see the gradient's batch and random state, and leave buffers alone. 100 failed trials: a step of 1e-6,
-        the last tried η is kept. ‖g‖ < 1e-8: no step; a client without any does not count in η_s. A trial may exceed
-        its bound by four roundings of the loss, else η shrinks without end near an optimum in float32. The public code
-        has η_s = 1. torchmetrics objects that ``training_step`` updates see the trials too. The weight decay of torch's
-        SGD is part of f_B and g; nothing else of the model's optimizer is used.
+        Trials see the gradient's batch and random state, and do not change buffers. After 100 failed trials the step is
+        1e-6, and η_prev is the last η that was tried. If ‖g‖ < 1e-8 there is no step; a client without any step does
+        not count in η_s. A trial may exceed its bound by four roundings of the loss, because otherwise η would shrink
+        without end near an optimum in float32. The public code has η_s = 1. torchmetrics objects that ``training_step``
+        updates see the trials, too. The weight decay of torch's SGD is part of f_B and g; nothing else of the model's
+        optimizer is used.
 
     References:
         "Towards Hyper-parameter-free Federated Learning", FedLi-LS; Vaswani et al. 2019.
 
     Args:
-        server_step: ``"max"``: the paper's heuristic. ``"convex"``: η_s = 1.
-        sufficient_decrease: c.
-        shrink: b.
-        growth: γ_r.
-        max_step: η_max.
-        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        server_step: Server step size: ``"max"`` takes the largest of the clients' last η, the paper's heuristic;
+            ``"convex"`` takes η_s = 1.
+        sufficient_decrease: Fraction c > 0 of the decrease that a linear model predicts.
+        shrink: Factor b in (0, 1) on η after each failed trial.
+        growth: Factor γ_r ≥ 1 by which η may grow over an epoch.
+        max_step: Largest step size η_max > 0.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     partial_work = "used"
@@ -88,22 +90,22 @@ class FedLiLS(FedAvg):
         self.solver = Armijo(sufficient_decrease, shrink, growth, max_step)
 
     def check(self, engine: Engine) -> None:
-        """Plain steps."""
+        """Raise a ConfigurationError if the trainer or the model asks for anything but plain SGD steps."""
         engine.check_solver("FedLi-LS", self.solver)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """The last accepted step size."""
+        """Declare the last accepted step size."""
         state.client_scalar("last_step", 1.0)
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Line searches from z."""
+        """Train from z with line searches, and stage each client's last step size."""
         engine.solve(cohort, start=server.model, solver=self.solver)
         has_searched = self.solver.has_searched[:, 0]
         cohort.stage("last_step", torch.where(has_searched, self.solver.accepted[:, 0], cohort.last_step))
         cohort.record("has_searched", has_searched.double())
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The mean, then the server's step."""
+        """Return the mean, and then the server's step."""
         return [*super().server_callbacks(engine), *([LargestClientStep()] if self.server_step == "max" else [])]
 
 
@@ -120,31 +122,31 @@ class FedLiLU(FedAvg):
                   z ← z − η_s (r + γ δ);    m ← μ_s m − η_s γ (δ + r),    z ← z + μ_s m
 
     State:
-        m ``momentum`` (d,) at the server, 0 at the start.
+        The server keeps m ``momentum`` (d,), which starts at 0.
     Communication:
-        z down; w_i, n_i and the loss up.
+        The server sends z; each client sends w_i, n_i and its loss.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
         η_s = 1, μ_s = 0, wd = 0 with γ = 1 is FedAvg.
     Departures:
-        r = 0 for parameters that the model's optimizer leaves alone. The defaults are the public code's: with its
-        η_s = 0.01 a round moves z by 1 % of the mean update, so on few rounds give a larger ``server_lr``.
+        r = 0 for parameters that the model's optimizer does not train. The defaults are the public code's. With its
+        η_s = 0.01 a round moves z by 1 % of the mean update, so give a larger ``server_lr`` for few rounds.
 
     References:
         "Towards Hyper-parameter-free Federated Learning", FedLi-LU; Berrada et al. 2019, "Deep Frank-Wolfe".
 
     Args:
-        server_lr: η_s.
-        server_momentum: μ_s.
-        weight_decay: wd.
-        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        server_lr: Server learning rate η_s.
+        server_momentum: Server momentum μ_s.
+        weight_decay: Weight decay wd.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     partial_work = "used"
@@ -162,5 +164,5 @@ class FedLiLU(FedAvg):
         self.frank_wolfe = FrankWolfe(server_lr, server_momentum, weight_decay)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The mean, then the step."""
+        """Return the mean, and then the Deep-Frank-Wolfe step."""
         return [*super().server_callbacks(engine), self.frank_wolfe]

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class _FedOpt(FedAvg):
-    """FedAvg with a server optimizer behind the mean."""
+    """Base class of FedAvg with a server optimizer after the mean."""
 
     partial_work = "used"
     server_optimizer: ServerOptimizer
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The mean, then the server's step."""
+        """Return the mean, and then the server's step."""
         return [*super().server_callbacks(engine), self.server_optimizer]
 
 
@@ -34,29 +34,29 @@ class FedAvgM(_FedOpt):
         server    m ← β m − Δ̄,    z ← z + η_s m,    Δ̄ = Σ p_i (z − w_i)
 
     State:
-        m (d,) ``momentum`` at the server, 0 at the start.
+        The server keeps m ``momentum`` (d,), which starts at 0.
     Communication:
-        z down; w_i and n_i up.
+        The server sends z; each client sends w_i and n_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
         β = 0, η_s = 1 is FedAvg.
     Departures:
-        None known.
+        No departure from the paper is known.
 
     References:
         Reddi et al. 2021, "Adaptive Federated Optimization"; Hsu et al. 2019.
 
     Args:
-        server_lr: η_s. The papers' grid: 1e-3 ... 10 in steps of 10^0.5.
-        momentum: β.
-        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        server_lr: Server learning rate η_s. The papers' grid is 1e-3 to 10 in steps of 10^0.5.
+        momentum: Momentum β.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FedAdagrad(_FedOpt):
     """FedAdagrad: FedAvg with Adagrad at the server.
 
     Problem:
-        min_w Σ (n_i / n) f_i(w), with a step size of its own for every parameter.
+        min_w Σ (n_i / n) f_i(w); every parameter has its own step size.
 
     Update::
 
@@ -82,15 +82,15 @@ class FedAdagrad(_FedOpt):
         server    m ← β₁ m − (1 − β₁) Δ̄,    v ← v + Δ̄²,    z ← z + η_s m / (√v + τ),    Δ̄ = Σ p_i (z − w_i)
 
     State:
-        m ``momentum``, 0 at the start, and v ``second_moment``, τ² at the start, (d,) at the server.
+        The server keeps m ``momentum`` (d,), which starts at 0, and v ``second_moment`` (d,), which starts at τ².
     Communication:
-        z down; w_i and n_i up.
+        The server sends z; each client sends w_i and n_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
-        None that is another method.
+        No choice of the arguments gives another method.
     Departures:
         No bias correction, as in the paper.
 
@@ -98,14 +98,14 @@ class FedAdagrad(_FedOpt):
         Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
 
     Args:
-        server_lr: η_s. The paper's grid: 1e-3 ... 10 in steps of 10^0.5.
-        beta1: β₁; 0 in the paper.
-        tau: τ, the degree of adaptivity. The paper's grid: 1e-5 ... 1e-1.
-        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        server_lr: Server learning rate η_s. The paper's grid is 1e-3 to 10 in steps of 10^0.5.
+        beta1: Decay rate β₁ of m; the paper takes 0.
+        tau: Degree of adaptivity τ. The paper's grid is 1e-5 to 1e-1.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class FedAdam(_FedOpt):
     """FedAdam: FedAvg with Adam at the server.
 
     Problem:
-        min_w Σ (n_i / n) f_i(w), with a step size of its own for every parameter that forgets old rounds.
+        min_w Σ (n_i / n) f_i(w); every parameter has its own step size, in which old rounds are forgotten.
 
     Update::
 
@@ -132,15 +132,15 @@ class FedAdam(_FedOpt):
         server    m ← β₁ m − (1 − β₁) Δ̄,    v ← β₂ v + (1 − β₂) Δ̄²,    z ← z + η_s m / (√v + τ)
 
     State:
-        m ``momentum``, 0 at the start, and v ``second_moment``, τ² at the start, (d,) at the server.
+        The server keeps m ``momentum`` (d,), which starts at 0, and v ``second_moment`` (d,), which starts at τ².
     Communication:
-        z down; w_i and n_i up.
+        The server sends z; each client sends w_i and n_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
-        None that is another method.
+        No choice of the arguments gives another method.
     Departures:
         No bias correction, as in the paper.
 
@@ -148,15 +148,15 @@ class FedAdam(_FedOpt):
         Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
 
     Args:
-        server_lr: η_s. The paper's grid: 1e-3 ... 10 in steps of 10^0.5.
-        beta1: β₁.
-        beta2: β₂.
-        tau: τ, the degree of adaptivity. The paper's grid: 1e-5 ... 1e-1.
-        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        server_lr: Server learning rate η_s. The paper's grid is 1e-3 to 10 in steps of 10^0.5.
+        beta1: Decay rate β₁ of m.
+        beta2: Decay rate β₂ of v.
+        tau: Degree of adaptivity τ. The paper's grid is 1e-5 to 1e-1.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     _kind: Literal["adam", "yogi"] = "adam"
@@ -186,15 +186,15 @@ class FedYogi(FedAdam):
         server    m ← β₁ m − (1 − β₁) Δ̄,    v ← v − (1 − β₂) Δ̄² sign(v − Δ̄²),    z ← z + η_s m / (√v + τ)
 
     State:
-        m ``momentum``, 0 at the start, and v ``second_moment``, τ² at the start, (d,) at the server.
+        The server keeps m ``momentum`` (d,), which starts at 0, and v ``second_moment`` (d,), which starts at τ².
     Communication:
-        z down; w_i and n_i up.
+        The server sends z; each client sends w_i and n_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
-        None that is another method.
+        No choice of the arguments gives another method.
     Departures:
         No bias correction, as in the paper.
 
@@ -202,15 +202,15 @@ class FedYogi(FedAdam):
         Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2.
 
     Args:
-        server_lr: η_s. The paper's grid: 1e-3 ... 10 in steps of 10^0.5.
-        beta1: β₁.
-        beta2: β₂.
-        tau: τ, the degree of adaptivity. The paper's grid: 1e-5 ... 1e-1.
-        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        server_lr: Server learning rate η_s. The paper's grid is 1e-3 to 10 in steps of 10^0.5.
+        beta1: Decay rate β₁ of m.
+        beta2: Decay rate β₂ of v.
+        tau: Degree of adaptivity τ. The paper's grid is 1e-5 to 1e-1.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     _kind = "yogi"

@@ -1,4 +1,4 @@
-"""Fed+ (Kundu et al.): FedAvg+, FedGeoMed+, FedCoMed+, and a rule of one's own per layer."""
+"""Fed+ (Kundu et al.): FedAvg+, FedGeoMed+, FedCoMed+, and Fed+ with any penalty."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FedPlus(FederatedAlgorithm):
-    """Fed+: clients need not agree on one model; a penalty says how, and how far, each may stay away from z.
+    """Fed+: clients need not agree on one model; a penalty says in which norm and how far each may be from z.
 
     Problem:
         min_{z, x_i, θ_i} Σ f_i(x_i) + σ/2 ‖x_i − z − θ_i‖² + Ψ(θ_i).
@@ -28,35 +28,35 @@ class FedPlus(FederatedAlgorithm):
         server    from z = mean w_i until it rests:  z ← z + mean(w_i − z − θ_i),   θ_i = prox_{Ψ/σ}(w_i − z)
 
     State:
-        x_i ``local_model`` (N, d + b), the client's last w.
+        Each client keeps x_i ``local_model`` (N, d + b), its last w.
     Communication:
-        z down; w_i up.
+        The server sends z; each client sends w_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
-        l = 1, θ ≡ 0 (δ = ∞), server mean: FedProx(σ) with uniform weights and step κη. l = 1, σ = 0, mean: FedAvg
-        with uniform weights. l = 0, σ = 0: the x_i of Local.
+        l = 1 and θ ≡ 0 (δ = ∞) with the server's mean is FedProx(σ) with uniform weights and step κη. l = 1 and σ = 0
+        with the mean is FedAvg with uniform weights. l = 0 and σ = 0 gives the x_i of Local.
     Departures:
-        The mixing follows the step of whatever optimizer the model has; κ from the step's own learning rate. The
-        server's mean is over S_t (``over: sampled``), or over all N stored x_i as Algorithm 1 line 12 has it. The
-        sweeps are sped up (``server/smoothed_center.py``) and end at a minimiser; where that is an interval of a
-        coordinate (a median of an even number) it need not be the paper's point of it.
+        The mixing comes after the step of whatever optimizer the model has, and κ takes the learning rate of that step.
+        The server's mean is over S_t (``over: sampled``), or over all N stored x_i (``over: all``) as in Algorithm 1,
+        line 12. The sweeps are accelerated (``server/smoothed_center.py``) and end at a minimiser; if the minimisers of
+        a coordinate form an interval (the median of an even number), it may be another point than the paper's.
 
     References:
         Kundu et al., "Robustness and Personalization in Federated Learning: A Unified Approach via Regularization",
         Algorithm 1.
 
     Args:
-        sigma: σ ≥ 0; the paper chooses it so that κ lies in [0.9, 0.999].
-        penalty: Ψ: ``SquaredNorm``, ``Norm``, ``AbsoluteNorm``, or ``Layerwise``: another for each pattern of
-            parameter names.
-        mixing: l in [0, 1]: where local training starts, from x_i (0) to z (1).
-        over: ``"sampled"``: the server's centre is that of the round's clients. ``"all"``: of all N.
+        sigma: Strength σ ≥ 0 of the pull; the paper chooses it so that κ lies in [0.9, 0.999].
+        penalty: Penalty Ψ: ``SquaredNorm``, ``Norm``, ``AbsoluteNorm``, or ``Layerwise``, which takes another penalty
+            for each pattern of parameter names.
+        mixing: Weight l in [0, 1] of z at the start of local training, where 1 − l is the weight of x_i.
+        over: Clients whose centre the server takes: ``"sampled"`` for the round's clients, ``"all"`` for all N.
 
     Raises:
-        ConfigurationError: A value outside its range; a pattern that matches no parameter.
+        ConfigurationError: A value is out of range, or a pattern matches no parameter.
     """
 
     has_local_model = True
@@ -72,11 +72,11 @@ class FedPlus(FederatedAlgorithm):
         self.average = SmoothedAverage(penalty, over)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """x_i."""
+        """Declare x_i."""
         state.client_model("local_model")
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Local training with mixing towards z + θ_i."""
+        """Train with mixing towards z + θ_i, and stage the result as x_i."""
         away = cohort.local_model[:, : server.z.numel()] - server.z
         target = server.z + self.average.bound.prox(away)
         start = (1 - self.mixing) * cohort.local_model + self.mixing * server.model
@@ -84,12 +84,12 @@ class FedPlus(FederatedAlgorithm):
         cohort.stage("local_model", cohort.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The smoothed centre."""
+        """Return the part that sets z to the smoothed centre."""
         return [self.average]
 
 
 class FedAvgPlus(FedPlus):
-    """FedAvg+: Fed+ whose clients keep a share of their way from z; the server takes the mean.
+    """FedAvg+: Fed+ whose clients keep a fraction of their difference from z; the server takes the mean.
 
     Problem:
         min_{z, x_i, θ_i} Σ f_i(x_i) + σ/2 ‖x_i − z − θ_i‖² + (σδ/2) ‖θ_i‖².
@@ -101,30 +101,30 @@ class FedAvgPlus(FedPlus):
         server    z ← mean w_i
 
     State:
-        x_i ``local_model`` (N, d + b).
+        Each client keeps x_i ``local_model`` (N, d + b).
     Communication:
-        z down; w_i up.
+        The server sends z; each client sends w_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
-        l = 1, δ = ∞: FedProx(σ) with uniform weights and step κη. l = 1, σ = 0: FedAvg with uniform weights. l = 0,
-        σ = 0: Local.
+        l = 1 and δ = ∞ is FedProx(σ) with uniform weights and step κη. l = 1 and σ = 0 is FedAvg with uniform weights.
+        l = 0 and σ = 0 is Local.
     Departures:
-        The mixing follows the step of whatever optimizer the model has; κ from the step's own learning rate.
+        The mixing comes after the step of whatever optimizer the model has, and κ takes the learning rate of that step.
 
     References:
         Kundu et al., Fed+, section 4.
 
     Args:
-        sigma: σ; the paper chooses it so that κ = 1 / (1 + ησ) lies in [0.9, 0.999].
-        delta: δ; 0.001 in the paper.
-        mixing: l in [0, 1]: where local training starts, from x_i (0) to z (1).
-        over: ``"sampled"``: the mean of the round's clients. ``"all"``: of all N.
+        sigma: Strength σ ≥ 0 of the pull; the paper chooses it so that κ = 1 / (1 + ησ) lies in [0.9, 0.999].
+        delta: Strength δ ≥ 0 of the penalty; the paper takes 0.001.
+        mixing: Weight l in [0, 1] of z at the start of local training, where 1 − l is the weight of x_i.
+        over: Clients whose mean the server takes: ``"sampled"`` for the round's clients, ``"all"`` for all N.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     def __init__(
@@ -146,31 +146,31 @@ class FedGeoMedPlus(FedPlus):
         server    from z = mean w_i until it rests:  z ← z + mean(w_i − z − θ_i),   θ_i = the same of w_i − z
 
     State:
-        x_i ``local_model`` (N, d + b).
+        Each client keeps x_i ``local_model`` (N, d + b).
     Communication:
-        z down; w_i up.
+        The server sends z; each client sends w_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
-        δ = ∞: θ = 0 and the mean, as FedAvg+ with δ = ∞.
+        With δ = ∞, θ = 0 and the server takes the mean, as FedAvg+ with δ = ∞.
     Departures:
-        The mixing follows the step of whatever optimizer the model has; κ from the step's own learning rate. The
-        sweeps are sped up (``server/smoothed_center.py``) and end at a minimiser; where that is an interval of a
-        coordinate (a median of an even number) it need not be the paper's point of it.
+        The mixing comes after the step of whatever optimizer the model has, and κ takes the learning rate of that step.
+        The sweeps are accelerated (``server/smoothed_center.py``) and end at a minimiser; if the minimisers of a
+        coordinate form an interval (the median of an even number), it may be another point than the paper's.
 
     References:
         Kundu et al., Fed+, section 4.
 
     Args:
-        sigma: σ; the paper chooses it so that κ = 1 / (1 + ησ) lies in [0.9, 0.999].
-        delta: δ; 0.1 in the paper.
-        mixing: l in [0, 1]: where local training starts, from x_i (0) to z (1).
-        over: ``"sampled"``: the median of the round's clients. ``"all"``: of all N.
+        sigma: Strength σ ≥ 0 of the pull; the paper chooses it so that κ = 1 / (1 + ησ) lies in [0.9, 0.999].
+        delta: Length δ ≥ 0 of the penalty; the paper takes 0.1.
+        mixing: Weight l in [0, 1] of z at the start of local training, where 1 − l is the weight of x_i.
+        over: Clients whose median the server takes: ``"sampled"`` for the round's clients, ``"all"`` for all N.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     def __init__(
@@ -192,31 +192,32 @@ class FedCoMedPlus(FedPlus):
         server    from z = mean w_i until it rests:  z ← z + mean(w_i − z − θ_i),   θ_i = the same of w_i − z
 
     State:
-        x_i ``local_model`` (N, d + b).
+        Each client keeps x_i ``local_model`` (N, d + b).
     Communication:
-        z down; w_i up.
+        The server sends z; each client sends w_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
-        δ = ∞: θ = 0 and the mean, as FedAvg+ with δ = ∞.
+        With δ = ∞, θ = 0 and the server takes the mean, as FedAvg+ with δ = ∞.
     Departures:
-        The paper's printed max{0, ·} drops the negative side of θ. The mixing follows the step of whatever optimizer
-        the model has. The sweeps are sped up (``server/smoothed_center.py``) and end at a minimiser; where that is an
-        interval of a coordinate (a median of an even number) it need not be the paper's point of it.
+        The max{0, ·} printed in the paper drops negative coordinates of θ; here they are kept. The mixing comes after
+        the step of whatever optimizer the model has, and κ takes the learning rate of that step. The sweeps are
+        accelerated (``server/smoothed_center.py``) and end at a minimiser; if the minimisers of a coordinate form an
+        interval (the median of an even number), it may be another point than the paper's.
 
     References:
         Kundu et al., Fed+, section 4.
 
     Args:
-        sigma: σ; the paper chooses it so that κ = 1 / (1 + ησ) lies in [0.9, 0.999].
-        delta: δ; 0.1 in the paper.
-        mixing: l in [0, 1]: where local training starts, from x_i (0) to z (1).
-        over: ``"sampled"``: the median of the round's clients. ``"all"``: of all N.
+        sigma: Strength σ ≥ 0 of the pull; the paper chooses it so that κ = 1 / (1 + ησ) lies in [0.9, 0.999].
+        delta: Length δ ≥ 0 of the penalty; the paper takes 0.1.
+        mixing: Weight l in [0, 1] of z at the start of local training, where 1 − l is the weight of x_i.
+        over: Clients whose median the server takes: ``"sampled"`` for the round's clients, ``"all"`` for all N.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     def __init__(

@@ -27,15 +27,15 @@ class FedProx(FedAvg):
         server    z ← Σ p_i w_i
 
     State:
-        None.
+        The method keeps no state.
     Communication:
-        z down; w_i and n_i up.
+        The server sends z; each client sends w_i and n_i.
     Partial work:
-        Used: the point of the method.
+        The partial work of stragglers is used; the method was made for that.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
-        μ = 0 is FedAvg. FedBC with λ_i frozen at μ/2 is FedProx(μ) with uniform weights.
+        μ = 0 is FedAvg with partial work. FedBC with λ_i frozen at μ/2 is FedProx(μ) with uniform weights.
     Departures:
         The paper samples clients with probability p_k and averages uniformly; here sampling is uniform and the mean is
         weighted (``weighting``), as in FedAvg.
@@ -44,12 +44,12 @@ class FedProx(FedAvg):
         Li et al. 2020, "Federated Optimization in Heterogeneous Networks", eq. 2, Algorithm 2.
 
     Args:
-        mu: μ ≥ 0. The paper's grid: 0.001, 0.01, 0.1, 1.
-        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        mu: Strength μ ≥ 0 of the pull to z. The paper's grid is 0.001, 0.01, 0.1, 1.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     partial_work = "used"
@@ -65,5 +65,5 @@ class FedProx(FedAvg):
         self.mu = mu
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Local training from z with the term μ/2 ‖w − z‖²."""
+        """Train from z with the term μ/2 ‖w − z‖²."""
         engine.solve(cohort, start=server.model, terms=[Proximal(self.mu, server.z)])

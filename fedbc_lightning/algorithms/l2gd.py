@@ -21,29 +21,32 @@ if TYPE_CHECKING:
 
 
 class Coin(ServerCallback):
-    """The runs of zeros and ones of a coin with probability p of a one; a run is as long for every client.
+    """Throws the coin that shows 1 with probability p; all clients see the same throws.
+
+    A round begins with the 1s after the last exchange and ends with the 0s before the next one. The lengths of both
+    runs are drawn at once, from geometric distributions.
 
     Args:
-        probability: p in (0, 1).
+        probability: Probability p in (0, 1) of a 1.
     """
 
     def __init__(self, probability: float) -> None:
         self.probability = probability
 
     def num_zeros(self, server: ServerState) -> int:
-        """Local steps of this round."""
+        """Return the number of local steps in this round."""
         return int(server.rng("coin").geometric(self.probability))
 
     def num_ones(self, server: ServerState) -> int:
-        """Aggregation steps that follow the exchange of the round before."""
+        """Return the number of aggregation steps that follow the exchange of the round before."""
         if server.round == 1:
-            return 0  # x_i = x̄: they would change nothing
+            return 0  # all x_i are equal to x̄, so aggregation steps would change nothing
         rng = server.rng("coin", rounds_ago=1)
-        rng.geometric(self.probability)
+        rng.geometric(self.probability)  # skips the draw of that round's 0s, as num_zeros made it
         return int(rng.geometric(1 - self.probability))
 
     def on_round_end(self, server: ServerState, clients: ClientStore) -> None:
-        """Log both."""
+        """Log the numbers of local steps and of aggregation steps."""
         server.log("coin/local_steps", self.num_zeros(server))
         server.log("coin/aggregation_steps", self.num_ones(server))
 
@@ -60,31 +63,32 @@ class L2GD(FederatedAlgorithm):
         coin 1 (prob. p)        x_i ← x_i − αλ / (Np) (x_i − x̄)
 
     State:
-        x_i ``local_model`` (N, d + b); z is x̄.
+        Each client keeps x_i ``local_model`` (N, d + b); z is x̄.
     Communication:
-        x_i up and x̄ down, once where a one follows a zero: that exchange ends a round. Further ones need none.
+        Where a 1 follows a 0, each client sends x_i and the server sends x̄; that exchange ends a round. A 1 that
+        follows a 1 needs no exchange.
     Partial work:
-        Refused: every client takes part in every step.
+        Partial work is refused, because every client takes part in every step.
     Local model:
-        x_i, as it stands at the exchange.
+        A client's own model is x_i at the exchange.
     Degenerate cases:
-        λ = 0: Local with full gradients.
+        λ = 0 is Local with full gradients.
     Departures:
-        A round is one communication: the ones that follow the exchange of the round before, then the zeros up to the
-        next; so the iterates are those of Algorithm 1 where it communicates, and ``max_rounds`` counts communications.
-        Their numbers do not depend on the trainer's epochs. Plain steps of size α: of the model's optimizer nothing is
-        used, but for the weight decay of torch's SGD. Buffers stay with the clients' models; the server has their mean.
+        A round has one exchange: it consists of the 1s after the last exchange and of the 0s before the next one. So
+        the iterates are those of Algorithm 1 at its exchanges, and ``max_rounds`` counts exchanges. The number of steps
+        does not depend on the trainer's epochs. The steps are plain steps of size α; of the model's optimizer only the
+        weight decay of torch's SGD is used. Buffers stay with the clients' models; the server has their mean.
 
     References:
         Hanzely & Richtárik 2020, "Federated Learning of a Mixture of Global and Local Models", Algorithm 1.
 
     Args:
-        penalty: λ ≥ 0.
-        probability: p in (0, 1); the fewest communications at p* = λ / (L + λ).
-        lr: α ≤ N / (2 max{L / (1 − p), λ / p}), L the smoothness of the f_i.
+        penalty: Strength λ ≥ 0 of the pull to the mean.
+        probability: Probability p in (0, 1) of a 1; p* = λ / (L + λ) needs the fewest exchanges.
+        lr: Step size α ≤ N / (2 max{L / (1 − p), λ / p}), where L is the smoothness of the f_i.
 
     Raises:
-        ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
+        ConfigurationError: A value is out of range, or ``trainer.clients_per_round`` is less than all clients.
     """
 
     has_local_model = True
@@ -105,7 +109,11 @@ class L2GD(FederatedAlgorithm):
         self.coin = Coin(probability)
 
     def check(self, engine: Engine) -> None:
-        """Plain steps, as many as the coin says."""
+        """Check the settings, and log that the coin decides the number of local steps.
+
+        Raises:
+            ConfigurationError: ``num_sampled`` is above N, or the trainer or the model asks for other than plain steps.
+        """
         name = type(self).__name__
         num_clients = engine.datamodule.num_clients
         if self.num_sampled is not None and self.num_sampled > num_clients:
@@ -119,11 +127,11 @@ class L2GD(FederatedAlgorithm):
         )
 
     def num_steps(self, server: ServerState, asked: int) -> int:
-        """As the coin says."""
+        """Return the number of local steps that the coin shows, whatever the trainer asks for."""
         return self.coin.num_zeros(server)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """x_i, Ψ_i, J_i."""
+        """Declare x_i and, if the variant has them, Ψ_i and J_i."""
         state.client_model("local_model")
         if self.has_coupling_table:
             state.client_vector("coupling_table")
@@ -131,7 +139,7 @@ class L2GD(FederatedAlgorithm):
             state.client_table("gradient_table")
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """The ones since the last exchange, then the zeros."""
+        """Take the aggregation steps since the last exchange, then the local steps, and stage x_i, Ψ_i and J_i."""
         p, num_parameters = self.coin.probability, server.z.numel()
         table = self._table(engine, cohort) if self.has_gradient_table else None
         x, coupling = self._aggregate(cohort, server, 0.0 if table is None else table.mean(dim=1))
@@ -149,7 +157,11 @@ class L2GD(FederatedAlgorithm):
             cohort.messages["gradient_mean"] = table.mean(dim=1)
 
     def _aggregate(self, cohort: Cohort, server: ServerState, gradient_mean: Tensor | float) -> tuple[Tensor, Tensor]:
-        """The run of ones: x_i and Ψ_i, (K, d) each. x̄ is known from the exchange, and moves by mean(J̄) alone."""
+        """Return x_i and Ψ_i, (K, d) each, after the run of 1s.
+
+        A client knows x̄ from the exchange. In these steps the pulls to x̄ and the Ψ_i cancel in the mean, so x̄ moves by
+        mean(J̄) only, which the server sends; therefore no further exchange is needed.
+        """
         p, alpha, center = self.coin.probability, self.lr / server.num_clients, server.z
         x = cohort.local_model[:, : center.numel()]
         coupling = cohort.coupling_table if self.has_coupling_table else torch.zeros_like(x)
@@ -163,7 +175,7 @@ class L2GD(FederatedAlgorithm):
         return x, coupling
 
     def _table(self, engine: Engine, cohort: Cohort) -> Tensor:
-        """J_i, (K, m, d), zeros before the first round; a copy."""
+        """Return a copy of J_i, (K, m, d), which is zero before the first round."""
         (client,) = cohort.ids
         if cohort.gradient_table.shape[1]:
             return cohort.gradient_table.clone()
@@ -171,7 +183,7 @@ class L2GD(FederatedAlgorithm):
         return cohort.coupling_table.new_zeros(1, num_components, cohort.coupling_table.shape[1])
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """x̄, and the mean of the J̄_i."""
+        """Return the mean x̄, the mean of the J̄_i if the variant has them, and the coin."""
         return [
             WeightedAverage(by="uniform"),
             *([MeanMessage("gradient_mean")] if self.has_gradient_table else []),
@@ -180,10 +192,10 @@ class L2GD(FederatedAlgorithm):
 
 
 class L2SGD(L2GD):
-    """L2SGD: L2GD with the gradient of one component (one batch) in place of the full one.
+    """L2SGD: L2GD with the gradient of one component (one batch) in place of the full gradient.
 
     Problem:
-        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖²,  f_i the mean of components f_ij.
+        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖², where f_i is the mean of components f_ij.
 
     Update::
 
@@ -191,29 +203,30 @@ class L2SGD(L2GD):
         coin 1    x_i ← x_i − αλ / (Np) (x_i − x̄)
 
     State:
-        x_i ``local_model`` (N, d + b).
+        Each client keeps x_i ``local_model`` (N, d + b).
     Communication:
-        x_i up and x̄ down, once where a one follows a zero: that exchange ends a round.
+        Where a 1 follows a 0, each client sends x_i and the server sends x̄; that exchange ends a round.
     Partial work:
-        Refused.
+        Partial work is refused, because every client takes part in every step.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
-        One component per client: L2GD.
+        With one component per client it is L2GD.
     Departures:
-        The components of a client are its training data in its own order, cut every ``data.batch_size`` (1: samples, as
-        in the paper). Stalls at a noise floor that falls with α. Else as L2GD.
+        The components of a client are its training data in its own order, cut into batches of ``data.batch_size`` (1
+        gives samples, as in the paper). The method stalls at a noise floor that falls with α. The departures of L2GD
+        apply, too.
 
     References:
         Hanzely & Richtárik 2020, appendix: local SGD without variance reduction.
 
     Args:
-        penalty: λ ≥ 0.
-        probability: p in (0, 1).
-        lr: α.
+        penalty: Strength λ ≥ 0 of the pull to the mean.
+        probability: Probability p in (0, 1) of a 1.
+        lr: Step size α.
 
     Raises:
-        ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
+        ConfigurationError: A value is out of range, or ``trainer.clients_per_round`` is less than all clients.
     """
 
     is_stochastic = True
@@ -223,7 +236,7 @@ class L2SGD2(L2SGD):
     """L2SGD2: L2SGD with the variance of the coin reduced, but not that of the components.
 
     Problem:
-        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖²,  f_i the mean of components f_ij.
+        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖², where f_i is the mean of components f_ij.
 
     Update::
 
@@ -231,28 +244,28 @@ class L2SGD2(L2SGD):
         coin 1    x_i ← x_i − α (λ (x_i − x̄) / (Np) − (1/p − 1) Ψ_i / N);    Ψ_i ← λ (x_i − x̄)  (x_i before the step)
 
     State:
-        x_i ``local_model`` (N, d + b), Ψ_i ``coupling_table`` (N, d).
+        Each client keeps x_i ``local_model`` (N, d + b) and Ψ_i ``coupling_table`` (N, d).
     Communication:
-        x_i up and x̄ down, once where a one follows a zero: that exchange ends a round.
+        Where a 1 follows a 0, each client sends x_i and the server sends x̄; that exchange ends a round.
     Partial work:
-        Refused.
+        Partial work is refused, because every client takes part in every step.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
-        None that is another method.
+        No choice of the arguments gives another method.
     Departures:
-        As L2SGD; stalls too.
+        The departures of L2SGD apply; this method stalls, too.
 
     References:
         Hanzely & Richtárik 2020, appendix: shifted local SGD.
 
     Args:
-        penalty: λ ≥ 0.
-        probability: p in (0, 1).
-        lr: α.
+        penalty: Strength λ ≥ 0 of the pull to the mean.
+        probability: Probability p in (0, 1) of a 1.
+        lr: Step size α.
 
     Raises:
-        ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
+        ConfigurationError: A value is out of range, or ``trainer.clients_per_round`` is less than all clients.
     """
 
     has_coupling_table = True
@@ -262,7 +275,7 @@ class L2SGDPlus(L2SGD2):
     """L2SGD+: L2SGD with all variance reduced, so that it converges linearly to the exact minimiser.
 
     Problem:
-        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖²,  f_i the mean of components f_ij.
+        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖², where f_i is the mean of components f_ij.
 
     Update::
 
@@ -270,29 +283,31 @@ class L2SGDPlus(L2SGD2):
         coin 1    x_i ← x_i − α (λ (x_i − x̄) / (Np) − (1/p − 1) Ψ_i / N + J̄_i / N);    Ψ_i ← λ (x_i − x̄)
 
     State:
-        x_i ``local_model`` (N, d + b), Ψ_i ``coupling_table`` (N, d), J_i ``gradient_table`` (m_i, d) per client, mean
-        of the J̄_i ``gradient_mean`` (d,) at the server; all tables 0 at the start.
+        Each client keeps x_i ``local_model`` (N, d + b), Ψ_i ``coupling_table`` (N, d) and J_i ``gradient_table``
+        (m_i, d). The server keeps the mean of the J̄_i ``gradient_mean`` (d,). All tables start at 0.
     Communication:
-        x_i and J̄_i up, x̄ and mean(J̄) down, once per run of ones: with both a client follows x̄ through the run.
+        Once per run of 1s, each client sends x_i and J̄_i, and the server sends x̄ and mean(J̄); with both, a client
+        computes x̄ in the whole run.
     Partial work:
-        Refused.
+        Partial work is refused, because every client takes part in every step.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
-        None that is another method.
+        No choice of the arguments gives another method.
     Departures:
-        As L2SGD.
+        The departures of L2SGD apply, except that this method does not stall.
 
     References:
         Hanzely & Richtárik 2020, Algorithm 2.
 
     Args:
-        penalty: λ ≥ 0.
-        probability: p in (0, 1); the best is p* = (4λ + μ) / (4λ + 4L̃ + (m + 1) μ), L̃ the smoothness of the f_ij.
-        lr: α ≤ N min{(1 − p) / (4L̃ + μm), p / (4λ + μ)}.
+        penalty: Strength λ ≥ 0 of the pull to the mean.
+        probability: Probability p in (0, 1) of a 1; the best is p* = (4λ + μ) / (4λ + 4L̃ + (m + 1) μ), where L̃ is the
+            smoothness of the f_ij.
+        lr: Step size α ≤ N min{(1 − p) / (4L̃ + μm), p / (4λ + μ)}.
 
     Raises:
-        ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
+        ConfigurationError: A value is out of range, or ``trainer.clients_per_round`` is less than all clients.
     """
 
     has_gradient_table = True
@@ -302,7 +317,7 @@ class L2SGDPlusPlus(L2SGDPlus):
     """L2SGD++: L2SGD+ in which only some clients evaluate a gradient in each local step.
 
     Problem:
-        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖²,  f_i the mean of components f_ij.
+        min_{x_1 ... x_N} (1/N) Σ f_i(x_i) + (λ/2N) Σ ‖x_i − x̄‖², where f_i is the mean of components f_ij.
 
     Update::
 
@@ -311,30 +326,31 @@ class L2SGDPlusPlus(L2SGDPlus):
         coin 1    every client  x_i ← x_i − α (λ (x_i − x̄) / (Np) − (1/p − 1) Ψ_i / N + J̄_i / N);  Ψ_i ← λ (x_i − x̄)
 
     State:
-        x_i ``local_model`` (N, d + b), Ψ_i ``coupling_table`` (N, d), J_i ``gradient_table`` (m_i, d) per client, mean
-        of the J̄_i ``gradient_mean`` (d,) at the server; all tables 0 at the start.
+        Each client keeps x_i ``local_model`` (N, d + b), Ψ_i ``coupling_table`` (N, d) and J_i ``gradient_table``
+        (m_i, d). The server keeps the mean of the J̄_i ``gradient_mean`` (d,). All tables start at 0.
     Communication:
-        x_i and J̄_i up, x̄ and mean(J̄) down, once per run of ones.
+        Once per run of 1s, each client sends x_i and J̄_i, and the server sends x̄ and mean(J̄).
     Partial work:
-        Refused.
+        Partial work is refused, because every client takes part in every step.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
         S = N is L2SGD+.
     Departures:
-        As L2SGD+. A client that no local step of a round samples has no training loss in that round.
+        The departures of L2SGD+ apply. A client that no local step of a round samples has no training loss in that
+        round.
 
     References:
         Hanzely & Richtárik 2020, appendix: L2SGD++.
 
     Args:
-        penalty: λ ≥ 0.
-        probability: p in (0, 1).
-        lr: α.
-        num_sampled: S, the clients that evaluate a gradient in one local step.
+        penalty: Strength λ ≥ 0 of the pull to the mean.
+        probability: Probability p in (0, 1) of a 1.
+        lr: Step size α.
+        num_sampled: Number S of clients that evaluate a gradient in one local step.
 
     Raises:
-        ConfigurationError: A value outside its range; ``trainer.clients_per_round`` below all.
+        ConfigurationError: A value is out of range, or ``trainer.clients_per_round`` is less than all clients.
     """
 
     def __init__(self, penalty: float, probability: float, lr: float, num_sampled: int) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Local(FederatedAlgorithm):
-    """Local: every client trains alone; the floor that a personalised method must beat.
+    """Local: every client trains alone, as a lower bound that a personalised method must beat.
 
     Problem:
         min_{x_i} f_i(x_i) for each client.
@@ -25,17 +25,17 @@ class Local(FederatedAlgorithm):
         server    z ← the mean of x_i over S_t, for reporting only
 
     State:
-        x_i ``local_model`` (N, d + b).
+        Each client keeps x_i ``local_model`` (N, d + b).
     Communication:
-        None.
+        Nothing is sent.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        x_i.
+        A client's own model is x_i.
     Degenerate cases:
         It is Fed+ with σ = 0 and l = 0.
     Departures:
-        None known.
+        No departure from the paper is known.
 
     References:
         The row λ = 0 of Table 1 of Kundu et al., "Robustness and Personalization in Federated Learning" (Fed+).
@@ -44,18 +44,18 @@ class Local(FederatedAlgorithm):
     has_local_model = True
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """x_i."""
+        """Declare x_i."""
         state.client_model("local_model")
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Default local training from x_i."""
+        """Train from x_i by default local training."""
         engine.solve(cohort, start=cohort.local_model)
         cohort.stage("local_model", cohort.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The mean, which no client ever sees."""
+        """Return the mean, which is reported as z and which no client receives."""
         return [WeightedAverage(by="uniform")]
 
     def num_exchanges(self, server: ServerState) -> int:
-        """None."""
+        """Return 0, since nothing is sent."""
         return 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PerFedAvg(FedAvg):
-    """Per-FedAvg: a global model that is good after one gradient step of each client's own.
+    """Per-FedAvg: a global model that fits each client well after one gradient step on the client's own data.
 
     Problem:
         min_z (1/N) Σ f_i(z − α ∇f_i(z)).
@@ -32,34 +32,35 @@ class PerFedAvg(FedAvg):
         server    z ← Σ p_i w_i
 
     State:
-        None.
+        The method keeps no state.
     Communication:
-        z down; w_i and n_i up.
+        The server sends z; each client sends w_i and n_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        z after one step of α on the client's data (``finetune_split``).
+        A client's own model is z after one step of size α on its data (``finetune_split``).
     Degenerate cases:
-        α = 0: FedAvg with plain SGD of step β, a batch in two (three) unused.
+        α = 0 is FedAvg with plain SGD of step size β, in which every second batch is not used (Hessian-free: two of
+        three).
     Departures:
-        Plain SGD steps: of the model's optimizer nothing is used, but for the weight decay of torch's SGD. E x batches
-        per epoch steps, each on fresh batches, so the data is gone through twice (three times) as often. The two
-        gradients on b3 see the same random numbers (dropout).
+        The steps are plain SGD; of the model's optimizer only the weight decay of torch's SGD is used. A round has E
+        times as many steps as an epoch has batches, and each step takes two (Hessian-free: three) new batches, so it
+        goes through the data two (three) times as often. The two gradients on b3 see the same random numbers (dropout).
 
     References:
         Fallah et al. 2020, "Personalized Federated Learning: A Meta-Learning Approach", Algorithm 1, section 5.
 
     Args:
-        inner_lr: α.
-        outer_lr: β.
-        variant: ``"first_order"`` or ``"hessian_free"``.
-        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
-        finetune_batch_size: Samples of the step before evaluation, unshuffled.
-        finetune_split: Where they are taken from: ``"train"``, or ``"test"``: the paper's protocol.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        inner_lr: Step size α of the inner step.
+        outer_lr: Step size β of the outer step.
+        variant: Form of the outer gradient: ``"first_order"`` or ``"hessian_free"``.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        finetune_batch_size: Number of samples, unshuffled, of the step before evaluation.
+        finetune_split: Split from which these samples are taken: ``"train"``, or ``"test"`` as in the paper.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     has_local_model = True
@@ -83,7 +84,7 @@ class PerFedAvg(FedAvg):
         self.fine_tuning = FineTuning(inner_lr, finetune_batch_size, finetune_split)
 
     def check(self, engine: Engine) -> None:
-        """Plain steps; differences of gradients need their digits."""
+        """Raise a ConfigurationError for other than plain SGD steps, or Hessian-free steps in half precision."""
         engine.check_solver("Per-FedAvg", self.solver)
         if self.solver.hessian_free and not engine.has_full_precision:
             raise ConfigurationError(
@@ -92,9 +93,9 @@ class PerFedAvg(FedAvg):
             )
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Model-agnostic steps from z."""
+        """Train from z by model-agnostic steps."""
         engine.solve(cohort, start=server.model, solver=self.solver)
 
     def local_model(self, client: StagedClient, model: Tensor) -> Tensor:
-        """Z, before its step."""
+        """Return z; the fine-tuning step is taken on it at evaluation."""
         return model

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PerFedBC(FedBC):
-    """Per-FedBC: FedBC for a global model that is good after one step of each client's own.
+    """Per-FedBC: FedBC for a global model that fits each client well after one step on the client's own data.
 
     Problem:
         min_z Σ f_i(z − α ∇f_i(z)), with FedBC's tolerances and multipliers.
@@ -30,33 +30,34 @@ class PerFedBC(FedBC):
         server    λ_i, γ_i and z as FedBC
 
     State:
-        λ_i ``dual`` and γ_i ``tolerance`` (N,); with momentum their velocities.
+        Each client keeps λ_i ``dual`` and γ_i ``tolerance`` (N,), and their velocities if there is momentum.
     Communication:
-        z down; w_i and λ_i up.
+        The server sends z; each client sends w_i and λ_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        z after one step of α on the client's data (``finetune_split``).
+        A client's own model is z after one step of size α on its data (``finetune_split``).
     Degenerate cases:
-        λ_i frozen at 0, J = 1: Per-FedAvg (first-order) with uniform weights.
+        With λ_i frozen at 0 and J = 1 it is first-order Per-FedAvg with uniform weights.
     Departures:
-        Plain SGD steps: of the model's optimizer nothing is used, but for the weight decay of torch's SGD. Each step
-        takes J + 1 fresh batches, E x batches per epoch of them; no λ term in the outer step, as Algorithm 3 has it.
+        The steps are plain SGD; of the model's optimizer only the weight decay of torch's SGD is used. A round has E
+        times as many steps as an epoch has batches, and each step takes J + 1 new batches. The outer step has no λ
+        term, as in Algorithm 3.
 
     References:
         "Federated Learning Beyond Consensus", Algorithm 3.
 
     Args:
-        dual_lr: α_λ of FedBC.
-        inner_lr: α.
-        outer_lr: β.
-        num_inner_steps: J.
-        finetune_batch_size: Samples of the step before evaluation, unshuffled.
-        finetune_split: Where they are taken from: ``"train"``, or ``"test"``: the paper's protocol.
-        **fedbc: The other arguments of FedBC but ``init_from``.
+        dual_lr: Step size α_λ of FedBC; 0 freezes λ_i.
+        inner_lr: Step size α of the inner step.
+        outer_lr: Step size β of the outer step.
+        num_inner_steps: Number of inner steps J.
+        finetune_batch_size: Number of samples, unshuffled, of the step before evaluation.
+        finetune_split: Split from which these samples are taken: ``"train"``, or ``"test"`` as in the paper.
+        **fedbc: The other arguments of FedBC, except ``init_from``.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     def __init__(
@@ -79,18 +80,18 @@ class PerFedBC(FedBC):
         self.fine_tuning = FineTuning(inner_lr, finetune_batch_size, finetune_split)
 
     def check(self, engine: Engine) -> None:
-        """Plain steps."""
+        """Raise a ConfigurationError if the trainer or the model asks for anything but plain SGD steps."""
         engine.check_solver("Per-FedBC", ModelAgnostic)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """Nothing beside the duals: a client's own model is made from z."""
+        """Declare nothing but the state of the dual ascent, since a client's own model is made from z."""
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Model-agnostic steps from z, λ_i in the inner ones."""
+        """Train from z by model-agnostic steps, with the term of λ_i in the inner steps."""
         pull = Proximal(2 * self.dual_ascent.state(cohort)["dual"], server.z)
         solver = ModelAgnostic(self.inner_lr, self.outer_lr, self.num_inner_steps, inner_terms=[pull])
         engine.solve(cohort, start=server.model, solver=solver)
 
     def local_model(self, client: StagedClient, model: Tensor) -> Tensor:
-        """Z, before its step."""
+        """Return z; the fine-tuning step is taken on it at evaluation."""
         return model

@@ -29,32 +29,33 @@ class PFedMe(FedAvg):
         server    z ← (1 − β) z + β Σ p_i w_i
 
     State:
-        θ_i ``local_model`` (N, d + b).
+        Each client keeps θ_i ``local_model`` (N, d + b).
     Communication:
-        z down; w_i and n_i up.
+        The server sends z; each client sends w_i and n_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        θ_i, the last of the client's last round.
+        A client's own model is θ_i, the last θ of the client's last round.
     Degenerate cases:
-        None that is another method.
+        No choice of the arguments gives another method.
     Departures:
-        Plain SGD steps; of the model's optimizer η is used, and the weight decay of torch's SGD. The paper weights
-        uniformly, public codes by samples. The FedBC code tests w, not θ. With β < 1 buffers take the whole mean.
+        The steps are plain SGD; of the model's optimizer only η and the weight decay of torch's SGD are used. The paper
+        weights uniformly, public codes by samples. The FedBC code tests w, not θ. If β < 1, the buffers still are the
+        mean of the clients' buffers.
 
     References:
         Dinh et al. 2020, "Personalized Federated Learning with Moreau Envelopes", Algorithm 1.
 
     Args:
-        penalty: λ. The paper's grid: 15 ... 30 on MNIST.
-        personal_lr: η_θ.
-        num_inner_steps: K.
-        server_lr: β.
-        weighting: ``"uniform"``: p_i = 1 / S. ``"samples"``: p_i = n_i / Σ n_j.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        penalty: Strength λ of the pull to w. The paper's grid is 15 to 30 on MNIST.
+        personal_lr: Step size η_θ of θ.
+        num_inner_steps: Number K of steps of θ per batch.
+        server_lr: Fraction β of the way from z to the mean that the server takes.
+        weighting: Weights of the mean: ``"uniform"`` takes p_i = 1 / S, ``"samples"`` takes p_i = n_i / Σ n_j.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     has_local_model = True
@@ -77,18 +78,18 @@ class PFedMe(FedAvg):
         self.solver = MoreauEnvelope(penalty, personal_lr, num_inner_steps)
 
     def check(self, engine: Engine) -> None:
-        """Plain steps."""
+        """Raise a ConfigurationError if the trainer or the model asks for anything but plain SGD steps."""
         engine.check_solver("pFedMe", self.solver)
 
     def declare_state(self, state: StateDeclaration) -> None:
-        """θ_i."""
+        """Declare θ_i."""
         state.client_model("local_model")
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Steps on the envelope from z; the last θ is the personal model."""
+        """Train from z by steps on the envelope, and stage the last θ as the client's own model."""
         engine.solve(cohort, start=server.model, solver=self.solver)
         cohort.stage("local_model", torch.cat([self.solver.theta, cohort.buffers], dim=1))
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The mean, then β of the way to it."""
+        """Return the mean, and then the step by the fraction β towards it."""
         return [*super().server_callbacks(engine), self.server_sgd]

@@ -30,29 +30,31 @@ class QFedAvg(FederatedAlgorithm):
         server    z ← z − Σ Δ_i / Σ h_i
 
     State:
-        None.
+        The method keeps no state.
     Communication:
-        z down; Δ_i and h_i up.
+        The server sends z; each client sends Δ_i and h_i.
     Partial work:
-        Used.
+        The partial work of stragglers is used.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
-        q = 0 is FedAvg with uniform weights, where all clients have the same η or ``lipschitz`` is given.
+        q = 0 is FedAvg with uniform weights if all clients have the same η, or ``lipschitz`` is given.
     Departures:
-        F_i is taken as F_i + 1e-10, in evaluation mode (no dropout). With a scheduler η is the mean of the step sizes.
-        The FedBC code weights both sums by n_i and leaves L² out of ‖Δw_i‖². Buffers are averaged uniformly.
+        F_i is computed in evaluation mode (no dropout), and 1e-10 is added to it. With a scheduler, η is the mean of
+        the step sizes. The FedBC code weights both sums by n_i and leaves L² out of ‖Δw_i‖². Buffers are averaged
+        uniformly.
 
     References:
         Li et al. 2020, "Fair Resource Allocation in Federated Learning", Algorithm 2.
 
     Args:
-        q: q ≥ 0. The paper's grid: 0.001 ... 15; the FedBC paper's: 0.001 ... 5.
-        lipschitz: L; None: 1/η of the user's optimizer. After many local steps ‖L (z − w_i)‖² then dominates h_i and z
-            hardly moves, unless q is tiny: give an L of about 1 / (η K).
+        q: Fairness parameter q ≥ 0. The paper's grid is 0.001 to 15, the FedBC paper's 0.001 to 5.
+        lipschitz: Lipschitz constant L; None takes 1/η of the user's optimizer. After many local steps K,
+            ‖L (z − w_i)‖² then dominates h_i and z hardly moves unless q is tiny; give an L of about 1 / (η K).
 
     Raises:
-        ConfigurationError: A value outside its range; no ``lipschitz`` with several parameter groups; a negative loss.
+        ConfigurationError: A value is out of range, there are several parameter groups without ``lipschitz``, or a loss
+            is negative.
     """
 
     def __init__(self, q: float = 1.0, lipschitz: float | None = None) -> None:
@@ -62,7 +64,7 @@ class QFedAvg(FederatedAlgorithm):
         self.q, self.lipschitz = q, lipschitz
 
     def check(self, engine: Engine) -> None:
-        """One η, or L."""
+        """Raise a ConfigurationError if ``lipschitz`` is missing and the optimizer has several parameter groups."""
         if self.lipschitz is None and len(engine.layout.group_slices) > 1:
             raise ConfigurationError(
                 "algorithm.lipschitz: the model's optimizer has several parameter groups, so 1/η is not one number; "
@@ -70,7 +72,11 @@ class QFedAvg(FederatedAlgorithm):
             )
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """The loss at z, then default local training."""
+        """Compute the loss at z, then train from z by default local training.
+
+        Raises:
+            ConfigurationError: A loss is negative and q > 0.
+        """
         loss = engine.train_loss(cohort, server.model)
         if self.q and bool((loss < 0).any()):
             client = cohort.ids[int(loss.argmin())]
@@ -83,5 +89,5 @@ class QFedAvg(FederatedAlgorithm):
         cohort.valid &= torch.isfinite(loss)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """The mean, for buffers, and the fair step."""
+        """Return the mean, of which the buffers are kept, and the fair step."""
         return [WeightedAverage(by="uniform"), FairStep(self.q, self.lipschitz)]

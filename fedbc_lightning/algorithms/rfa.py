@@ -12,7 +12,8 @@ class RFA(FedAvg):
     """RFA: FedAvg whose server takes the geometric median of the clients' models in place of their mean.
 
     Problem:
-        min_v Σ p_i ‖v − w_i‖ at the server: less than half of the weight may send anything without moving z far.
+        min_v Σ p_i ‖v − w_i‖ at the server; clients with less than half of the weight cannot move z far, whatever they
+        send.
 
     Update::
 
@@ -20,28 +21,29 @@ class RFA(FedAvg):
         server    v ← Σ p_i w_i;  repeat  b_i = p_i / max(ν, ‖v − w_i‖),  v ← Σ b_i w_i / Σ b_i;  z ← v
 
     State:
-        None.
+        The method keeps no state.
     Communication:
-        z down; w_i and n_i up.
+        The server sends z; each client sends w_i and n_i.
     Partial work:
-        Dropped, as in FedAvg.
+        The partial work of stragglers is dropped, as in FedAvg.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
-        One client, or equal w_i: FedAvg. It is FedAvg with ``robust_rule: GeometricMedian``.
+        With one client, or equal w_i, it is FedAvg. It is always FedAvg with ``robust_rule: GeometricMedian``.
     Departures:
-        Runs to a relative change of 1e-6 or ``max_iter``; the public code stops after 4 sweeps, far from converged.
+        The iteration stops at a relative change of 1e-6 or after ``max_iter`` sweeps; the public code stops after 4
+        sweeps, far from convergence.
 
     References:
         Pillutla et al. 2022, "Robust Aggregation for Federated Learning", Algorithm 2 (smoothed Weiszfeld).
 
     Args:
-        weighting: ``"samples"``: p_i = n_i / Σ n_j. ``"uniform"``: p_i = 1 / S.
-        smoothing: ν, below which a distance counts as ν.
-        max_iter: Most sweeps.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        smoothing: Smallest distance ν > 0; a smaller distance counts as ν.
+        max_iter: Largest number of sweeps.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value is out of range.
     """
 
     def __init__(
@@ -50,5 +52,5 @@ class RFA(FedAvg):
         super().__init__(weighting, GeometricMedian(smoothing, max_iter))
 
     def __str__(self) -> str:
-        """Without its rule, which is the method."""
+        """Return the name without the robust rule, since the rule is the method."""
         return "RFA"

@@ -19,7 +19,7 @@ class SCAFFOLD(FederatedAlgorithm):
     """SCAFFOLD: each client's drift is corrected by control variates.
 
     Problem:
-        min_w (1/N) Σ f_i(w), exactly, however different the f_i are and however long clients train.
+        min_w (1/N) Σ f_i(w), exactly, even if the f_i differ much and clients train long.
 
     Update::
 
@@ -28,33 +28,34 @@ class SCAFFOLD(FederatedAlgorithm):
         server    c ← c + (1/N) Σ_{S_t} (c_i⁺ − c_i),    z ← z + η_s mean_{S_t}(w_i − z)
 
     State:
-        c_i (N, d) and c (d,), both ``control``, 0 at the start.
+        Each client keeps c_i (N, d) and the server keeps c (d,); both are named ``control`` and start at 0.
     Communication:
-        z and c down; w_i and c_i⁺ up.
+        The server sends z and c; each client sends w_i and c_i⁺.
     Partial work:
-        Used: K_i are the steps counted.
+        The partial work of stragglers is used; K_i is the number of steps that a client has taken.
     Local model:
-        The last w_i.
+        A client's own model is its last w_i.
     Degenerate cases:
-        With equal clients, all of them in every round, c_i = c: FedAvg with uniform weights.
+        With equal clients that all take part in every round, c_i = c and it is FedAvg with uniform weights.
     Departures:
-        With momentum or another optimizer ``control`` is the mean gradient (0.9 can diverge, 0.5 converges). With a
-        scheduler η is the mean of the step sizes, with several groups it goes by group. A client without a step, or
-        with steps of size 0 only, keeps its c_i. The FedBC code's "Scaffold" is another method: do not compare with its
-        rows.
+        With momentum or another optimizer, ``control`` is the mean gradient (momentum 0.9 can diverge, 0.5 converges).
+        With a scheduler, η is the mean of the step sizes; with several parameter groups, each group has its own η. A
+        client without a step, or with steps of size 0 only, keeps its c_i. The FedBC code's "Scaffold" is another
+        method, so do not compare with its rows.
 
     References:
         Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", Algorithm 1,
         options I (mean gradient) and II.
 
     Args:
-        server_lr: η_s (the paper's η_g).
-        control: ``"step_size"``: c_i⁺ by K_i η, exact for plain SGD only (no momentum, weight decay or clipping).
-            ``"gradient_mean"``: for any optimizer. ``"auto"``: the first with plain SGD, else the second.
-        robust_rule: What the server does with the w_i in place of the mean; None: the mean.
+        server_lr: Server learning rate η_s (the paper's η_g).
+        control: Form of c_i⁺: ``"step_size"`` divides by K_i η, which is exact for plain SGD only (no momentum, weight
+            decay or clipping). ``"gradient_mean"`` takes the mean gradient, for any optimizer. ``"auto"`` takes
+            ``"step_size"`` with plain SGD, else ``"gradient_mean"``.
+        robust_rule: Robust rule by which the server aggregates the w_i; None takes the mean.
 
     Raises:
-        ConfigurationError: ``control="step_size"`` with another optimizer than plain SGD.
+        ConfigurationError: ``control="step_size"`` is given with an optimizer other than plain SGD.
     """
 
     scalars_up = 0
@@ -70,12 +71,12 @@ class SCAFFOLD(FederatedAlgorithm):
         self.server_lr, self.control, self.robust_rule = server_lr, control, robust_rule
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
-        """Local training from z with the term ⟨c − c_i, w⟩."""
+        """Train from z with the term ⟨c − c_i, w⟩."""
         terms = [Linear(server["control"] - cohort.control)]
         engine.solve(cohort, start=server.model, terms=terms, record_gradient_mean=self._uses_gradient_mean(engine))
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
-        """Control variates, then the uniform mean and the server's step."""
+        """Return the control variates, the uniform mean and the server's step, in this order."""
         control_variates = ControlVariates(self._uses_gradient_mean(engine))
         return [control_variates, WeightedAverage("uniform", self.robust_rule), ServerSGD(self.server_lr)]
 

@@ -112,7 +112,7 @@ class ModelAgnostic(Solver):
 
 
 class MoreauEnvelope(Solver):
-    """Takes the steps of pFedMe: θ descends on f_i + λ/2 ‖θ − w‖², and w moves towards θ.
+    """Takes the steps of pFedMe, in which θ descends on f_i + λ/2 ‖θ − w‖² and w moves towards θ.
 
     Each step, on one batch b, is::
 
@@ -149,7 +149,7 @@ class MoreauEnvelope(Solver):
 
 
 class Mixture(Solver):
-    """Takes the steps of APFL: w descends on its own loss, v on the loss of the mixture v̄ = αv + (1 − α)w.
+    """Takes the steps of APFL, in which w descends on its own loss, and v on the loss of v̄ = αv + (1 − α)w.
 
     Each step, on one batch b, takes the old w and v on the right-hand sides::
 

@@ -38,7 +38,7 @@ def rows_of(values: Tensor, num_clients: int) -> Sequence[Tensor]:
 
 
 class Proximal:
-    """Pulls w towards a centre: c/2 ‖w − z‖², gradient c (w − z).
+    """Pulls w towards a centre by the term c/2 ‖w − z‖² with the gradient c (w − z).
 
     FedProx has c = μ, FedBC c = 2λ_i: "each client's step adds 2 λ_i (w − z)".
 

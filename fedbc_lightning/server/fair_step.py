@@ -10,7 +10,7 @@ from fedbc_lightning.state.declaration import ClientStore, ServerState
 
 
 class FairStep(ServerCallback):
-    """q-FedAvg's step: z ← z − Σ Δ_i / Σ h_i.
+    """Takes the step of q-FedAvg, z ← z − Σ Δ_i / Σ h_i.
 
     With Δw_i = L (z − w_i) and F_i the training loss at z before training::
 

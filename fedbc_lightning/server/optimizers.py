@@ -55,7 +55,7 @@ class ServerSGD(ServerOptimizer):
 
 
 class ServerMomentum(ServerOptimizer):
-    """FedAvgM's step: m ← β m − Δ̄, z ← z + η_s m.
+    """Takes the step of FedAvgM, which is m ← β m − Δ̄ and z ← z + η_s m.
 
     Args:
         lr: Server learning rate η_s.
