@@ -1,1 +1,1 @@
-"""Studies: many runs that differ in method, data and seed, compared pair by pair."""
+"""A study compares many runs that differ in method, data and seed, pair by pair."""

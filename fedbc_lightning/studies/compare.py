@@ -1,4 +1,4 @@
-"""``fedbc-cli compare``: a study from its config to its tables."""
+"""``fedbc-cli compare`` takes a study from its config to its tables and figures."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from fedbc_lightning.studies.tuning import check_tried, tune, validation_metric
 
 
 class Comparison:
-    """A study that is done, or gone on with, in its folder.
+    """Runs a study in its folder, or resumes it there, and writes its tables and figures.
 
     Args:
-        study: What is compared.
-        console: Where progress and tables are shown.
+        study: The study to run.
+        console: Terminal on which progress and tables are shown; None: standard output.
 
     Attributes:
-        results: One row per run, see :func:`~fedbc_lightning.studies.results.read_results`.
-        differences: See :func:`~fedbc_lightning.studies.statistics.paired_differences`.
-        problems: Why some of it is not to be trusted; empty: nothing is wrong.
+        results: Table with one row per run, from :func:`~fedbc_lightning.studies.results.read_results`.
+        differences: Table made by :func:`~fedbc_lightning.studies.statistics.paired_differences`.
+        problems: Reasons why some of the runs cannot be compared; an empty list means that none was found.
     """
 
     def __init__(self, study: Study, console: Console | None = None) -> None:
@@ -52,10 +52,10 @@ class Comparison:
         self.problems: list[str] = []
 
     def run(self) -> bool:
-        """Everything: checks, tuning, runs, tables, figures; whether no run failed.
+        """Check, tune, run, write tables and figures; return whether every run finished and can be compared.
 
         Raises:
-            ConfigurationError: The study cannot be done as it is given; nothing has been started by then.
+            ConfigurationError: The study cannot be run as configured.
         """
         study = self.study
         self.check()
@@ -84,7 +84,7 @@ class Comparison:
         return states
 
     def _runs(self, chosen: dict[tuple[str, str], dict[str, Any]]) -> list[Run]:
-        """The runs that are reported: seed by seed, so that early tables compare something."""
+        """Return the runs that are reported, ordered by seed so that the tables of a partial study can compare."""
         study = self.study
         return [
             study.run(variant, method, seed, chosen.get((variant, method.name)))
@@ -103,12 +103,13 @@ class Comparison:
             return Schedule(runs, self._workers, on_change, self.study.together).run()
 
     def _look_at_metrics(self, states: Sequence[State]) -> None:
-        """Of the first finished runs: that they log what is looked at, before all the others are done.
+        """Check on the first finished runs that they log the study's metrics, before all others have been run.
 
-        What tunes is looked at in the first run of each algorithm in each variant, what is reported once all have one.
+        The tuning metric is checked on the first finished trial of each algorithm in each variant, the reported metrics
+        as soon as one run of every algorithm has finished.
 
         Raises:
-            ConfigurationError: None does.
+            ConfigurationError: A metric is not logged.
         """
         done = finished(states)
         for run in done:
@@ -123,13 +124,13 @@ class Comparison:
     # before anything starts
 
     def check(self) -> None:
-        """Parse command lines in this process, and look at what a study cannot do.
+        """Parse the command lines of representative runs in this process, and refuse settings that no study can have.
 
-        Those of each algorithm with each value of its grids in the first variant, of the first algorithm in each
-        variant, and of all algorithms in a variant that sets something of the algorithm.
+        These runs are: every algorithm with every value of its grids in the first variant, the first algorithm in every
+        other variant, and all algorithms in a variant that overrides a setting of the algorithm.
 
         Raises:
-            ConfigurationError: Something is wrong, with the run that shows it.
+            ConfigurationError: A command line is wrong or a setting is refused; the message names the run.
         """
         study = self.study
         if any(method.tuned for method in study.methods):
@@ -151,7 +152,7 @@ class Comparison:
                 self._check_run(variant, method, method.first())
 
     def _check_run(self, variant: str, method: Method, tried: dict[str, Any]) -> None:
-        """Parse the command line of one run with values of what is tuned."""
+        """Parse the command line of one run whose tuned settings have the values ``tried``, and check its settings."""
         study = self.study
         run = study.run(variant, method, study.seed_list[0], tried)
         parsed = parse(run)["fit"]
@@ -180,7 +181,7 @@ class Comparison:
     # afterwards
 
     def _write(self) -> None:
-        """``results.csv``, ``differences.csv``, ``table.md``, ``table.tex``, figures and TensorBoard's hparams."""
+        """Write ``results.csv``, ``differences.csv``, ``table.md``, ``table.tex``, figures and TensorBoard hparams."""
         study, folder = self.study, self.study.results_folder
         self.results = read_results(study, self.states)
         if finished(self.states):
@@ -214,7 +215,7 @@ class Comparison:
         return [*(f"NOT COMPARABLE: {problem}" for problem in self.problems), *failed]
 
     def _write_hparams(self) -> None:
-        """What TensorBoard's tab HPARAMS shows: a line per run, settings beside reported values."""
+        """Write one entry per finished run for TensorBoard's HPARAMS tab: its settings and its reported values."""
         from torch.utils.tensorboard.summary import hparams
         from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -245,7 +246,7 @@ class Comparison:
 
 
 class _Parsed(FederatedCLI):
-    """A command line of ``fit`` that is parsed, and neither built nor run."""
+    """Parses a command line of ``fit`` without building or running anything."""
 
     def _set_seed(self) -> None: ...
 
@@ -257,10 +258,10 @@ class _Parsed(FederatedCLI):
 
 
 def parse(run: Run) -> Namespace:
-    """The whole config of a run.
+    """Parse the command line of a run and return its complete config.
 
     Raises:
-        ConfigurationError: Its command line is wrong, with the parser's own words.
+        ConfigurationError: The command line is wrong; the message is the parser's.
     """
     with parser_errors(run):
         return _Parsed(args=run.words(), parser_kwargs={"prog": PROG}).config
@@ -268,10 +269,10 @@ def parse(run: Run) -> Namespace:
 
 @contextlib.contextmanager
 def parser_errors(run: Run) -> Iterator[None]:
-    """Make an error of what a parser says of a run's command line; what else is printed to stderr is dropped.
+    """Turn the parser's exit into an error that names the run; other output to stderr is dropped.
 
     Raises:
-        ConfigurationError: The parser ended the process.
+        ConfigurationError: The parser has refused the command line and asked to end the process.
     """
     said = io.StringIO()
     try:

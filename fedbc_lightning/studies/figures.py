@@ -1,4 +1,4 @@
-"""Curves of a study: means over seeds with their spread, against rounds, bytes and seconds."""
+"""The curves of a study show means over seeds and their spread against rounds, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ COLUMNS = 3
 
 
 def read_curves(study: Study, states: Iterable[State]) -> pd.DataFrame:
-    """All rows of all finished runs' ``metrics.csv``, with what each round has cost so far.
+    """Read ``metrics.csv`` of all finished runs, with the accumulated cost up to each round.
 
-    Columns: variant, algorithm, seed, rounds, bytes (in MB), seconds, and the study's metrics.
+    The columns are variant, algorithm, seed, rounds, bytes (in MB), seconds, and the study's metrics.
     """
     parts = []
     for state in states:
@@ -46,7 +46,7 @@ def read_curves(study: Study, states: Iterable[State]) -> pd.DataFrame:
 
 
 def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
-    """``<metric>_<axis>.png`` and ``.svg`` for every metric and axis; the files.
+    """Write ``<metric>_<axis>.png`` and ``.svg`` for every metric and axis, and return the files.
 
     A line is the mean over seeds at equal rounds, drawn at their mean cost; the band is one standard deviation.
     """
@@ -74,7 +74,7 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
 
 
 def colors_of(study: Study) -> dict[str, str]:
-    """Algorithm -> its colour, which stays the same where only some of the study's algorithms are run."""
+    """Map each algorithm to its colour, which stays the same when only some of the algorithms are run."""
     names = list(study.algorithms)
     if len(names) <= 10:
         return {name: f"C{place}" for place, name in enumerate(names)}
@@ -85,21 +85,21 @@ def colors_of(study: Study) -> dict[str, str]:
 def panels_of(
     rows: int, columns: int, width: float, height: float, *, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure without a window and its panels, each so many inches wide and high."""
+    """Create a figure without a window and its panels, each ``width`` by ``height`` inches."""
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
 
 
 def label_x(panel: Axes, label: str) -> None:
-    """Name the horizontal axis; rounds are marked at whole numbers."""
+    """Label the horizontal axis; an axis of rounds gets ticks at whole numbers only."""
     panel.set_xlabel(label)
     if label == AXES["rounds"]:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def legend_below(figure: Figure, panels: Iterable[Axes], columns: int = 5) -> None:
-    """One legend of all that these panels show, below the figure."""
+    """Draw one legend for all these panels below the figure."""
     shown: dict[str, Artist] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
@@ -110,7 +110,7 @@ def legend_below(figure: Figure, panels: Iterable[Axes], columns: int = 5) -> No
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write ``<name>.png`` and ``.svg``, the same bytes for the same figure; the files."""
+    """Write ``<name>.png`` and ``.svg`` and return the files; equal figures give equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
     with mpl.rc_context({"svg.hashsalt": "fedbc"}):

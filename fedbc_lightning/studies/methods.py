@@ -1,4 +1,4 @@
-"""The lines of a study's tables: algorithms with their settings, and ranges of what is tuned."""
+"""A method is one line of a study's tables: an algorithm, its settings, and the ranges of those to tune."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SECTIONS = ("trainer", "algorithm", "model", "data", "optimizer", "lr_scheduler"
 
 @dataclass(frozen=True)
 class Range:
-    """Values to be tuned: a list, or an interval.
+    """The values of one setting from which tuning chooses: a list, or an interval.
 
     Attributes:
-        grid: The values, or None.
-        low: Lower end of the interval, or None; ``high`` the upper one.
-        high: See there.
+        grid: The values of a list; None for an interval.
+        low: Lower end of the interval; None for a list.
+        high: Upper end of the interval; None for a list.
         log: Whether the interval is searched on a logarithmic scale.
-        untuned: The value where tuning is left out; None: the algorithm's own default, or the base config's.
+        untuned: Value that is used when tuning is skipped; None: the base config's, or else the algorithm's default.
     """
 
     grid: tuple[Any, ...] | None = None
@@ -32,10 +32,10 @@ class Range:
 
     @classmethod
     def read(cls, place: str, value: Mapping[str, Any]) -> Range:
-        """From ``{grid: [...]}`` or ``{low: ..., high: ..., log: ...}``, each with or without ``untuned``.
+        """Read a range from ``{grid: [...]}`` or ``{low: ..., high: ..., log: ...}``, with or without ``untuned``.
 
         Raises:
-            ConfigurationError: Neither of the two, or a value twice.
+            ConfigurationError: The mapping has neither form, or a value is given twice.
         """
         grid, untuned = value.get("grid"), value.get("untuned")
         if set(value) - {"untuned"} == {"grid"} and isinstance(grid, list) and grid:
@@ -61,10 +61,10 @@ class Method:
     """One line of the tables: an algorithm with its settings.
 
     Attributes:
-        name: In the tables.
-        algorithm: The class, as ``--algorithm`` takes it.
-        settings: Full keys, e.g. ``algorithm.dual_lr`` or ``model.lr``, with their values.
-        tuned: Full keys of what is tuned.
+        name: Name of the method in the tables.
+        algorithm: Class of the algorithm, as ``--algorithm`` takes it.
+        settings: Map from full keys, e.g. ``algorithm.dual_lr`` or ``model.lr``, to values.
+        tuned: Map from full keys of the settings to tune to their ranges.
     """
 
     name: str
@@ -74,10 +74,10 @@ class Method:
 
     @classmethod
     def read(cls, name: str, given: Any) -> Method:
-        """From an entry of ``algorithms``.
+        """Read a method from an entry of the study's ``algorithms``.
 
         Raises:
-            ConfigurationError: It is no mapping, or holds a mapping that is no range.
+            ConfigurationError: The entry is no mapping, or holds a mapping that is no range.
         """
         given = {} if given is None else given
         if not isinstance(given, Mapping):
@@ -94,41 +94,42 @@ class Method:
         return cls(name, str(given.get("algorithm", name)), settings, tuned)
 
     def untuned(self) -> Method:
-        """The same without ranges."""
+        """Return the method with each range replaced by its ``untuned`` value, or left out if there is none."""
         fixed = {key: values.untuned for key, values in self.tuned.items() if values.untuned is not None}
         return replace(self, settings={**self.settings, **fixed}, tuned={})
 
     def first(self) -> dict[str, Any]:
-        """One combination of the tuned values, to look at before anything is tuned."""
+        """Return one combination of tuned values, for checks before anything is tuned."""
         return next(self.each_value())
 
     def each_value(self) -> Iterator[dict[str, Any]]:
-        """Combinations in which each value of each grid is there; one where nothing is tuned."""
+        """Yield few combinations that contain each value of each grid; a single empty one if nothing is tuned."""
         lists = {key: values.grid or (values.low, values.high) for key, values in self.tuned.items()}
         for k in range(max((len(values) for values in lists.values()), default=1)):
             yield {key: values[min(k, len(values) - 1)] for key, values in lists.items()}
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """All combinations of the tuned values; one empty one where nothing is tuned."""
+        """Yield all combinations of the tuned values; a single empty one if nothing is tuned."""
         for values in itertools.product(*(values.grid or () for values in self.tuned.values())):
             yield dict(zip(self.tuned, values, strict=True))
 
 
 @dataclass
 class Tuning:
-    """How settings given as ``{grid: ...}`` or ``{low: ..., high: ...}`` are chosen, on validation data alone.
+    """How settings given as ``{grid: ...}`` or ``{low: ..., high: ...}`` are chosen, on validation data only.
 
     Args:
-        val_fraction: Of each client's training data that becomes validation data while tuning. The runs that are
-            reported train on all of it again (unless their own ``data.val_fraction`` is above 0).
-        seeds: Seeds of the runs that choose, averaged over.
-        max_rounds: T of these runs; None: as in the study. A list, of which the last may be None, halves successively:
-            all combinations of a grid for the first T, the best third for the next, and so on. Few rounds favour large
-            steps.
-        metric: What is looked at, after the last round; None: the first of ``metrics`` on validation data.
-        trials: Combinations that are tried where something is an interval (Optuna's TPE); a grid is tried in full.
-        skip: Try nothing: take the ``untuned`` value of each range, or the default where it has none. The study then
-            has a name of its own, and every table says so.
+        val_fraction: Fraction of each client's training data held out for validation while tuning, in (0, 1). The runs
+            that are reported train on all of it again (unless their own ``data.val_fraction`` is above 0).
+        seeds: Seeds of the tuning runs; the score of a combination is the mean over them.
+        max_rounds: T of the tuning runs; None: as in the study. A list, of which the last may be None, is for
+            successive halving: all combinations of a grid for the first T, the best third of them for the next, and so
+            on. Few rounds favour large steps.
+        metric: Metric by which combinations are ranked, after the last round; None: the first of ``metrics`` on
+            validation data.
+        trials: Number of combinations tried if a setting has an interval (Optuna's TPE); a grid is tried in full.
+        skip: Tune nothing: take the ``untuned`` value of each range, or the default where it has none. The study's name
+            then ends in ``_untuned``, and every table says so.
     """
 
     val_fraction: float = 0.2
@@ -140,12 +141,12 @@ class Tuning:
 
     @property
     def rungs(self) -> list[int | None]:
-        """T of the runs that tune, of one choice after the other."""
+        """T of the tuning runs, one entry per rung of successive halving; None: as in the study."""
         return list(self.max_rounds) if isinstance(self.max_rounds, list) else [self.max_rounds]
 
 
 def short(value: Any) -> str:
-    """A value in a file name.
+    """Format a value for a file name.
 
     Example:
         >>> short(0.001), short(10), short("a b"), short(1e-05)

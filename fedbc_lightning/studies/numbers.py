@@ -1,4 +1,4 @@
-"""How the values of a metric are shown."""
+"""Formats the values of a metric for tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rows = list[list[str]]
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is shown in percent.
+    """Return whether a metric is shown in percent.
 
     Example:
         >>> is_share("global/test_accuracy"), is_share("global/test_loss")
@@ -22,7 +22,7 @@ def is_share(metric: str) -> bool:
 
 
 def number(value: float, metric: str) -> str:
-    """A value as it is shown.
+    """Format a value of a metric.
 
     Example:
         >>> number(0.8312, "global/test_accuracy"), number(1.5, "global/test_loss"), number(math.nan, "x")
@@ -34,7 +34,7 @@ def number(value: float, metric: str) -> str:
 
 
 def signed(value: float, metric: str) -> str:
-    """A difference as it is shown.
+    """Format a difference of a metric, with its sign.
 
     Example:
         >>> signed(0.0123, "global/test_accuracy"), signed(0.0, "global/test_loss")
@@ -47,12 +47,12 @@ def signed(value: float, metric: str) -> str:
 
 
 def mean_and_deviation(found: pd.Series, metric: str, num_seeds: int) -> str:
-    """A row of :func:`~fedbc_lightning.studies.statistics.summarise` as it is shown.
+    """Format a row of :func:`~fedbc_lightning.studies.statistics.summarise` as mean ± standard deviation.
 
     Args:
-        found: The row.
-        metric: Its metric.
-        num_seeds: Of the study; where fewer gave a number, that is said.
+        found: The row to format.
+        metric: Metric of the row.
+        num_seeds: Number of the study's seeds; the text says so if fewer of them gave a value.
     """
     text = number(found["mean"], metric)
     text = f"{text} ± {number(found['std'], metric)}" if found["num_seeds"] > 1 else text
@@ -60,12 +60,12 @@ def mean_and_deviation(found: pd.Series, metric: str, num_seeds: int) -> str:
 
 
 def difference_and_interval(found: pd.Series, metric: str, num_seeds: int) -> str:
-    """A row of :func:`~fedbc_lightning.studies.statistics.paired_differences` as it is shown.
+    """Format a row of :func:`~fedbc_lightning.studies.statistics.paired_differences` as mean [interval].
 
     Args:
-        found: The row.
-        metric: Its metric.
-        num_seeds: Of the study; where fewer gave a pair, that is said.
+        found: The row to format.
+        metric: Metric of the row.
+        num_seeds: Number of the study's seeds; the text says so if fewer of them gave a pair.
     """
     text = signed(found["difference"], metric)
     if not math.isnan(found["low"]):
@@ -77,14 +77,14 @@ def grid(
     names: Iterable[str], blocks: Mapping[str, Mapping[str, str]], found: pd.DataFrame, metric: str,
     cell: Callable[[pd.Series, str], str],
 ) -> Rows:  # fmt: skip
-    """What ``cell`` says of the entry of each algorithm in each variant, ``-`` without one.
+    """Lay out the entries of one metric, with ``-`` where an algorithm has no entry in a variant.
 
     Args:
-        names: Of the algorithms.
-        blocks: See :meth:`Study.blocks <fedbc_lightning.studies.study.Study.blocks>`.
-        found: Has columns metric, variant, algorithm.
-        metric: Of the entries.
-        cell: Takes an entry, whose ``name`` is (variant, algorithm), and the metric.
+        names: Names of the algorithms.
+        blocks: Layout of the variants, from :meth:`Study.blocks <fedbc_lightning.studies.study.Study.blocks>`.
+        found: Table of the entries, with columns metric, variant, algorithm.
+        metric: Metric whose entries are shown.
+        cell: Formats one entry, whose ``name`` is (variant, algorithm), for a metric.
 
     Returns:
         A header, then a row per algorithm and block.
@@ -98,7 +98,7 @@ def grid(
 
 
 def laid_out(names: Iterable[str], blocks: Mapping[str, Mapping[str, str]], text: Callable[[str, str], str]) -> Rows:
-    """A header, then a row per block and name: what ``text`` says of each variant and name, ``-`` without a variant."""
+    """Return a header, then a row per block and name with ``text(variant, name)``, or ``-`` without a variant."""
     names = list(names)
     columns = list(dict.fromkeys(column for block in blocks.values() for column in block))
     rows = [["", *columns]]

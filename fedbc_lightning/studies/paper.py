@@ -1,4 +1,4 @@
-"""What a paper says, beside what comes out here: its numbers, and whether its claims hold."""
+"""Compares a paper's numbers with ours, and checks whether its claims hold here."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Claim:
-    """That one algorithm is better than others.
+    """The claim of a paper that one algorithm is better than others.
 
     Args:
-        better: The algorithm, by its name in the study.
-        than: The others.
-        variants: Where, by names of variants or of levels; None: in all.
+        better: Name in the study of the algorithm that is claimed to be better.
+        than: Names of the other algorithms.
+        variants: Variants or levels for which the claim is made; None: all.
     """
 
     better: str
@@ -42,15 +42,15 @@ class Claim:
 
 @dataclass
 class Paper:
-    """A table of a paper.
+    """A table of a paper, shown beside our numbers.
 
     Args:
-        title: Which paper and table.
-        metric: Which of the study's metrics it shows.
+        title: Name of the paper and number of the table.
+        metric: The study's metric that the table shows.
         only: Levels of the study's factors that this table is about, e.g. ``[E = 5]``; the cells do not name them.
-        values: Algorithm -> variant -> the paper's cell, e.g. ``83.61 ± 0.43``, in the unit in which tables show the
-            metric (accuracies in percent). With factors: algorithm -> level -> level -> cell.
-        claims: What the paper concludes.
+        values: The paper's cells: algorithm -> variant -> cell, e.g. ``83.61 ± 0.43``, in the unit in which tables show
+            the metric (accuracies in percent). With factors: algorithm -> level -> level -> cell.
+        claims: Conclusions of the paper, which are checked on our runs.
     """
 
     title: str
@@ -61,20 +61,20 @@ class Paper:
 
     @property
     def algorithms(self) -> list[str]:
-        """Those that the table shows, by their names in the study."""
+        """Names in the study of the algorithms that the table or its claims mention."""
         return list(dict.fromkeys([*self.values, *(n for claim in self.claims for n in (claim.better, *claim.than))]))
 
     def check(self, place: str, algorithms: list[str], levels: list[tuple[str, ...]], metrics: list[str]) -> None:
-        """Raise unless all names are those of the study.
+        """Raise unless the study knows all names that are used here.
 
         Args:
-            place: In the config.
-            algorithms: Of the study.
-            levels: Of each variant of the study.
-            metrics: Of the study.
+            place: Key of this table in the config, for messages.
+            algorithms: Names of the study's algorithms.
+            levels: Levels of each variant of the study.
+            metrics: Metrics of the study.
 
         Raises:
-            ConfigurationError: One is not.
+            ConfigurationError: The study does not know a name.
         """
         if self.metric not in metrics:
             raise ConfigurationError(f"{place}.metric: '{self.metric}' is not among the metrics {', '.join(metrics)}.")
@@ -90,11 +90,11 @@ class Paper:
                 raise ConfigurationError(f"{place}: '{unknown[0]}' is not among the {kind} {', '.join(among)}.")
 
     def cell(self, algorithm: str, levels: Iterable[str]) -> str:
-        """What the table prints; empty where it prints nothing.
+        """Return the text that the paper's table prints; empty where it prints nothing.
 
         Args:
-            algorithm: The row.
-            levels: Of the variant, in the order of the factors.
+            algorithm: Name of the row.
+            levels: Levels of the variant, in the order of the factors.
 
         Example:
             >>> values = {"FedBC": {"C = 1": {"e = 1.1": "50.35 ± 0.91"}}}
@@ -110,7 +110,7 @@ class Paper:
         return "" if isinstance(found, dict) else str(found)
 
     def mean(self, algorithm: str, levels: Iterable[str]) -> float:
-        """The paper's mean as a plain number, of an accuracy between 0 and 1; NaN where it says none.
+        """Return the paper's mean as a plain number, an accuracy in [0, 1]; NaN where the table has none.
 
         Example:
             >>> values = {"FedBC": {"E = 1": "87.83 ± 0.35"}}
@@ -123,7 +123,7 @@ class Paper:
         return round(float(found[0]) / 100, 12) if is_share(self.metric) else float(found[0])
 
     def number_rows(self, study: Study, summary: pd.DataFrame) -> Rows:
-        """A header, then a row per algorithm: ours, and the paper's in parentheses."""
+        """Return a header, then a row per algorithm with our numbers and the paper's in parentheses."""
         ours = summary[summary["metric"] == self.metric].set_index(["variant", "algorithm"])
 
         def text(variant: str, name: str) -> str:
@@ -136,10 +136,11 @@ class Paper:
         return laid_out(names, study.blocks(self.only), text)
 
     def claim_rows(self, study: Study, results: pd.DataFrame) -> Rows:
-        """A header, then a row per pair: whether the claim holds, by the interval of the paired difference.
+        """Return a header, then a row per claimed pair that says whether the claim holds.
 
-        It holds where the interval lies above 0 (below 0 for a metric that should be small), it fails where the
-        interval lies on the other side, and is open where the interval holds 0 or there is none.
+        A claim holds where the interval of the paired difference lies above 0 (below 0 for a metric that should be
+        small), it fails where the interval lies on the other side, and is open where the interval contains 0 or there
+        is none.
         """
         sign = -1 if study.is_lower_better(self.metric) else 1
         present = {method.name for method in study.methods}
@@ -168,7 +169,7 @@ class Paper:
 
 
 def _keys(cells: dict[str, Any]) -> Iterator[str]:
-    """All keys of nested mappings."""
+    """Yield all keys of nested mappings."""
     for key, value in cells.items():
         yield key
         if isinstance(value, dict):
@@ -176,7 +177,7 @@ def _keys(cells: dict[str, Any]) -> Iterator[str]:
 
 
 def verdict(one_end: float, other_end: float) -> str:
-    """Whether a claim holds, by the ends of an interval of what should be positive.
+    """Decide whether a claim holds from the two ends of the interval of a difference that should be positive.
 
     Example:
         >>> verdict(0.1, 0.3), verdict(-0.2, 0.1), verdict(-0.1, -0.3), verdict(math.nan, math.nan)

@@ -1,4 +1,4 @@
-"""What a study would take: each algorithm in each variant is planned once, with its first seed."""
+"""Estimates the cost of a study: each algorithm is measured once in each variant, with its first seed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from fedbc_lightning.studies.tuning import read_tuned, rungs
 
 @dataclass
 class PlannedMethod:
-    """One algorithm in one variant.
+    """The estimated cost of one algorithm in one variant.
 
     Attributes:
-        variant: Its name.
-        method: The algorithm's name in the tables.
-        plan: Of one run that is reported.
-        num_runs: That are reported.
-        num_trials: That tune.
-        num_finished: Of both, that are finished; they count for nothing.
-        num_rounds: Of all runs that are to be done, tuning included.
-        start_seconds: That a run takes before its first round, in a process that has torch in memory.
+        variant: Name of the variant.
+        method: Name of the algorithm in the tables.
+        plan: Estimate for one run that is reported.
+        num_runs: Number of runs that are reported.
+        num_trials: Number of runs for tuning.
+        num_finished: Number of runs of both kinds that are finished already, and so cost nothing more.
+        num_rounds: Number of rounds of all runs still to be done, tuning included.
+        start_seconds: Seconds that a run takes before its first round, in a process that has imported torch.
     """
 
     variant: str
@@ -48,45 +48,46 @@ class PlannedMethod:
 
     @property
     def num_left(self) -> int:
-        """Runs that are to be done, tuning included."""
+        """Number of runs still to be done, tuning included."""
         return self.num_runs + self.num_trials - self.num_finished
 
     @property
     def share(self) -> float:
-        """What is to be done, in runs of all rounds."""
+        """The work still to be done, as a number of full-length runs."""
         return self.num_rounds / self.plan.max_rounds
 
     @property
     def seconds(self) -> float:
-        """Of these runs, one after another."""
+        """Seconds that the runs still to be done take one after another."""
         return self.share * self.plan.seconds + self.num_left * self.start_seconds
 
     @property
     def disk(self) -> int:
-        """Bytes that these runs leave."""
+        """Bytes on disk that the runs still to be done leave behind."""
         kept = sum(size for what, size in self.plan.disk.items() if "while it is written" not in what)
         return self.num_left * kept
 
     @property
     def bytes_up(self) -> int:
-        """That the clients of these runs send."""
+        """Bytes that the clients send in the runs still to be done."""
         return round(self.share * self.plan.bytes_up)
 
     @property
     def bytes_down(self) -> int:
-        """That they receive."""
+        """Bytes that the clients receive in the runs still to be done."""
         return round(self.share * self.plan.bytes_down)
 
 
 @dataclass
 class StudyPlan:
-    """What a study would take; see :class:`~fedbc_lightning.planning.Plan` for how rough its times are.
+    """The estimated cost of a study; its times are as rough as those of :class:`~fedbc_lightning.planning.Plan`.
 
     Attributes:
-        name: Of the study.
-        rows: One for each variant and algorithm.
-        num_workers: Runs at a time.
-        together: Of each worker at once; its gain is not measured, so the times are those of one after another.
+        name: Name of the study.
+        rows: Estimates for each variant and algorithm.
+        num_workers: Number of worker processes.
+        together: Largest number of runs that a worker does as one stack. The gain is not measured: times are for runs
+            one after another.
     """
 
     name: str
@@ -96,28 +97,28 @@ class StudyPlan:
 
     @property
     def seconds(self) -> float:
-        """On all workers: an even share of the work, but no less than the longest run."""
+        """Seconds on all workers: an even share of the work, but at least the longest run."""
         longest = max((row.plan.seconds for row in self.rows if row.num_rounds), default=0.0)
         return max(sum(row.seconds for row in self.rows) / self.num_workers, longest)
 
     @property
     def disk(self) -> int:
-        """Bytes that all runs leave."""
+        """Bytes on disk that all runs still to be done leave behind."""
         return sum(row.disk for row in self.rows)
 
     @property
     def bytes_up(self) -> int:
-        """That all clients send."""
+        """Bytes that all clients send."""
         return sum(row.bytes_up for row in self.rows)
 
     @property
     def bytes_down(self) -> int:
-        """That they receive."""
+        """Bytes that all clients receive."""
         return sum(row.bytes_down for row in self.rows)
 
 
 class _Planned(FederatedCLI):
-    """A command line of ``plan`` whose numbers are kept and not printed."""
+    """Runs a command line of ``plan`` and keeps its numbers instead of printing them."""
 
     def _run_subcommand(self, subcommand: str) -> None:
         built = time.perf_counter()
@@ -126,13 +127,13 @@ class _Planned(FederatedCLI):
 
 
 def plan_study(study: Study) -> StudyPlan:
-    """Measure, one after another, in this process.
+    """Estimate the cost of a study, measuring its runs one after another in this process.
 
     Args:
-        study: What is planned.
+        study: The study to plan.
 
     Raises:
-        ConfigurationError: The study cannot be done as it is given, with the run that shows it.
+        ConfigurationError: The study cannot be run as configured; the message names the run.
     """
     Comparison(study).check()
     tuned = read_tuned(study)
@@ -169,7 +170,7 @@ def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, A
 
 
 def _count_trials(study: Study, method: Method) -> list[tuple[int, int]]:
-    """Rungs with the number of runs that tune an algorithm in a variant."""
+    """Return pairs of a rung and its number of tuning runs, for one algorithm in one variant."""
     if not method.tuned:
         return []
     num_seeds = len(study.tuning.seeds)
@@ -179,10 +180,10 @@ def _count_trials(study: Study, method: Method) -> list[tuple[int, int]]:
 
 
 def plan_run(run: Run) -> tuple[Plan, float]:
-    """What one run would take, and the seconds until its parts are built.
+    """Return the estimated cost of one run, and the seconds until its objects are built.
 
     Raises:
-        ConfigurationError: It cannot be done, with its title.
+        ConfigurationError: The run cannot be done as configured; the message names it.
     """
     started = time.perf_counter()
     try:

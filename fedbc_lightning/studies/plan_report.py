@@ -1,4 +1,4 @@
-"""What ``fedbc-cli plan`` prints of a study."""
+"""Prints the table of ``fedbc-cli plan`` for a study."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_study_plan(plan: StudyPlan) -> None:
-    """Print what a study would take: a row per variant and algorithm, and the total."""
+    """Print the estimated cost of a study: a row per variant and algorithm, and the total."""
     table = Table(title=plan.name, title_justify="left", title_style="bold", box=None, header_style="dim",
                   pad_edge=False)  # fmt: skip
     for name in ("variant", "algorithm"):

@@ -1,4 +1,4 @@
-"""What a person sees of a study while it runs: all of it in one bar, a line for each worker, time left."""
+"""Shows a running study: one bar for all of it, a line for each worker, and the time left."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 class StudyProgress:
-    """A live view on a terminal; elsewhere a line for each run that ends and now and then one on the rest.
+    """Shows a live view on a terminal; elsewhere prints a line for each run that ends and a summary now and then.
 
     Args:
-        title: What is done, e.g. ``tuning``.
-        console: Where it is shown.
+        title: Name of the current stage, e.g. ``tuning``.
+        console: Console on which the progress is shown.
     """
 
     def __init__(self, title: str, console: Console) -> None:
@@ -46,7 +46,7 @@ class StudyProgress:
             self._live.stop()
 
     def show(self, schedule: Schedule) -> None:
-        """Take note of where the runs are."""
+        """Update the view from the states of the runs."""
         self._tell_ends(schedule)
         if self._live is not None:
             self._live.update(self._view(schedule))
@@ -93,9 +93,9 @@ class StudyProgress:
 
 
 def seconds_left(schedule: Schedule) -> float | None:
-    """What the rest will take if it goes on as so far in this session; None: nothing is known yet.
+    """Estimate the seconds that are left from the pace of this session; None if nothing is known yet.
 
-    A run counts by its share of rounds; runs and rounds that were done before count for nothing.
+    The work of a run is the fraction of its rounds. Runs and rounds that were done before this session do not count.
     """
     here = [state for state in schedule.states if state.status != "finished" or state.seconds]
     left = sum(1 - _share(state) for state in here)
@@ -110,13 +110,13 @@ def _share(state: State) -> float:
 
 
 def _titles(states: Sequence[State]) -> str:
-    """Of what a worker does: the first run, and how many beside it."""
+    """Return the title of a worker's first run, and how many runs it does beside it."""
     others = len(states) - 1
     return states[0].run.title + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
 
 
 def _rounds(states: Sequence[State]) -> str:
-    """Where they are, the first to the last of them."""
+    """Return the rounds that a worker's runs have reached, from the slowest run to the fastest."""
     known = [state.max_rounds for state in states if state.max_rounds]
     if not known:
         return "starting"

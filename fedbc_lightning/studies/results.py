@@ -1,4 +1,4 @@
-"""One row per run: what its tables say of the reported round."""
+"""Reads the results of a study from the tables of its runs: one row per run, of the reported round."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ from fedbc_lightning.studies.study import COLUMNS, Report, Study
 
 
 def read_metrics(run: Run) -> pd.DataFrame | None:
-    """``metrics.csv`` of a run, a row per round; None: it has not begun."""
+    """Read ``metrics.csv`` of a run, which has a row per round; None if the run has not begun."""
     folder = version_folder(run.folder)
     return None if folder is None else pd.read_csv(folder / "metrics.csv")
 
 
 def finished(states: Iterable[State]) -> list[Run]:
-    """The runs that have ended well, in their order."""
+    """Return the runs that have finished without error, in the given order."""
     return [state.run for state in states if state.status == "finished"]
 
 
 def finished_folder(run: Run) -> Path:
-    """Where the tables of a finished run lie."""
+    """Return the folder with the tables of a finished run."""
     folder = version_folder(run.folder)
     assert folder is not None
     return folder
 
 
 def read_table(run: Run, name: str) -> pd.DataFrame:
-    """``metrics``, ``clients`` or ``evaluation`` of a finished run."""
+    """Read the table ``metrics``, ``clients`` or ``evaluation`` of a finished run."""
     return pd.read_csv(finished_folder(run) / f"{name}.csv")
 
 
 def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
-    """The tidy table: columns are :data:`~fedbc_lightning.studies.study.COLUMNS`, the metrics after ``round``."""
+    """Return the tidy table of all runs, one row per run.
+
+    The columns are :data:`~fedbc_lightning.studies.study.COLUMNS`, with the study's metrics after ``round``.
+    """
     rows = []
     for state in states:
         run = state.run
@@ -56,10 +59,10 @@ def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
 
 
 def check_metrics(study: Study, runs: Iterable[Run]) -> None:
-    """Raise if there is a metric of the study that none of these finished runs logs.
+    """Raise if a metric of the study is logged by none of these finished runs.
 
     Raises:
-        ConfigurationError: There is.
+        ConfigurationError: No run logs one of the metrics.
     """
     files = [finished_folder(run) / "metrics.csv" for run in runs]
     logged = dict.fromkeys(name for file in files for name in pd.read_csv(file, nrows=0))
@@ -70,19 +73,19 @@ def check_metrics(study: Study, runs: Iterable[Run]) -> None:
 
 
 def evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
-    """The rows of rounds after which the models were evaluated, without the initial model's.
+    """Return the rows of rounds after which the models were evaluated, without the initial model's.
 
-    A value that is NaN there is that of a run that has diverged.
+    A NaN in such a row means that the run has diverged.
     """
     columns = [name for name in metrics if name.startswith(("global/", "local/"))]
     return metrics[metrics[columns].notna().any(axis=1) & (metrics["round"] > 0)] if columns else metrics
 
 
 def reported_rows(study: Study, run: Run, metrics: pd.DataFrame) -> pd.DataFrame:
-    """The round that is reported, or the rounds whose mean is.
+    """Return the row of the reported round, or the rows of the rounds whose mean is reported.
 
     Raises:
-        ConfigurationError: There is no validation metric to choose the round by.
+        ConfigurationError: The run does not log the metric by which the round is chosen.
     """
     rows = evaluated(metrics)
     chosen_by = criterion(study.report, study.metrics[0])
@@ -101,7 +104,7 @@ def reported_rows(study: Study, run: Run, metrics: pd.DataFrame) -> pd.DataFrame
 
 
 def criterion(report: Report, metric: str) -> str:
-    """The metric by which the reported round is chosen.
+    """Return the metric by which the reported round is chosen.
 
     Example:
         >>> criterion("best_on_validation", "global/test_accuracy"), criterion("last", "local/test_loss")
@@ -111,7 +114,7 @@ def criterion(report: Report, metric: str) -> str:
 
 
 def can_choose(report: Report, metric: str) -> bool:
-    """Whether the reported round can be chosen by a metric: it is of the data that the report speaks of.
+    """Return whether a metric can choose the reported round: it must be measured on the data that ``report`` names.
 
     Example:
         >>> [can_choose("best_on_test", name) for name in ("global/test_f1", "fairness/f1_std", "train_loss")]
@@ -125,7 +128,7 @@ def can_choose(report: Report, metric: str) -> bool:
 
 
 def totals(metrics: pd.DataFrame) -> dict[str, float]:
-    """Bytes and seconds of a whole run."""
+    """Sum the bytes and seconds of a whole run."""
     summed = metrics.sum(numeric_only=True)
     seconds = summed.get("time/round_seconds", 0.0) + summed.get("time/eval_seconds", 0.0)
     found = {name: int(summed.get(f"comm/{name}", 0)) for name in ("bytes_up", "bytes_down")}
@@ -133,7 +136,7 @@ def totals(metrics: pd.DataFrame) -> dict[str, float]:
 
 
 def check_pairs(study: Study, results: pd.DataFrame) -> list[str]:
-    """What breaks the comparison of runs of one variant and seed: that they do not share what they should."""
+    """Return what prevents a comparison of runs: within a variant and seed they must share data, model and clients."""
     problems = []
     finished = results[results["status"] == "finished"]
     shared = {"partition of the data": partition_hash, "initial model": initial_values, "sampled clients": sampled}
@@ -148,19 +151,19 @@ def check_pairs(study: Study, results: pd.DataFrame) -> list[str]:
 
 
 def partition_hash(folder: Path) -> str:
-    """Of a run's ``partition.json``."""
+    """Return the first 12 digits of the hash in a run's ``partition.json``."""
     return json.loads((folder / "partition.json").read_text(encoding="utf-8"))["hash"][:12]
 
 
 def initial_values(folder: Path) -> tuple[float, ...]:
-    """What evaluating z before the first round gave; nothing: it was not evaluated."""
+    """Return the metrics of z before the first round; empty if it was not evaluated."""
     first = pd.read_csv(folder / "metrics.csv", nrows=1)
     values = first[[name for name in first if name.startswith("global/")]].dropna(axis=1)
     return tuple(values.iloc[0]) if first["round"][0] == 0 else ()
 
 
 def sampled(folder: Path) -> tuple[tuple[int, ...], ...]:
-    """The sampled clients of each round; nothing: the run trains on pooled data."""
+    """Return the sampled clients of each round; empty if the run trains on pooled data."""
     rows = pd.read_csv(folder / "clients.csv", usecols=["round", "client"])
     if rows.empty or rows["client"].min() < 0:
         return ()

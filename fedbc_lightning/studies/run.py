@@ -1,4 +1,4 @@
-"""One run of a study: its command line, its folder, and what makes it this run and no other."""
+"""One run of a study: its command line, its folder, and the settings that identify it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedbc_lightning.cli.arguments import find_config
 from fedbc_lightning.core.errors import ConfigurationError
 
 MAX_BYTES = 250
-"""Of a folder's name."""
+"""Largest length of a folder's name in bytes; most file systems allow 255."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Run:
     """One run of a study.
 
     Attributes:
-        variant: Its name.
+        variant: Name of the variant.
         method: Name of the algorithm in the tables.
-        seed: Of everything.
-        algorithm: The class.
-        configs: Of ``fit``.
-        settings: Full key -> value, over the configs.
-        folder: It lies there, in ``version_0``.
-        tried: The values that a run of tuning tries; empty: it is a run that is reported.
+        seed: Seed of the whole run (``seed_everything``).
+        algorithm: Class of the algorithm, as ``--algorithm`` takes it.
+        configs: Configs of ``fit``, layered in this order.
+        settings: Map from full keys to values, which override the configs.
+        folder: Folder of the run; its tables lie in ``version_0`` below it.
+        tried: Values that a tuning run tries, as text; empty for a run that is reported.
     """
 
     variant: str
@@ -44,11 +44,11 @@ class Run:
 
     @property
     def title(self) -> str:
-        """For messages."""
+        """Name of the run in messages."""
         return " / ".join([self.variant, self.method, *([self.tried] if self.tried else []), f"seed {self.seed}"])
 
     def words(self) -> list[str]:
-        """The command line of ``fit`` but for ``--ckpt_path``."""
+        """Return the command line of ``fit``, without ``--ckpt_path``."""
         words = ["fit"]
         for config in self.configs:
             words += ["--config", str(find_config(config))]
@@ -58,25 +58,28 @@ class Run:
         return words + [f"--trainer.{key}={value}" for key, value in own.items()]
 
     def kind(self) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """What is equal where clients of several runs can be trained as one: all but the algorithm and the seeds."""
+        """Return all settings but the algorithm's and the seeds.
+
+        Where these are equal, the clients of several runs can be trained as one stack.
+        """
         own = {k: v for k, v in self.settings.items() if not k.startswith("algorithm.") and k != "data.seed"}
         return tuple(self.configs), own
 
     def identity(self) -> dict[str, str]:
-        """What makes it this run and no other, wherever its folder lies; the configs by their texts."""
+        """Return what identifies the run: its settings and hashes of its configs' texts, but not its folder."""
         texts = dict(digest(find_config(config)) for config in self.configs)
         settings = {key: as_word(value) for key, value in self.settings.items()}
         return {**texts, "algorithm": self.algorithm, "seed": str(self.seed), **settings}
 
 
 def digest(config: Path | str) -> tuple[str, str]:
-    """What a config is called, and a hash of its text."""
+    """Return the name of a config and a hash of its text."""
     name, text = (config.name, config.read_text(encoding="utf-8")) if isinstance(config, Path) else ("text", config)
     return f"config {name}", sha256(text.encode()).hexdigest()[:12]
 
 
 def as_word(value: Any) -> str:
-    """A value as a word of a command line, in YAML.
+    """Format a value in YAML, as a word of a command line.
 
     Example:
         >>> as_word(1e-05), as_word(None), as_word([1, 2]), as_word(True), as_word("a")
@@ -89,14 +92,14 @@ def as_word(value: Any) -> str:
 
 
 def slug(name: str) -> str:
-    """A name as that of a folder.
+    """Turn a name into that of a folder.
 
     Example:
         >>> slug("E = 5"), slug("FedGeoMed+"), slug("C=1, e=1.2")
         ('E_=_5', 'FedGeoMed+', 'C=1_e=1.2')
 
     Raises:
-        ConfigurationError: It is too long for one.
+        ConfigurationError: The name is too long for a folder.
     """
     found = re.sub(r"[^\w.+=-]+", "_", name).strip("_")
     found = found if found.strip(".") else "_"

@@ -1,4 +1,4 @@
-"""Runs of a study, spread over processes: finished ones are skipped, broken ones gone on with, failures told."""
+"""Spreads the runs of a study over processes: skips finished ones, resumes broken ones, and reports failures."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.worker import Ended, Progress, Task, work
 
 NOTE = "run.json"
-"""In a run's folder: what it is, and whether it has ended well."""
+"""File in a run's folder that says which run it is, and whether it has finished without error."""
 
 MAX_LOSSES = 2
-"""How often a run may take its process down before it counts as failed."""
+"""Number of crashes of its process after which a run counts as failed."""
 SECONDS_TO_STOP = 20.0
+"""Seconds that busy workers have to write their checkpoint before they are killed."""
 
 
 @dataclass
 class State:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        run: The run.
+        run: The run that this is about.
         status: ``waiting``, ``running``, ``finished`` or ``failed``.
-        round: Of ``max_rounds``, as far as is known.
-        max_rounds: See there.
-        begun: Share of its rounds that lay behind it when this session took it up.
-        seconds: That it took in this session, without start-up and without those of runs beside it.
-        error: Why it failed.
+        round: Last round that the run is known to have finished.
+        max_rounds: T of the run; None until it has reported a round.
+        begun: Fraction of its rounds that had been done when this session started or resumed the run.
+        seconds: Seconds that the run took in this session, without those that runs stacked with it took.
+        error: Reason why the run failed, or None.
     """
 
     run: Run
@@ -52,12 +53,15 @@ class State:
 
 
 class Workers:
-    """Processes that do runs, kept from one schedule to the next: each takes its time to import torch.
+    """A pool of processes that do runs, kept from one schedule to the next because each takes time to import torch.
 
     Args:
-        count: At most so many.
-        threads: Of each.
-        devices: GPUs that they share in turn; empty: none is chosen for them.
+        count: Largest number of processes.
+        threads: Number of torch threads of each process.
+        devices: Indices of the GPUs, given to the processes in turn; empty: no GPU is chosen for them.
+
+    Attributes:
+        by_connection: Map from the connection of each living worker to the worker.
     """
 
     def __init__(self, count: int, threads: int, devices: Sequence[int]) -> None:
@@ -69,7 +73,7 @@ class Workers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End them: idle ones at once, others with their last finished round in the checkpoint."""
+        """End the processes: idle ones at once, busy ones after they have written their last finished round."""
         for worker in self.by_connection.values():
             worker.connection.close()
             if worker.states:
@@ -81,7 +85,7 @@ class Workers:
                 worker.process.kill()
 
     def free(self) -> Worker | None:
-        """One without a run, a new one if there may be more; None if all are busy."""
+        """Return an idle worker, a new one if there may be more; None if all are busy."""
         idle = next((worker for worker in self.by_connection.values() if not worker.states), None)
         if idle is None and len(self.by_connection) < self._count:
             taken = {worker.place for worker in self.by_connection.values()}
@@ -93,11 +97,11 @@ class Workers:
 
     @property
     def num_free(self) -> int:
-        """How many could take a run."""
+        """Number of workers that could take a run, those not started yet included."""
         return self._count - sum(bool(worker.states) for worker in self.by_connection.values())
 
     def forget(self, worker: Worker) -> int | None:
-        """Let go of one that died; its exit status."""
+        """Forget a worker whose process has died, and return its exit status."""
         worker.process.join()
         del self.by_connection[worker.connection]
         return worker.process.exitcode
@@ -107,13 +111,15 @@ class Worker:
     """A process that runs :func:`~fedbc_lightning.studies.worker.work`.
 
     Args:
-        context: Of multiprocessing.
-        place: Which of the workers it is.
-        threads: Of torch.
-        device: Its GPU, or None.
+        context: Context of multiprocessing that starts the process.
+        place: Index of the worker, from 0 to ``count - 1``.
+        threads: Number of torch threads.
+        device: Index of the GPU of this worker, or None.
 
     Attributes:
-        states: Of the runs that it does, by their places; none: it is idle.
+        states: Map from place to state of the runs that the worker does; empty: it is idle.
+        connection: End of the pipe to the process.
+        process: The process.
     """
 
     def __init__(self, context: Any, place: int, threads: int, device: int | None) -> None:
@@ -127,13 +133,16 @@ class Worker:
 
 
 class Schedule:
-    """Does runs by workers.
+    """Gives runs to workers and collects their reports.
 
     Args:
-        runs: In the order in which they are started.
-        workers: Who does them.
-        on_change: Called after every report, for the progress view.
-        together: So many runs, at most, of one kind are done at once by a worker.
+        runs: The runs, in the order in which they are started.
+        workers: The processes that do the runs.
+        on_change: Function that is called with this schedule after every report, for the progress view.
+        together: Largest number of runs of one kind that a worker does at once.
+
+    Attributes:
+        states: State of each run, in the order of ``runs``.
 
     Raises:
         ConfigurationError: A run's folder holds another run.
@@ -146,7 +155,7 @@ class Schedule:
         self._started = time.perf_counter()
 
     def run(self) -> list[State]:
-        """Do what is not done yet; the states of all runs."""
+        """Do all runs that are not finished, and return the states of all."""
         while any(state.status in ("waiting", "running") for state in self.states):
             while self._is_waiting() and (worker := self._workers.free()) is not None:
                 chosen = self._choose(self._workers.num_free)
@@ -162,9 +171,9 @@ class Schedule:
         return any(state.status == "waiting" for state in self.states)
 
     def _choose(self, num_free: int) -> list[State]:
-        """The next run, and others of its kind that a worker may do beside it: as many for each of the free workers.
+        """Return the next run and others of its kind for one worker; the free workers get equal shares of a kind.
 
-        One that took its process down is tried again by itself.
+        A run whose process has crashed is tried again alone.
         """
         waiting = [state for state in self.states if state.status == "waiting"]
         again = [state for state in waiting if state.losses]
@@ -175,7 +184,7 @@ class Schedule:
         return alike[: min(self._together, -(-len(alike) // num_free))]
 
     def _start(self, state: State) -> Task:
-        """Make a run's folder ready; what the worker is to do."""
+        """Prepare a run's folder, and return the task for the worker."""
         state.status = "running"
         folder, words = state.run.folder, state.run.words()
         write_note(state.run, is_finished=False)
@@ -187,7 +196,7 @@ class Schedule:
         return Task(words, folder / "log.txt", self._together > 1)
 
     def _listen(self, worker: Worker) -> None:
-        """Take one report: of a round, of a run's end, or of the process's."""
+        """Take one report: that a round has finished, that a run has ended, or that the process has died."""
         try:
             report = worker.connection.recv()
         except (EOFError, OSError):
@@ -212,17 +221,17 @@ class Schedule:
 
     @property
     def at_work(self) -> list[list[State]]:
-        """The runs that are being done, by worker."""
+        """States of the runs that are being done, one list per busy worker."""
         return [list(worker.states.values()) for worker in self._workers.by_connection.values() if worker.states]
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the schedule was made."""
         return time.perf_counter() - self._started
 
 
 class _environment:  # noqa: N801
-    """Environment variables for processes started inside."""
+    """Sets environment variables for the processes that are started inside the context."""
 
     def __init__(self, **values: str) -> None:
         self._values = values
@@ -240,16 +249,16 @@ class _environment:  # noqa: N801
 
 
 def write_note(run: Run, *, is_finished: bool) -> None:
-    """Note in a run's folder what it is, and whether it has ended well."""
+    """Write into a run's folder which run it is, and whether it has finished without error."""
     run.folder.mkdir(parents=True, exist_ok=True)
     write_text(run.folder / NOTE, json.dumps({"is_finished": is_finished, "run": run.identity()}, indent=1))
 
 
 def is_finished(run: Run) -> bool:
-    """Whether a run has ended well, as its note says.
+    """Return whether a run has finished without error, as its note says.
 
     Raises:
-        ConfigurationError: What lies in its folder is another run, so its numbers are not those of this study.
+        ConfigurationError: The folder holds a run with other settings, whose numbers do not belong to this study.
     """
     path = run.folder / NOTE
     if not path.is_file():
@@ -265,11 +274,11 @@ def is_finished(run: Run) -> bool:
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether the run in a folder has ended well, as its note says, and its tables have not been removed since."""
+    """Return whether the note in a folder says that its run has finished, and the run's tables are still there."""
     return json.loads((folder / NOTE).read_text(encoding="utf-8"))["is_finished"] and version_folder(folder) is not None
 
 
 def version_folder(run: Path) -> Path | None:
-    """Where the tables lie of the run in a folder; None: there are none yet."""
+    """Return the folder with the tables of a run; None if there are none yet."""
     found = [folder for folder in run_folder.versions(run) if (folder / "metrics.csv").is_file()]
     return found[-1] if found else None

@@ -1,4 +1,4 @@
-"""Means over seeds, and differences that are taken seed by seed."""
+"""Statistics over seeds: means, and paired differences taken seed by seed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ KEYS = ["variant", "algorithm", "seed"]
 
 
 def summarise(results: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
-    """Per variant, algorithm and metric: number of seeds, mean, standard deviation over seeds (n - 1).
+    """Compute number of seeds, mean and standard deviation (n - 1) per variant, algorithm and metric.
 
     Args:
-        results: The tidy table; only finished runs count.
-        metrics: Columns.
+        results: Tidy table with one row per run; only finished runs count.
+        metrics: Names of the metrics' columns.
     """
     finished = results[results["status"] == "finished"]
     long = finished.melt(id_vars=KEYS, value_vars=metrics, var_name="metric", value_name="value").dropna()
@@ -27,16 +27,16 @@ def summarise(results: pd.DataFrame, metrics: list[str]) -> pd.DataFrame:
 def paired_differences(
     results: pd.DataFrame, metrics: list[str], reference: str, confidence: float = 0.95
 ) -> pd.DataFrame:
-    """Per variant, algorithm and metric: the mean of the differences to the reference of the same seed.
+    """Compute per variant, algorithm and metric the mean difference to the reference algorithm of the same seed.
 
-    Runs of one seed share partition, initial model and sampled clients, so what these do to the numbers cancels. The
-    interval is Student's for the mean of n differences, t with n - 1 degrees of freedom; none with one seed.
+    Runs of one seed share partition, initial model and sampled clients, so the effects of these on the numbers cancel.
+    The interval is Student's for the mean of n differences, t with n - 1 degrees of freedom; one seed has none.
 
     Args:
-        results: The tidy table.
-        metrics: Columns.
-        reference: Algorithm.
-        confidence: Of the interval.
+        results: Tidy table with one row per run; only finished runs count.
+        metrics: Names of the metrics' columns.
+        reference: Name of the algorithm that the others are compared with.
+        confidence: Confidence level of the interval, in (0, 1).
     """
     finished = results[results["status"] == "finished"]
     rows = []
@@ -57,7 +57,7 @@ def paired_differences(
 
 
 def interval(differences: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Student's interval of their mean; NaN where there are fewer than two.
+    """Return the ends of Student's t interval for the mean of differences (n,); NaN if n < 2.
 
     Example:
         >>> [round(end, 3) for end in interval(np.array([1.0, 2.0, 3.0]), 0.95)]

@@ -1,4 +1,4 @@
-"""What a study is: a base config × algorithms × variants × seeds, and the runs that it stands for."""
+"""A study is a base config × algorithms × variants × seeds; this module turns it into runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.run import Run, slug
 
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
-"""What the study itself gives to each run."""
+"""Keys that the study sets itself for each run."""
 
 COLUMNS = ("variant", "algorithm", "seed", "status", "report", "round", "rounds", "bytes_up", "bytes_down", "seconds",
            "error", "folder")  # fmt: skip
-"""Of ``results.csv``, beside the metrics."""
+"""Columns of ``results.csv`` besides the metrics."""
 
 Report = Literal["last", "mean_of_last_tenth", "best_on_validation", "best_on_test"]
 
@@ -34,35 +34,40 @@ class Study:
     differences can be taken pair by pair.
 
     Args:
-        base: Config of ``fit``, or several that are layered; shipped ones are found by name.
-        algorithms: Name in the tables -> settings. Keys are the algorithm's own options; ``algorithm`` names it if the
-            name in the tables does not; other sections by full key, e.g. ``model.lr``. A value ``{grid: [...]}`` or
-            ``{low: ..., high: ..., log: true}`` is tuned.
-        overrides: Full key -> value, for all runs, e.g. ``trainer.max_rounds: 100``.
-        variants: Name -> overrides of that variant, e.g. ``E = 5: {trainer.local_epochs: 5}``.
-        factors: In place of ``variants``: several such mappings, whose levels are crossed. The levels' names, joined by
-            a comma, are the variant's; tables have the last factor in their columns.
-        only: Names of algorithms, variants or levels of factors: the rest is left out. None of a kind: all of it.
-        seeds: A number of seeds (5: 0 to 4), or the seeds.
-        reference: The algorithm that the others are compared with; None: the first.
-        metrics: What is reported, the most important first; names as in ``metrics.csv``.
-        better: Metric -> what is better, ``lower`` or ``higher``, where its name does not say it: loss, error, rmse and
-            the like are better low, all others high.
-        report: Which round: ``last``; ``mean_of_last_tenth``, the mean of the evaluated ones of the last tenth of the
-            rounds, for models that swing with who was sampled; ``best_on_validation`` (needs ``data.val_fraction``);
-            or ``best_on_test``, which looks at the answers, as much published code does, and is marked in every table.
-        tuning: See :class:`Tuning`.
-        confidence: Of the intervals.
-        papers: Name -> what a table of a paper says of the same; shown beside.
-        scale: Below 1: so many of the rounds (also while tuning) and of the seeds, rounded up, but two seeds if there
-            are two: one has no interval. The study then has a name of its own, and every table says so.
-        workers: Runs at a time; None: one per GPU, or one per core that the process may use where there is none.
-        together: So many runs of one kind, at most, are done at once by each of these: alike in everything but the
-            algorithm and the seed, their clients are trained as one stack, bit for bit as by themselves. Several times
-            faster for small models; needs ``trainer.engine: vectorized`` and the memory for that many runs.
-        threads: Of each run on a CPU; numbers may depend on it in the last digit, so it is not derived from the cores.
-        out: The study lies in ``<out>/<name>``.
-        name: See there; None: that of the study's file.
+        base: Config of ``fit``, or a list of configs that are layered; shipped configs are found by name.
+        algorithms: Map from the name in the tables to settings. Keys are the algorithm's own options; ``algorithm``
+            names the algorithm if the name in the tables does not; keys of other sections are written in full, e.g.
+            ``model.lr``. A value ``{grid: [...]}`` or ``{low: ..., high: ..., log: true}`` is tuned.
+        overrides: Map from full keys to values for all runs, e.g. ``trainer.max_rounds: 100``.
+        variants: Map from the name of a variant to its overrides, e.g. ``E = 5: {trainer.local_epochs: 5}``.
+        factors: List of mappings like ``variants``, whose levels are crossed; given in place of ``variants``. The name
+            of a variant is the names of its levels, joined by a comma; tables have the last factor in their columns.
+        only: Names of algorithms, variants or levels of factors to keep; the rest is left out. If no name of a kind is
+            given, all of that kind is kept.
+        seeds: Number of seeds (5 means 0 to 4), or a list of seeds.
+        reference: Algorithm that the others are compared with; None: the first.
+        metrics: Metrics that are reported, the most important first; names as in ``metrics.csv``.
+        better: Map from a metric to the better direction, ``lower`` or ``higher``, for metrics whose name does not tell
+            it: loss, error, rmse and the like are better low, all others high.
+        report: Round that is reported: ``last``; ``mean_of_last_tenth``, the mean over the evaluated rounds in the last
+            tenth of the run, for models that swing with the sampled clients; ``best_on_validation`` (needs
+            ``data.val_fraction``); or ``best_on_test``, which selects on the test data, as much published code does,
+            and is marked in every table.
+        tuning: How tuned settings are chosen, see :class:`Tuning`.
+        confidence: Confidence level of the intervals, in (0, 1).
+        papers: Map from a name to a table of a paper, whose numbers are shown beside ours.
+        scale: Fraction of the rounds (also while tuning) and of the seeds to run, in (0, 1], rounded up; at least two
+            seeds remain of two or more, since one has no interval. Below 1 the study's name ends in ``_scale_<scale>``,
+            and every table says so.
+        workers: Number of processes that do runs; None: one per GPU, or without a GPU one per core that this process
+            may use.
+        together: Largest number of runs that a process does at once. Runs that differ in the algorithm and the seed
+            only are stacked: their clients are trained as one, with the same bits as alone. It is several times faster
+            for small models, and needs ``trainer.engine: vectorized`` and the memory for that many runs.
+        threads: Number of CPU threads of each run. The last digit of a number may depend on it, so it is not derived
+            from the number of cores.
+        out: Folder that holds the study; it is written to ``<out>/<name>``.
+        name: Name of the study; None: that of the study's file, without its suffix.
     """
 
     base: str | list[str]
@@ -174,10 +179,10 @@ class Study:
                 raise ConfigurationError(f"better.{name}: got {said!r}; give lower or higher.")
 
     def _cross(self) -> dict[str, tuple[str, ...]]:
-        """Make the variants that the factors stand for; the levels of each.
+        """Set the variants to all combinations of the factors' levels, and return the levels of each variant.
 
         Raises:
-            ConfigurationError: There are other variants, or two levels set the same key.
+            ConfigurationError: A factor has no levels, variants are given as well, or two levels set the same key.
         """
         if not all(self.factors):
             raise ConfigurationError("factors: one has no levels; give e.g. [{E = 1: {trainer.local_epochs: 1}}].")
@@ -196,10 +201,10 @@ class Study:
         return levels
 
     def narrow(self, names: Iterable[str]) -> None:
-        """Leave out what is not named: algorithms, variants, levels of factors; no name of a kind keeps all of it.
+        """Keep only the named algorithms, variants and levels; a kind of which none is named is kept whole.
 
         Raises:
-            ConfigurationError: The study never had a name, or nothing is left.
+            ConfigurationError: The study has nothing of a given name, or nothing is left of it.
         """
         wanted = set(names)
         for name in sorted(wanted - set(self._names)):
@@ -218,19 +223,19 @@ class Study:
             raise ConfigurationError(f"only: {', '.join(self.only)}: {left}.")
 
     def is_lower_better(self, metric: str) -> bool:
-        """Whether small values of a metric are good: as ``better`` says of it on test data, else by its name."""
+        """Return whether small values of a metric are good: as ``better`` says, else by the metric's name."""
         said = self.better.get(metric) or self.better.get(metric.replace("/val_", "/test_"))
         return is_lower_better(metric) if said is None else said == "lower"
 
     @property
     def seed_list(self) -> list[int]:
-        """The seeds, as many as the scale leaves."""
+        """The seeds that are run; ``scale`` keeps the first of them."""
         seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
         return seeds[: max(2, self._shrunk(len(seeds)))]
 
     @property
     def num_workers(self) -> int:
-        """Runs, or stacks of runs, at a time."""
+        """Number of processes that do runs."""
         import torch  # not needed to read a study
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -238,29 +243,30 @@ class Study:
 
     @property
     def folder(self) -> Path:
-        """Where everything lies."""
+        """Folder of the study."""
         return Path(self.out) / str(self.name)
 
     @property
     def results_folder(self) -> Path:
-        """Where its tables and figures lie: those of a table or figure of a paper by themselves."""
+        """Folder of the tables and figures; a single table or figure of a paper has a folder of its own."""
         return self.folder / self.part if self.part else self.folder
 
     @property
     def reference_name(self) -> str:
-        """The algorithm that the others are compared with; the first where the study's own is left out."""
+        """Algorithm that the others are compared with; the first if the study's own reference is left out."""
         names = [method.name for method in self.methods]
         return self.reference if self.reference in names else names[0]
 
     @property
     def configs(self) -> list[str]:
-        """The base configs."""
+        """List of the base configs."""
         return [self.base] if isinstance(self.base, str) else list(self.base)
 
     def blocks(self, shown: Collection[str] = ()) -> dict[str, dict[str, str]]:
-        """How tables lay out the variants: label of a block of rows -> column -> variant.
+        """Return the layout of the variants in tables: label of a block of rows -> column -> variant.
 
-        The last factor is in the columns. A factor of which one level is left is in neither, see :attr:`fixed`.
+        The last factor is in the columns. A factor with one level left is in neither rows nor columns, see
+        :attr:`fixed`.
 
         Args:
             shown: Levels that a variant must have to be in the table.
@@ -278,19 +284,19 @@ class Study:
 
     @property
     def fixed(self) -> list[str]:
-        """The levels that all variants have, but for the last factor's."""
+        """Levels that all variants share, except that of the last factor."""
         *others, _ = zip(*self.levels.values(), strict=True)
         return [place[0] for place in others if len(set(place)) == 1]
 
     def run(self, variant: str, method: Method, seed: int, chosen: Mapping[str, Any] | None = None) -> Run:
-        """One run that is reported, with the values that tuning chose."""
+        """Return a run that is reported, with the values that tuning chose."""
         settings = {**self.overrides, **(self.variants[variant] or {}), **method.settings, **(chosen or {})}
         self._shrink(settings)
         folder = self.folder / "runs" / slug(variant) / slug(method.name) / f"seed_{seed}"
         return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder)
 
     def trial(self, variant: str, method: Method, seed: int, tried: Mapping[str, Any], rung: int = 0) -> Run:
-        """One run that tries values on validation data, for the rounds of a rung of :attr:`Tuning.rungs`."""
+        """Return a run that tries values on validation data, for the T of one rung of :attr:`Tuning.rungs`."""
         settings = {**self.overrides, **(self.variants[variant] or {}), **method.settings, **tried}
         settings["data.val_fraction"] = self.tuning.val_fraction
         if settings.get("algorithm.finetune_split") == "test":  # a trial sees no test data
@@ -305,7 +311,7 @@ class Study:
         return Run(variant, method.name, seed, method.algorithm, self.configs, settings, folder, values)
 
     def _shrink(self, settings: dict[str, Any]) -> None:
-        """Give a run as many of its rounds as the scale leaves."""
+        """Scale the number of rounds in the settings of a run."""
         if self.scale == 1:
             return
         rounds = settings.get("trainer.max_rounds")
@@ -314,10 +320,10 @@ class Study:
         settings["trainer.max_rounds"] = self._shrunk(rounds)
 
     def _shrunk(self, count: int) -> int:
-        """So many of them as the scale leaves, rounded up."""
+        """Scale a number and round it up."""
         return math.ceil(round(count * self.scale, 9))
 
 
 def _is_class(value: Any) -> bool:
-    """Whether a section is given as a class, by its name or with ``class_path``."""
+    """Return whether a section is given as a class, by its name or with ``class_path``."""
     return isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)

@@ -1,4 +1,4 @@
-"""Results in words and numbers: Markdown and LaTeX tables, and the same in the terminal."""
+"""Tables of a study's results in Markdown, in LaTeX and on the terminal."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ REPORTED = {
 
 
 def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
-    """A header, then a row per algorithm: mean ± standard deviation in each variant; the best mean in bold (**).
+    """Return a header, then a row per algorithm with mean ± standard deviation in each variant.
 
-    Only those of which all seeds finished compete for that; of others is said how many did.
+    The best mean is in bold (``**``). Only algorithms of which all seeds have finished compete for it; the cells of the
+    others say how many seeds have.
     """
     num_seeds = len(study.seed_list)
     whole = summary[(summary["metric"] == metric) & (summary["num_seeds"] == num_seeds)]
@@ -52,7 +53,7 @@ def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
 
 
 def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Rows:
-    """A header, then a row per algorithm but the reference: mean difference and its interval in each variant."""
+    """Return a header, then a row per algorithm but the reference with mean difference and interval per variant."""
     others = [method.name for method in study.methods if method.name != study.reference_name]
 
     def cell(found: pd.Series, metric: str) -> str:
@@ -62,7 +63,7 @@ def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Row
 
 
 def caption(study: Study, metric: str) -> str:
-    """What the numbers of a table are."""
+    """Return the caption of a table of means."""
     seeds = study.seed_list
     unit = " in %" if is_share(metric) else ""
     better = ", lower is better" if study.is_lower_better(metric) else ""
@@ -71,7 +72,7 @@ def caption(study: Study, metric: str) -> str:
 
 
 def difference_caption(study: Study, metric: str) -> str:
-    """What the numbers of a table of differences are."""
+    """Return the caption of a table of differences."""
     unit = " in % points" if is_share(metric) else ""
     text = f"{metric}{unit}: difference to {study.reference_name} of the same seed, mean"
     if len(study.seed_list) > 1:
@@ -80,7 +81,7 @@ def difference_caption(study: Study, metric: str) -> str:
 
 
 def circumstances(study: Study) -> str:
-    """What every table of a study must say: levels that all of it has, the round, and where it is not the whole."""
+    """Return what every caption must say: levels common to all runs, the reported round, and what was cut short."""
     said = [*study.fixed, REPORTED[study.report].format(metric=criterion(study.report, study.metrics[0]))]
     if study.scale != 1:
         said.append(f"SCALED: {study.scale:g} of the study's rounds and seeds")
@@ -92,7 +93,7 @@ def circumstances(study: Study) -> str:
 def tables(
     study: Study, results: pd.DataFrame, summary: pd.DataFrame, differences: pd.DataFrame
 ) -> Iterable[tuple[str, Rows]]:
-    """Caption and rows of all tables, the most important first."""
+    """Yield caption and rows of all tables, the most important first."""
     for paper in study.papers.values():
         yield from paper_tables(study, paper, results, summary)
     for metric in study.metrics:
@@ -104,7 +105,7 @@ def tables(
 def paper_tables(
     study: Study, paper: Paper, results: pd.DataFrame, summary: pd.DataFrame
 ) -> Iterable[tuple[str, Rows]]:
-    """The paper's numbers beside ours, then whether its claims hold."""
+    """Yield the table of the paper's numbers beside ours, then that of its claims."""
     header, *numbers = paper.number_rows(study, summary)
     if paper.values and numbers:  # some of its variants and algorithms are in this part of the study
         yield f"{caption(study, paper.metric)}; in parentheses {paper.title}", [header, *numbers]
@@ -119,7 +120,7 @@ def paper_tables(
 
 
 def show(console: Console, text: str, rows: Rows) -> None:
-    """A table on the terminal, under its caption; its numbers are never cut."""
+    """Print a table on the terminal, under its caption; it is never cut to the terminal's width."""
     console.print(text, style="italic", markup=False, highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="dim", pad_edge=False)
     for k, name in enumerate(rows[0]):
@@ -136,7 +137,7 @@ def show(console: Console, text: str, rows: Rows) -> None:
 
 
 def markdown(title: str, parts: Iterable[tuple[str, Rows]], notes: Sequence[str] = ()) -> str:
-    """Tables under their captions, then notes."""
+    """Return a Markdown document with the tables under their captions, then the notes."""
     lines = [f"# {title}", ""]
     for text, rows in parts:
         header, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
@@ -148,7 +149,7 @@ def markdown(title: str, parts: Iterable[tuple[str, Rows]], notes: Sequence[str]
 
 
 def latex(parts: Iterable[tuple[str, Rows]]) -> str:
-    """Tables for the package booktabs."""
+    """Return LaTeX tables for the package booktabs."""
     lines = ["% needs \\usepackage{booktabs}"]
     for text, rows in parts:
         header, *body = [[_tex(cell) for cell in row] for row in rows]
@@ -165,7 +166,7 @@ def latex(parts: Iterable[tuple[str, Rows]]) -> str:
 
 
 def _tex(text: str) -> str:
-    r"""Text with what TeX would read otherwise escaped.
+    r"""Escape the characters of a text that have a meaning in TeX.
 
     Example:
         >>> print(_tex("**83.1 ± 0.2**"), _tex("a_b 5 %"), _tex("−1"))

@@ -1,4 +1,4 @@
-"""Settings chosen on validation data that is cut from the training data: by grid, or by Optuna in an interval."""
+"""Tunes settings on validation data held out of the training data: by grid, or by Optuna in an interval."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 
 AT_ONCE = 4
-"""Combinations that Optuna is asked for together, whatever the number of workers: its choices depend on it."""
+"""Number of combinations that Optuna is asked for at once; fixed, because its choices depend on it."""
 
 TUNED = "tuned.yaml"
-"""In the study's folder: what was chosen."""
+"""File in the study's folder with the chosen values."""
 
 KEPT = 3
-"""One of so many combinations stays for the next rung."""
+"""Successive halving keeps one of this many combinations for the next rung."""
 
 Values = dict[str, Any]
 
 
 def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple[str, str], Values]:
-    """The values that each tuned algorithm gets in each variant; writes ``tuning.csv`` and ``tuned.yaml``.
+    """Choose the values of each tuned algorithm in each variant, and write ``tuning.csv`` and ``tuned.yaml``.
 
     Args:
-        study: What is tuned where.
-        do: Does runs; finished ones at no cost.
+        study: The study whose settings are tuned.
+        do: Function that does runs and returns their states; it skips finished runs.
 
     Raises:
         ConfigurationError: No combination of some algorithm gave a number.
@@ -76,13 +76,13 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
 
 
 def read_tuned(study: Study) -> dict[str, dict[str, Values]]:
-    """Variant -> algorithm -> the values that were chosen, as far as the study has come."""
+    """Read the values chosen so far: variant -> algorithm -> setting -> value."""
     path = study.folder / TUNED
     return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
 
 
 def write_tried(path: Path, tried: pd.DataFrame) -> None:
-    """``tuning.csv``: what was tried now, after what is there of other parts of the study."""
+    """Write ``tuning.csv``: rows of other parts of the study that are there already, then those tried now."""
     if path.is_file() and path.stat().st_size:
         keys, known = ["variant", "algorithm"], pd.read_csv(path, dtype=str, keep_default_na=False)  # names may be "5"
         is_other = ~known.set_index(keys).index.isin(tried.set_index(keys).index)
@@ -91,10 +91,10 @@ def write_tried(path: Path, tried: pd.DataFrame) -> None:
 
 
 def validation_metric(study: Study) -> str:
-    """What tuning looks at.
+    """Return the metric by which tuning ranks combinations.
 
     Raises:
-        ConfigurationError: It is of other data.
+        ConfigurationError: It is not measured on validation data.
     """
     metric = study.tuning.metric or study.metrics[0].replace("/test_", "/val_")
     if "/val_" not in metric:
@@ -105,10 +105,10 @@ def validation_metric(study: Study) -> str:
 
 
 def check_tried(study: Study, run: Run) -> None:
-    """Raise if a finished run of tuning does not log what is looked at.
+    """Raise if a finished tuning run does not log the tuning metric.
 
     Raises:
-        ConfigurationError: It does not.
+        ConfigurationError: The run does not log it.
     """
     metric, metrics = validation_metric(study), read_metrics(run)
     if metrics is not None and metric not in metrics:
@@ -117,7 +117,7 @@ def check_tried(study: Study, run: Run) -> None:
 
 
 def _score(states: Iterable[State], metric: str) -> float:
-    """Mean over the seeds of the last value; NaN where a run failed."""
+    """Return the mean over the seeds of the last evaluated value; NaN if a run failed."""
     values = []
     for state in states:
         metrics = read_metrics(state.run) if state.status == "finished" else None
@@ -129,15 +129,16 @@ def _score(states: Iterable[State], metric: str) -> float:
 
 @dataclass
 class Search:
-    """The combinations of one algorithm in one variant.
+    """Base class of searches over the combinations of one algorithm in one variant.
 
     Attributes:
-        variant: Its name.
-        method: The algorithm.
-        metric: What is scored.
-        is_lower_better: Whether its small values are good.
-        tried: Rungs and combinations with their scores, NaN where a run failed.
-        rung: The one that is asked for.
+        variant: Name of the variant.
+        method: The algorithm with its ranges.
+        metric: Metric by which combinations are ranked.
+        is_lower_better: Whether small values of the metric are good.
+        tried: Tuples of rung, combination and score, which is NaN if a run failed.
+        rung: Current rung, an index into :attr:`Tuning.rungs <fedbc_lightning.studies.methods.Tuning.rungs>`.
+        is_done: Whether there is nothing left to ask for.
     """
 
     variant: str
@@ -150,18 +151,18 @@ class Search:
     is_done = False
 
     def ask(self) -> list[Values]:
-        """What to try next, all of it."""
+        """Return the combinations to try next."""
         raise NotImplementedError
 
     def tell(self, values: Values, score: float) -> None:
-        """Take a score, in the order of asking."""
+        """Record the score of a combination; scores come in the order of :meth:`ask`."""
         self.tried.append((self.rung, values, score))
 
     def ranked(self) -> list[Values]:
-        """The combinations of the last rung, the best first; of equal ones the first that was asked for.
+        """Return the combinations of the last rung, the best first; equal ones stay in the order of asking.
 
         Raises:
-            ConfigurationError: None gave a number.
+            ConfigurationError: Every combination of the rung failed.
         """
         scored = [(values, score) for rung, values, score in self.tried if rung == self.rung and not math.isnan(score)]
         if not scored:
@@ -174,7 +175,7 @@ class Search:
 
 
 def rungs(count: int, num_rungs: int) -> list[tuple[int, int]]:
-    """Rungs with the number of combinations that each tries; where few are left, the last chooses at once.
+    """Return pairs of a rung and its number of combinations; where few are left, the last rung follows at once.
 
     Example:
         >>> rungs(30, 3), rungs(5, 3), rungs(2, 3), rungs(30, 1)
@@ -191,11 +192,11 @@ def rungs(count: int, num_rungs: int) -> list[tuple[int, int]]:
 
 
 class GridSearch(Search):
-    """All combinations at once; then, rung by rung, the best third of them for more rounds (successive halving).
+    """Tries all combinations; then, rung by rung, the best third of them for more rounds (successive halving).
 
     Args:
-        *args: Of the base class.
-        num_rungs: Of the study's tuning.
+        *args: Arguments of :class:`Search`.
+        num_rungs: Number of rungs.
 
     References:
         Jamieson & Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"; with a
@@ -207,7 +208,7 @@ class GridSearch(Search):
         self._left = rungs(len(list(self.method.grid())), num_rungs)
 
     def ask(self) -> list[Values]:
-        """See the base class."""
+        """Return all combinations on the first rung, later the best third of those tried last."""
         asked = self.ranked() if self.tried else list(self.method.grid())
         self.rung, count = self._left.pop(0)
         self.is_done = not self._left
@@ -215,11 +216,11 @@ class GridSearch(Search):
 
 
 class OptunaSearch(Search):
-    """Optuna's tree-structured Parzen estimator, seeded, so that a study that goes on asks for the same again.
+    """Searches with Optuna's tree-structured Parzen estimator; its seed is fixed so that a resumed study repeats it.
 
     Args:
-        *args: Of the base class.
-        trials: How many combinations.
+        *args: Arguments of :class:`Search`.
+        trials: Number of combinations to try.
     """
 
     def __init__(self, *args: Any, trials: int) -> None:
@@ -241,14 +242,14 @@ class OptunaSearch(Search):
         self._trials = trials
 
     def ask(self) -> list[Values]:
-        """See the base class."""
+        """Return the next :data:`AT_ONCE` suggestions of Optuna, or as many as are left."""
         count = min(AT_ONCE, self._trials - len(self.tried))
         self._asked = [self._study.ask() for _ in range(count)]
         self.is_done = len(self.tried) + count >= self._trials
         return [self._suggest(trial) for trial in self._asked]
 
     def tell(self, values: Values, score: float) -> None:
-        """See the base class."""
+        """Record a score and report it to Optuna; a NaN is reported as a failed trial."""
         super().tell(values, score)
         failed = self._optuna.trial.TrialState.FAIL
         trial = self._asked.pop(0)

@@ -1,4 +1,4 @@
-"""A process that does runs of a study, one after another or several at once, and tells how far they are."""
+"""The worker process: does runs of a study, one after another or several at once, and reports their progress."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """A command line to be run.
+    """A command line that a worker is to run.
 
     Attributes:
-        words: Of ``fit``, with ``--ckpt_path`` where there is something to go on from.
-        log: File for what the run prints.
-        is_beside: Whether its numbers are to be those that it has beside runs of its kind, though it may be alone.
+        words: Command line of ``fit``, with ``--ckpt_path`` if the run has a checkpoint to resume from.
+        log: File to which the output of the run is appended.
+        is_beside: Whether the run is done in lockstep with others of its kind; a run that is alone then takes the same
+            path, so that its numbers do not depend on its company.
     """
 
     words: list[str]
@@ -38,12 +39,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Progress:
-    """A round was finished.
+    """Report of a worker that a round has finished.
 
     Attributes:
-        place: Of the run among those that were sent together.
-        round: Of ``max_rounds``.
-        max_rounds: See there.
+        place: Index of the run among the tasks that were sent together.
+        round: Number of the finished round, from 1.
+        max_rounds: T, the number of rounds of the run.
     """
 
     place: int
@@ -53,12 +54,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run ended.
+    """Report of a worker that a run has ended.
 
     Attributes:
-        place: See :class:`Progress`.
-        error: What went wrong, in a sentence; None: nothing.
-        seconds: It took, without start-up.
+        place: Index of the run among the tasks that were sent together.
+        error: Reason why the run failed, in one sentence; None if it finished.
+        seconds: Seconds that the run took, without those spent on other runs of the stack.
     """
 
     place: int
@@ -67,12 +68,12 @@ class Ended:
 
 
 def work(tasks: Connection, threads: int, device: int | None) -> None:
-    """The life of a worker: tasks from the connection until it closes, reports into it.
+    """Do the tasks that come from the connection until it closes, and send reports into it.
 
     Args:
-        tasks: To the process that schedules.
-        threads: Of torch.
-        device: Index of the GPU that it may use; None: as the config says.
+        tasks: Connection to the scheduling process.
+        threads: Number of torch threads.
+        device: Index of the GPU that this worker may use; None: the config decides.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the scheduler decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -99,7 +100,7 @@ def work(tasks: Connection, threads: int, device: int | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """A scheduler that was killed must not leave runs behind: the next one would run them a second time."""
+    """End this process when its parent dies: a new scheduler would otherwise run its runs a second time."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -107,7 +108,7 @@ def _end_with_parent() -> None:
 
 
 def _run(task: Task, connection: Connection, place: int, beside: Member | None) -> None:
-    """One run, and the report of its end."""
+    """Do one run and report its end."""
     started = time.perf_counter()
     error = _error_of(task, connection, place, beside)
     seconds = time.perf_counter() - started - (beside.seconds_elsewhere if beside is not None else 0.0)
@@ -116,7 +117,7 @@ def _run(task: Task, connection: Connection, place: int, beside: Member | None) 
 
 
 def _error_of(task: Task, connection: Connection, place: int, beside: Member | None) -> str | None:
-    """One run; the error that ended it, or None."""
+    """Do one run and return the error that ended it, or None."""
     from lightning.pytorch import Callback, LightningModule
 
     from fedbc_lightning.cli import FederatedCLI
@@ -125,7 +126,7 @@ def _error_of(task: Task, connection: Connection, place: int, beside: Member | N
     from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 
     class Reporter(Callback):
-        """Tells the scheduler of every finished round, and the engine who is beside it."""
+        """Reports every finished round to the scheduler, and tells the engine its place in the lockstep."""
 
         def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
             engine = trainer.federation.engine
