@@ -1,4 +1,4 @@
-"""What a run would take, from a few steps of its own clients."""
+"""Estimates the cost of a run from a few steps of its own clients."""
 
 from fedbc_lightning.planning.plan import Plan, make_plan
 

@@ -1,4 +1,4 @@
-"""What the rounds of a run do, without doing it: who takes part, in how many steps, and what is sent."""
+"""Draws the rounds of a run without training: sampled clients, their steps, and the bytes sent."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 MAX_DRAW_SECONDS = 2.0
-"""So long the rounds are drawn that the run will have; those that remain count like the mean of these."""
+"""Time limit for drawing rounds; rounds beyond it are estimated by the mean of those drawn."""
 
 
 class Drawn(NamedTuple):
-    """What the rounds of a run do; ``share`` of them was drawn, the numbers are of all.
+    """Totals over all rounds of a run, extrapolated if only some of the rounds were drawn.
 
     Attributes:
-        first: The first rounds.
-        num_steps: Of all clients and rounds.
-        bytes_up: See :class:`~fedbc_lightning.planning.plan.Plan`; likewise ``bytes_down``.
-        bytes_down: See there.
-        num_sampled: Clients, summed over the rounds.
-        num_touched: Clients that take part at least once.
-        num_slots: Rows in ``clients.bin`` per declared vector, at most.
-        is_counted: Whether all rounds were drawn.
+        first: The first rounds, at most ``NUM_ROUNDS_LOOKED_AT``.
+        num_steps: Number of optimizer steps of all clients in all rounds.
+        bytes_up: Bytes that clients send to the server in all rounds.
+        bytes_down: Bytes that clients receive from the server in all rounds.
+        num_sampled: Number of sampled clients, summed over the rounds.
+        num_touched: Number of clients that take part at least once.
+        num_slots: Largest number of rows in ``clients.bin`` per declared vector.
+        is_counted: Whether all rounds were drawn, so that the totals are exact.
     """
 
     first: list[PlannedRound]
@@ -41,7 +41,7 @@ class Drawn(NamedTuple):
 
 
 def draw_rounds(trainer: FederatedTrainer) -> Drawn:
-    """Draw the rounds of a trainer that is set up, all of them if there is time for it."""
+    """Draw the rounds of a trainer that has been set up; all of them if :data:`MAX_DRAW_SECONDS` suffices."""
     num_rounds, until = trainer.max_rounds, time.perf_counter() + MAX_DRAW_SECONDS
     first: list[PlannedRound] = []
     times = Counter[int]()
@@ -65,7 +65,7 @@ def draw_rounds(trainer: FederatedTrainer) -> Drawn:
 
 
 def round_up(value: float) -> int:
-    """The next whole number, forgiving what floating point adds.
+    """Round up to a whole number, ignoring an excess below 1e-6, which is a rounding error.
 
     Example:
         >>> round_up(3.0000000001), round_up(3.2)

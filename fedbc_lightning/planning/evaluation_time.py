@@ -1,4 +1,4 @@
-"""How long an evaluation takes."""
+"""Measures how long an evaluation takes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 MAX_EVALUATION_SECONDS = 1.5
-"""So long clients are evaluated, for each split and kind of model; those that remain count by their samples."""
+"""Time limit for evaluating clients, per split and kind of model; the rest is estimated by numbers of samples."""
 
 
 class EvaluationTime(NamedTuple):
-    """One evaluation of the initial model.
+    """The measured cost of one evaluation of the initial model.
 
     Attributes:
-        seconds: It takes.
-        num_values: That it gives for each client.
-        num_metrics: That it logs, roughly.
+        seconds: Seconds of one evaluation.
+        num_values: Number of values that it gives for each client.
+        num_metrics: Rough number of metrics that it logs.
     """
 
     seconds: float = 0.0
@@ -32,11 +32,11 @@ class EvaluationTime(NamedTuple):
 
 
 def time_evaluation(trainer: FederatedTrainer, num_processes: int) -> EvaluationTime:
-    """Evaluate z of round 0, which the module holds afterwards, too.
+    """Measure an evaluation of z of round 0; the module holds this z afterwards, too.
 
     Args:
-        trainer: Set up, in one process.
-        num_processes: That will share the clients.
+        trainer: Trainer that has been set up, in one process.
+        num_processes: Number of processes that will share the clients in the run.
     """
     evaluator, datamodule = trainer.evaluator, trainer.datamodule
     total, longest, num_values, num_metrics = 0.0, 0.0, 0, 0
@@ -64,7 +64,7 @@ def time_evaluation(trainer: FederatedTrainer, num_processes: int) -> Evaluation
                 seconds = time.perf_counter() - started
             total, longest = total + seconds, max(longest, seconds)
     if total < MAX_EVALUATION_SECONDS and trainer.federation.engine.mapped_evaluation("test") is not None:
-        for _ in range(2):  # the first time it is done one client after another as well
+        for _ in range(2):  # the first mapped evaluation does the clients one after another as well
             started = time.perf_counter()
             evaluator.run(splits, models, 0)
         total = min(total, time.perf_counter() - started)
@@ -73,7 +73,7 @@ def time_evaluation(trainer: FederatedTrainer, num_processes: int) -> Evaluation
 
 
 def _evaluate_some(trainer: FederatedTrainer, tasks: Sequence[Task], what: Measurement) -> tuple[float, int, int]:
-    """Seconds and samples of the first tasks, and how many numbers each gives."""
+    """Evaluate the first tasks, and return their seconds, their samples, and the number of values of each."""
     sizes = trainer.datamodule.num_samples(what.split)
     samples = width = 0
     started = time.perf_counter()

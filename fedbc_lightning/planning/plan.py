@@ -1,4 +1,4 @@
-"""What a run would take: time, memory, disk and bytes, from a few steps of its own clients."""
+"""Estimates time, memory, disk and bytes of a run from a few steps of its own clients."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 @dataclass
 class Plan:
-    """What a run would take. Times are rough: from a few steps, on a machine that may be busy.
+    """The estimated cost of a run; times are rough, from a few steps on a machine that may be busy.
 
     Attributes:
-        algorithm: Its usual name.
-        model: The module's class.
-        engine: That would train.
-        device: On which was measured.
-        num_processes: That share the clients; times are for all of them, measured in one.
-        num_parameters: d.
-        num_clients: N.
-        max_rounds: T.
-        clients_per_round: S; like the next two the mean over the first rounds.
-        steps_per_client: Optimizer steps of a client that takes part in a round.
-        steps_per_round: Of all its clients.
-        num_steps: Of all rounds.
-        is_counted: Whether all rounds were drawn for the numbers of steps and bytes; else the first ones.
-        round_seconds: Engine -> seconds of a round, without evaluation; the other engine, too, if it was timed.
-        not_timed: Why the other engine was not timed; empty: it was.
-        evaluation_seconds: Of one evaluation.
-        num_evaluations: With that of the initial model.
-        bytes_up: That clients send in all rounds.
-        bytes_down: That they receive.
-        memory: What -> bytes of this process.
-        disk: What -> bytes at the end.
+        algorithm: Usual name of the algorithm.
+        model: Name of the module's class.
+        engine: Engine that would train.
+        device: Device on which was measured.
+        num_processes: Number of processes that share the clients; times are for all, measured in one.
+        num_parameters: Number of parameters, d.
+        num_clients: Number of clients, N.
+        max_rounds: Number of rounds, T.
+        clients_per_round: Number of clients that train in a round, mean over the first rounds.
+        steps_per_client: Number of optimizer steps of a client in a round, mean over the first rounds.
+        steps_per_round: Number of optimizer steps of all clients of a round, mean over the first rounds.
+        num_steps: Number of optimizer steps of all rounds.
+        is_counted: Whether steps and bytes were counted over all rounds; else they are extrapolated from the first.
+        round_seconds: Map from engine to seconds of a round without evaluation; has the other engine if it was timed.
+        not_timed: Reason why the other engine was not timed; empty if it was.
+        evaluation_seconds: Seconds of one evaluation.
+        num_evaluations: Number of evaluations, that of the initial model included.
+        bytes_up: Bytes that clients send to the server in all rounds.
+        bytes_down: Bytes that clients receive from the server in all rounds.
+        memory: Map from a description to bytes of memory of this process.
+        disk: Map from a description to bytes on disk at the end of the run.
     """
 
     algorithm: str
@@ -72,20 +72,20 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Of the run, without start-up and checkpoints."""
+        """Seconds of the run, without start-up and checkpoints."""
         return self.max_rounds * self.round_seconds[self.engine] + self.num_evaluations * self.evaluation_seconds
 
 
 def make_plan(trainer: FederatedTrainer, path: Path | None, *, num_processes: int) -> Plan:
-    """Measure a trainer that is set up for ``fit``; the module holds z of round 0 afterwards.
+    """Measure a trainer that has been set up for ``fit``; the module holds z of round 0 afterwards.
 
     Args:
-        trainer: Set up, in one process.
-        path: None.
-        num_processes: That will train.
+        trainer: Trainer that has been set up, in one process.
+        path: Path of a checkpoint; always None, because a plan starts at round 0.
+        num_processes: Number of processes that will train.
 
     Raises:
-        ConfigurationError: What ``fit`` would raise in its first rounds.
+        ConfigurationError: A setting cannot be honoured; ``fit`` would raise the same in its first rounds.
     """
     federation, device = trainer.federation, trainer.user.device
     if device.type == "cuda":

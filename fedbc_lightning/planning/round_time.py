@@ -1,4 +1,4 @@
-"""How long a round takes, by either engine."""
+"""Measures how long a round takes in either engine."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 SLOW_STEP = 0.1
-"""Seconds: a step that takes longer is timed once."""
+"""Seconds of a step above which it is timed once only."""
 MAX_TRIAL_SECONDS = 2.0
-"""The engine that was not asked for is timed if a step of all clients of a round takes less."""
+"""Seconds that one step of each client of a round may take for the other engine to be timed as well."""
 MAX_ROUND_SECONDS = 3.0
-"""The first round is taken as a whole, so long and ``MAX_ROUNDS`` times at most; not if it takes longer."""
+"""Time limit for running the first round as a whole again and again; it is not run if it would take longer."""
 MAX_ROUNDS = 10
+"""Largest number of times that the first round is run as a whole."""
 
 Seconds = dict[choice.Kind, float]
-"""Engine -> seconds of a round, without evaluation."""
+"""Map from engine to seconds of a round without evaluation."""
 
 
 class WholeRounds(NamedTuple):
-    """What rounds that were taken as a whole have shown; none were, where they would take long.
+    """Measurements of rounds that were run as a whole; all are 0 if none was run because it would take too long.
 
     Attributes:
-        seconds: Of a round; 0: none was taken.
-        num_metrics: That a round logs.
-        record_bytes: Of a client's row in ``clients.csv``.
+        seconds: Seconds of a round.
+        num_metrics: Number of metrics that a round logs.
+        record_bytes: Bytes of a client's row in ``clients.csv``.
     """
 
     seconds: float = 0.0
@@ -46,16 +47,16 @@ class WholeRounds(NamedTuple):
 
 
 class RoundTimer:
-    """Times rounds of a trainer that is set up; the module holds z of round 0 afterwards.
+    """Times rounds of a trainer that has been set up; the module holds z of round 0 afterwards.
 
     Args:
-        trainer: Set up, in one process.
-        num_processes: That will train.
+        trainer: Trainer that has been set up, in one process.
+        num_processes: Number of processes that will train.
 
     Attributes:
-        whole: What whole rounds have shown.
-        table_bytes: Of a row of the clients' tables, which have one for each batch; 0: there are none.
-        not_timed: Why the engine that was not asked for was not timed; empty: it was.
+        whole: Measurements of whole rounds.
+        table_bytes: Bytes of a row of the clients' tables, which have a row per batch; 0 if there are no tables.
+        not_timed: Reason why the other engine was not timed; empty if it was.
     """
 
     def __init__(self, trainer: FederatedTrainer, num_processes: int) -> None:
@@ -63,7 +64,7 @@ class RoundTimer:
         self.whole, self.table_bytes, self.not_timed = WholeRounds(), 0, ""
 
     def time(self, rounds: Sequence[PlannedRound]) -> Seconds:
-        """The mean over rounds, by the engine that would train, and by the other one if it can be timed."""
+        """Return the mean seconds of the given rounds in the trainer's engine, and in the other one if possible."""
         federation, kind = self._federation, self._federation.engine_kind
         other: choice.Kind = "sequential" if kind == "vectorized" else "vectorized"
         trained = [(number, round) for number, round in enumerate(rounds, 1) if round.ids]
@@ -83,7 +84,7 @@ class RoundTimer:
         seconds = self._local_seconds(trial, shares, len(rounds))
         if kind == "sequential":
             seconds |= self._try_vectorized(trained[0], shares, len(rounds), seconds["sequential"])
-        seconds.setdefault(kind, seconds["sequential"])  # one client at a time: it is the sequential one
+        seconds.setdefault(kind, seconds["sequential"])  # one client at a time is trained sequentially
         measured = self.whole.seconds
         rest, scale = max(measured - predicted, 0.0), min(measured / predicted, 1.0) if measured and predicted else 1.0
         found = {kind: seconds[kind] * scale + rest}
@@ -96,11 +97,11 @@ class RoundTimer:
         self._federation.start_round(engine)
 
     def _train(self, engine: SequentialEngine, ids: list[int], num_steps: int) -> list[int]:
-        """The clients' part of a round in so many steps; nothing is kept."""
+        """Do the clients' part of a round, keep nothing of it, and return the clients' numbers of steps."""
         federation, server = self._federation, self._federation.server
         cohort = federation.make_cohort(ids, [server.ids.index(client) for client in ids])
         if len(ids) == 1:
-            cohort.local = engine.local  # also a second training of its own takes a share of its steps
+            cohort.local = engine.local  # so that a method's second training takes its part of the steps, too
         federation.algorithm.client_update(engine, cohort, server)
         tables = federation.declaration.table_names
         if tables and not self.table_bytes:
@@ -109,10 +110,10 @@ class RoundTimer:
         return cohort.steps
 
     def _take_rounds(self, number: int, expected: float) -> WholeRounds:
-        """Take a whole round again and again from the initial state; none, if it would take long."""
+        """Run a whole round again and again from the initial state; run none if it would take too long."""
         federation, device, whole = self._federation, self._trainer.user.device, WholeRounds()
         if federation.clients.file_rows is not None and federation.clients.row_bytes:
-            return whole  # there is no file
+            return whole  # the clients' rows belong into clients.bin, which a plan does not create
         measured, until = list[float](), time.perf_counter() + MAX_ROUND_SECONDS
         while len(measured) < MAX_ROUNDS and time.perf_counter() + expected < until:
             seed_globals(derive(self._trainer.seed, "round", number), device)
@@ -131,7 +132,7 @@ class RoundTimer:
         return whole
 
     def _local_seconds(self, trial: choice.Trial, shares: Sequence[choice.Share], num_rounds: int) -> Seconds:
-        """Of the process that has most to do."""
+        """Predict the seconds of local training per round, in the process that has the most to do."""
         totals: Seconds = {}
         for share in shares:
             parts = [
@@ -145,7 +146,10 @@ class RoundTimer:
     def _try_vectorized(
         self, begun: tuple[int, PlannedRound], shares: Sequence[choice.Share], num_rounds: int, sequential: float
     ) -> Seconds:
-        """What the vectorized engine takes beside so many seconds of the sequential one, if it can be timed."""
+        """Return the seconds of a round in the vectorized engine, if it can be timed; else set ``not_timed``.
+
+        The two engines are timed in turn, and the ratio scales ``sequential``, the seconds of the sequential engine.
+        """
         federation = self._federation
         if federation.algorithm.trains_pooled:
             self.not_timed = "there is one model, trained on all data"
@@ -165,5 +169,5 @@ class RoundTimer:
         finally:
             federation.algorithm.server_callbacks(federation.engine)  # should it keep them
             federation.load_global()
-        both = self._local_seconds(trial, shares, num_rounds)  # in turn, so their ratio is better than either
+        both = self._local_seconds(trial, shares, num_rounds)  # timed in turn: their ratio is surer than either
         return {"vectorized": sequential * both["vectorized"] / max(both["sequential"], 1e-9)}

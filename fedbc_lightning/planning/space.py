@@ -1,4 +1,4 @@
-"""The memory and disk that a run takes."""
+"""Estimates the memory and disk use of a run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 BYTES_OF_VALUE, BYTES_OF_EVENT, BYTES_OF_HISTOGRAM = 18, 70, 1000
-"""In tables and TensorBoard's events, roughly."""
+"""Rough sizes in bytes: a value in a table, and a value and a histogram in TensorBoard's events."""
 BYTES_OF_METRIC, BYTES_OF_TENSOR = 40, 400
-"""In a checkpoint: a number with its name, and what a tensor takes beside its values."""
+"""Rough sizes in bytes in a checkpoint: a number with its name, and a tensor without its values."""
 
 
 class Space:
-    """Of one run.
+    """Estimates the memory and disk use of one run.
 
     Args:
-        trainer: Set up, and measured.
-        drawn: What its rounds do.
-        whole: What whole rounds have shown.
-        table_bytes: Of a row of the clients' tables, which have one for each batch.
+        trainer: Trainer that has been set up, and whose rounds have been measured.
+        drawn: Totals over its rounds.
+        whole: Measurements of whole rounds.
+        table_bytes: Bytes of a row of the clients' tables, which have a row per batch.
     """
 
     def __init__(self, trainer: FederatedTrainer, drawn: Drawn, whole: WholeRounds, table_bytes: int) -> None:
@@ -44,7 +44,7 @@ class Space:
             self._tables = round_up(drawn.num_touched * per_client)
 
     def memory(self) -> dict[str, int]:
-        """What this process held at its peak, and what a run adds."""
+        """Return the bytes that this process held at its peak, and those that a run adds, by description."""
         federation, drawn = self._trainer.federation, self._drawn
         memory = {"now, at its peak": peak_memory()}
         num_rows = drawn.num_touched if federation.clients.file_rows is None else 0
@@ -61,12 +61,12 @@ class Space:
         return memory
 
     def disk(self, checkpoint_bytes: int, evaluation: EvaluationTime, num_evaluations: int) -> dict[str, int]:
-        """What is there at the end.
+        """Return the bytes on disk at the end of the run, by description.
 
         Args:
-            checkpoint_bytes: See :func:`checkpoint_bytes`.
-            evaluation: One of them.
-            num_evaluations: Of the run.
+            checkpoint_bytes: Size of a checkpoint without rows, from :func:`checkpoint_bytes`.
+            evaluation: Measured cost of one evaluation.
+            num_evaluations: Number of evaluations in the run.
         """
         trainer, clients, disk = self._trainer, self._trainer.federation.clients, dict[str, int]()
         num_metrics = evaluation.num_metrics + self._whole.num_metrics
@@ -96,7 +96,7 @@ class Space:
 
 
 def checkpoint_bytes(trainer: FederatedTrainer) -> int:
-    """Of ``last.ckpt`` as it would be now: before any client has rows."""
+    """Return the size of ``last.ckpt`` as it would be now, before any client has rows."""
     sink = _Counting()
     no_rows = dict.fromkeys(run_folder.TABLES, 0)
     content = run_checkpoint(trainer, settings(trainer), states_of_users(trainer), no_rows, is_last=True)
@@ -105,23 +105,23 @@ def checkpoint_bytes(trainer: FederatedTrainer) -> int:
 
 
 class _Counting(io.RawIOBase):
-    """Takes bytes and keeps none."""
+    """A file that counts the bytes written to it and keeps none."""
 
     size = 0
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        """Count them."""
+        """Count the bytes."""
         length = memoryview(data).nbytes
         self.size += length
         return length
 
 
 def peak_memory() -> int:
-    """Bytes that this process held at its peak; 0 where the system does not tell."""
+    """Return the bytes that this process held at its peak; 0 where the system does not tell."""
     try:
         import resource
     except ImportError:  # Windows
