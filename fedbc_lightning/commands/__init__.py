@@ -1,1 +1,1 @@
-"""The entry points of ``fedbc-cli``: one run, a study, a reproduction. Nothing imports this folder but a program."""
+"""The entry points of ``fedbc-cli``: one run, a study, a reproduction. Only the program itself imports this folder."""

@@ -1,4 +1,4 @@
-"""The end of a process that was nothing but ``fedbc-cli``: at once, when all that others rely on is done."""
+"""Ends a process of ``fedbc-cli`` fast: the exit handlers run, but the imported objects are not taken apart."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import NoReturn
 
 CALLERS = (["<module>"], ["<module>", "_run_code", "_run_module_as_main"])
-"""Functions above the program, innermost first: of a console script, and of ``python -m``.
+"""Names of the stack frames above the program, innermost first, for a console script and for ``python -m``.
 
-More than these are a profiler, debugger or test that goes on after the program has ended.
+Further frames belong to a profiler, debugger or test, which goes on after the program has ended.
 """
 
 
 def is_outermost() -> bool:
-    """Return whether nobody goes on after the function that calls this one has returned."""
+    """Return whether the process ends when the function that calls this one has returned."""
     names = []
     frame = sys._getframe(1).f_back
     while frame is not None:
@@ -32,17 +32,17 @@ def is_outermost() -> bool:
 def leave(status: int) -> NoReturn:
     """End the process as Python does, but without taking apart what was imported.
 
-    Python goes through three quarters of a million objects of torch and Lightning, several times: two seconds in which
-    nothing happens that anybody sees. Before that it waits for threads and calls the exit handlers, which end child
-    processes and close loggers; that happens here, too. Objects that nobody holds are deleted, and files that are open
-    for writing are closed. Other objects that live to the end are not deleted, which Python does not promise either.
+    At its end Python goes several times through the 750,000 objects of torch and Lightning, which takes two seconds.
+    Before that it waits for threads and calls the exit handlers, which end child processes and close loggers; this
+    function does so, too. It also deletes objects that nobody references, and closes files that are open for writing.
+    Other objects that live to the end are not deleted; Python does not promise that either.
 
     Args:
-        status: The exit status.
+        status: Exit status of the process.
     """
     atexit.unregister(gc.unfreeze)
     fabric = sys.modules.get("fedbc_lightning.distributed.fabric")
-    if status and fabric is not None:  # to leave a process group in good order is to wait for processes that are lost
+    if status and fabric is not None:  # to leave the process group would wait for processes that may be lost
         atexit.unregister(fabric.leave_process_group)
     with suppress(KeyboardInterrupt):
         threading._shutdown()  # type: ignore[attr-defined]
@@ -53,15 +53,15 @@ def leave(status: int) -> NoReturn:
 
 
 def _close_files() -> None:
-    """Write out what is still in buffers, Python's and those of the C library."""
+    """Write out the buffers of Python's files and of the C library."""
     standard = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
     for stream in standard:
-        with suppress(OSError, ValueError):  # whoever read it is gone, or it is closed
+        with suppress(OSError, ValueError):  # the reader of the pipe is gone, or the stream is closed
             stream.flush()
     for thing in gc.get_objects():
         if issubclass(type(thing), io.IOBase) and thing not in standard:
             with suppress(Exception):
-                if thing.writable():  # another thread may be waiting for what it reads
+                if thing.writable():  # to close a file that another thread is reading could wait for ever
                     thing.close()
     if os.name == "posix":
         ctypes.CDLL(None).fflush(None)

@@ -1,4 +1,4 @@
-"""The program ``fedbc-cli``: from the words of a command line to an exit status.
+"""The program ``fedbc-cli``, which turns the words of a command line into an exit status.
 
 This module itself imports neither torch nor Lightning, so that ``--help``, ``--version`` and most mistakes are
 answered at once.
@@ -21,10 +21,10 @@ from fedbc_lightning.core.errors import ConfigurationError
 
 
 def program() -> int:
-    """Be the console script ``fedbc-cli``: run the command line of this process, and end the process at once.
+    """Run the command line of this process, and end the process at once; the console script ``fedbc-cli`` calls this.
 
     Returns:
-        The exit status, where somebody above has work left: a profiler, a debugger, or Python's prompt.
+        The exit status, if a caller goes on afterwards: a profiler, a debugger, or Python's prompt.
     """
     is_outermost = leaving.is_outermost()
     try:
@@ -82,16 +82,16 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _escape_what_cannot_be_shown() -> None:
-    r"""Where standard output's encoding has no λ, print ``\u03bb`` in place of a traceback, as on standard error."""
+    r"""Print ``\u03bb`` for a λ that standard output's encoding lacks, as on standard error, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _import_uncollected() -> None:
-    """Import Lightning without collecting garbage, and look for none in what was imported until the process ends.
+    """Import Lightning without collecting garbage, and exempt what was imported from collection.
 
-    It is three quarters of a million objects: to go through them again and again took 14 % of the time of ``fedbc-cli
-    fit --help``. All objects that exist are kept: only for a process of our own.
+    The import makes 750,000 objects, and going through them again and again took 14 % of the time of ``fedbc-cli fit
+    --help``. All objects that exist at this point are kept to the end, so this is only for a process of our own.
     """
     gc.disable()
     import fedbc_lightning.cli.federated  # noqa: F401
@@ -102,7 +102,7 @@ def _import_uncollected() -> None:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: object) -> None:
-    """One line, without the place in the source."""
+    """Print a warning in one line, without its place in the source."""
     if str(message).strip():
         print(f"{PROG}: warning: {message}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""The commands that are about many runs."""
+"""The commands on many runs: ``compare``, ``plan`` of a study, and ``reproduce``."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from fedbc_lightning.studies.tables import show
 
 
 class StudyParser(ArgumentParser):
-    """A parser that says what is wrong in one line."""
+    """An argument parser that reports an error in one line."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """See the base class; exit status 2."""
+        """Print the error in one line, and exit with status 2."""
         keys = [action.dest for action in self._actions]
         sys.stderr.write(f"{PROG}: error: {condense(message, keys, {})}\n")
         self.exit(2)
 
 
 def study_parser(command: str = "compare") -> StudyParser:
-    """Of ``compare`` and of ``plan``."""
+    """Return the parser of ``compare``, which ``plan`` of a study uses, too."""
     parser = StudyParser(prog=f"{PROG} {command}", description=(Study.__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--config", "-c", action="config", help="Study in YAML; several are layered.")
     parser.add_class_arguments(Study, None, as_group=False)
@@ -42,42 +42,42 @@ def study_parser(command: str = "compare") -> StudyParser:
 
 
 def compare(words: list[str]) -> int:
-    """``fedbc-cli compare``.
+    """Run ``fedbc-cli compare``: do a study and print its tables.
 
     Args:
-        words: What follows it.
+        words: Words of the command line after the command.
 
     Returns:
         The exit status: 0, or 1 where a run failed.
 
     Raises:
-        ConfigurationError: The study cannot be done as it is given.
+        ConfigurationError: The study cannot be run as configured.
     """
     return 0 if Comparison(read_study("compare", words)).run() else 1
 
 
 def plan(words: list[str]) -> int:
-    """``fedbc-cli plan`` of a study.
+    """Run ``fedbc-cli plan`` for a study: print its estimated cost.
 
     Args:
-        words: What follows it.
+        words: Words of the command line after the command.
 
     Returns:
         The exit status, 0.
 
     Raises:
-        ConfigurationError: The study cannot be done as it is given.
+        ConfigurationError: The study cannot be run as configured.
     """
     print_study_plan(plan_study(read_study("plan", words)))
     return 0
 
 
 def read_study(command: str, words: list[str]) -> Study:
-    """The study that the words after a command describe.
+    """Build the study that the words after a command describe.
 
     Raises:
-        ConfigurationError: It cannot be done as it is given.
-        UsageError: A config is not there, or has a key that no study has.
+        ConfigurationError: The study cannot be run as configured.
+        UsageError: A config does not exist, or has an unknown key.
     """
     words = list(words)
     names, overrides = [], dict[str, Any]()
@@ -102,17 +102,17 @@ def read_study(command: str, words: list[str]) -> Study:
 
 
 def reproduce(words: list[str]) -> int:
-    """``fedbc-cli reproduce``: tables and figures of the papers.
+    """Run ``fedbc-cli reproduce``: compute tables and figures of the papers.
 
     Args:
-        words: Names, then options of the study, e.g. ``--scale 0.1``.
+        words: Names of tables and figures, then options of the study, e.g. ``--scale 0.1``.
 
     Returns:
         The exit status: 0, or 1 where a run failed.
 
     Raises:
-        ConfigurationError: A study cannot be done as it is given.
-        UsageError: An unknown name, or none.
+        ConfigurationError: A study cannot be run as configured.
+        UsageError: A name is unknown, or none is given.
     """
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     options = words[len(names) :]
@@ -146,7 +146,7 @@ def reproduce(words: list[str]) -> int:
 
 
 def _comparison(name: str, options: list[str]) -> Comparison | None:
-    """The study behind a table or figure, narrowed to what that needs; None: it needs no training."""
+    """Return the study of a table or figure, reduced to what it needs; None if it needs no training."""
     known = REPRODUCTIONS[name]
     if known.study is None:
         return None
@@ -157,10 +157,10 @@ def _comparison(name: str, options: list[str]) -> Comparison | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A study's file; the parser passes over an unknown key that holds nothing but empty mappings.
+    """Read a study's file, and refuse unknown keys; the parser overlooks those whose value is an empty mapping.
 
     Raises:
-        UsageError: There is a key that no study has.
+        UsageError: The file has an unknown key.
     """
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     known = list(Study.__dataclass_fields__)
