@@ -1,4 +1,4 @@
-"""What is done to the words of a command line before they are parsed; imports nothing heavy."""
+"""Prepares the words of a command line before they are parsed; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ SUBCOMMANDS = {
     "plan": "tell time, memory, disk and bytes of a run, or of a study, before it starts",
     "export": "write a checkpoint's global model, or a client's own, for load_from_checkpoint",
 }
-"""The commands on one run, and what each does, in a line."""
+"""The commands on one run, each with a description in one line."""
 
 STUDY_COMMANDS = {
     "compare": "run and compare many: algorithms × variants × seeds, tables and curves",
     "reproduce": "run a paper's table or figure again, its numbers and claims beside ours",
 }
-"""The commands on many runs."""
+"""The commands on many runs, each with a description in one line."""
 
 COMMANDS = SUBCOMMANDS | STUDY_COMMANDS
 
 CONFIG_OPTIONS = ("--config", "-c")
 
 OVERLAYS = "algorithms/"
-"""The shipped configs that hold an algorithm and nothing else lie in this folder."""
+"""Folder of the shipped configs that hold an algorithm and nothing else."""
 
 STUDIES = "studies/"
-"""The shipped studies, for ``compare``, lie in this one."""
+"""Folder of the shipped studies, configs of ``compare``."""
 
 
 class UsageError(Exception):
-    """The command line itself is wrong: printed in one line, exit status 2."""
+    """Raised for a mistake in the command line itself; it is printed in one line, and the exit status is 2."""
 
 
 def prepare_arguments(words: list[str]) -> list[str]:
-    """Check the command, find the config files, and take a checkpoint's own config where none is given.
+    """Check the command, find the config files, and add the config of a checkpoint's run if none is given.
 
     Args:
         words: A command line without the program's name, e.g. ``["fit", "--config", "cifar.yaml"]``.
 
     Returns:
-        The same with the names of shipped configs replaced by their paths.
+        The command line with the names of shipped configs replaced by their paths.
 
     Raises:
-        UsageError: If the command is missing or unknown, or a config file or checkpoint does not exist.
+        UsageError: The command is missing or unknown, or a config file or checkpoint does not exist.
     """
     words = list(words)
     check_subcommand(words)
@@ -65,7 +65,7 @@ def prepare_arguments(words: list[str]) -> list[str]:
         position, value = checkpoints[-1]
         checkpoint = find_checkpoint(value)
         del words[position - (words[position] == value) : position + 1]
-        words += ["--ckpt_path", checkpoint]  # last: a config has the key, too, and is empty there
+        words += ["--ckpt_path", checkpoint]  # at the end: a config, too, has the key, with null, and the last one wins
         config = None if given else find_run_config(checkpoint, words)
         if config is not None:
             words[1:1] = ["--config", str(config)]
@@ -75,10 +75,10 @@ def prepare_arguments(words: list[str]) -> list[str]:
 
 
 def is_study(words: list[str]) -> bool:
-    """Whether a config that is given is that of a study.
+    """Return whether one of the given configs is that of a study.
 
     Raises:
-        UsageError: If a config file does not exist.
+        UsageError: A config file does not exist.
     """
     import yaml
 
@@ -88,13 +88,13 @@ def is_study(words: list[str]) -> bool:
         try:
             if "algorithms" in (yaml.safe_load(text) or {}):
                 return True
-        except yaml.YAMLError:  # of inline text; the parser says it
+        except yaml.YAMLError:  # in inline text; the parser reports it
             continue
     return False
 
 
 def check_subcommand(words: list[str]) -> None:
-    """Raise :class:`UsageError` unless the first word is a command; say what was probably meant."""
+    """Raise :class:`UsageError` unless the first word is a command; the message suggests the nearest one."""
     first = words[0]
     if first in COMMANDS:
         return
@@ -108,7 +108,7 @@ def check_subcommand(words: list[str]) -> None:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The experiments installed with the package: name, as given to ``--config``, to path; overlays last."""
+    """Map the names of the shipped configs, as ``--config`` takes them, to paths; those in subfolders come last."""
     folder = Path(str(resources.files("fedbc_lightning.configs")))
     names = sorted(
         (path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml")), key=lambda n: ("/" in n, n)
@@ -117,12 +117,12 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path | str:
-    """The file that ``--config name`` means: a local one, else a shipped one of that name (``.yaml`` may be left out).
+    """Find the file for ``--config name``: a local one, else a shipped one of that name, with or without ``.yaml``.
 
-    Text that is YAML rather than a name (it has a brace, a line break or ``": "``) is returned as it is.
+    A text that is YAML rather than a name (it has a brace, a line break or ``": "``) is returned unchanged.
 
     Raises:
-        UsageError: If there is neither; names the shipped ones.
+        UsageError: There is neither; the message lists the shipped ones.
     """
     if any(mark in name for mark in ("{", "\n", ": ")):
         return name
@@ -146,7 +146,7 @@ def find_config(name: str) -> Path | str:
 
 
 def check_syntax(path: Path) -> None:
-    """Raise :class:`UsageError`, naming file and line, if a file is not YAML with sections."""
+    """Raise :class:`UsageError` with file and line if a file is not YAML with sections."""
     import yaml
 
     try:
@@ -161,10 +161,10 @@ def check_syntax(path: Path) -> None:
 
 
 def find_checkpoint(path: str) -> str:
-    """The checkpoint file that ``--ckpt_path path`` means: a file, ``last`` as it is, or the last one of a run folder.
+    """Find the checkpoint for ``--ckpt_path path``: a file, or the last one of a run folder; ``last`` stays as it is.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: There is no such checkpoint.
     """
     if path in ("last", "null", "None"):
         return path
@@ -183,15 +183,15 @@ def find_run_config(checkpoint: str, words: list[str]) -> Path | None:
     """Find the ``config.yaml`` of the run that wrote a checkpoint, ``<run>/checkpoints/<any>.ckpt``.
 
     Args:
-        checkpoint: Its path; ``last``: of the newest run under the folder and the name that are given, or their
-            defaults.
-        words: The command line.
+        checkpoint: Path of the checkpoint; ``last``: the checkpoint of the newest run under the given (or default)
+            folder and name.
+        words: Words of the command line.
 
     Returns:
-        The file; None: ``fit`` is told on the command line what to train, and there is no run yet to go on with.
+        The file; None if ``fit`` gets its model on the command line and there is no run yet to resume.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: There is no such file.
     """
     if checkpoint in ("last", "null", "None"):
         root, name = (_last_value(words, f"--trainer.{key}") for key in ("default_root_dir", "name"))
@@ -217,7 +217,7 @@ def _last_value(words: list[str], option: str) -> str | None:
 
 
 def option_values(words: list[str], options: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Positions and values of options given as ``--option value`` or ``--option=value``."""
+    """Yield positions and values of options that are given as ``--option value`` or ``--option=value``."""
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         if equals and name in options:

@@ -1,4 +1,4 @@
-"""What can be chosen by name: the classes below a base class, and the base class that a nested key takes."""
+"""Lists the classes that can be chosen by name, and finds the base class that a nested key takes."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ PART_KINDS: dict[type, str] = {
     Penalty: "penalty",
     FederatedAlgorithm: "method",
 }
-"""What the classes of a config are called in a sentence, by their base classes."""
+"""Names for the classes of a config in messages, by their base classes."""
 
 NO_CHOICES = (Coin, ServerOptimizer, BasePredictionWriter, Checkpoint)
-"""What others are derived from, or a method makes for itself."""
+"""Classes that are not offered: bases of others, or parts that a method makes itself."""
 
 UNWANTED: tuple[type, ...] = (SaveConfigCallback, *_REFUSED_CALLBACKS)
-"""These and what is derived from them."""
+"""Classes that are not offered, together with all classes derived from them."""
 
 NEED_CLIENT_HALF = (AugmentedMean, CenterConsensus, DynamicRegularization, FairStep, LargestClientStep, MeanMessage)
-"""Server parts that work on what only their own method's client half keeps or sends."""
+"""Server parts that are not offered, because they need what the clients of their own method keep or send."""
 
 
 def subclasses(base: type) -> set[type]:
-    """All classes below ``base`` that have been imported."""
+    """Return all imported classes that are derived from ``base``, directly or not."""
     below: set[type] = set()
     children: list[type] = base.__subclasses__()
     for child in children:
@@ -58,7 +58,7 @@ def subclasses(base: type) -> set[type]:
 
 
 def choices(base: type) -> list[type]:
-    """The classes below ``base`` that can be given in a config, ours first, by name.
+    """Return the classes derived from ``base`` that a config can name, those of this package first, sorted by name.
 
     Example:
         >>> [cls.__name__ for cls in choices(Solver) if is_ours(cls)]
@@ -69,18 +69,18 @@ def choices(base: type) -> list[type]:
         for cls in subclasses(base)
         if not inspect.isabstract(cls) and not cls.__name__.startswith("_") and cls not in NO_CHOICES
         if not issubclass(cls, UNWANTED) and is_for_yaml(cls)
-        if not cls.__module__.startswith("fedbc_lightning.papers.")  # for one paper's study; given by path
+        if not cls.__module__.startswith("fedbc_lightning.papers.")  # needed by one paper's study, which names the path
     ]
     return sorted(found, key=lambda cls: (not is_ours(cls), cls.__name__))
 
 
 def is_ours(cls: type) -> bool:
-    """Whether the class belongs to this package."""
+    """Return whether the class belongs to this package."""
     return cls.__module__.split(".")[0] == "fedbc_lightning"
 
 
 def is_for_yaml(cls: type) -> bool:
-    """Whether a config can hold it: no argument is a tensor, and no part is useless without its own client half.
+    """Return whether a config can hold the class: no argument is a tensor, and no part needs its method's clients.
 
     Example:
         >>> is_for_yaml(ServerOptimizer), is_for_yaml(FairStep)
@@ -95,7 +95,7 @@ def is_for_yaml(cls: type) -> bool:
 
 
 def kind_of(cls: type) -> str:
-    """What a class is called in a sentence, or "".
+    """Return the name for a kind of class in messages, or "".
 
     Example:
         >>> kind_of(AugmentedMean)
@@ -105,13 +105,13 @@ def kind_of(cls: type) -> str:
 
 
 def import_object(class_path: str) -> Any:
-    """The object behind ``package.module.Name``."""
+    """Import the object ``package.module.Name``."""
     module, _, name = class_path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 def type_hint(cls: type, argument: str) -> Any:
-    """The type of an argument of a class, its base classes' included; None if it has no such argument."""
+    """Return the type of an argument of a class or its base classes; None if it has no such argument."""
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     parser.add_class_arguments(cls, "class", fail_untyped=False, as_group=False)
     found = [action for action in parser._actions if action.dest == f"class.{argument}"]
@@ -119,15 +119,15 @@ def type_hint(cls: type, argument: str) -> Any:
 
 
 def base_at(path: str, sections: Mapping[str, type], chosen: Mapping[str, type] | None = None) -> type | None:
-    """The class that is wanted under a key, e.g. RobustRule under ``algorithm.robust_rule``.
+    """Return the base class that a key takes, e.g. RobustRule for ``algorithm.robust_rule``.
 
     Args:
-        path: Keys, without list indices.
-        sections: Keys that name a class to what it must be.
-        chosen: Keys to the classes given there; where there is none, any that has the next argument counts.
+        path: Dotted keys, without list indices.
+        sections: Map from keys that take a class to their base classes.
+        chosen: Map from keys to the classes given there; a key without one takes any class with the next argument.
 
     Returns:
-        None if no class is wanted there.
+        The base class; None if the key takes no class.
     """
     chosen = {"trainer": FederatedTrainer, **(chosen or {})}
     if path in sections:
@@ -145,7 +145,7 @@ def base_at(path: str, sections: Mapping[str, type], chosen: Mapping[str, type] 
 
 
 def is_list(path: str, chosen: Mapping[str, type]) -> bool:
-    """Whether what lies under a key is a list, or a mapping, of classes."""
+    """Return whether a key takes a list, or a mapping, of classes."""
     place, _, key = path.rpartition(".")
     if place == "trainer":
         return key == "callbacks"
@@ -154,7 +154,7 @@ def is_list(path: str, chosen: Mapping[str, type]) -> bool:
 
 
 def _classes_in(hint: Any) -> Iterator[type]:
-    """The classes, other than Python's own, that a type hint is made of."""
+    """Yield the classes in a type hint, without Python's built-in ones."""
     if isinstance(hint, type) and not get_args(hint) and hint.__module__ != "builtins":
         yield hint
     for inner in get_args(hint):

@@ -1,8 +1,8 @@
-"""Docstrings of algorithms taken apart: one line, then titled sections of prose and formulas.
+"""Takes docstrings of algorithms apart: one line, then titled sections of prose and formulas.
 
-Both the terminal (``--algorithm.help FedProx``) and ``docs/algorithms.md`` are made from them. A section has a title in
-the first column, with ``:`` (prose, joined and wrapped anew) or ``::`` (formulas, left as they are). In prose, too,
-lines stay as they are where they are indented or where columns are aligned by spaces.
+The help on the terminal (``--algorithm.help FedProx``) and ``docs/algorithms.md`` are made from them. A section has a
+title in the first column that ends in ``:`` (prose, which is wrapped anew) or ``::`` (formulas, which stay as they
+are). In prose, too, lines that are indented or have columns aligned by spaces stay as they are.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _TITLE = re.compile(r"([A-Z][\w -]*?)(::?)")
 MARKUP = re.compile(
     r"(?P<role>:\w+:)?(?P<ticks>`+)(?P<last>~?)(?P<code>[^`]+)(?P=ticks)|(?<![\w*])\*(?P<emphasis>\w[^*]*)\*(?![\w*])"
 )
-"""``:role:`text```, ```text```, of which ~ leaves the last name alone, and *text*."""
+"""Matches ``:role:`text```, ```text``` and *text*; a ``~`` before a dotted name keeps its last part only."""
 
 _ENTRIES = ("Args", "Attributes", "Raises")
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some lines of a section.
+    """Successive lines of a section that are shown in the same way.
 
     Attributes:
-        kind: ``prose`` (one line, to be wrapped), ``items`` (likewise each) or ``literal`` (lines as they stand).
-        lines: Without common indentation.
+        kind: ``prose`` (one line, to be wrapped), ``items`` (lines to be wrapped one by one) or ``literal``.
+        lines: The lines, without common indentation.
     """
 
     kind: str
@@ -44,12 +44,12 @@ class Block:
 
 @dataclass(frozen=True)
 class ClassDoc:
-    """A class's docstring.
+    """The parts of a class's docstring.
 
     Attributes:
-        name: What stands before the colon of the first line, the usual name; else the class's.
-        summary: The rest of the first line.
-        sections: Title to its blocks; text before the first title is under "".
+        name: Usual name, which stands before the colon of the first line; else the name of the class.
+        summary: Rest of the first line.
+        sections: Map from titles to blocks; the title of text before the first title is "".
     """
 
     name: str
@@ -59,7 +59,7 @@ class ClassDoc:
 
 @dataclass(frozen=True)
 class Parameter:
-    """An argument of a class in a config: ``default`` as YAML has it, None if it must be given."""
+    """An argument of a class in a config; ``default`` is written in YAML, None if the argument is required."""
 
     name: str
     default: str | None
@@ -99,7 +99,7 @@ def read_docstring(cls: type) -> ClassDoc:
 
 
 def read_parameters(cls: type) -> list[Parameter]:
-    """The arguments that a class takes in a config, its base classes' included, as jsonargparse finds them."""
+    """Return the arguments that jsonargparse finds for a class and its base classes."""
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     parser.add_class_arguments(cls, "class", fail_untyped=False, as_group=False)
     return [
@@ -114,14 +114,14 @@ def read_parameters(cls: type) -> list[Parameter]:
 
 
 def import_path(cls: type) -> str:
-    """The shortest path: of the package that exports the class, if its module lies directly in one that does."""
+    """Return the import path of a class: that in the parent package if it exports the class, else in its module."""
     package = cls.__module__.rpartition(".")[0]
     exported = package and getattr(importlib.import_module(package), cls.__name__, None) is cls
     return f"{package if exported else cls.__module__}.{cls.__name__}"
 
 
 def plain(text: str) -> str:
-    """Text without markup: ``:class:`~a.B``` is B, ```x``` is x.
+    """Remove the markup of a text: ``:class:`~a.B``` becomes B, ```x``` becomes x.
 
     Example:
         >>> plain("see :class:`~a.B` and ``x_i``, *not* a * b")
@@ -137,7 +137,7 @@ def _as_yaml(value: Any) -> str:
 
 
 def _sections(text: str) -> Iterator[tuple[str, bool, str]]:
-    """Title, whether all of it is literal, and text of each section."""
+    """Yield the title of each section, whether it is literal, and its text."""
     title, literal, lines = "", False, list[str]()
     for line in text.splitlines():
         match = _TITLE.fullmatch(line.rstrip())
@@ -166,13 +166,13 @@ def _blocks(text: str, title: str, literal: bool) -> list[Block]:
 
 
 def _items(lines: list[str]) -> Iterator[str]:
-    """One line for each item: what is indented goes on with it."""
+    """Yield one line for each item, joined with the indented lines below it."""
     for item in re.split(r"\n(?=\S)", "\n".join(lines)):
         yield " ".join(re.sub(r"^[-*] ", "", item).split())
 
 
 def _split(lines: list[str]) -> Iterator[Block]:
-    """A paragraph as prose, or, where it is indented or has aligned columns, literal."""
+    """Yield each paragraph as prose, or as literal if it is indented or has aligned columns."""
     if any(re.search(r"\S {2,}\S", line) for line in lines):
         yield Block("literal", tuple(textwrap.dedent("\n".join(lines)).splitlines()))
         return

@@ -1,4 +1,4 @@
-"""FederatedCLI: Lightning's CLI for a FederatedTrainer, an algorithm, a model and data split over clients."""
+"""FederatedCLI is Lightning's CLI for a FederatedTrainer, an algorithm, a model and data split over clients."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ ALONE = {
     "accelerator": "cpu", "strategy": "auto", "devices": 1, "num_nodes": 1,
     "callbacks": None, "logger": False, "enable_progress_bar": False,
 }  # fmt: skip
-"""The trainer of ``export``: the model is on the CPU, and nothing is run."""
+"""Settings of the trainer for ``export``, which runs nothing and keeps the model on the CPU."""
 
 
 class FederatedCLI(LightningCLI):
     """A command line with the sections seed_everything, trainer, algorithm, model, data, optimizer and lr_scheduler.
 
-    ``fedbc-cli`` is ``FederatedCLI()``: any module, data and algorithm by class path or, of those shipped, by name.
-    With classes given it becomes the command line of one project.
+    ``fedbc-cli`` is ``FederatedCLI()``, which takes any module, data and algorithm by class path, and shipped ones by
+    name. If classes are given, it becomes the command line of one project.
 
     Args:
-        model_class: The only module, or None for any.
-        datamodule_class: The only data, or None for any.
-        args: The words of the command line; by default those of ``sys.argv``.
-        run: Whether the first word is a command that is then run; False: parse and build only.
-        **kwargs: Anything else that :class:`lightning.pytorch.cli.LightningCLI` takes.
+        model_class: Class of the model, or None for any LightningModule.
+        datamodule_class: Class of the data, or None for any data module.
+        args: Words of the command line; by default those of ``sys.argv``.
+        run: Whether the first word is a command, which is run; False: only parse and build.
+        **kwargs: Further arguments of :class:`lightning.pytorch.cli.LightningCLI`.
 
     Attributes:
         trainer: The :class:`FederatedTrainer` (None for ``partition``).
         algorithm: The method (None for ``partition``).
         model: The module, its initial values drawn from ``derive(seed_everything, "init")`` (None for ``partition``).
         datamodule: The data.
-        result: What the command returned: the metrics of ``validate`` and ``test``, the file of ``export``, the numbers
-            of ``plan``.
+        result: Value that the command returned: the metrics of ``validate`` and ``test``, the file of ``export``, the
+            :class:`~fedbc_lightning.planning.Plan` of ``plan``.
 
     Raises:
-        ConfigurationError: If something given cannot be honoured.
+        ConfigurationError: A setting cannot be honoured.
     """
 
     current: FederatedCLI | None = None
-    """The one being run: what Ctrl-C interrupts."""
+    """The command line that is running, which Ctrl-C interrupts."""
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class FederatedCLI(LightningCLI):
     # what is parsed
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """A parser that takes no abbreviated keys and heads what it dumps with our version."""
+        """Create a parser that takes no abbreviated keys and writes our version above the configs that it dumps."""
         kwargs = {"allow_abbrev": False, "dump_header": [version()], **kwargs}
         return super().init_parser(**kwargs)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """The commands and those arguments of their methods that are built from sections."""
+        """Return the commands with those arguments of their methods that are built from sections."""
         built = {"model", "datamodule", "algorithm"}
         return {
             "fit": built, "validate": built, "test": built, "partition": set(), "export": {*built, "force"},
@@ -110,7 +110,7 @@ class FederatedCLI(LightningCLI):
         }  # fmt: skip
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """``--seed_everything``: a number always, so that what is written down re-runs exactly."""
+        """Add ``--seed_everything``, which is always a number, so that a saved config repeats its run exactly."""
         parser.add_argument(
             "--seed_everything",
             type=int,
@@ -119,7 +119,7 @@ class FederatedCLI(LightningCLI):
         )
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The sections trainer, algorithm, model and data."""
+        """Add the sections trainer, algorithm, model and data."""
         parser.add_lightning_class_args(self.trainer_class, "trainer")
         parser.set_defaults(
             {f"trainer.{key}": value for key, value in self.trainer_defaults.items() if key != "callbacks"}
@@ -138,16 +138,16 @@ class FederatedCLI(LightningCLI):
             owner: Any = type(self) if name == "partition" else self.trainer_class
             self._subcommand_parsers[name] = self._prepare_subcommand_parser(owner, name, **options)
             group.add_subcommand(name, self._subcommand_parsers[name], help=SUBCOMMANDS[name])
-            if name in ("partition", "plan"):  # a run's config.yaml has this key
+            if name in ("partition", "plan"):  # the config.yaml of a run has this key, so they must take it
                 self._subcommand_parsers[name].add_argument("--ckpt_path", type=str | None, default=None, help=SUPPRESS)
-            if "other_seed" not in self._subcommand_method_arguments[name]:  # this, too
+            if "other_seed" not in self._subcommand_method_arguments[name]:  # config.yaml has this key, too
                 self._subcommand_parsers[name].add_argument("--other_seed", type=bool, default=False, help=SUPPRESS)
             if name == "export":
                 add_export_options(self._subcommand_parsers[name])
             title_sections(self._subcommand_parsers[name])
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse into ``self.config``; a bare ``--algorithm.help`` (or ``--model.help``, ...) lists the classes."""
+        """Parse into ``self.config``; ``--algorithm.help`` or ``--model.help`` without a name lists the classes."""
         words = name_classes(args)
         key = bare_help(words)
         if key is not None:
@@ -164,7 +164,7 @@ class FederatedCLI(LightningCLI):
         self.config = parser.parse_args(words)
 
     def _parse_ckpt_path(self) -> None:
-        """Nothing: the model comes from a config, at need the checkpoint's own, never from two places at once."""
+        """Do nothing, unlike Lightning: the model comes from a config only, at need that of the checkpoint's run."""
 
     def _set_seed(self) -> None:
         seed = self._get(self.config, "seed_everything")
@@ -181,7 +181,7 @@ class FederatedCLI(LightningCLI):
             self.parser.add_instantiator(instantiator, base, subclasses=instantiator.any_class)
 
     def instantiate_classes(self) -> None:
-        """Build data, algorithm, model and trainer; the model's values depend on the seed alone."""
+        """Build data, algorithm, model and trainer; the model's initial values depend on the seed only."""
         cpu = torch.device("cpu")
         with seeding.preserved_globals(cpu):
             seeding.seed_globals(seeding.derive(seeding.global_seed(), "init"), cpu)
@@ -197,7 +197,7 @@ class FederatedCLI(LightningCLI):
             self.trainer = self.instantiate_trainer()
 
     def _needed_config(self) -> Namespace:
-        """All of the config; for ``partition`` what concerns the data, for ``export`` no processes and no loggers."""
+        """Return the config: for ``partition`` the data's part only, for ``export`` without processes and loggers."""
         if self.subcommand not in ("partition", "export", "plan"):
             return self.config
         config = self.config.clone()
@@ -205,7 +205,7 @@ class FederatedCLI(LightningCLI):
         if self.subcommand == "plan":
             section["trainer"]["enable_progress_bar"] = False
             if not isinstance(section["trainer"]["logger"], (bool, type(None))):
-                section["trainer"]["logger"] = False  # some begin something when they are made
+                section["trainer"]["logger"] = False  # some loggers start a run of theirs when they are built
             return config
         if self.subcommand == "export":
             section["trainer"].update(Namespace(**ALONE))
@@ -242,7 +242,7 @@ class FederatedCLI(LightningCLI):
         """Draw the split of the data over the clients and print its numbers.
 
         Args:
-            out: Folder for the picture and the numbers; by default ``<default_root_dir>/<name>/partition``.
+            out: Folder for picture and numbers; by default ``<default_root_dir>/<name>/partition``.
         """
         trainer = self._get(self.config, "trainer")
         folder = Path(out) if out else Path(trainer["default_root_dir"]) / trainer["name"] / "partition"
@@ -252,20 +252,20 @@ class FederatedCLI(LightningCLI):
 class OutermostInstantiator(_InstantiatorFn):
     """Builds the model or the data, giving it the ``hparams`` that ``load_from_checkpoint`` needs.
 
-    Lightning's own gives them to every module inside as well, such as an ordinary data module that is being federated,
-    whose ``self.hparams`` then are another's.
+    Lightning's instantiator gives them to every module inside as well, such as an ordinary data module that is
+    federated, whose ``self.hparams`` would then be those of another class.
     """
 
     @property
     def any_class(self) -> bool:
-        """Whether the section takes any class, or the one of this command line."""
+        """Whether the section takes any class, not only that of this command line."""
         return bool(self.cli.subclass_mode_model if self.key == "model" else self.cli.subclass_mode_data)
 
     def __call__(self, class_type: type, *args: Any, applied_instantiation_links: dict[str, Any], **kwargs: Any) -> Any:
         """Build one object of ``class_type``."""
         if self.key == "model":
             return self._build(class_type, *args, links=applied_instantiation_links, **kwargs)
-        with seeding.preserved_globals(torch.device("cpu")):  # what data draw must not reach the model
+        with seeding.preserved_globals(torch.device("cpu")):  # random numbers drawn by data must not change the model
             return self._build(class_type, *args, links=applied_instantiation_links, **kwargs)
 
     def _build(self, class_type: type, *args: Any, links: dict[str, Any], **kwargs: Any) -> Any:
@@ -276,7 +276,7 @@ class OutermostInstantiator(_InstantiatorFn):
 
 
 def add_export_options(parser: LightningArgumentParser) -> None:
-    """Add ``--force``, and put the options of the command itself before the sections, which it takes from a run."""
+    """Add ``--force``, and put the options of ``export`` before the sections, which it takes from a run's config."""
     groups: Any = parser._action_groups
     group = groups.pop()
     group.title = "export: which model, and where to"
@@ -306,7 +306,7 @@ def _usage(command: str) -> str:
 
 
 def bare_help(words: list[str]) -> str | None:
-    """The key of the last ``--<key>.help`` that is followed by no class name, if it may take one; or None.
+    """Return the key of the last ``--<key>.help`` without a class name, if the key may take one; else None.
 
     Example:
         >>> bare_help(["fit", "--algorithm.help", "FedAvg", "--algorithm.robust_rule.help"])
@@ -322,7 +322,7 @@ def bare_help(words: list[str]) -> str | None:
 
 
 def explained_classes(words: list[str]) -> dict[str, type]:
-    """The classes that are given under ``algorithm``, by their keys: ``--<key>.help Class`` or ``--<key> Class``."""
+    """Return the classes given under ``algorithm`` by their keys, as ``--<key>.help Class`` or ``--<key> Class``."""
     named = chosen_algorithm(words)
     found = {"algorithm": named} if isinstance(named, type) else {}
     for option in sorted({word.partition("=")[0] for word in words if word.startswith("--algorithm")}, key=len):
@@ -336,7 +336,7 @@ def explained_classes(words: list[str]) -> dict[str, type]:
 
 
 def explained_class(words: list[str]) -> tuple[str, type] | None:
-    """Key and class of the last ``--<key>.help Class`` under ``algorithm``; None: the parser's own help.
+    """Return key and class of the last ``--<key>.help Class`` under ``algorithm``; None for the parser's own help.
 
     Example:
         >>> explained_class(["fit", "--algorithm.help", "FedAvg"])[1].__name__
@@ -367,7 +367,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def resume_hint() -> str | None:
-    """How to go on with the run just interrupted, in a line; None on ranks other than the first."""
+    """Return a line on how to resume the interrupted run; None on ranks other than the first."""
     trainer = FederatedCLI.current.trainer if FederatedCLI.current else None
     if trainer is None:
         return "interrupted before the run began"

@@ -1,4 +1,4 @@
-"""jsonargparse's errors, many lines long, said in one line with what was probably meant."""
+"""Condenses jsonargparse's long errors into one line that suggests what was probably meant."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BROKEN_IMPORT = re.compile(
     r"(No module named '[\w.]+'|cannot import name[^\n]*|module '[\w.]+' has no attribute '[\w.]+')"
 )
 _EXTRAS = {"flwr_datasets": "flower"}
-"""Package -> the extra of pyproject.toml that installs it."""
+"""Map from a package to the extra of ``pyproject.toml`` that installs it."""
 _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following arguments are required: ([\w, .]+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]\n]*)\])")
 _GIVEN = re.compile(r"(?:Got|Given) value: (.*)")
@@ -53,19 +53,19 @@ _NOISE = re.compile(
 OTHER_PLACES: dict[str, type] = {
     "data.partitioner": Partitioner, "data": FederatedDataModule, "algorithm": FederatedAlgorithm,
 }  # fmt: skip
-"""Where an argument may belong that was given to another section, and of which classes it then is one."""
+"""Keys under which an argument of another section may belong, with the base classes whose arguments are tried."""
 
 
 def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> str:
-    """One line for an error of the parser.
+    """Condense an error of the parser into one line.
 
     Args:
-        message: What jsonargparse says.
+        message: Text of jsonargparse's error.
         keys: All keys that the command takes, e.g. ``trainer.max_rounds``.
-        bases: The sections that take a class, with its base class.
+        bases: Map from the sections that take a class to their base classes.
 
     Returns:
-        The key, what is wrong with it, and the nearest right name; for a message of unknown form its lines, joined.
+        The key, its mistake and the nearest right name; the joined lines of the message if its form is unknown.
     """
     message = _deepest(message)
     if match := _UNKNOWN_ARGUMENT.search(message):
@@ -98,12 +98,12 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
 
 
 def _path(message: str) -> str:
-    """The keys of a nested message, joined: ``algorithm`` and ``dual_lr`` make ``algorithm.dual_lr``."""
+    """Join the keys of a nested message: ``algorithm`` and ``dual_lr`` give ``algorithm.dual_lr``."""
     return ".".join(_KEY.findall(message) or _HELP.findall(message))
 
 
 def _deepest(message: str) -> str:
-    r"""The message with one error of a union's types: the one inside a class, for that class was meant.
+    r"""Reduce the errors of a union's types to one: that inside a class if there is any, for that class was meant.
 
     Example:
         >>> print(_deepest("Errors:\n  - Parser key \"x\":\n    deep\n  - Not a y\nGiven value: 1"))
@@ -124,7 +124,7 @@ def _deepest(message: str) -> str:
 
 
 def _chosen(message: str) -> dict[str, type]:
-    """The keys of a nested message to the classes given there."""
+    """Map the keys of a nested message to the classes that are given there."""
     chosen: dict[str, type] = {}
     path = ""
     for match in re.finditer(f"{_KEY.pattern}|{_CLASS_PATH.pattern}", message):
@@ -133,7 +133,7 @@ def _chosen(message: str) -> dict[str, type]:
         else:
             try:
                 found = import_object(match[2])
-            except (ImportError, AttributeError, ValueError):  # said by the message itself
+            except (ImportError, AttributeError, ValueError):  # the message itself reports the broken path
                 break
             if isinstance(found, type):
                 chosen[path] = found
@@ -141,7 +141,10 @@ def _chosen(message: str) -> dict[str, type]:
 
 
 def _place(path: str, chosen: Mapping[str, type]) -> str:
-    """The path of an option; of what lies inside an element of a list the list, the element's class and the rest."""
+    """Return the path of an option for a message.
+
+    Inside a list it is the key of the list, the class of the element and the rest of the path.
+    """
     keys = path.split(".")
     for end in range(1, len(keys)):
         place, inside = ".".join(keys[:end]), ".".join(keys[end:])
@@ -172,7 +175,7 @@ def _either(words: list[str]) -> str:
 
 def _missing_arguments(class_path: str, names: list[str], path: str | None) -> str:
     name = class_path.rpartition(".")[2]
-    if path is None:  # inside a list, where no option reaches
+    if path is None:  # inside a list, which no option can set
         arguments = ", ".join(f"{argument}: ..." for argument in names)
         how = f"{{class_path: {name}, init_args: {{{arguments}}}}}"
     else:
@@ -201,7 +204,7 @@ def _unknown_option(key: str, keys: Iterable[str]) -> str:
 
 
 def _takes(base: type, argument: str) -> bool:
-    """Whether a class that can be chosen has an argument."""
+    """Return whether any class that can be chosen has an argument of this name."""
     return any(argument in inspect.signature(cls).parameters for cls in choices(base) if is_ours(cls))
 
 
@@ -227,12 +230,12 @@ def _unknown_class(section: str, name: str, base: type) -> str:
 
 
 def _given_as(cls: type) -> str:
-    """The name by which a class is given: an algorithm's usual one."""
+    """Return the name by which a class is given: the usual name for an algorithm, else that of the class."""
     return usual_name(cls) if issubclass(cls, FederatedAlgorithm) else cls.__name__
 
 
 def _other_kind(section: str, name: str, base: type) -> str | None:
-    """What a name means that is none of the classes wanted here, and where it goes; None if it means nothing."""
+    """Explain a name that belongs to another kind of class, and where it goes; None if it is unknown."""
     found = [
         cls for kind in PART_KINDS if kind is not base for cls in choices(kind) if fold(cls.__name__) == fold(name)
     ]
@@ -252,7 +255,7 @@ def _other_kind(section: str, name: str, base: type) -> str | None:
 
 
 def class_arguments(class_path: str) -> list[str]:
-    """Names of the arguments that a class takes in a config, its base classes' included."""
+    """Return the names of the arguments that a class and its base classes take in a config."""
     parser = ArgumentParser(exit_on_error=False)
     added = parser.add_class_arguments(import_object(class_path), "class", fail_untyped=False)
     return [key.removeprefix("class.") for key in added]

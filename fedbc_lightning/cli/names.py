@@ -1,4 +1,4 @@
-"""Algorithms by the names that papers use: ``q-FedAvg`` is QFedAvg, ``FedGeoMed+`` is FedGeoMedPlus, in any case."""
+"""Finds algorithms by the names that papers use, in any case: ``q-FedAvg`` is QFedAvg, ``FedGeoMed+`` FedGeoMedPlus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS = (*CHOICES, "--algorithm.help")
 
 
 def fold(name: str) -> str:
-    """What two spellings of one name have in common.
+    """Return the form that all spellings of a name have in common.
 
     Example:
         >>> fold("Per-FedAvg"), fold("L2SGD++"), fold("ComposedAlgorithm")
@@ -30,7 +30,7 @@ def fold(name: str) -> str:
 
 
 def class_name(name: str) -> str:
-    """The name of the algorithm's class that is meant; ``name`` itself where there is none, or more than one.
+    """Return the class name of the algorithm that is meant; ``name`` itself if there is none or more than one.
 
     Example:
         >>> class_name("fed-prox"), class_name("my_module.Mine"), class_name("--other")
@@ -42,7 +42,7 @@ def class_name(name: str) -> str:
 
 
 def name_classes(words: list[str]) -> list[str]:
-    """The words of a command line with the algorithm's class where its usual name was.
+    """Replace the usual name of an algorithm in a command line by the name of its class.
 
     Example:
         >>> name_classes(["fit", "--algorithm=fedbc", "--algorithm.help", "Fed-Avg"])
@@ -55,7 +55,7 @@ def name_classes(words: list[str]) -> list[str]:
 
 
 def chosen_algorithm(words: list[str]) -> type | None:
-    """The algorithm's class that is named last, on the command line or in a config; None if there is none.
+    """Return the algorithm class that is named last, on the command line or in a config; None if there is none.
 
     Example:
         >>> chosen_algorithm(["fit", "--config", "algorithm: FedBC", "--algorithm", "fed-prox"]).__name__
@@ -66,9 +66,9 @@ def chosen_algorithm(words: list[str]) -> type | None:
 
 
 def foreign_configs(words: list[str]) -> set[str]:
-    """The texts of those configs whose section ``algorithm`` is for another class than the one named last.
+    """Return the texts of those configs whose section ``algorithm`` is for another class than the one named last.
 
-    Nothing of such a section must reach that class. One without a name belongs to the class named before it.
+    No setting of such a section may reach that class. A section without a name belongs to the class named before it.
 
     Example:
         >>> sorted(foreign_configs(["--config", "algorithm: FedBC", "-c", "algorithm: Ditto", "--algorithm=FedBC"]))
@@ -85,7 +85,7 @@ def foreign_configs(words: list[str]) -> set[str]:
 
 
 def _named(words: list[str]) -> list[tuple[str | None, str | None]]:
-    """For each config its text and the algorithm named there, if any; for each ``--algorithm`` None and the name."""
+    """Return (text, algorithm named there or None) for each config, and (None, name) for each ``--algorithm``."""
     found: list[tuple[str | None, str | None]] = []
     configs = dict(option_values(words, CONFIG_OPTIONS))
     for position, value in option_values(words, (*CONFIG_OPTIONS, *CHOICES)):
@@ -104,7 +104,7 @@ def _name_in(config: Any) -> str | None:
 
 
 def _find(name: str) -> Any:
-    """The class that is meant; the name itself if it is unknown."""
+    """Return the class that is meant; the name itself if it is unknown."""
     name = class_name(name)
     known = [cls for cls in subclasses(FederatedAlgorithm) if cls.__name__ == name]
     if len(known) == 1:
@@ -127,11 +127,11 @@ def _load(text: str) -> Any:
 
 
 def name_class_in_config(content: str, foreign: Collection[str] = ()) -> str:
-    """A config's text with the algorithm's class where its usual name was; the very text if there is nothing to do.
+    """Replace the usual name of an algorithm in a config by its class; return the same text if there is none.
 
     Args:
-        content: The text.
-        foreign: The texts whose section ``algorithm`` is left out; see :func:`foreign_configs`.
+        content: Text of the config.
+        foreign: Texts whose section ``algorithm`` is left out; see :func:`foreign_configs`.
     """
     config = _load(content)
     if not isinstance(config, dict) or "algorithm" not in config:

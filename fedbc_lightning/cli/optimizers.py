@@ -1,4 +1,4 @@
-"""``--optimizer`` and ``--lr_scheduler`` as a factory: each client gets an optimizer of its own."""
+"""Turns ``--optimizer`` and ``--lr_scheduler`` into a factory, because each client needs its own optimizer."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from fedbc_lightning.core.errors import ConfigurationError
 def override_configure_optimizers(
     model: LightningModule, optimizer: dict[str, Any] | None, lr_scheduler: dict[str, Any] | None
 ) -> None:
-    """Let ``model.configure_optimizers`` build what the command line names, anew on each call.
+    """Make ``model.configure_optimizers`` build the optimizer of the command line anew on each call.
 
-    LightningCLI builds one optimizer and returns it again and again; a federated run asks for a fresh one per client.
+    LightningCLI builds one optimizer and returns it on every call; a federated run needs a new one per client.
 
     Args:
-        model: The module whose method is replaced; untouched where ``optimizer`` is None.
+        model: Module whose method is replaced, unless ``optimizer`` is None.
         optimizer: ``{"class_path": ..., "init_args": {...}}`` or None.
-        lr_scheduler: Likewise; stepped once per local epoch, :class:`ReduceLROnPlateau` on its ``monitor``.
+        lr_scheduler: A mapping of the same form, or None. It is stepped once per local epoch,
+            :class:`ReduceLROnPlateau` with the metric ``monitor``.
 
     Raises:
-        ConfigurationError: If a scheduler is given without an optimizer.
+        ConfigurationError: A scheduler is given without an optimizer.
     """
     if not optimizer:
         if lr_scheduler:

@@ -1,4 +1,4 @@
-"""The help of ``fedbc-cli`` itself; imports nothing heavy, so that it comes at once."""
+"""The help text of ``fedbc-cli`` itself; imports nothing heavy, so that it is shown at once."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ shipped algorithms, each to be layered over a config as --config algorithms/NAME
 examples:
   {prog} fit --config digits.yaml                           real data, no download, under a minute
   {prog} fit --config synthetic.yaml --config algorithms/fedprox.yaml --trainer.max_rounds 50
-  {prog} fit --config digits.yaml --ckpt_path last          go on where a run stopped
+  {prog} fit --config digits.yaml --ckpt_path last          resume the newest run of this name
   {prog} test --ckpt_path runs/digits/version_0             evaluate a finished run
   {prog} export --ckpt_path runs/digits/version_0 --client 3   the model of client 3, for Lightning
-  {prog} plan --config digits.yaml                          what a run would take; likewise of a study
+  {prog} plan --config digits.yaml                          the cost of a run, or of a study, in advance
   {prog} compare --config studies/digits.yaml               four methods, two settings, three seeds
   {prog} fit --model my_module.MyModel --data DigitsDataModule --algorithm FedBC --algorithm.dual_lr 0.01
 
 more:
   {prog} fit --help                                         every option
-  {prog} fit --algorithm.help                               all algorithms; likewise --model.help, --data.help
+  {prog} fit --algorithm.help                               all algorithms; --model.help and --data.help, too
   {prog} fit --algorithm.help FedBC                         what one does, keeps and sends, and its options
-  {prog} fit --algorithm.help FedAvg --algorithm.robust_rule.help   what may take the place of its mean
+  {prog} fit --algorithm.help FedAvg --algorithm.robust_rule.help   rules that can replace its mean
   {prog} fit --config digits.yaml --print_config            the whole config, ready to be saved and edited"""
 
 
 def version() -> str:
-    """Program and version, e.g. ``fedbc-cli 0.1.0``."""
+    """Return name and version of the program, e.g. ``fedbc-cli 0.1.0``."""
     try:
         return f"{PROG} {installed_version('fedbc-lightning')}"
     except PackageNotFoundError:  # run from a source tree that is not installed
@@ -53,7 +53,7 @@ def version() -> str:
 
 
 def overview() -> str:
-    """The text of ``fedbc-cli --help``: commands, shipped configs, examples."""
+    """Return the text of ``fedbc-cli --help``: commands, shipped configs, examples."""
     shipped = shipped_configs()
     titles = {name: _title(path) for name, path in shipped.items() if not name.startswith(OVERLAYS)}
     configs, studies = (

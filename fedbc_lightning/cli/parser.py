@@ -1,4 +1,4 @@
-"""The argument parser: our classes beside Lightning's, and errors in one line."""
+"""The argument parser: it takes our classes as well as Lightning's, and reports errors in one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedbc_lightning.cli.names import name_class_in_config
 from fedbc_lightning.core.twins import AnyDataModule, AnyModule
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
-# Lightning's Timer has an Enum for a default, which the saved config.yaml holds by its value.
+# The default of an argument of Lightning's Timer is an Enum, which config.yaml must hold by its value.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
 
 
@@ -49,31 +49,31 @@ CLASS_KEYS = {
     "trainer.callbacks": Callback,
     "trainer.logger": Logger,
 }
-"""The keys that name a class, and what it must be."""
+"""Map from the keys that take a class to its base class."""
 
 EITHER: dict[Any, Any] = {LightningModule: AnyModule, LightningDataModule: AnyDataModule}
-"""Lightning's classes, and what also takes those of the package ``pytorch_lightning``."""
+"""Map from Lightning's classes to types that also take the same classes of the package ``pytorch_lightning``."""
 
 
 SECTION_TITLES = {
-    "trainer": "trainer: how long, with whom and on what",
-    "algorithm": "algorithm: the federated method",
-    "model": "model: any LightningModule",
-    "data": "data: what the clients hold",
-    "optimizer": "optimizer: instead of the model's own configure_optimizers",
-    "lr_scheduler": "lr_scheduler: beside --optimizer, stepped per local epoch",
+    "trainer": "trainer: rounds, clients per round, engine, devices, logging and checkpoints",
+    "algorithm": "algorithm: the federated algorithm",
+    "model": "model: the model, any LightningModule",
+    "data": "data: the clients' data",
+    "optimizer": "optimizer: an optimizer that replaces that of the model's configure_optimizers",
+    "lr_scheduler": "lr_scheduler: a scheduler for --optimizer, stepped once per local epoch",
 }
 
 
 def title_sections(parser: LightningArgumentParser) -> None:
-    """Head the sections of ``--help`` with what they are for instead of a base class's docstring."""
+    """Give the sections of ``--help`` titles that say their purpose, instead of a base class's docstring."""
     groups = parser.groups or {}
     for key in groups.keys() & SECTION_TITLES.keys():
         groups[key].title = SECTION_TITLES[key]
 
 
 class BriefHelpFormatter(DefaultHelpFormatter):
-    """jsonargparse's, without lists of classes that nobody reads (torch has hundreds of modules)."""
+    """A help formatter that leaves out long lists of known subclasses: torch alone has hundreds of modules."""
 
     def _get_help_string(self, action: Action) -> str:
         text = super()._get_help_string(action)
@@ -85,10 +85,10 @@ class BriefHelpFormatter(DefaultHelpFormatter):
 
 
 class FederatedArgumentParser(LightningArgumentParser):
-    """Lightning's parser, which takes a :class:`FederatedTrainer` and any :class:`FederatedAlgorithm` as well.
+    """Lightning's parser, extended by :class:`FederatedTrainer` and all classes of :class:`FederatedAlgorithm`.
 
     Attributes:
-        foreign: The texts of configs whose section ``algorithm`` is for another class than the one to be built.
+        foreign: Texts of configs whose section ``algorithm`` is for another class than the one to be built.
     """
 
     foreign: Collection[str] = ()
@@ -103,7 +103,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         subclass_mode: bool = False,
         required: bool = True,
     ) -> list[str]:
-        """Add the arguments of a class under a key; see the base class."""
+        """Add the arguments of a class under a key, and return the names of these arguments; see the base class."""
         if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
             return self.add_class_arguments(
                 lightning_class, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
@@ -116,11 +116,11 @@ class FederatedArgumentParser(LightningArgumentParser):
         return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
-        """Parse a config's text, in which an algorithm may be given by its usual name; see the base class."""
+        """Parse a config's text, which may give an algorithm by its usual name; see the base class."""
         return super().parse_string(name_class_in_config(content, self.foreign), *args, **kwargs)
 
     def keys(self) -> Iterator[str]:
-        """All keys that can be given, those of the commands without the command's name."""
+        """Yield all keys that can be given; those of a command come without its name."""
         for action in self._actions:
             if isinstance(action.choices, dict):
                 for subparser in action.choices.values():
@@ -129,7 +129,7 @@ class FederatedArgumentParser(LightningArgumentParser):
                 yield action.dest
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong in one line and exit with status 2."""
+        """Print the error in one line, and exit with status 2."""
         if not self.exit_on_error:  # a parser inside a parser: the outer one reports
             super().error(message, ex)
         prog = self.prog.partition(" ")[0]

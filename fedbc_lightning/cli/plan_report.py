@@ -1,4 +1,4 @@
-"""What ``fedbc-cli plan`` prints of one run."""
+"""Prints the table of ``fedbc-cli plan`` for one run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedbc_lightning.core.units import bytes_said, duration
 if TYPE_CHECKING:
     from fedbc_lightning.planning import Plan
 
-ROUGH = "Times are rough: from a few steps, on this machine as busy as it is now; without start-up and checkpoints."
+ROUGH = "Times are rough: from a few steps on this machine at its present load, without start-up and checkpoints."
 
 
 def print_plan(plan: Plan) -> None:
-    """Print what a run would take, in units for people."""
+    """Print the estimated cost of a run in readable units."""
     about = "" if plan.is_counted else "about "
     table = Table(title="plan", title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)

@@ -1,4 +1,4 @@
-"""What the commands print."""
+"""Prints the results of the commands on one run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def print_classes(section: str, base: type) -> None:
 
     Args:
         section: For example ``algorithm``.
-        base: What the classes must be.
+        base: Base class of the classes.
     """
     table = Table(box=None, show_header=False, pad_edge=False, title=f"--{section}", title_justify="left")
     table.add_column(style="bold", no_wrap=True)
@@ -46,7 +46,7 @@ def print_classes(section: str, base: type) -> None:
 
 
 def _name_and_line(cls: type) -> tuple[str, str]:
-    """The name by which a class can be given, the usual one if it has one, and the first line of its docstring."""
+    """Return the name by which a class can be given, the usual one if there is one, and its docstring's first line."""
     doc = read_docstring(cls)
     summary = plain(doc.summary)
     if fold(doc.name) == fold(cls.__name__):
@@ -55,18 +55,18 @@ def _name_and_line(cls: type) -> tuple[str, str]:
 
 
 def print_class(key: str, cls: type) -> None:
-    """Print what the docstring of an algorithm, or of a part of one, says, then its options.
+    """Print the docstring of an algorithm, or of a part of one, then its options.
 
     Args:
-        key: Where the class is given, e.g. ``algorithm``.
-        cls: The class.
+        key: Key under which the class is given, e.g. ``algorithm``.
+        cls: Class to explain.
     """
     doc = read_docstring(cls)
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(_wrap(f"{doc.name}: {plain(doc.summary)}", console.width, 0), style="bold", soft_wrap=True)
     console.print(f"class {import_path(cls)}", style="dim", soft_wrap=True)
     for title, blocks in doc.sections.items():
-        if title != "Args":  # the options say it
+        if title != "Args":  # the options below have the same texts
             console.print(f"\n{title}" if title else "", style="bold")
             for block in blocks:
                 _print_block(console, block)
@@ -87,7 +87,7 @@ def _print_block(console: Console, block: Block) -> None:
 
 
 def _wrap(text: str, width: int, indent: int) -> str:
-    """Lines of at most ``width``, broken at spaces alone: not in a formula that has a hyphen."""
+    """Wrap a text at spaces only, so that a formula with a hyphen is not broken."""
     return textwrap.fill(
         text, max(width, 40), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
@@ -97,8 +97,8 @@ def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
     """Print names and values as a table.
 
     Args:
-        metrics: Name to number or tensor of one element.
-        title: What was evaluated.
+        metrics: Map from names to numbers or tensors of one element.
+        title: Title of the table.
     """
     table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)
     table.add_column("metric")
@@ -109,14 +109,14 @@ def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
 
 
 def show_partition(datamodule: Any, folder: Path) -> None:
-    """Draw the split of the data and print it: a row per client, of many clients the smallest and the largest.
+    """Draw the split of the data and print a row per client; of many clients only the largest and the smallest.
 
     Args:
-        datamodule: A FederatedDataModule, not yet set up.
-        folder: For ``partition.png``, ``partition.json`` and ``partition.npz``.
+        datamodule: FederatedDataModule that has not been set up.
+        folder: Folder to which ``partition.png``, ``partition.json`` and ``partition.npz`` are written.
 
     Raises:
-        ConfigurationError: If the data are not split over clients.
+        ConfigurationError: The data are not split over clients.
     """
     check_datamodule(datamodule)
     datamodule.prepare_data()
@@ -174,7 +174,7 @@ def _client_table(sizes: Mapping[str, np.ndarray], histogram: np.ndarray | None,
 
 
 def _shown_clients(totals: np.ndarray) -> list[int | None]:
-    """All clients in order, or of many the largest and, after a None, the smallest."""
+    """Return all clients in order, or of many the largest ones, a None, and the smallest ones."""
     if len(totals) <= MAX_CLIENT_ROWS:
         return list(range(len(totals)))
     by_size = np.argsort(-totals, kind="stable").tolist()

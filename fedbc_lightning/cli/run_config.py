@@ -1,4 +1,4 @@
-"""``config.yaml`` in the run folder: what re-runs the run exactly."""
+"""Writes ``config.yaml`` into the run folder, which repeats the run exactly."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedbc_lightning.core.files import replacing
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Writes the parsed config into a new run folder at the start of ``fit``, on rank 0; a resumed run keeps its own.
+    """Writes the parsed config into a new run folder at the start of ``fit``, on rank 0; a resumed run keeps its file.
 
-    ``ckpt_path`` and ``other_seed`` are left out, so that ``fedbc-cli fit --config <run>/config.yaml`` runs the same
+    ``ckpt_path`` and ``other_seed`` are reset, so that ``fedbc-cli fit --config <run>/config.yaml`` runs the same
     from the start.
     """
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Write the file, whole or not at all, unless there is one."""
+        """Write the file atomically, unless there is one."""
         if stage != "fit" or not trainer.is_global_zero or trainer.log_dir is None:
             return
         path = Path(trainer.log_dir) / self.config_filename
