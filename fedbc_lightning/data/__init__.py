@@ -1,8 +1,8 @@
-"""Federated data: what a user imports.
+"""Federated data.
 
-Clients' data: :class:`FederatedDataModule` (subclass it), :class:`PartitionedDataModule` (federates any ordinary data),
-:class:`IndexedDataModule` (one data set, given as :class:`LoadedData`, and an index array per client). Their batches:
-:class:`ClientLoader`, :class:`ArrayDataset`.
+Three classes hold the data of clients: :class:`FederatedDataModule` is the base class for data of your own,
+:class:`PartitionedDataModule` federates any ordinary data, and :class:`IndexedDataModule` keeps one data set
+(:class:`LoadedData`) and an index array per client. :class:`ClientLoader` and :class:`ArrayDataset` make batches.
 """
 
 from fedbc_lightning.data.datamodule import FederatedDataModule

@@ -22,11 +22,11 @@ from fedbc_lightning.data.splits import check_split, train_test_split
 from fedbc_lightning.partition.counts import count_labels
 
 KEPT_BYTES = 128 * 2**20
-"""Of clients' data sets that are kept between rounds, the last ones asked for; others are asked for anew."""
+"""Most bytes of clients' data sets that are kept between rounds; beyond that, the oldest are made again when needed."""
 
 SPLITS = ("train", "val", "test")
 POOLED = -1
-"""The pseudo-client that holds all clients' training data."""
+"""Number of the pseudo-client that holds all clients' training data."""
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -35,27 +35,28 @@ class FederatedDataModule(LightningDataModule):
 
     ``num_clients`` may be a class attribute, a property, or set in ``__init__``.
 
-    Lightning's ``prepare_data`` and ``setup(stage)`` are called as usual before any of them. All else follows: loaders
-    per client, pooled data, sizes, hash. Data sets of tensors (:class:`~fedbc_lightning.data.ArrayDataset`, torch's
-    ``TensorDataset``, a ``Subset`` of one) are batched in memory, at a few microseconds per batch, everything else
-    by torch's DataLoader; batches and their order are the same. Client data sets are asked for once and kept.
-    It also works with a plain :class:`lightning.pytorch.Trainer`, which then sees the pooled data (on one device).
+    Lightning's ``prepare_data`` and ``setup(stage)`` are called as usual before any of these. Everything else is
+    derived from them: loaders per client, pooled data, sizes, hash. Data sets of tensors
+    (:class:`~fedbc_lightning.data.ArrayDataset`, torch's ``TensorDataset``, a ``Subset`` of one) are batched in memory,
+    at a few microseconds per batch; all others are batched by torch's DataLoader. Batches and their order are the same
+    either way. Each client's data set is asked for once and kept, as far as memory allows. The class also works with a
+    plain :class:`lightning.pytorch.Trainer`, which sees the pooled data (on one device).
 
     Args:
-        batch_size: Samples per training batch, at least 1; a client's last batch holds the rest.
-        eval_batch_size: Samples per evaluation batch, at least 1.
-        val_fraction: Of each client's training samples that become its validation data, in [0, 1); 0: none. Stratified
+        batch_size: Number of samples per training batch, at least 1; a client's last batch holds the rest.
+        eval_batch_size: Number of samples per evaluation batch, at least 1.
+        val_fraction: Fraction of each client's training samples held out for validation, in [0, 1); stratified by class
             where labels are known.
-        num_workers: Processes per DataLoader; unused in memory.
-        pin_memory: Of the DataLoaders; unused in memory, and without a GPU.
-        drop_last: Leave out a training batch that is not full.
-        collate_fn: Makes a batch of a list of samples; given, all batches come from DataLoaders.
-        keep_on_device: Copy in-memory data to the device once, and gather batches there; None: where they fill at most
-            a quarter of its free memory; False: each batch is moved.
-        seed: Of what is drawn once for all rounds (partition, splits); None: the run's (``seed_everything``).
+        num_workers: Number of worker processes per DataLoader; unused for data in memory.
+        pin_memory: Whether DataLoaders use pinned memory; unused for data in memory, and without a GPU.
+        drop_last: Whether to leave out a last training batch that is not full.
+        collate_fn: Function that makes a batch of a list of samples; if given, all batches come from DataLoaders.
+        keep_on_device: Whether in-memory data are copied to the device once, and batches gathered there. None does so
+            if they fill at most a quarter of its free memory; False moves each batch.
+        seed: Seed of what is drawn once for all rounds (partition, splits); None is the seed of ``seed_everything``.
 
     Attributes:
-        shuffle: Whether training samples come in another order in each epoch; else in that of the data.
+        shuffle: Whether training samples are shuffled in each epoch; if not, they keep the order of the data.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -116,7 +117,7 @@ class FederatedDataModule(LightningDataModule):
         self._pooled: dict[str, Dataset] = {}
         self._has_transfer_hooks: bool | None = None
 
-    # what a subclass gives
+    # to be defined by a subclass
 
     @property
     def num_clients(self) -> int:
@@ -142,11 +143,11 @@ class FederatedDataModule(LightningDataModule):
         super().__setattr__(name, value)
 
     def client_train_dataset(self, client: int) -> Dataset:
-        """Map-style training data of client 0..N-1 (validation data included)."""
+        """Return the map-style training data of client 0..N-1, validation data included."""
         raise NotImplementedError(f"{type(self).__name__} must define client_train_dataset(client)")
 
     def client_test_dataset(self, client: int) -> Dataset | None:
-        """Map-style test data of client 0..N-1, or None."""
+        """Return the map-style test data of client 0..N-1, or None if it has none."""
         raise NotImplementedError(f"{type(self).__name__} must define client_test_dataset(client)")
 
     @property
@@ -173,22 +174,22 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def split_seed(self) -> int:
-        """The seed of partition and splits: ``seed``, else that of ``seed_everything``."""
+        """Seed of partition and splits: ``seed``, or the seed of ``seed_everything`` if that is None."""
         return seeding.global_seed() if self.seed is None else self.seed
 
     @property
     def client_names(self) -> list[str] | None:
-        """Natural names of the clients, e.g. roles of plays; None: they have none."""
+        """Natural names of the clients, e.g. roles of plays; None if they have no names."""
         return None
 
     # data sets
 
     def client_dataset(self, client: int, split: str) -> Dataset | None:
-        """A client's data, in the form in which it is batched.
+        """Return a client's data set, converted to the in-memory form where that is possible.
 
         Args:
-            client: 0..N-1.
-            split: ``"train"``, ``"val"`` (cut from train by ``val_fraction``) or ``"test"``.
+            client: Client 0..N-1.
+            split: ``"train"``, ``"val"`` (held out from the training data by ``val_fraction``) or ``"test"``.
 
         Returns:
             The data set, or None if the client has no such data.
@@ -205,19 +206,19 @@ class FederatedDataModule(LightningDataModule):
         """Number of samples of each client in ``"train"``, ``"val"`` or ``"test"``, int64 ``(N,)``."""
         if split not in self._split_sizes:
             sizes = np.zeros((len(SPLITS), self.num_clients), dtype=np.int64)
-            for client in range(self.num_clients):  # all splits at once: a client's data may be made when asked for
+            for client in range(self.num_clients):  # all splits of a client together, as its data may be made on demand
                 found = [self.client_dataset(client, name) for name in SPLITS]
                 sizes[:, client] = [0 if dataset is None else num_items(dataset) for dataset in found]
             self._split_sizes = dict(zip(SPLITS, sizes, strict=True))
         return self._split_sizes[split]
 
     def num_batches(self) -> np.ndarray:
-        """Training batches per epoch of each client, int64 ``(N,)``."""
+        """Number of training batches per epoch of each client, int64 ``(N,)``."""
         sizes = self.num_samples("train")
         return sizes // self.batch_size if self.drop_last else -(-sizes // self.batch_size)
 
     def pooled_dataset(self, split: str) -> Dataset | None:
-        """All clients' data of a split, one client after the other; None if there is none."""
+        """Join all clients' data of a split, one client after the other; None if there are none."""
         if split not in self._pooled:
             found = (self.client_dataset(client, split) for client in range(self.num_clients))
             parts = [dataset for dataset in found if dataset is not None and num_items(dataset)]
@@ -231,33 +232,34 @@ class FederatedDataModule(LightningDataModule):
     def client_train_dataloader(
         self, client: int, round: int = 1, *, seed: int | None = None, device: torch.device | None = None
     ) -> ClientLoader:
-        """Shuffled batches of a client's training data; made anew in each round, in microseconds.
+        """Return a loader of a client's training batches for one round; creating it takes microseconds.
 
-        The order in epoch e is ``torch.randperm(n, generator=seeding.generator(seed, "shuffle", round, client, e))``.
+        The order in epoch e is ``torch.randperm(n, generator=seeding.generator(seed, "shuffle", round, client, e))``,
+        unless ``shuffle`` is false.
 
         Args:
-            client: 0..N-1, or -1: all clients' data.
-            round: 1..T.
-            seed: The run's seed; None: that of ``seed_everything``.
-            device: Where in-memory batches are wanted; None: where the tensors lie.
+            client: Client 0..N-1, or -1 for the data of all clients.
+            round: Round 1..T.
+            seed: Seed of the run; None is the seed of ``seed_everything``.
+            device: Device of in-memory batches; None is where the tensors lie.
         """
         dataset = self.pooled_dataset("train") if client == POOLED else self.client_dataset(client, "train")
         assert dataset is not None  # else client_dataset has raised
         return self._train_loader(dataset, round, client, seed, device)
 
     def fixed_batches(self, client: int, *, device: torch.device | None = None) -> ClientLoader:
-        """A client's training data in its own order, cut every ``batch_size``, nothing augmented or dropped."""
+        """Return a loader of a client's training data in the order of the data, without augmentation or dropping."""
         dataset = self.client_dataset(client, "train")
         assert dataset is not None  # else client_dataset has raised
         return ClientLoader(dataset, self.batch_size, device=self._reachable(device), options=self.loader_options)
 
     def batch_shares(self, client: int) -> list[float]:
-        """The share of the client's training samples in each of :meth:`fixed_batches`; sums to 1."""
+        """Return the share of the client's training samples in each batch of :meth:`fixed_batches`; they sum to 1."""
         total = int(self.num_samples("train")[client])
         return [min(self.batch_size, total - start) / total for start in range(0, total, self.batch_size)]
 
     def first_batch(self, client: int, split: str, size: int, *, device: torch.device | None = None) -> Any:
-        """The first ``size`` samples of a client's data as one batch, nothing augmented; None if it has none."""
+        """Return the first ``size`` samples of a client's data as a batch, not augmented; None if it has no data."""
         dataset = self.client_dataset(client, split)
         if dataset is None or not num_items(dataset):
             return None
@@ -266,35 +268,38 @@ class FederatedDataModule(LightningDataModule):
     def client_eval_dataloader(
         self, client: int, split: str = "test", *, device: torch.device | None = None
     ) -> ClientLoader | None:
-        """Batches of a client's data in order, nothing augmented or dropped; None if it has no such samples."""
+        """Return a loader of a client's data in order, without augmentation or dropping; None if it has no data."""
         return self._eval_loader(self.client_dataset(client, split), device)
 
     def pooled_dataloader(self, split: str, *, device: torch.device | None = None) -> ClientLoader | None:
-        """Batches of :meth:`pooled_dataset` in order, nothing augmented or dropped; None if there is no such data."""
+        """Return a loader of :meth:`pooled_dataset` in order, without augmentation or dropping; None if it is None."""
         return self._eval_loader(self.pooled_dataset(split), device)
 
     def train_dataloader(self) -> ClientLoader:
-        """For a plain ``lightning.Trainer``: the pooled training data, shuffled as in round 1 of a single client."""
+        """Return a loader of the pooled training data, for a plain ``lightning.Trainer``.
+
+        The data are shuffled as in round 1 of a single client.
+        """
         dataset = self.pooled_dataset("train")
         if dataset is None:
             raise ConfigurationError("data: no client has any training samples")
         return self._train_loader(dataset, round=1, client=0, seed=None, device=None)
 
     def val_dataloader(self) -> Any:
-        """For a plain ``lightning.Trainer``: the pooled validation data."""
+        """Return a loader of the pooled validation data, for a plain ``lightning.Trainer``."""
         return self.pooled_dataloader("val") or []
 
     def test_dataloader(self) -> Any:
-        """For a plain ``lightning.Trainer``: the pooled test data."""
+        """Return a loader of the pooled test data, for a plain ``lightning.Trainer``."""
         return self.pooled_dataloader("test") or []
 
-    # what is known of the data
+    # facts about the data
 
     def validate_clients(self) -> None:
         """Check, before training, that every client can train.
 
         Raises:
-            ConfigurationError: No client, or one without a training sample or (by ``drop_last``) without a batch.
+            ConfigurationError: There is no client, or a client has no training sample or, by ``drop_last``, no batch.
         """
         if self.num_clients < 1:
             raise ConfigurationError(f"data: num_clients={self.num_clients}; federated data needs at least one client")
@@ -311,7 +316,10 @@ class FederatedDataModule(LightningDataModule):
             )
 
     def partition_hash(self) -> str:
-        """Which client has which samples: sha256 (hex) over index arrays, or where there are none over the sizes."""
+        """Return a sha256 (hex) of the assignment of samples to clients.
+
+        It is computed from the index arrays, or from the numbers of samples where there are no indices.
+        """
         digest = sha256(f"{self.num_clients} clients".encode())
         for client in range(self.num_clients):
             for split in SPLITS:
@@ -319,9 +327,10 @@ class FederatedDataModule(LightningDataModule):
         return digest.hexdigest()
 
     def label_histogram(self) -> np.ndarray | None:
-        """Samples of each class at each client, over all splits, int64 ``(N, num_classes)``; None without labels.
+        """Count the samples of each class at each client, over all splits, int64 ``(N, num_classes)``.
 
-        None, too, where that would take more than :data:`~fedbc_lightning.partition.counts.MAX_CELLS` numbers.
+        The result is None if there are no labels, or if it would have more than
+        :data:`~fedbc_lightning.partition.counts.MAX_CELLS` entries.
         """
         known: Known = {}
         found: list[np.ndarray] = []
@@ -341,7 +350,7 @@ class FederatedDataModule(LightningDataModule):
     # parts of the above
 
     def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
-        """A client's data set of a split, and those that are made along with it."""
+        """Return a client's data set of a split, and those of other splits that are made together with it."""
         if split == "test":
             dataset = self.client_test_dataset(client)
             return {"test": None if dataset is None else self._batched(dataset)}
@@ -349,7 +358,7 @@ class FederatedDataModule(LightningDataModule):
         return {"train": train, "val": val}
 
     def _keep(self, client: int, made: dict[str, Dataset | None]) -> None:
-        """Keep a client's data sets, and let go of those that were kept longest."""
+        """Keep a client's data sets, and drop the oldest ones beyond :data:`KEPT_BYTES`."""
         self._datasets.setdefault(client, {}).update(made)
         self._kept_bytes += sum(map(num_bytes, made.values()))
         while self._kept_bytes > KEPT_BYTES and len(self._datasets) > 1:
@@ -357,7 +366,7 @@ class FederatedDataModule(LightningDataModule):
             self._kept_bytes -= sum(map(num_bytes, oldest.values()))
 
     def _batched(self, dataset: Dataset) -> Dataset:
-        """The data set in the form in which it is batched."""
+        """Convert a data set to the in-memory form, if it has one."""
         if "collate_fn" in self.loader_options and augment_of(dataset) is not None:
             raise ConfigurationError("data.collate_fn: images are augmented in whole batches; leave out one of the two")
         arrays = as_arrays(dataset)
@@ -373,7 +382,7 @@ class FederatedDataModule(LightningDataModule):
             raise IndexError(f"client {client} of {self.num_clients}")
 
     def _cut_validation(self, client: int) -> tuple[Dataset | None, Dataset | None]:
-        """A client's training and validation data."""
+        """Split a client's training data into training and validation data."""
         dataset = self.client_train_dataset(client)
         if dataset is None:
             raise ConfigurationError(f"data: client_train_dataset({client}) returned None; return a map-style Dataset")
@@ -400,7 +409,7 @@ class FederatedDataModule(LightningDataModule):
         return ClientLoader(dataset, self.eval_batch_size, device=self._reachable(device), options=options)
 
     def _reachable(self, device: torch.device | None) -> torch.device | None:
-        """The device, unless transfer hooks of this data module expect batches where they were made."""
+        """Return the device, or None if this data module has transfer hooks, which move batches themselves."""
         if self._has_transfer_hooks is None:
             self._has_transfer_hooks = any(overrides(self, name, DataHooks) for name in TRANSFER_HOOKS)
         return None if self._has_transfer_hooks else device

@@ -1,4 +1,4 @@
-"""Data sets whose batches are gathered, augmented and transformed at once, on the device."""
+"""Data sets that are augmented and transformed in whole batches, on the device."""
 
 from __future__ import annotations
 
@@ -15,28 +15,35 @@ from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError
 
 Transform = Callable[[Tensor], Tensor]
-"""Inputs of a batch ``(B, ...)`` -> inputs, each sample by itself; runs on the device of the batch."""
+"""Function from the inputs of a batch ``(B, ...)`` to the model's inputs; it must treat each sample independently.
+
+It runs on the device of the batch.
+"""
+
 Augment = Callable[[Tensor, Generator], Tensor]
-"""Inputs of a training batch ``(B, ...)`` before the transform, and a CPU generator -> inputs of the same shape."""
+"""Function from the inputs of a training batch ``(B, ...)`` and a CPU generator to augmented inputs of the same shape.
+
+It runs before the transform.
+"""
 
 
 class TensorPool:
-    """Tensors that many data sets share, and their copy on a device.
+    """Tensors that many data sets share, and their copies on devices.
 
     Args:
-        tensors: Each ``(M, ...)``: inputs first, targets last.
+        tensors: Tensors ``(M, ...)``, inputs first and targets last.
 
     Attributes:
-        keep_on_device: Whether they are copied to the device that asks; None: where that fills at most a quarter of
-            its free memory.
+        keep_on_device: Whether all tensors are copied to a device that needs batches; None copies them if they fill at
+            most a quarter of its free memory.
         kind: dtype, shape of a sample and device of each tensor.
-        sample_bytes: Of one sample.
+        sample_bytes: Number of bytes of one sample.
     """
 
     keep_on_device: bool | None = None
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tuple(tensors)  # the same object, if it is a tuple
+        self.tensors = tuple(tensors)  # stays the same object if it is a tuple, by which as_arrays finds a pool again
         if not self.tensors or any(tensor.size(0) != self.tensors[0].size(0) for tensor in self.tensors):
             raise ValueError(f"tensors: lengths {[len(t) for t in self.tensors]}; give one or more, all of one length")
         self._copies: dict[torch.device, tuple[Tensor, ...]] = {}
@@ -49,7 +56,7 @@ class TensorPool:
         return self._num_samples
 
     def on(self, device: torch.device | None) -> tuple[Tensor, ...]:
-        """On a device, copied there once, or left where they are, as ``keep_on_device`` says."""
+        """Return the tensors on ``device``, or where they lie if ``keep_on_device`` does not allow a copy."""
         if device is None or device == self._device:
             return self.tensors
         if device not in self._copies:
@@ -61,21 +68,23 @@ class TensorPool:
 
 
 _KINDS: dict[tuple, tuple] = {}
-"""One object for each kind: equal ones are then mostly the same, and thousands are compared in a round."""
+"""One shared object per kind, so that comparing equal kinds is fast: a round compares thousands."""
+
 _POOLS: WeakKeyDictionary[TensorDataset, TensorPool] = WeakKeyDictionary()
+"""Pool of each ``TensorDataset``, which all of its subsets share."""
 
 
 class ArrayDataset(Dataset):
     """Samples of shared in-memory tensors; whole batches are gathered, moved, augmented and transformed at once.
 
-    Also an ordinary data set: item i is a tuple, transformed and never augmented.
+    It is also an ordinary map-style data set: item i is a tuple, transformed but not augmented.
 
     Args:
-        tensors: Each ``(M, ...)``, inputs first and targets last, e.g. uint8 images ``(M, C, H, W)`` and int64 classes
-            ``(M,)``; or a pool shared with other data sets.
-        indices: The rows that belong to this data set, int64 ``(n,)``; None: all of them.
-        transform: Of the inputs of every batch, e.g. uint8 to normalised float.
-        augment: Of the inputs of training batches, before the transform.
+        tensors: Tensors ``(M, ...)``, inputs first and targets last, e.g. uint8 images ``(M, C, H, W)`` and int64
+            classes ``(M,)``; or a pool shared with other data sets.
+        indices: Rows of the tensors that belong to this data set, int64 ``(n,)``; None is all rows.
+        transform: Function applied to the inputs of every batch, e.g. from uint8 to normalised float.
+        augment: Function applied to the inputs of training batches, before the transform.
 
     Example:
         >>> dataset = ArrayDataset((torch.arange(4.0), torch.arange(4)), torch.tensor([3, 1]))
@@ -112,41 +121,50 @@ class ArrayDataset(Dataset):
 
         Args:
             indices: Positions in this data set, int64 ``(B,)``.
-            generator: Given in training: the inputs are augmented.
-            device: Where the batch is wanted; None: where the tensors lie.
+            generator: Generator of the augmentation, for training; without it the inputs are not augmented.
+            device: Device of the batch; None is where the tensors lie.
 
         Returns:
-            One tensor ``(B, ...)`` for each of the tensors.
+            The rows ``(B, ...)`` of each tensor.
         """
         return self.gather(self.rows(indices), self.pool.on(device), generator, device)
 
     def rows(self, positions: Tensor) -> Tensor:
-        """The rows of the shared tensors at positions ``(B,)`` of this data set."""
+        """Return the rows of the shared tensors that belong to positions ``(B,)`` of this data set."""
         return positions if self.indices is None else self.indices.index_select(0, positions)
 
     def gather(
         self, rows: Tensor, tensors: Sequence[Tensor], generator: Generator | None, device: torch.device | None
     ) -> list[Tensor]:
-        """As :meth:`batch`, from rows of the shared tensors, these being the tensors."""
+        """Gather and finish a batch, given its rows in the shared tensors.
+
+        Args:
+            rows: Rows of the shared tensors, int64 ``(B,)``.
+            tensors: The shared tensors, or their copies on the device.
+            generator: Generator of the augmentation, for training; without it the inputs are not augmented.
+            device: Device of the batch; None is where the tensors lie.
+        """
         batch = [tensor.index_select(0, rows) for tensor in tensors]
         return self.finish(batch, generator, device)
 
     def finish(self, batch: list[Tensor], generator: Generator | None, device: torch.device | None) -> list[Tensor]:
-        """Move, augment (with a generator) and transform a gathered batch."""
+        """Move, augment (if ``generator`` is given) and transform a gathered batch."""
         return finish_batch(batch, self.transform, self.augment, generator, device)
 
     def subset(self, indices: np.ndarray | Tensor) -> ArrayDataset:
-        """The samples at positions ``(n,)`` of this data set, sharing its tensors."""
+        """Return the samples at positions ``(n,)`` as a data set that shares the tensors of this one."""
         return ArrayDataset(self.pool, self.rows(torch.as_tensor(indices)), self.transform, self.augment)
 
 
 class BatchTransformDataset(Dataset):
-    """Raw samples that do not fit in memory; loaders augment and transform whole batches, as of :class:`ArrayDataset`.
+    """Raw samples that do not fit into memory; loaders augment and transform whole batches.
+
+    The functions are those of :class:`ArrayDataset`.
 
     Args:
-        raw: Samples ``(input, target)``, e.g. uint8 images as decoded from a file.
-        transform: Of the inputs of every batch.
-        augment: Of the inputs of training batches, before the transform.
+        raw: Data set of samples ``(input, target)``, e.g. uint8 images as decoded from a file.
+        transform: Function applied to the inputs of every batch.
+        augment: Function applied to the inputs of training batches, before the transform.
     """
 
     def __init__(self, raw: Dataset, transform: Transform | None = None, augment: Augment | None = None) -> None:
@@ -162,11 +180,11 @@ class BatchTransformDataset(Dataset):
         return (first if self.transform is None else self.transform(first.unsqueeze(0))[0], *rest)
 
     def finish(self, batch: list[Tensor], generator: Generator | None, device: torch.device | None) -> list[Tensor]:
-        """Move, augment (with a generator) and transform a collated batch of raw samples."""
+        """Move, augment (if ``generator`` is given) and transform a collated batch of raw samples."""
         return finish_batch(batch, self.transform, self.augment, generator, device)
 
     def subset(self, indices: np.ndarray | Tensor) -> BatchTransformDataset:
-        """The samples at positions ``(n,)`` of this data set."""
+        """Return the samples at positions ``(n,)`` of this data set as a data set of the same kind."""
         return BatchTransformDataset(Subset(self.raw, np.asarray(indices).tolist()), self.transform, self.augment)
 
 
@@ -177,7 +195,7 @@ def finish_batch(
     generator: Generator | None,
     device: torch.device | None,
 ) -> list[Tensor]:
-    """Move a batch to the device, augment its inputs if there is a generator, transform them."""
+    """Move a batch to the device, augment its inputs if ``generator`` is given, and transform them."""
     if device is not None:
         batch = [upload(t, device) for t in batch]
     if augment is not None and generator is not None:
@@ -188,27 +206,27 @@ def finish_batch(
 
 
 def num_items(dataset: Dataset) -> int:
-    """``len`` of a map-style data set (torch's base class has none)."""
+    """Return ``len(dataset)`` of a map-style data set; torch's base class does not declare ``__len__``."""
     return len(dataset)  # type: ignore[arg-type]
 
 
 def num_bytes(dataset: Dataset | None) -> int:
-    """What one more client takes: its own tensors or indices; 64 KiB are assumed of a data set of another class."""
+    """Return the bytes that a client's data set takes: its own tensors or indices; 64 KiB for other classes."""
     if dataset is None:
         return 0
     if not isinstance(dataset, ArrayDataset):
         return 2**16
     own = dataset.pool.tensors if dataset.indices is None else (dataset.indices,)
-    return sum(tensor.nbytes for tensor in own) + 2**12  # the objects
+    return sum(tensor.nbytes for tensor in own) + 2**12  # 4 KiB for the Python objects
 
 
 def augment_of(dataset: Dataset) -> Augment | None:
-    """How training batches of a data set are augmented; None: not at all, or by a user's own data set itself."""
+    """Return the function that augments a data set's training batches; None if it has none or augments by itself."""
     return dataset.augment if isinstance(dataset, (ArrayDataset, BatchTransformDataset)) else None
 
 
 def take(dataset: Dataset, indices: np.ndarray) -> Dataset:
-    """The samples at ``indices (n,)``; in memory where the data set is (see :func:`as_arrays`), else a ``Subset``."""
+    """Return the samples at ``indices (n,)`` as a data set, in memory if :func:`as_arrays` can, else a ``Subset``."""
     arrays = as_arrays(dataset)
     if arrays is not None:
         return arrays.subset(indices)
@@ -219,9 +237,10 @@ def take(dataset: Dataset, indices: np.ndarray) -> Dataset:
 
 
 def as_arrays(dataset: Dataset) -> ArrayDataset | None:
-    """A data set's in-memory form: of :class:`ArrayDataset`, ``TensorDataset`` and ``Subset`` of them; else None.
+    """Return a data set's in-memory form, or None if it has none.
 
-    A subclass that reads its items in its own way has none. All subsets of one ``TensorDataset`` share its pool.
+    :class:`ArrayDataset`, ``TensorDataset`` and ``Subset`` of these have one, but not subclasses that read items in
+    their own way. All subsets of one ``TensorDataset`` share its pool.
     """
     if isinstance(dataset, ArrayDataset):
         return dataset if _reads_items_as(dataset, ArrayDataset) else None
@@ -239,10 +258,10 @@ def as_arrays(dataset: Dataset) -> ArrayDataset | None:
 
 
 def join(datasets: Sequence[Dataset], *, is_training: bool = False) -> Dataset:
-    """One data set after the other; in memory where all are and agree in tensors and transforms.
+    """Concatenate data sets, in memory if all are in memory and agree in tensors and transforms.
 
     Raises:
-        ConfigurationError: Training data that are augmented in different ways: whole batches are augmented at once.
+        ConfigurationError: Training data are augmented in different ways, but a batch is augmented as a whole.
     """
     if len(datasets) == 1:
         return datasets[0]
@@ -269,7 +288,7 @@ def join(datasets: Sequence[Dataset], *, is_training: bool = False) -> Dataset:
 
 
 def _unwrapped(dataset: Dataset) -> Dataset:
-    """A ``Subset`` of raw samples as raw samples, so that its batches are augmented and transformed, too."""
+    """Turn a ``Subset`` of a :class:`BatchTransformDataset` into one, so that its batches are augmented, too."""
     if isinstance(dataset, Subset) and _reads_items_as(dataset, Subset):
         base = _unwrapped(dataset.dataset)
         if isinstance(base, BatchTransformDataset):
@@ -278,7 +297,7 @@ def _unwrapped(dataset: Dataset) -> Dataset:
 
 
 def kind_of(dataset: ArrayDataset) -> tuple:
-    """What data sets must share to be joined in memory: the form of their tensors, transform and augment."""
+    """Return what data sets must share to be joined in memory: the kind of tensors, transform and augment."""
     return dataset.pool.kind, dataset.transform, dataset.augment
 
 

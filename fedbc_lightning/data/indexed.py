@@ -1,4 +1,4 @@
-"""Clients as index arrays into one data set: what a partitioner gives."""
+"""Data module that holds one data set and an index array per client, as partitioners return them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from fedbc_lightning.partition.counts import count_labels
 
 @dataclass
 class LoadedData:
-    """The samples of all clients, before they are dealt out.
+    """The samples of all clients, before a partitioner assigns them.
 
     Attributes:
-        dataset: Map-style, M samples.
-        labels: Class of each sample, integers ``(M,)``; None: there are no classes.
-        clients: Natural client of each sample, 0..K-1, integers ``(M,)``; None: samples belong to nobody yet.
+        dataset: Map-style data set of M samples.
+        labels: Class of each sample, integers ``(M,)``; None if there are no classes.
+        clients: Natural client of each sample, 0..K-1, integers ``(M,)``; None if there are no natural clients.
         client_names: Names of the K natural clients.
-        is_test: Which samples are test data by the data's own account, bool ``(M,)``; None: a part of each client's
-            samples is cut off by ``test_fraction``.
-        shared_test: Test data that belong to no client: the global model is evaluated on them, clients have none.
+        is_test: Whether the data themselves declare each sample test data, bool ``(M,)``; None if they do not, and
+            ``test_fraction`` decides.
+        shared_test: Test data that belong to no client; the global model is evaluated on them, and clients have no test
+            data.
     """
 
     dataset: Dataset
@@ -44,21 +45,21 @@ class LoadedData:
 
 
 class IndexedDataModule(FederatedDataModule):
-    """One data set, dealt out to clients by a partitioner and split inside each client into train and test data.
+    """One data set that a partitioner splits over clients; each client's part is split into train and test data.
 
-    A subclass gives :meth:`load`. Everything here is arrays, whatever the number of clients.
+    A subclass gives :meth:`load`. All bookkeeping is done in arrays, whatever the number of clients.
 
     Args:
-        partitioner: Which client has which samples; None: the natural clients of the data.
-        test_fraction: Of each client's samples that are its test data, in (0, 1); None: all of them train, but for what
-            the data bring as test data.
-        split_order: ``"shuffled"`` (stratified) or ``"ordered"`` (as FedBC's public code), see
-            :func:`~fedbc_lightning.data.splits.train_test_split`.
-        **kwargs: Of :class:`~fedbc_lightning.data.FederatedDataModule`.
+        partitioner: Partitioner that assigns samples to clients; None keeps the natural clients of the data.
+        test_fraction: Fraction of each client's samples that are its test data, in (0, 1). With None all samples train,
+            except those that the data themselves declare test data.
+        split_order: How test samples are chosen: ``"shuffled"`` (stratified) or ``"ordered"`` (as in FedBC's public
+            code), see :func:`~fedbc_lightning.data.splits.train_test_split`.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.FederatedDataModule`.
 
     Attributes:
-        parts: Which client has which samples, over all splits; there after ``setup``, and in :meth:`alter`.
-        splits: The same for ``"train"``, ``"val"`` and ``"test"``.
+        parts: Partition of all samples, over all splits; set by ``setup``, before it calls :meth:`alter`.
+        splits: Partition of the samples of ``"train"``, ``"val"`` and ``"test"``; set by ``setup``, too.
 
     Raises:
         ConfigurationError: An argument is impossible, or the samples cannot be split as asked.
@@ -84,23 +85,23 @@ class IndexedDataModule(FederatedDataModule):
 
     @abstractmethod
     def load(self) -> LoadedData:
-        """The samples of all clients."""
+        """Return the samples of all clients."""
 
     def alter(self, data: LoadedData, partition: Partition) -> Dataset:
-        """The data set to use once it is known who holds what; by default that of :meth:`load`.
+        """Return the data set to use, which may depend on the partition; by default the one of :meth:`load`.
 
         Args:
-            data: As loaded.
-            partition: Of its samples.
+            data: Data that :meth:`load` returned.
+            partition: Partition of their samples, over all splits.
         """
         return data.dataset
 
     def setup(self, stage: str | None = None) -> None:
-        """Load, deal out and split, once whatever the stage."""
+        """Load the data, partition them and split each client's part; further calls, for any stage, do nothing."""
         if self._loaded is not None:
             return
         data = self.load()
-        data.dataset = as_arrays(data.dataset) or data.dataset  # once, not for every client
+        data.dataset = as_arrays(data.dataset) or data.dataset  # converted once here, not once for every client
         self.parts = self._deal(data)
         self.splits = self._split(data, self.parts)
         if not self.shuffle:
@@ -110,17 +111,17 @@ class IndexedDataModule(FederatedDataModule):
 
     @property
     def source(self) -> Dataset:
-        """The data set of all clients; there after ``setup``."""
+        """Data set of all clients; available after ``setup``."""
         return self._ready().dataset
 
     @property
     def labels(self) -> np.ndarray | None:
-        """Class of each sample of :attr:`source`, ``(M,)``; None: there are no classes."""
+        """Class of each sample of :attr:`source`, ``(M,)``; None if there are no classes."""
         return self._ready().labels
 
     @property
     def num_clients(self) -> int:
-        """Number of clients N: the partitioner's; of natural clients it is known after ``setup``."""
+        """Number of clients N; if the partitioner does not know it, as with natural clients, it needs ``setup``."""
         if self._loaded is None and self.partitioner.num_clients is not None:
             return self.partitioner.num_clients
         self._ready()
@@ -128,18 +129,18 @@ class IndexedDataModule(FederatedDataModule):
 
     @property
     def client_names(self) -> list[str] | None:
-        """Names of natural clients, or those that a file of :class:`~fedbc_lightning.partition.Explicit` gives."""
+        """Names of the natural clients, or the names in the file of :class:`~fedbc_lightning.partition.Explicit`."""
         data = self._ready()
         if not self.partitioner.needs_clients or data.clients is None or data.client_names is None:
             return getattr(self.partitioner, "client_names", None)
         return [data.client_names[data.clients[part[0]]] for part in self.parts]
 
     def client_train_dataset(self, client: int) -> Dataset:
-        """Training data of a client, without what was cut off for validation."""
+        """Return a client's training data, without the samples held out for validation."""
         return take(self.source, self.splits["train"][client])
 
     def client_test_dataset(self, client: int) -> Dataset | None:
-        """Test data of a client; None if it has none."""
+        """Return a client's test data; None if it has none."""
         return self.client_dataset(client, "test")
 
     def _make_datasets(self, client: int, split: str) -> dict[str, Dataset | None]:
@@ -152,7 +153,7 @@ class IndexedDataModule(FederatedDataModule):
         return self.splits[split].sizes
 
     def pooled_dataset(self, split: str) -> Dataset | None:
-        """All clients' data of a split, one client after the other, or the shared test data; None if there is none."""
+        """Return all clients' data of a split, one client after the other, or the shared test data; None if none."""
         data = self._ready()
         if split not in self._pooled:
             indices = self.splits[split].indices
@@ -165,14 +166,15 @@ class IndexedDataModule(FederatedDataModule):
         return self._pooled.get(split)
 
     def partition_hash(self) -> str:
-        """sha256 (hex) over the index arrays of all splits."""
+        """Return the sha256 (hex) of the index arrays of all splits."""
         self._ready()
         return sha256("".join(self.splits[split].hash() for split in SPLITS).encode()).hexdigest()
 
     def label_histogram(self) -> np.ndarray | None:
-        """Samples of each class at each client, int64 ``(N, num_classes)``; None without labels.
+        """Count the samples of each class at each client, int64 ``(N, num_classes)``.
 
-        None, too, where that would take more than :data:`~fedbc_lightning.partition.counts.MAX_CELLS` numbers.
+        The result is None if there are no labels, or if it would have more than
+        :data:`~fedbc_lightning.partition.counts.MAX_CELLS` entries.
         """
         labels = self.labels
         if labels is None:

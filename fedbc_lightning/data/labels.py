@@ -1,4 +1,4 @@
-"""What is known of a data set without reading its samples: their classes, and where they come from."""
+"""Facts about a data set that are found without reading its samples: classes, and indices in an underlying data set."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.datasets import ArrayDataset, BatchTransformDataset, num_items
 
 Known = dict[int, tuple[weakref.ref, np.ndarray | None]]
-"""``id`` of a data set -> the data set, for ids come back, and its labels."""
+"""Cache of labels by the ``id`` of a data set; a reference to the data set is kept because ids are used again."""
 
 
 def labels_of(dataset: Dataset, known: Known | None = None) -> np.ndarray | None:
-    """The classes of the samples, int64 ``(n,)``, where they are known without reading any sample; else None.
+    """Return the classes of the samples, int64 ``(n,)``, or None if they cannot be known without reading samples.
 
-    From ``.targets`` or ``.labels`` of a data set, or the last of its ``.tensors``, through ``Subset`` and
-    ``ConcatDataset``; integers, one per sample.
+    Classes are looked up in ``.targets`` or ``.labels`` of a data set, or in the last of its ``.tensors``, also below
+    ``Subset`` and ``ConcatDataset``. They must be integers, one per sample.
 
     Args:
-        dataset: Any.
-        known: Filled here, so that many subsets cost one conversion; data sets are not kept alive.
+        dataset: Data set of any class.
+        known: Cache that this function fills, so that many subsets of a data set convert its labels once; it does not
+            keep data sets alive.
     """
     known = {} if known is None else known
     found = known.get(id(dataset))
     if found is not None and found[0]() is dataset:
         return found[1]
     labels = _find_labels(dataset, known)
-    with suppress(TypeError):  # some classes know no weak references
+    with suppress(TypeError):  # some classes do not allow weak references
         known[id(dataset)] = weakref.ref(dataset), labels
     return labels
 
@@ -58,7 +59,7 @@ def _find_labels(dataset: Any, known: Known) -> np.ndarray | None:
 
 
 def as_classes(values: Any, length: int) -> np.ndarray | None:
-    """The values as int64 ``(n,)`` if they are integers or booleans, one per sample; else None."""
+    """Return the values as int64 ``(n,)`` if they are integers or booleans, one per sample; else None."""
     if values is None or not hasattr(values, "__len__") or len(values) != length:
         return None
     try:
@@ -72,10 +73,10 @@ def natural_clients(values: Any) -> tuple[np.ndarray, list[str]]:
     """Number the natural clients of samples, in the sorted order of their names.
 
     Args:
-        values: The client of each sample: numbers or strings ``(M,)``.
+        values: Client of each sample, numbers or strings ``(M,)``.
 
     Returns:
-        The client's number of each sample, int64 ``(M,)``, and the names.
+        The number of each sample's client, int64 ``(M,)``, and the names of the clients.
 
     Raises:
         ConfigurationError: A value is missing, or numbers and strings are mixed.
@@ -97,7 +98,7 @@ def natural_clients(values: Any) -> tuple[np.ndarray, list[str]]:
 
 
 def absolute_indices(dataset: Dataset | None) -> np.ndarray | None:
-    """Which samples of an underlying data set these are, int64 ``(n,)``; None: all of them."""
+    """Return the indices of the samples in the underlying data set, int64 ``(n,)``; None if they are all of it."""
     if isinstance(dataset, BatchTransformDataset):
         return absolute_indices(dataset.raw)
     if isinstance(dataset, ArrayDataset):
@@ -109,7 +110,7 @@ def absolute_indices(dataset: Dataset | None) -> np.ndarray | None:
 
 
 def identify(dataset: Dataset | None) -> bytes:
-    """For a hash: the indices of a client's samples, or their number where there are no indices."""
+    """Return bytes for a hash: the indices of a client's samples, or their number if there are no indices."""
     indices = absolute_indices(dataset)
     if indices is not None:
         return b"indices" + indices.tobytes()

@@ -1,4 +1,4 @@
-"""Batches of one client: made in microseconds from tensors in memory, else by torch's DataLoader, in the same order."""
+"""Batches of one client: gathered in microseconds from tensors in memory, or made by torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data.datasets import ArrayDataset, BatchTransformDataset, num_items
 
 BYTES_AT_ONCE = 2**20
-"""Of in-memory samples that are gathered together."""
+"""Bytes of in-memory samples that one operation gathers, for several batches if they are small."""
 
 
 class EpochSampler(Sampler[int]):
-    """The order of one client's samples in the current epoch: a function of (seed, round, client, epoch).
+    """Orders one client's samples in the current epoch, as a function of (seed, round, client, epoch).
 
     Args:
-        num_samples: n.
-        seed: The run's seed; None: the order of the data set, as for evaluation.
-        round: 1..T.
-        client: 0..N-1.
-        shuffle: False: the order of the data set, in training too.
+        num_samples: Number of samples n.
+        seed: Seed of the run; with None samples come in the order of the data set, as for evaluation.
+        round: Round 1..T.
+        client: Client 0..N-1.
+        shuffle: Whether samples are shuffled in training.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class EpochSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0."""
+        """Set the current epoch, from 0."""
         self.epoch = epoch
 
     def order(self) -> Tensor:
-        """Positions of the samples in the order of this epoch, int64 ``(n,)``."""
+        """Return the positions of the samples in the order of this epoch, int64 ``(n,)``."""
         if self.seed is None or not self.shuffle:
             return torch.arange(self.num_samples)
         return seeding.permutation(self.num_samples, self.seed, "shuffle", self.round, self.client, self.epoch)
 
     def generator(self, purpose: str, step: int = -1) -> torch.Generator:
-        """For what is drawn in this epoch, or one step of it, besides the order, e.g. ``"augment"``."""
+        """Return a generator for other draws of this epoch, or of one of its steps, e.g. ``"augment"``."""
         return seeding.generator(self.seed or 0, purpose, self.round, self.client, self.epoch, step)
 
     def __iter__(self) -> Iterator[int]:
@@ -60,28 +60,28 @@ class EpochSampler(Sampler[int]):
 
 
 class ClientLoader:
-    """The batches of one data set; each is a list ``[inputs, targets]``, as ``default_collate`` gives.
+    """Iterates over the batches of one data set; each is a list ``[inputs, targets]``, as from ``default_collate``.
 
-    An :class:`~fedbc_lightning.data.datasets.ArrayDataset` takes the in-memory path: no object is made per sample, no
-    DataLoader at all. Everything else goes through torch's DataLoader, which gives the same batches in the same order.
-    lightning.Trainer takes it as it is, and shuffles anew in each epoch through :attr:`sampler`.
+    An :class:`~fedbc_lightning.data.datasets.ArrayDataset` is batched in memory, without a DataLoader and without a
+    Python object per sample. Everything else is batched by torch's DataLoader, with the same batches in the same order.
+    A ``lightning.Trainer`` can use this loader as it is, and shuffles in each epoch through :attr:`sampler`.
 
     Args:
-        dataset: Map-style.
-        batch_size: Samples per batch; the last batch of an epoch holds the rest.
-        sampler: Order of the samples; one with a seed also means training: inputs are augmented.
-        drop_last: Leave out a last batch that is not full.
-        device: Where in-memory batches are wanted; None: where the tensors lie. What a DataLoader
-            makes of a user's own data set stays on the CPU.
-        options: More arguments of the DataLoader; one with ``collate_fn`` always makes one.
+        dataset: Map-style data set.
+        batch_size: Number of samples per batch; the last batch of an epoch holds the rest.
+        sampler: Order of the samples; if it has a seed, the loader is one for training, and inputs are augmented.
+        drop_last: Whether to leave out a last batch that is not full.
+        device: Device of in-memory batches; None is where the tensors lie. Batches that a DataLoader makes of a user's
+            own data set stay on the CPU.
+        options: Further arguments of the DataLoader; with ``collate_fn`` all batches come from a DataLoader.
 
     Attributes:
-        dataset: As given.
-        batch_size: As given.
-        sampler: As given.
+        dataset: The data set.
+        batch_size: Number of samples per batch.
+        sampler: Order of the samples; by default the order of the data set.
     """
 
-    batch_sampler = None  # lightning.Trainer looks for it
+    batch_sampler = None  # lightning.Trainer reads this attribute of a loader
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ClientLoader:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the data set (those of a dropped last batch included)."""
+        """Number of samples of the data set, those of a dropped last batch included."""
         return self.sampler.num_samples
 
     @property
@@ -112,13 +112,13 @@ class ClientLoader:
 
     @property
     def gathers_plainly(self) -> bool:
-        """Whether batches are the samples of tensors in memory, as they are."""
+        """Whether batches are gathered from tensors in memory and neither augmented nor transformed."""
         dataset = self.dataset
         return self.gathers and dataset.transform is None and dataset.augment is None  # type: ignore[attr-defined]
 
     @property
     def code_between(self) -> list[Any]:
-        """Datasets, transforms and the like whose code runs whenever a batch is made."""
+        """Objects (data sets, transforms, ...) whose code runs whenever a batch is made."""
         if not self.gathers:
             return [self.dataset, self._options]
         dataset: Any = self.dataset
@@ -126,11 +126,11 @@ class ClientLoader:
         return [part for part in parts if part is not None]
 
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Return the number of batches per epoch."""
         return num_batches(self.sampler.num_samples, self.batch_size, self.drop_last)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, whose batches come next."""
+        """Set the epoch, from 0, whose batches the next iteration returns."""
         self.sampler.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -148,7 +148,7 @@ class ClientLoader:
             rows = rows[: len(self) * self.batch_size]
         is_plain = device is None and self.gathers_plainly
         step = 0
-        # A few batches are gathered at once, and cut: one operation for many of them while they fit into the cache.
+        # One operation gathers several small batches, as many as fit into the cache, and they are cut apart below.
         for chunk in _cut(
             rows, max(1, BYTES_AT_ONCE // (dataset.pool.sample_bytes * self.batch_size)) * self.batch_size
         ):
@@ -180,7 +180,7 @@ class ClientLoader:
 
 
 def _cut(tensor: Tensor, size: int) -> Sequence[Tensor]:
-    """``tensor.split(size)``; where one part is all, without that call, which costs as much as a gather of a batch."""
+    """Return ``tensor.split(size)``, without that call if there is one part: it costs as much as gathering a batch."""
     return (tensor,) if tensor.size(0) <= size else tensor.split(size)
 
 
@@ -195,12 +195,12 @@ def _stack(samples: list[Any]) -> Any:
 
 
 def batches_of_each(loaders: Sequence[ClientLoader]) -> np.ndarray:
-    """Batches per epoch of each, int64 (K,)."""
+    """Return the number of batches per epoch of each loader, int64 ``(K,)``."""
     return np.array([len(loader) for loader in loaders])
 
 
 def num_batches(num_samples: int, batch_size: int, drop_last: bool = False) -> int:
-    """Batches per epoch of ``num_samples``.
+    """Return the number of batches in an epoch of ``num_samples`` samples.
 
     Example:
         >>> num_batches(10, 4), num_batches(10, 4, drop_last=True)

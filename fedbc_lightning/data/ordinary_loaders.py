@@ -1,4 +1,4 @@
-"""What can be taken over from an ordinary DataLoader, and what cannot be federated."""
+"""Checks whether an ordinary DataLoader can be federated, and the options that clients' loaders take over from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from fedbc_lightning.data.datasets import num_items
 
 
 def check_loader(loader: Any, name: str) -> DataLoader:
-    """One DataLoader over a map-style data set, or a :class:`ConfigurationError` that says what is in the way."""
+    """Return ``loader`` after checking that it is one plain DataLoader over a map-style data set.
+
+    Args:
+        loader: Object that a method of the user's data module returned.
+        name: Name of that method, for the message.
+
+    Raises:
+        ConfigurationError: The loader cannot be federated.
+    """
     reason = None
     if isinstance(loader, (list, tuple, dict)) or type(loader).__name__ == "CombinedLoader":
         reason = "returns several loaders; return one DataLoader, of a ConcatDataset at need"
@@ -35,7 +43,15 @@ def check_loader(loader: Any, name: str) -> DataLoader:
 
 
 def check_sampler(loader: DataLoader, name: str) -> None:
-    """Raise :class:`ConfigurationError` unless a loader batches all samples by a plain batch size."""
+    """Check that a loader makes batches of a fixed size of all samples, shuffled or in order.
+
+    Args:
+        loader: Loader that the user's data module returned.
+        name: Name of the method that returned it, for the message.
+
+    Raises:
+        ConfigurationError: The loader draws batches or samples in another way.
+    """
     sampler: Any = loader.sampler
     batch_sampler, reason = loader.batch_sampler, None
     if loader.batch_size is None or type(batch_sampler) is not BatchSampler:
@@ -53,7 +69,7 @@ def check_sampler(loader: DataLoader, name: str) -> None:
 
 
 def loader_options(loader: DataLoader) -> dict[str, Any]:
-    """What of a DataLoader's arguments a client's loader takes over."""
+    """Return the arguments of a DataLoader that clients' loaders take over."""
     options: dict[str, Any] = {}
     if loader.collate_fn is not default_collate:
         options["collate_fn"] = loader.collate_fn

@@ -1,4 +1,4 @@
-"""The picture of a partition: which classes, and how many samples, every client has."""
+"""The picture of a partition, which shows the classes and the number of samples of every client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 MAX_ANNOTATED_CELLS = 400
 MAX_NAMED_CLIENTS = 40
 MAX_ROWS = 150
-"""Clients that are all drawn; of more, so many are, and the sizes are a curve."""
+"""Largest number of clients of which each is drawn; of more clients this many are drawn, and sizes become a curve."""
+
 MAX_POINTS = 2000
 SPLIT_COLORS = {"train": "#2a6f97", "val": "#f4a259", "test": "#a9d6e5"}
 
@@ -23,16 +24,17 @@ SPLIT_COLORS = {"train": "#2a6f97", "val": "#f4a259", "test": "#a9d6e5"}
 def draw(
     title: str, sizes: Mapping[str, np.ndarray], histogram: np.ndarray | None, names: Sequence[str] | None
 ) -> Figure:
-    """Classes of each client on the left, number of samples of each on the right; a row is a client.
+    """Draw the classes of each client on the left and its number of samples on the right; a row is a client.
 
-    Of more than 150 clients the rows are sorted by size, and the left shows 150 of them at equal distances. (Bins of
-    clients would look alike where each client has one class.)
+    If there are more than 150 clients, the rows are sorted by size, and the left shows 150 of them at equal distances.
+    (Averages over bins of clients would look alike if each client has one class.)
 
     Args:
-        title: Above the picture.
-        sizes: Samples of each client in ``"train"``, ``"val"``, ``"test"``, each ``(N,)``.
-        histogram: Samples of each class at each client, ``(N, num_classes)``; None: only the right part is drawn.
-        names: Of the clients; None: their numbers.
+        title: Text above the picture.
+        sizes: Number of samples of each client in ``"train"``, ``"val"`` and ``"test"``, each ``(N,)``.
+        histogram: Number of samples of each class at each client, ``(N, num_classes)``; with None only the right part
+            is drawn.
+        names: Names of the clients; None shows their numbers.
     """
     from matplotlib.figure import Figure  # takes half a second to import
 
@@ -67,10 +69,10 @@ def draw(
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as PNG, drawn once: ``figure.savefig`` lays it out by drawing it, and then draws it again.
+    """Return a figure as PNG, drawn only once: ``figure.savefig`` draws it once for the layout, and then again.
 
     Args:
-        figure: Of :func:`draw`.
+        figure: Figure of :func:`draw`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -169,7 +171,7 @@ def _draw_curve(axes: Axes, totals: np.ndarray) -> None:
     axes.set_xscale("log")
     smallest, largest = max(in_order[0], 0.5), max(in_order[-1], 1)
     axes.set_xlim(smallest / 2, largest * 1.5)
-    if largest < 20 * smallest:  # else the powers of ten do
+    if largest < 20 * smallest:  # over a wider range, the default ticks at powers of ten suffice
         ticks = np.unique([max(in_order[0], 1), int(np.median(totals)), largest])
         axes.set_xticks(ticks)
         axes.xaxis.set_minor_formatter(NullFormatter())

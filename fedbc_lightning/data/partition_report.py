@@ -1,4 +1,4 @@
-"""How the data are split over the clients: its numbers, a picture, and the exact split as a file."""
+"""Reports on how the data are split over the clients: numbers, a picture, and the exact split as a file."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_LISTED_CLIENTS = 10_000
+"""Largest number of clients whose sizes and classes are listed in ``partition.json``."""
+
 CLIENTS_PER_BLOCK = 10_000
 MAX_KEPT_PICTURES = 16
+"""Number of pictures that are kept in memory, for further runs with the same partition."""
 
 _drawn: dict[str, bytes] = {}
 
 
 def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
-    """The split in numbers.
+    """Describe the split of the data over the clients in numbers.
 
     Args:
-        datamodule: Set up.
+        datamodule: Data module after ``setup``.
 
     Returns:
         ``num_clients``; ``num_samples`` (``total``, ``min``, ``max``, ``mean``, over all splits);
-        ``power_law_exponent``, see :func:`fit_power_law`; ``num_train``, ``num_val``, ``num_test``; ``hash``. With
-        labels also those of :func:`describe_labels`.
+        ``power_law_exponent``, see :func:`fit_power_law`; ``num_train``, ``num_val``, ``num_test``; ``hash``; and, if
+        there are labels, the entries of :func:`describe_labels`.
     """
     sizes = {split: datamodule.num_samples(split) for split in SPLITS}
     total = sum(sizes.values(), np.zeros(datamodule.num_clients, dtype=np.int64))
@@ -49,10 +52,10 @@ def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
 
 
 def describe_labels(histogram: np.ndarray) -> dict[str, Any]:
-    """How classes differ between clients.
+    """Describe in numbers how the classes differ between clients.
 
     Args:
-        histogram: ``(N, num_classes)``.
+        histogram: Number of samples of each class at each client, ``(N, num_classes)``.
 
     Returns:
         ``num_classes``; ``classes_per_client`` (``min``, ``max``, ``mean``); ``label_emd``, the mean over clients of
@@ -79,13 +82,13 @@ def describe_labels(histogram: np.ndarray) -> dict[str, Any]:
 
 
 def fit_power_law(sizes: np.ndarray) -> float | None:
-    """The e of s_k ~ e^k, for sizes in ascending order: exp of the least-squares slope of log s_k on k.
+    """Fit e of the power law s_k ~ e^k to sizes in ascending order: exp of the least-squares slope of log s_k on k.
 
     Args:
-        sizes: ``(N,)``; clients without samples are left out.
+        sizes: Number of samples of each client, ``(N,)``; clients without samples are left out.
 
     Returns:
-        At least 1 (all equal); None for fewer than two clients.
+        The exponent e, at least 1 (all sizes equal); None for fewer than two clients.
 
     Example:
         >>> round(fit_power_law(np.array([40, 10, 20])), 3)
@@ -99,18 +102,18 @@ def fit_power_law(sizes: np.ndarray) -> float | None:
 
 
 def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -> dict[str, Any]:
-    """Write ``partition.png`` and ``partition.json`` into a folder, which is made if missing.
+    """Write ``partition.png`` and ``partition.json`` into a folder, which is created if it is missing.
 
-    Where a partitioner made the split, ``partition.npz`` holds it exactly, for
-    :class:`~fedbc_lightning.partition.Explicit` to use again.
+    If a partitioner made the split, ``partition.npz`` holds it exactly, so that
+    :class:`~fedbc_lightning.partition.Explicit` can use it again.
 
     Args:
-        datamodule: Set up.
-        folder: Of the files.
+        datamodule: Data module after ``setup``.
+        folder: Folder of the files.
 
     Returns:
-        What ``partition.json`` holds: :func:`describe_partition`, ``seed``, and per client ``sizes`` (by split),
-        ``label_histogram`` (both None above 10,000 clients) and ``client_names`` (None where there are none).
+        The content of ``partition.json``: the entries of :func:`describe_partition`, ``seed``, and per client ``sizes``
+        (by split), ``label_histogram`` (both None above 10,000 clients) and ``client_names`` (None if there are none).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,10 +139,12 @@ def save_partition_report(datamodule: FederatedDataModule, folder: str | Path) -
 
 
 def partition_png(datamodule: FederatedDataModule) -> bytes:
-    """:func:`draw_partition` as a file's bytes; kept while the partition is the same, as in the runs of a study.
+    """Return the picture of :func:`draw_partition` as PNG.
+
+    The picture is kept, because the runs of a study often share a partition.
 
     Args:
-        datamodule: Set up.
+        datamodule: Data module after ``setup``.
     """
     histogram = datamodule.label_histogram()
     sizes = [datamodule.num_samples(split).tobytes() for split in SPLITS]
@@ -154,12 +159,12 @@ def partition_png(datamodule: FederatedDataModule) -> bytes:
 
 
 def draw_partition(datamodule: FederatedDataModule) -> Figure:
-    """The split as a picture: classes of each client (left) and number of samples of each client (right).
+    """Draw the split: classes of each client (left) and number of samples of each client (right).
 
-    Without labels there is the right part only. It needs no display, and leaves pyplot alone.
+    Without labels only the right part is drawn. No display is needed, and the state of pyplot does not change.
 
     Args:
-        datamodule: Set up.
+        datamodule: Data module after ``setup``.
     """
     sizes = {split: datamodule.num_samples(split) for split in SPLITS}
     title = _title(describe_partition(datamodule))

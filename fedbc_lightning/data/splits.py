@@ -1,4 +1,4 @@
-"""Train and test parts inside every client."""
+"""Split of every client's samples into training and test data."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ def train_test_split(
     num_samples: int | None = None,
     rng: np.random.Generator | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Part one client's samples into training and test data.
+    """Split one client's samples into training and test data.
 
-    ``shuffled``: stratified, ``round(test_fraction * n_c)`` samples of each class c to test, a class of one sample to
-    train. ``ordered``: the first ``floor((1 - test_fraction) * n)`` samples train and the rest test, as in FedBC's
-    public code: under :class:`~fedbc_lightning.partition.PowerLaw` the test part holds mostly the client's last class.
-    Either way a client of two samples or more keeps at least one in each part, and one of one sample only trains.
+    With ``shuffled`` the split is stratified: ``round(test_fraction * n_c)`` random samples of each class c are test
+    data; the sample of a class with only one is training data. With ``ordered`` the first
+    ``floor((1 - test_fraction) * n)`` samples are training data and the rest test data, as in FedBC's public code; with
+    :class:`~fedbc_lightning.partition.PowerLaw` the test data are then mostly of the client's last class. Either way a
+    client with two samples or more has at least one in each part, and a single sample is training data.
 
     Args:
-        labels: Class of each sample ``(n,)`` in the client's order; None: not stratified.
-        test_fraction: Of the samples, in (0, 1).
-        order: ``"shuffled"`` or ``"ordered"``.
-        num_samples: n, needed where ``labels`` is None.
-        rng: Which samples are tested under ``shuffled``; by default seeded with 0.
+        labels: Class of each sample ``(n,)`` in the client's order; with None the split is not stratified.
+        test_fraction: Fraction of the samples that are test data, in (0, 1).
+        order: How to choose the test data, ``"shuffled"`` or ``"ordered"``.
+        num_samples: Number of samples n, needed if ``labels`` is None.
+        rng: Generator of the choice under ``shuffled``; by default one seeded with 0.
 
     Returns:
         Positions of the training and of the test samples, int64, each ascending; together ``0..n-1``.
@@ -55,17 +56,20 @@ def train_test_split(
 def split_partition(
     partition: Partition, labels: np.ndarray | None, fraction: float, order: SplitOrder, rng: np.random.Generator
 ) -> tuple[Partition, Partition]:
-    """Part every client's samples, by the rules of :func:`train_test_split`, in O(M log M) whatever N is.
+    """Split every client's samples into two parts, by the rules of :func:`train_test_split`.
+
+    This takes O(M log M) time, whatever the number of clients.
 
     Args:
-        partition: Which client has which samples.
-        labels: Class of each sample of the data, integers ``(M,)``, not of the partition's; None: not stratified.
-        fraction: Of each client's samples that go to the second part, in (0, 1).
-        order: ``"shuffled"`` or ``"ordered"``.
-        rng: Which samples go to the second part under ``shuffled``.
+        partition: Assignment of samples to clients.
+        labels: Class of each sample of the whole data, integers ``(M,)``, so that a sample's index is its place here;
+            with None the split is not stratified.
+        fraction: Fraction of each client's samples that go to the second part, in (0, 1).
+        order: How to choose the second part, ``"shuffled"`` or ``"ordered"``.
+        rng: Generator of the choice under ``shuffled``.
 
     Returns:
-        Two partitions over the same clients; within each a client keeps its order.
+        Two partitions over the same clients; each client's samples keep their order in both.
 
     Raises:
         ConfigurationError: ``fraction`` or ``order`` is impossible.
@@ -88,7 +92,13 @@ def split_partition(
 
 
 def check_split(test_fraction: float, order: str = "shuffled", name: str = "test_fraction") -> None:
-    """Raise :class:`ConfigurationError` unless the fraction is in (0, 1) and the order known."""
+    """Raise :class:`ConfigurationError` unless the fraction is in (0, 1) and the order is known.
+
+    Args:
+        test_fraction: Fraction of each client's samples.
+        order: ``"shuffled"`` or ``"ordered"``.
+        name: Name of the fraction in the message.
+    """
     if not 0 < test_fraction < 1:
         raise ConfigurationError(f"{name}={test_fraction}: give a fraction above 0 and below 1, e.g. 0.2")
     if order not in ("shuffled", "ordered"):
@@ -98,7 +108,11 @@ def check_split(test_fraction: float, order: str = "shuffled", name: str = "test
 def _stratified_draw(
     partition: Partition, labels: np.ndarray | None, fraction: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Which of the partition's samples are drawn, bool ``(n,)``: of a client at least one, and not all."""
+    """Draw a fraction of each client's samples, stratified by class, at least one and not all of them.
+
+    Returns:
+        Whether each entry of the partition's ``indices`` is drawn, bool ``(n,)``.
+    """
     group = partition.client_of_each()
     num_classes = 1
     if labels is not None:
@@ -120,20 +134,22 @@ def _stratified_draw(
 def _draw_sizes(
     clients: np.ndarray, sizes: np.ndarray, fraction: float, client_sizes: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """How many to draw of each (client, class).
+    """Return how many samples to draw of each group, where a group is the samples of a class at a client.
 
     Args:
         clients: Client of each group, ascending.
-        sizes: Samples of each group.
-        fraction: Wanted of each.
-        client_sizes: ``(N,)``.
-        rng: Which of a client's largest classes gives the sample that keeps a part from being empty.
+        sizes: Number of samples of each group.
+        fraction: Fraction of each group that is to be drawn.
+        client_sizes: Number of samples of each client, ``(N,)``.
+        rng: Generator that chooses among a client's largest groups the one whose number is changed by one if otherwise
+            none or all of the client's samples would be drawn.
     """
     wanted = np.floor(fraction * sizes + 0.5).astype(np.int64)
     wanted[sizes == 1] = 0
     total = np.zeros(len(client_sizes), dtype=np.int64)
     np.add.at(total, clients, wanted)
-    by_size = np.lexsort((rng.random(len(sizes)), -sizes, clients))  # else low classes would be tested more often
+    # Ties between groups of equal size are broken at random: low classes would be drawn more often otherwise.
+    by_size = np.lexsort((rng.random(len(sizes)), -sizes, clients))
     largest = by_size[np.flatnonzero(np.diff(clients, prepend=-1))]
     total, client_sizes = total[clients[largest]], client_sizes[clients[largest]]
     wanted[largest[(total == 0) & (client_sizes > 1)]] += 1

@@ -1,4 +1,4 @@
-"""Federates any ordinary LightningDataModule or Dataset, unchanged."""
+"""Data module that federates any ordinary LightningDataModule or Dataset without changes to it."""
 
 from __future__ import annotations
 
@@ -29,34 +29,39 @@ from fedbc_lightning.partition import Partitioner
 
 
 class PartitionedDataModule(IndexedDataModule):
-    """Any LightningDataModule or Dataset, split over clients by a partitioner; neither needs a changed line.
+    """Splits any LightningDataModule or Dataset over clients with a partitioner, without changes to it.
 
-    Of a LightningDataModule ``prepare_data``, ``setup("fit")`` and ``train_dataloader`` are called once; data set,
-    batch size, ``shuffle``, ``drop_last``, ``collate_fn`` and workers are that loader's, and its transfer hooks are
-    kept. Labels for the partitioner are ``labels``, else ``.targets``, ``.labels`` or the last of ``.tensors`` of the
-    training data, else the second entries of its samples, read in one pass.
+    The methods ``prepare_data``, ``setup("fit")`` and ``train_dataloader`` of a LightningDataModule are called once;
+    data set, batch size, ``shuffle``, ``drop_last``, ``collate_fn`` and workers are taken from that loader, and the
+    module's transfer hooks are kept. Labels for the partitioner are ``labels`` if given; otherwise ``.targets``,
+    ``.labels`` or the last of ``.tensors`` of the training data; otherwise the second entries of its samples, which are
+    read in one pass.
 
     Args:
-        data: What is to be federated.
-        partitioner: Which client has which training samples; None: ``clients`` say it.
-        test: ``"shared"``: its own test data, or else its validation data, evaluate the global model; clients have
-            none. ``"split"``: ``test_fraction`` of each client's samples. By default ``shared`` for a
-            LightningDataModule and ``split`` for a Dataset.
-        pool: Under ``split``, join its training and test data before they are split over clients, as the FedBC paper
-            does for CIFAR-10 and MNIST.
+        data: Data module or data set to federate.
+        partitioner: Partitioner that assigns training samples to clients; None keeps the assignment of ``clients``.
+        test: Which test data are used. With ``"shared"`` the module's own test data, or its validation data if it has
+            none, evaluate the global model, and clients have no test data. With ``"split"`` each client's test data are
+            ``test_fraction`` of its samples. The default is ``shared`` for a LightningDataModule and ``split`` for a
+            Dataset.
+        pool: Whether, with ``test="split"``, training and test data are joined before they are split over clients, as
+            the FedBC paper does for CIFAR-10 and MNIST.
         labels: Class of each sample of the (pooled) training data, integers ``(M,)``.
-        clients: Natural client of each sample of the (pooled) training data, numbers or strings ``(M,)``; of them
-            :class:`~fedbc_lightning.partition.Natural` takes all or a part.
-        split_order: See :func:`~fedbc_lightning.data.splits.train_test_split`.
-        test_fraction: Under ``split``, in (0, 1).
-        seed: Of partition and splits; None: that of ``seed_everything``.
-        batch_size: None: the training loader's, 32 for a Dataset.
-        eval_batch_size: None: the test (or validation) loader's, else 512.
-        val_fraction: Of each client's training samples that become its validation data.
-        num_workers: For a Dataset; a LightningDataModule's loaders know it.
-        collate_fn: For a Dataset; likewise.
-        drop_last: For a Dataset; likewise.
-        keep_on_device: See :class:`~fedbc_lightning.data.FederatedDataModule`.
+        clients: Natural client of each sample of the (pooled) training data, numbers or strings ``(M,)``; the
+            partitioner :class:`~fedbc_lightning.partition.Natural` keeps all or some of these clients.
+        split_order: How test samples are chosen with ``test="split"``, see
+            :func:`~fedbc_lightning.data.splits.train_test_split`.
+        test_fraction: Fraction of each client's samples that are its test data with ``test="split"``, in (0, 1).
+        seed: Seed of partition and splits; None is the seed of ``seed_everything``.
+        batch_size: Number of samples per training batch; None is the training loader's, or 32 for a Dataset.
+        eval_batch_size: Number of samples per evaluation batch; None is the test (or validation) loader's, or 512.
+        val_fraction: Fraction of each client's training samples held out for validation, in [0, 1).
+        num_workers: Number of worker processes per DataLoader of a Dataset; a LightningDataModule's loader has its own.
+        collate_fn: Function that makes a batch of a Dataset's samples; a LightningDataModule's loader has its own.
+        drop_last: Whether a Dataset's last training batch is left out if it is not full; a LightningDataModule's loader
+            has its own setting.
+        keep_on_device: Whether in-memory data are copied to the device, see
+            :class:`~fedbc_lightning.data.FederatedDataModule`.
 
     Raises:
         ConfigurationError: The data cannot be federated (an IterableDataset, several loaders, a sampler or batch
@@ -127,13 +132,13 @@ class PartitionedDataModule(IndexedDataModule):
             self._forward_transfer_hooks(data)
 
     def __getattr__(self, name: str) -> Any:
-        """What only the wrapped module has: ``self.trainer.datamodule.num_classes`` needs no changed line."""
+        """Look up other attributes in the wrapped module, so that ``self.trainer.datamodule.num_classes`` works."""
         data = self.__dict__.get("data")
         if isinstance(data, AnyDataModule) and (not name.startswith("_") or name == "_hparams"):
             return getattr(data, name)
         raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
 
-    # the wrapped module's own life
+    # calls that the wrapped module gets, too
 
     @property
     def users_module(self) -> LightningDataModule:
@@ -141,17 +146,17 @@ class PartitionedDataModule(IndexedDataModule):
         return self.data if isinstance(self.data, AnyDataModule) else self
 
     def prepare_data(self) -> None:
-        """The wrapped module's."""
+        """Call ``prepare_data`` of the wrapped module."""
         if isinstance(self.data, AnyDataModule):
             self.data.prepare_data()
 
     def teardown(self, stage: str) -> None:
-        """The wrapped module's."""
+        """Call ``teardown`` of the wrapped module."""
         if isinstance(self.data, AnyDataModule):
             self.data.teardown(stage)
 
     def load(self) -> LoadedData:
-        """The training data, with the test data if they are pooled."""
+        """Return the training data, joined with the test data if ``pool`` is true."""
         source = self._find_source()
         data = LoadedData(source, self._find_labels(source))
         if self._given_clients is not None:
@@ -206,7 +211,7 @@ class PartitionedDataModule(IndexedDataModule):
     # shared test data
 
     def pooled_dataset(self, split: str) -> Dataset | None:
-        """As of every federated data module; the wrapped module's own test and validation data if shared."""
+        """Return the wrapped module's own test or validation data if they are shared, else all clients' data."""
         shared = self._shared_loader(split)
         if shared is None:
             return super().pooled_dataset(split)
@@ -215,7 +220,7 @@ class PartitionedDataModule(IndexedDataModule):
         return self._pooled[split]
 
     def pooled_dataloader(self, split: str, *, device: torch.device | None = None) -> ClientLoader | None:
-        """Batches of :meth:`pooled_dataset`; those of shared data are collated as by the wrapped module's loader."""
+        """Return a loader of :meth:`pooled_dataset`; shared data are collated as by the wrapped module's loader."""
         shared = self._shared_loader(split)
         options = None if shared is None else loader_options(shared)
         return self._eval_loader(self.pooled_dataset(split), device, options)
@@ -236,21 +241,28 @@ class PartitionedDataModule(IndexedDataModule):
             return labels
         if self.partitioner.needs_labels:
             return read_labels(source)
-        # Test and validation parts are drawn by class, whichever partitioner dealt.
+        # Stratified test and validation parts need classes, even if the partitioner does not.
         is_split = self.val_fraction or (self.test_fraction is not None and self.split_order == "shuffled")
         return _labels_if_any(source) if is_split else None
 
     # transfer hooks
 
     def _forward_transfer_hooks(self, data: LightningDataModule) -> None:
-        """Only those that it overrides: else the model's own would be hidden."""
+        """Take over the transfer hooks that the module overrides; forwarding others would hide the model's hooks."""
         for name in TRANSFER_HOOKS:
             if overrides(data, name, DataHooks):
                 setattr(self, name, getattr(data, name))
 
 
 def read_labels(dataset: Dataset) -> np.ndarray:
-    """The classes ``(M,)``, as the second entry of every sample, in one pass with a progress bar (on a terminal)."""
+    """Read the class of every sample, its second entry, in one pass; a terminal shows a progress bar.
+
+    Returns:
+        The classes, int64 ``(M,)``.
+
+    Raises:
+        ConfigurationError: A sample has no integer label.
+    """
     console = Console(stderr=True)
     positions = track(
         range(num_items(dataset)), "reading labels", console=console, disable=not console.is_terminal, transient=True
@@ -269,7 +281,7 @@ def read_labels(dataset: Dataset) -> np.ndarray:
 
 
 def _labels_if_any(dataset: Dataset) -> np.ndarray | None:
-    """As :func:`read_labels`; None where the first sample, or a later one, has no integer label."""
+    """Read the classes with :func:`read_labels`, or return None if a sample has no integer label."""
     with suppress(ConfigurationError):
         read_labels(Subset(dataset, [0]))
         return read_labels(dataset)
