@@ -1,1 +1,1 @@
-"""What happens in a round, and who takes part in it."""
+"""The round: what server and clients do in it, and which clients take part."""

@@ -1,4 +1,4 @@
-"""The federation: server, clients and engine of one run, and what happens between them in a round."""
+"""The federation: server, clients and engine of one run, and the round that they take part in."""
 
 from __future__ import annotations
 
@@ -41,20 +41,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEEP_LOCAL_MODELS_BELOW = 64 * 2**20
+"""Largest number of bytes of all clients' last models that are kept if ``keep_local_models`` is None."""
+
 NUM_ROUNDS_LOOKED_AT = 10
-"""Whose sampled clients decide which engine ``auto`` takes."""
+"""Number of first rounds whose sampled clients decide which engine ``auto`` takes."""
+
 LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS = "local_model", "local_buffers", "local_counters"
 
 
 class PlannedRound(NamedTuple):
-    """What a round does if every loss is finite.
+    """Describes a round before it runs, under the assumption that every loss is finite.
 
     Attributes:
-        sampled: The clients that receive z.
-        ids: Those that train, and how many ``steps`` each.
-        steps: See there.
-        bytes_down: That all of them receive; ``bytes_up`` that they send.
-        bytes_up: See there.
+        sampled: Indices of the clients that receive z.
+        ids: Indices of the clients that train.
+        steps: Number of local steps of each client in `ids`.
+        bytes_down: Number of bytes that all sampled clients together receive.
+        bytes_up: Number of bytes that all clients in `ids` together send.
     """
 
     sampled: list[int]
@@ -65,29 +68,29 @@ class PlannedRound(NamedTuple):
 
 
 class Federation:
-    """Everything that a round touches. Rounds are staged and then committed as a whole.
+    """Holds everything that a round reads or writes; a round is staged and then committed as a whole.
 
     Args:
-        fabric: Launched.
-        user: The user's module, moved and converted.
-        datamodule: Set up.
+        fabric: The Fabric, after its launch.
+        user: The user's module, moved to its device and converted to its precision.
+        datamodule: The data module, after its set-up.
         algorithm: The method.
-        local: What every client does.
-        participation: Who takes part in a round.
+        local: Local training that every client is asked for.
+        participation: Draws the participants of rounds.
         buffers: Policy for buffers.
-        keep_local_models: Whether the last w_i of every client is kept where the method keeps none; None: if all of
-            them take at most 64 MiB.
-        client_dtype: In which clients' vectors are kept; None: that of z.
-        engine: How local training is done; ``"auto"``: by the faster one.
-        max_rounds: T; no sampler is asked beyond.
+        keep_local_models: Whether every client's last w_i is kept if the method keeps no local model; None keeps them
+            if all of them together take at most 64 MiB.
+        client_dtype: Dtype in which the clients' vectors are kept; None takes the dtype of z.
+        engine: The engine that does local training; ``"auto"`` takes the faster one.
+        max_rounds: Number of rounds, T; the sampler is asked for no later round.
         seed: The run's seed.
 
     Attributes:
-        server: :class:`~fedbc_lightning.state.declaration.ServerState`.
-        clients: :class:`~fedbc_lightning.state.declaration.ClientStore`.
-        layout: :class:`~fedbc_lightning.state.layout.ParameterLayout`.
-        fingerprint: What must be equal for a checkpoint to be resumed.
-        has_local_models: Whether there is a client model that is "local" in evaluation.
+        server: The server's state, a :class:`~fedbc_lightning.state.declaration.ServerState`.
+        clients: The clients' state, a :class:`~fedbc_lightning.state.declaration.ClientStore`.
+        layout: The layout of the parameters, a :class:`~fedbc_lightning.state.layout.ParameterLayout`.
+        fingerprint: Description of model, partition and algorithm that must equal a checkpoint's to resume from it.
+        has_local_models: Whether clients have a model of their own that is evaluated as "local".
         server_parts: The algorithm's server callbacks, in order.
     """
 
@@ -136,7 +139,7 @@ class Federation:
         self._prepare(initial, buffer_values, self.layout.read_counters())
 
     def _prepare(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
-        """Make what depends on the layout: engine, server parts, declared state; see :meth:`make_state`."""
+        """Make the engine, the server parts and the declared state, which all depend on the layout."""
         algorithm = self.algorithm
         self.engine = choice.make_engine(self.engine_kind, *self.engine_args)
         algorithm.check(self.engine)
@@ -155,7 +158,10 @@ class Federation:
         self.fingerprint = self._describe()
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
-        """Before the first round: let frozen parameters that training writes travel as buffers, as they are now."""
+        """Treat frozen parameters that training writes as buffers, with their present values.
+
+        Call this before the first round is committed.
+        """
         if not names:
             return
         server = self.server
@@ -165,12 +171,12 @@ class Federation:
         self._prepare(server["z"], buffers, server["counters"])
 
     def make_state(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
-        """Make server and clients anew, as before the first round, with this initial model.
+        """Make the state of server and clients anew, as before the first round, with this initial model.
 
         Args:
-            parameters: (d,).
-            buffers: (b,), the floating-point ones.
-            counters: The integer ones.
+            parameters: The parameters, (d,).
+            buffers: The floating-point buffers, (b,).
+            counters: The integer buffers.
         """
         num_clients, declaration = self.datamodule.num_clients, self.declaration
         self.server = ServerState(
@@ -183,7 +189,7 @@ class Federation:
     # what the method asks for
 
     def _choose_engine(self, args: tuple, max_rounds: int) -> choice.Kind:
-        """By rank 0's clients of the first rounds, the same on all ranks."""
+        """Return the engine that is faster for rank 0's clients of the first rounds; all ranks take the same."""
         kind: choice.Kind = "sequential"
         if self.algorithm.trains_pooled:
             rank_zero_info("trainer.engine: auto takes sequential; there is one model, trained on all data.")
@@ -199,7 +205,7 @@ class Federation:
         return self.fabric.broadcast(kind)
 
     def _declare(self, keep_local_models: bool | None, element_size: int) -> StateDeclaration:
-        """The state of algorithm and server parts, and the clients' last models where they are kept."""
+        """Declare the state of the algorithm and the server parts, and the clients' last models if they are kept."""
         algorithm, self.declaration = self.algorithm, StateDeclaration()
         declaration = self.declaration
         for callback in self.server_parts:
@@ -236,11 +242,11 @@ class Federation:
         """Train the sampled clients and stage the next state; nothing is committed.
 
         Returns:
-            What the round logs. The clients' rows are ``self.server.records``.
+            The metrics of the round by name. The clients' rows are ``self.server.records``.
 
         Raises:
-            ConfigurationError: The sampler returned something impossible, or no client came out finite.
-            WrittenParametersError: On some rank a frozen parameter was written.
+            ConfigurationError: The sampler returned impossible clients, or no client's loss and weights are finite.
+            WrittenParametersError: A frozen parameter was written on some rank.
         """
         server = self.server
         server.round, server.metrics = round, {}
@@ -264,7 +270,7 @@ class Federation:
                 if counters.numel() and cohort.valid.any():
                     counters = torch.maximum(counters, cohort.counters)
             self.layout.check_after_round()
-        except WrittenParametersError as error:  # all ranks are to hear of it
+        except WrittenParametersError as error:  # raised in _join_ranks, once all ranks know of it
             found = error
         self.user.shared_state.say()
         if round == 1 and found is None and not self._continues:
@@ -283,7 +289,7 @@ class Federation:
         return self._round_metrics()
 
     def start_round(self, engine: SequentialEngine) -> Sums:
-        """Let the engine and the server's parts begin the server's round."""
+        """Set the engine and the server's parts to the start of the round in ``server.round``."""
         server = self.server
         engine.round, engine.grad_scale = server.round, self.grad_scale
         engine.optimizer.learning_rates = self.schedule.learning_rates
@@ -293,7 +299,7 @@ class Federation:
         return sums
 
     def plan_round(self, round: int) -> PlannedRound:
-        """What a round will do; all of it is a function of (seed, round). The server is in that round afterwards."""
+        """Return what a round will do, which depends on (seed, round) only; this sets the server's round."""
         self.server.round = round
         participation = self.participation
         participants = participation.draw(round)
@@ -318,7 +324,7 @@ class Federation:
             )
 
     def _missing_records(self, participants: Participants) -> list[dict[str, Any]]:
-        """Rows of those that sent nothing, in the order of sampling."""
+        """Return the rows of the sampled clients that sent nothing, in the order of sampling."""
         return [
             {
                 "client": client,
@@ -332,7 +338,7 @@ class Federation:
         ]
 
     def _bytes_of_client(self) -> tuple[int, int]:
-        """What each client receives in the server's round, and what it sends if it does."""
+        """Return how many bytes a client receives in the server's round, and how many it sends if it reports."""
         algorithm, size = self.algorithm, self.server.z.element_size()
         buffers = self.layout.num_buffers if self._buffer_policy == "average" else 0
         exchanges = 0 if algorithm.trains_pooled else algorithm.num_exchanges(self.server)
@@ -343,14 +349,18 @@ class Federation:
         return down, up
 
     def _count_bytes(self) -> None:
-        """What each client received and sent, into its row of ``clients.csv``."""
+        """Write the bytes that each client received and sent into its row of ``clients.csv``."""
         down, up = self._bytes_of_client()
         for record in self.server.records:
             record["bytes_down"] = down
             record["bytes_up"] = up if record["status"] in ("ok", "nonfinite") else 0
 
     def _check_records(self, round: int) -> None:
-        """Say which clients drop out of the round; stop if nobody is left, or nobody had a loss."""
+        """Warn about clients that are left out of the round; raise if none is left, or none had a loss.
+
+        Raises:
+            ConfigurationError: No client's result can be used, or the method needs a client whose result cannot be.
+        """
         server = self.server
         dropped = [record["client"] for record in server.records if record["status"] != "ok"]
         if server.records and len(dropped) == len(server.records):
@@ -376,7 +386,7 @@ class Federation:
             )
 
     def commit(self, round: int, metrics: dict[str, float]) -> None:
-        """Make the staged state the current one; ``metrics`` are the round's, for schedulers of interval ``round``."""
+        """Make the staged state the current one, and step the schedulers of interval ``round`` with the metrics."""
         self.schedule.step(round, metrics)
         valid = self.server.valid_records
         scales = [record["grad_scale"] for record in valid if "grad_scale" in record]
@@ -385,7 +395,7 @@ class Federation:
         self.clients.commit()
 
     def rollback(self) -> None:
-        """Forget the staged state."""
+        """Discard the staged state."""
         self.user.best_metrics.rollback()
         self.server.rollback()
         self.clients.rollback()
@@ -396,12 +406,15 @@ class Federation:
         self._tell_module_about_largest_client()
 
     def models(self) -> Models:
-        """What is evaluated after this round, as staged."""
+        """Return the global and the local models to evaluate after this round, as they are staged."""
         z = self.algorithm.global_model(self.server)
         return Models(z, self.server.staged("counters"), self.local_model(), self.algorithm.fine_tuning)
 
     def local_model(self) -> Callable[[int], tuple[Tensor, Tensor]] | None:
-        """Client -> its own model (d + b,) and integer buffers, as staged; None if there are none."""
+        """Return a function from a client to its own model (d + b,) and integer buffers, as they are staged.
+
+        The result is None if clients have no model of their own.
+        """
         if not self.has_local_models:
             return None
         if self.clients.file_rows is not None:
@@ -422,11 +435,11 @@ class Federation:
         return local_model
 
     def _share(self, steps: list[int]) -> list[int]:
-        """The positions of this rank's clients."""
+        """Return the positions of this rank's clients in the round."""
         return deal(steps, self.fabric.world_size)[self.fabric.global_rank]
 
     def make_cohort(self, clients: list[int], positions: list[int]) -> Cohort:
-        """Clients of this round, by their positions in it, that are trained together."""
+        """Return a cohort of clients that are trained together, given with their positions in this round."""
         sizes = [int(self._num_samples.sum())] if POOLED in clients else self._num_samples[clients].tolist()
         cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
         cohort.start_counters = self.server["counters"]
@@ -437,7 +450,7 @@ class Federation:
         return cohort
 
     def _train(self, positions: list[int], sums: Sums, *, is_late: bool) -> Cohort:
-        """Run a cohort's half, then the server's parts on its message."""
+        """Train a cohort by the method's client half, then call the server's parts with it."""
         cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
         if is_late:
             cohort.local = self.participation.late_training(self.server.round, cohort.ids[0])
@@ -464,7 +477,14 @@ class Federation:
     def _join_ranks(
         self, records: list[tuple[int, dict]], sums: Sums, counters: Tensor, found: WrittenParametersError | None
     ) -> list[dict[str, Any]]:
-        """Reduce the sums and exchange what was staged; afterwards every rank knows the whole round."""
+        """Reduce the sums and exchange the staged state, so that every rank knows the whole round.
+
+        Returns:
+            The records of all ranks' clients, in the order of sampling.
+
+        Raises:
+            WrittenParametersError: A frozen parameter was written on some rank.
+        """
         if self.fabric.world_size == 1 and found is not None:
             raise found
         if self.fabric.world_size > 1:
@@ -490,9 +510,9 @@ class Federation:
         return [record for _, record in sorted(records, key=lambda item: item[0])]
 
     def _round_metrics(self) -> dict[str, float]:
-        """The clients' training metrics averaged by samples, what the server's parts log, and the bytes."""
+        """Return the clients' training metrics averaged by samples, the server parts' numbers, and the bytes."""
         valid = self.server.valid_records
-        kinds = dict.fromkeys(map(tuple, valid))  # the names of a record; most have the same
+        kinds = dict.fromkeys(map(tuple, valid))  # distinct sets of names; few, since most records have the same names
         names = dict.fromkeys(name for kind in kinds for name in kind if name.startswith("train_"))
         metrics: dict[str, float] = {}
         for name in names:
@@ -505,13 +525,16 @@ class Federation:
         return metrics | self.server.metrics
 
     def _largest_client(self) -> tuple[int, int]:
-        """Local epochs and steps of the client with the most batches."""
+        """Return the number of local epochs and steps of the client with the most batches."""
         num_batches = int(self.participation.num_batches.max())
         steps = self._local.num_steps(num_batches)
         return self._local.epochs or -(-steps // num_batches), steps
 
     def _tell_module_about_largest_client(self) -> None:
-        """What the module sees outside of clients, and ``configure_optimizers`` when called to learn its form."""
+        """Give the module the limits of the client with the most batches.
+
+        The module sees them outside of local training, and when ``configure_optimizers`` is called to learn its form.
+        """
         num_batches = int(self.participation.num_batches.max())
         limits = self._local.limits(num_batches)
         if self._local.schedule_rounds is None:
@@ -528,7 +551,7 @@ class Federation:
         self.load_state_dict(other.state_dict(), other.module_state(), "the last run", path)
 
     def _describe(self) -> dict[str, Any]:
-        """What must be equal for a checkpoint to be resumed; made once, for it reads the whole partition."""
+        """Return the fingerprint; it is made once per layout, because it reads the whole partition."""
         return {
             "model": self.layout.fingerprint(),
             "partition": {
@@ -542,7 +565,11 @@ class Federation:
         }
 
     def state_dict(self, *, is_last: bool = True) -> dict[str, Any]:
-        """The committed state but for z, which :meth:`module_state` holds; ``is_last``: see the client store's."""
+        """Return the committed state without z, which :meth:`module_state` holds.
+
+        Args:
+            is_last: True for ``last.ckpt``; any other checkpoint omits the rows that lie in ``clients.bin``.
+        """
         return {
             "fingerprint": self.fingerprint,
             "server": self.server.state_dict(),
@@ -555,11 +582,11 @@ class Federation:
         }
 
     def module_state(self, model: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
-        """The user's module's ``state_dict`` with a model in it, in the master dtype.
+        """Return the ``state_dict`` of the user's module with the values of a model, in the master dtype.
 
         Args:
-            model: (d + b,); None: the committed global one.
-            counters: Its integer buffers; None: the committed ones.
+            model: The model (d + b,); None takes the committed global model.
+            counters: The model's integer buffers; None takes the committed ones.
         """
         model = self.server.model if model is None else model
         z, buffers = model.split([self.layout.num_parameters, self.layout.num_buffers])
@@ -573,13 +600,14 @@ class Federation:
         """Restore a checkpoint.
 
         Args:
-            state: Of :meth:`state_dict`.
-            module_state: Of :meth:`module_state`.
-            path: Of the checkpoint, for messages.
-            rows_path: Of the clients' rows, if they lie in a file.
+            state: A dictionary that :meth:`state_dict` returned.
+            module_state: A dictionary that :meth:`module_state` returned.
+            path: The path of the checkpoint, for error messages.
+            rows_path: The path of the file with the clients' rows, or None if there is none.
 
         Raises:
-            ConfigurationError: It is of another model, partition or algorithm, or its rows cannot be had.
+            ConfigurationError: The checkpoint belongs to another model, partition or algorithm, or its rows cannot be
+                read.
         """
         checkpoint.check_fingerprint(state["fingerprint"], self.fingerprint, path)
         self.user.module.load_state_dict(module_state)

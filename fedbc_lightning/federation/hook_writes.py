@@ -1,4 +1,4 @@
-"""Weights and buffers that hooks write between the clients: Lightning keeps them, so they become part of z."""
+"""Writes of hooks into weights and buffers; between clients they become part of z, because Lightning keeps them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 START_HOOKS = ("setup", "on_fit_start", "on_train_start")
+"""Hooks whose writes change the initial model."""
 
 
 class Weights(NamedTuple):
-    """What a module holds at one moment; process 0's counts where several processes train.
+    """Holds copies of a module's parameters and buffers at one moment.
 
     Attributes:
         parameters: The trainable parameters, (d,).
@@ -38,17 +39,17 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, federation: Federation, *, with_frozen: bool = False) -> Weights:
-        """Copy what the module of a federation holds."""
+        """Copy the parameters and buffers of a federation's module; frozen parameters only ``with_frozen``."""
         layout = federation.layout
         frozen = [parameter.detach().clone() for parameter in layout.frozen.parameters] if with_frozen else []
         return cls(layout.read(), layout.read_buffers(), layout.read_counters(), frozen)
 
     def differs_from(self, other: Weights) -> bool:
-        """Whether anything but a frozen parameter is different."""
+        """Return whether the trainable parameters or the buffers are different."""
         return not all(torch.equal(mine, theirs) for mine, theirs in zip(self[:3], other[:3], strict=True))
 
     def of_process_0(self, federation: Federation) -> Weights:
-        """The same on all processes."""
+        """Return the values of process 0, on every process."""
         if federation.fabric.world_size == 1:
             return self
         device = self.parameters.device
@@ -60,12 +61,17 @@ class Weights(NamedTuple):
 
 @contextmanager
 def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterator[None]:
-    """Make what the hooks inside write into the module the initial model; a resumed run keeps its checkpoint's.
+    """Take what hooks inside this context write into the module as the initial model.
 
-    What no checkpoint holds, such as buffers with ``persistent=False``, is the hooks' in either case.
+    In a resumed run the model of the checkpoint is restored instead. Values that no checkpoint holds, such as buffers
+    with ``persistent=False``, are those that the hooks wrote in either case.
+
+    Args:
+        federation: The federation, whose state is made anew if a hook wrote into the module.
+        is_resumed: Whether the run continues from a checkpoint.
 
     Raises:
-        ConfigurationError: A hook replaced parameters in place of writing into them, or froze or thawed some.
+        ConfigurationError: A hook replaced parameters instead of writing into them, or froze or thawed some.
     """
     is_heard = any(map(federation.user.hooks.listens, START_HOOKS))
     before = Weights.of(federation, with_frozen=is_resumed and is_heard)
@@ -73,7 +79,7 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
     if is_heard:
         federation.layout.check_replaced(federation.user.module)
     after = Weights.of(federation, with_frozen=not is_resumed and federation.fabric.world_size > 1)
-    federation.engine.attach()  # again, where a hook gave a parameter other .data
+    federation.engine.attach()  # a hook may have given a parameter other .data, which detaches it from the row
     has_changed = after.differs_from(before)
     _share_scratch(federation)
     if is_resumed:
@@ -95,7 +101,7 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
 
 @contextmanager
 def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
-    """Make what the hook inside writes into the module part of z; the round that it begins may still be rolled back."""
+    """Take what the hook inside this context writes into the module as part of z; a rollback undoes it."""
     if not federation.user.hooks.listens(hook):
         yield
         return
@@ -108,14 +114,14 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
     after = after.of_process_0(federation)
     server = federation.server
     for name, was, now in zip(("z", "buffers", "counters"), before[:3], after[:3], strict=True):
-        # Only what was written: under half precision the module holds z rounded.
+        # Elements that were not written keep the server's value: under half precision the module holds z rounded.
         server.replace(name, torch.where(now == was, server[name], now))
     federation.load_global()
 
 
 @contextmanager
 def not_kept_from_evaluation_hooks(trainer: FederatedTrainer, *hooks: str) -> Iterator[None]:
-    """Say once that what the hooks inside write into the module is neither evaluated nor kept."""
+    """Log once per run if hooks inside this context write into the module: it is neither evaluated nor kept."""
     federation = trainer.federation
     if trainer.evaluator.has_told_writes or not any(map(trainer.hooks.listens, hooks)):
         yield
@@ -132,15 +138,15 @@ def not_kept_from_evaluation_hooks(trainer: FederatedTrainer, *hooks: str) -> It
 
 
 def begin_again(federation: Federation, error: WrittenParametersError, frozen: dict[str, Tensor]) -> None:
-    """After a first round that wrote frozen parameters: go back to its beginning, with them as buffers.
+    """Go back to the beginning of a first round that wrote frozen parameters, and make them buffers.
 
     Args:
-        federation: Nothing of it is committed yet.
-        error: Which parameters.
-        frozen: What they held before, see ``FrozenParameters.copies``.
+        federation: The federation, in which no round is committed yet.
+        error: The error that names the parameters.
+        frozen: Values of the frozen parameters before the round, from ``FrozenParameters.copies``.
 
     Raises:
-        WrittenParametersError: Not all of them were copied.
+        WrittenParametersError: Not all of the parameters were copied before the round.
     """
     if not set(error.names) <= frozen.keys():
         raise error
@@ -170,7 +176,7 @@ def _say_that_scratch_is_put_back(user: UserModule, hook: str, before: Sequence[
 
 
 def _share_scratch(federation: Federation) -> None:
-    """Let every client find in the buffers that do not travel what is there now, in process 0."""
+    """Let every client start with the present values, in process 0, of the buffers that are not exchanged."""
     user = federation.user
     user.keep_scratch()
     if federation.fabric.world_size > 1 and user.scratch:

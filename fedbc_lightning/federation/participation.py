@@ -1,4 +1,4 @@
-"""Who takes part in a round, and how much each does: functions of (seed, round)."""
+"""Which clients take part in a round and how much each one trains, as functions of (seed, round)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedbc_lightning.federation.stragglers import Stragglers
 
 
 class Participants(NamedTuple):
-    """Of a round.
+    """The clients sampled in a round, and those of them that report late or not at all.
 
     Attributes:
         sampled: The clients that receive z, in the order of sampling.
-        late: Stragglers among them.
-        missing: Those that send nothing -> ``absent``, or ``straggler`` where their work is dropped.
+        late: The stragglers among the sampled clients.
+        missing: The sampled clients that send nothing -> ``absent``, or ``straggler`` if their work is dropped.
     """
 
     sampled: list[int]
@@ -29,7 +29,7 @@ class Participants(NamedTuple):
 
     @property
     def ids(self) -> list[int]:
-        """Those that train for the server."""
+        """The sampled clients whose work the server uses, in the order of sampling."""
         return [client for client in self.sampled if client not in self.missing]
 
 
@@ -37,20 +37,20 @@ class Participation:
     """Draws the participants of rounds.
 
     Args:
-        datamodule: Set up.
-        algorithm: The method, which may need all clients, or have no partial work.
-        local: What every client is asked to do.
-        sampler: Which clients take part.
-        clients_per_round: A number, or a fraction of N.
-        stragglers: Who does less than asked, or vanishes; None: nobody.
+        datamodule: The data module, after its set-up.
+        algorithm: The method, which may need all clients or refuse partial work.
+        local: Local training that every client is asked for.
+        sampler: Sampler that chooses the clients of a round.
+        clients_per_round: Number of clients per round, or a fraction of N.
+        stragglers: Settings of the clients that do less than asked, or vanish; None if there are no such clients.
         seed: The run's seed.
 
     Attributes:
-        num_sampled: S.
-        num_batches: Of each client per epoch, int64 (N,).
+        num_sampled: Number of clients sampled in a round, S.
+        num_batches: Number of batches per epoch of each client, int64 (N,).
 
     Raises:
-        ConfigurationError: What is asked for does not go with the data or the method.
+        ConfigurationError: The settings do not fit the data or the method.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Participation:
             raise ConfigurationError(f"trainer.stragglers: {name} has neither partial work nor absent clients.")
 
     def sample(self, round: int) -> list[int]:
-        """The sampler's clients of a round.
+        """Return the clients that the sampler chooses for a round.
 
         Raises:
-            ConfigurationError: They cannot be, or are too few for the method.
+            ConfigurationError: The sampler returned clients that do not exist, or too few for the method.
         """
         if self._algorithm.trains_pooled:
             return [POOLED]
@@ -91,7 +91,7 @@ class Participation:
         return ids
 
     def draw(self, round: int) -> Participants:
-        """The clients sampled, the stragglers among them, and those that send nothing."""
+        """Return the sampled clients of a round, the stragglers among them, and those that send nothing."""
         sampled, late, absent = self.sample(round), set[int](), set[int]()
         if self._stragglers is not None:
             late, absent = self._stragglers.draw(sampled, self._seed, round)
@@ -106,21 +106,25 @@ class Participation:
         return self._algorithm.partial_work if asked == "method" else asked
 
     def num_steps(self, ids: list[int]) -> list[int]:
-        """What each client is asked to do in a round, in steps."""
+        """Return how many steps each of the clients `ids` is asked to take in a round."""
         return [self._local.num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
 
     def late_training(self, round: int, client: int) -> LocalTraining:
-        """What a straggler does."""
+        """Return the shortened local training of a straggler in a round."""
         rng = numpy_generator(self._seed, "partial work", round, client)
         return self._local.shortened(int(self.num_batches[client]), rng)
 
     def late_steps(self, round: int, client: int) -> int:
-        """That in steps."""
+        """Return how many steps a straggler takes in a round."""
         return self.late_training(round, client).num_steps(int(self.num_batches[client]))
 
 
 def deal(steps: list[int], num_ranks: int) -> list[list[int]]:
-    """The positions of each rank's clients: longest first, each to the rank with the least to do.
+    """Return the positions of each rank's clients; they are dealt longest first, each to the least loaded rank.
+
+    Args:
+        steps: Number of steps of each client.
+        num_ranks: Number of ranks.
 
     Example:
         >>> deal([5, 1, 3], 2), deal([5, 1, 3], 1)

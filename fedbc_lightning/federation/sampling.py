@@ -1,4 +1,4 @@
-"""Which clients take part in a round: a function of (seed, round)."""
+"""Samplers, which choose the clients of a round as a function of (seed, round)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from fedbc_lightning.core.seeding import numpy_generator
 
 
 class ClientSampler:
-    """Base class: subclass and give ``trainer.sampler``."""
+    """Base class of samplers; derive your own class from it and give it as ``trainer.sampler``."""
 
     def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
-        """The distinct clients of one round, in the order of their turns; must depend on the arguments alone.
+        """Return the distinct clients of one round, in the order of their turns, from the arguments alone.
 
         Args:
-            num_clients: N.
-            num_sampled: S, at most N.
+            num_clients: Number of clients, N.
+            num_sampled: Number of clients to sample, S, at most N.
             seed: The run's seed.
-            round: 1..T.
+            round: Number of the round, 1..T.
         """
         raise NotImplementedError
 
 
 class UniformSampler(ClientSampler):
-    """S of the N clients, uniformly and without replacement, afresh in every round.
+    """Samples S of the N clients uniformly and without replacement, independently in every round.
 
     Example:
         >>> UniformSampler()(10, 3, seed=0, round=1) == UniformSampler()(10, 3, seed=0, round=1)
@@ -32,15 +32,15 @@ class UniformSampler(ClientSampler):
     """
 
     def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
-        """See :class:`ClientSampler`."""
+        """Return S distinct clients in random order."""
         return numpy_generator(seed, "sampling", round).choice(num_clients, num_sampled, replace=False).tolist()
 
 
 def num_sampled(clients_per_round: int | float, num_clients: int) -> int:
-    """S from ``clients_per_round``: an int is a number, a float a fraction of N (rounded, at least 1), 1.0 all.
+    """Return S: an int is the number itself, a float is a fraction of N (rounded, at least 1), and 1.0 is all.
 
     Raises:
-        ConfigurationError: Not in 1..N or (0, 1].
+        ConfigurationError: The number is not in 1..N, or the fraction not in (0, 1].
 
     Example:
         >>> num_sampled(0.25, 30), num_sampled(10, 30), num_sampled(1.0, 30)

@@ -1,4 +1,4 @@
-"""BatchNorm and a last batch of one sample: known at the first batch of a run, not in the round that meets it."""
+"""A check at the first batch of a run that no later batch has one sample which BatchNorm cannot normalise."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class SingleSamples:
-    """Looks at what the first training batch gives to the module's BatchNorm layers.
+    """Checks by the first training batch whether the module's BatchNorm layers can normalise one sample.
 
-    Whether such a layer can normalise one sample depends on what it is given: a feature vector has one value for each
-    channel, which torch refuses in training; an image has many.
+    This depends on a layer's input: a feature vector has one value per channel, which torch refuses in training, while
+    an image has many.
 
     Args:
         module: The user's module.
-        datamodule: The clients' data.
-        local: What every client does, from which follows whether it meets its last batch.
-        participation: Who takes part in a round.
-        max_rounds: T.
+        datamodule: The data module with the clients' data.
+        local: Local training of every client; it decides whether a client comes to its last batch.
+        participation: Draws the participants of rounds.
+        max_rounds: Number of rounds, T.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class SingleSamples:
 
     @contextmanager
     def watched(self, num_samples: int) -> Iterator[None]:
-        """Look at the layers that a batch of ``num_samples`` goes through inside.
+        """Check the input of the BatchNorm layers in this context, for a batch of ``num_samples``.
 
         Raises:
-            ConfigurationError: A layer will refuse a client's last batch.
+            ConfigurationError: A layer will refuse the last batch of some client.
         """
 
         def look(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -77,7 +77,7 @@ class SingleSamples:
         )
 
     def _find_client(self) -> int | None:
-        """The first client of the run that meets a last batch of one sample; None: nobody does."""
+        """Return the first client of the run whose last batch has one sample; None if there is no such client."""
         datamodule, local = self._datamodule, self._local
         if datamodule.drop_last:
             return None

@@ -1,4 +1,4 @@
-"""Clients that do less than they were asked to, or vanish."""
+"""Stragglers, which train less than they were asked to, and absent clients, which send nothing."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from fedbc_lightning.core.seeding import numpy_generator
 
 @dataclass(frozen=True)
 class Stragglers:
-    """In every round a fraction of the sampled clients does less work, and another does not answer at all.
+    """Lets a fraction of the sampled clients do less work in every round, and another fraction not answer at all.
 
-    Who does what is a function of (seed, round). There are round(fraction x S) stragglers and round(dropout x S) absent
-    clients, halves rounded up, stragglers first.
+    The choice is a function of (seed, round). There are round(fraction x S) stragglers and round(dropout x S) absent
+    clients; halves are rounded up, and stragglers are drawn first.
 
     Attributes:
-        fraction: Part of the sampled clients, in [0, 1), that are stragglers: each does a number of epochs drawn from
-            1..E-1 (with E = 1, or counted in steps: of steps), as in FedProx and Fed+ (there 0.5 and 0.9).
-        dropout: Part of the sampled clients, in [0, 1), that vanish after they were sampled: they received z, send
+        fraction: Fraction of the sampled clients, in [0, 1), that are stragglers. Each trains a number of epochs drawn
+            from 1..E-1, or a number of steps if E = 1 or training is counted in steps. FedProx takes 0.5, Fed+ 0.9.
+        dropout: Fraction of the sampled clients, in [0, 1), that vanish after they were sampled. They receive z, send
             nothing and keep their state (``status=absent`` in ``clients.csv``).
-        partial_work: What becomes of a straggler's work: ``"method"``: what the method says (FedAvg drops it, as in the
-            FedProx paper; the others use it). ``"used"`` or ``"dropped"`` (``status=straggler``) for any method.
+        partial_work: Treatment of a straggler's work. ``"method"`` leaves it to the method (FedAvg drops it, as in the
+            FedProx paper; the others use it); ``"used"`` and ``"dropped"`` (``status=straggler``) hold for any method.
 
     Raises:
-        ConfigurationError: A part outside [0, 1), or both together take more than all clients.
+        ConfigurationError: A fraction is not in [0, 1), or both together take more than all clients.
 
     References:
         Li et al. 2020, "Federated Optimization in Heterogeneous Networks", section 5.2.
@@ -36,14 +36,14 @@ class Stragglers:
     partial_work: Literal["method", "used", "dropped"] = "method"
 
     def __post_init__(self) -> None:
-        """Check."""
+        """Check the values."""
         check_share("trainer.stragglers.fraction", self.fraction)
         check_share("trainer.stragglers.dropout", self.dropout)
         check_share("trainer.stragglers.fraction + dropout", self.fraction + self.dropout, closed=True)
         check_choice("trainer.stragglers.partial_work", self.partial_work, ("method", "used", "dropped"))
 
     def draw(self, ids: list[int], seed: int, round: int) -> tuple[set[int], set[int]]:
-        """The stragglers and the absent among the sampled clients.
+        """Return the stragglers and the absent clients among the sampled clients.
 
         Example:
             >>> late, absent = Stragglers(fraction=0.5, dropout=0.25).draw([3, 1, 4, 5], seed=0, round=1)
