@@ -132,8 +132,14 @@ def _check_parts(parts: Sequence[ServerCallback], solver: Solver | None, has_ter
                 "solver does; write the method's client half in Python."
             )
         if part.follows_aggregation and k < where[0]:
-            raise ConfigurationError(f"algorithm.server_callbacks: {name} works on the aggregate; put it behind.")
+            raise ConfigurationError(
+                f"algorithm.server_callbacks: {name} changes the aggregated z; put it after the aggregation."
+            )
         if isinstance(part, DualAscent) and k > where[0]:
-            raise ConfigurationError(f"algorithm.server_callbacks: {name} makes the weights; put it before the mean.")
+            raise ConfigurationError(
+                f"algorithm.server_callbacks: {name} computes the weights; put it before the aggregation."
+            )
     if solver is not None and has_terms and not solver.takes_terms:
-        raise ConfigurationError(f"algorithm.solver: {type(solver).__name__} is not combined with terms.")
+        raise ConfigurationError(
+            f"algorithm.solver: {type(solver).__name__} cannot be combined with terms; leave one of them out."
+        )

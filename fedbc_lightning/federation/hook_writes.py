@@ -132,8 +132,8 @@ def not_kept_from_evaluation_hooks(trainer: FederatedTrainer, *hooks: str) -> It
         trainer.evaluator.has_told_writes = True
         rank_zero_info(
             f"model: {', '.join(filter(trainer.hooks.listens, hooks))} wrote into weights or buffers: that is neither "
-            "evaluated nor kept, for an evaluation measures the models that server and clients have. What is to become "
-            "part of the global model is written in on_round_end (said once)."
+            "evaluated nor kept, because an evaluation measures the models that server and clients have. To change the "
+            "global model, write into it in on_round_end (said once)."
         )
 
 

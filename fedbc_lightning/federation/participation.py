@@ -67,7 +67,9 @@ class Participation:
                 f"trainer.clients_per_round: {name} takes all {self._num_clients} clients in every round; give 1.0."
             )
         if stragglers is not None and (algorithm.partial_work == "refused" or algorithm.trains_pooled):
-            raise ConfigurationError(f"trainer.stragglers: {name} has neither partial work nor absent clients.")
+            raise ConfigurationError(
+                f"trainer.stragglers: {name} allows neither partial work nor absent clients; leave stragglers out."
+            )
 
     def sample(self, round: int) -> list[int]:
         """Return the clients that the sampler chooses for a round.

@@ -57,8 +57,8 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
             raise
         kept = f" '{path}' stays as it was." if path.exists() else ""
         raise ConfigurationError(
-            f"checkpoint: what would be saved is not read back, for safety: {found}; let the state_dict of callbacks "
-            f"and data and on_save_checkpoint hold numbers, strings and tensors only.{kept}"
+            f"checkpoint: a value could not be loaded again (weights_only=True, for safety): {found}; let the "
+            f"state_dict of callbacks and data and on_save_checkpoint hold numbers, strings and tensors only.{kept}"
         ) from error
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -86,8 +86,8 @@ def load(path: str | Path) -> dict[str, Any]:
             found = re.search(r"GLOBAL (\S+)", str(error))
             raise ConfigurationError(
                 f"checkpoint: '{path}' holds an object of {found.group(1) if found else 'an unknown class'}, which is "
-                "not read back, for safety; let the state_dict of callbacks and data and on_save_checkpoint hold "
-                "numbers, strings and tensors only."
+                "not loaded (weights_only=True, for safety); let the state_dict of callbacks and data and on_save_checkpoint "
+                "hold numbers, strings and tensors only."
             ) from error
         raise ConfigurationError(f"ckpt_path: '{path}' cannot be read; is it cut off, or no checkpoint?") from error
     except Exception as error:

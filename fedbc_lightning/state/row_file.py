@@ -177,7 +177,7 @@ class RowFile:
                 "not read by this one; finish the run with that version, or start it anew."
             )
         if len(start) < _HEADER.size or not start.startswith(MAGIC):
-            raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: it has no header of ours.")
+            raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: it does not begin with a valid header.")
         try:
             found = json.loads(os.pread(self._descriptor, _HEADER.unpack(start)[3], _HEADER.size))
             file_id, described = str(found.pop("id")), _describe(found)
@@ -185,8 +185,8 @@ class RowFile:
             raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: its header cannot be read.") from error
         if found != asdict(self.layout):
             raise ConfigurationError(
-                f"ckpt_path: '{self.path}' holds {described}; here are {_describe(asdict(self.layout))}. Give "
-                "the model, data, algorithm and trainer.client_dtype it was made with."
+                f"ckpt_path: '{self.path}' holds {described}, but this run has {_describe(asdict(self.layout))}. Give "
+                "the model, data, algorithm and trainer.client_dtype that the file was made with."
             )
         size, expected = os.fstat(self._descriptor).st_size, self._offsets["", 0]
         if size != expected:

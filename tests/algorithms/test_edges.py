@@ -353,10 +353,10 @@ MEAN = WeightedAverage
         pytest.param(
             composed(MEAN(), AugmentedMean(0.1), init_from="local"), "AugmentedMean.*'multiplier'", id="no multiplier"
         ),
-        pytest.param(composed(AugmentedMean(0.1), MEAN()), "AugmentedMean.*behind", id="AugmentedMean first"),
-        pytest.param(composed(DynamicRegularization(0.1), MEAN()), "DynamicRegularization.*behind", id="FedDyn first"),
-        pytest.param(composed(ServerSGD(), MEAN()), "ServerSGD.*behind", id="ServerSGD first"),
-        pytest.param(composed(ServerAdaptive(), MEAN()), "ServerAdaptive.*behind", id="ServerAdaptive first"),
+        pytest.param(composed(AugmentedMean(0.1), MEAN()), "AugmentedMean.*after", id="AugmentedMean first"),
+        pytest.param(composed(DynamicRegularization(0.1), MEAN()), "DynamicRegularization.*after", id="FedDyn first"),
+        pytest.param(composed(ServerSGD(), MEAN()), "ServerSGD.*after", id="ServerSGD first"),
+        pytest.param(composed(ServerAdaptive(), MEAN()), "ServerAdaptive.*after", id="ServerAdaptive first"),
         pytest.param(composed(MEAN("dual"), DualAscent(0.1)), "DualAscent.*before", id="DualAscent last"),
         pytest.param(composed(MEAN(), ServerMomentum(), ServerAdaptive()), "'momentum'", id="two momenta"),
         pytest.param(composed(ControlVariates(False), MEAN()), "plain SGD", id="step sizes of momentum"),

@@ -192,7 +192,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path, in_file):
     path.write_bytes(content[:-1])
     refused("is damaged: .* bytes instead of")
     path.write_bytes(b"?" + content[1:])
-    refused("is damaged: it has no header of ours")
+    refused("is damaged: it does not begin with a valid header")
     path.write_bytes(content[:24] + b"?" + content[25:])
     refused("is damaged: its header cannot be read")
     path.write_bytes(content[:8] + struct.pack("<q", 3) + content[16:])
