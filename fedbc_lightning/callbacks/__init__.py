@@ -1,4 +1,4 @@
-"""Callbacks on rounds; Lightning's EarlyStopping, Timer and ModelSummary work too."""
+"""Callbacks for federated rounds; Lightning's EarlyStopping, Timer and ModelSummary work, too."""
 
 from fedbc_lightning.callbacks.aggregation_moves import AggregationMoves
 from fedbc_lightning.callbacks.byzantine_clients import ByzantineClients

@@ -1,4 +1,4 @@
-"""What taking the server's model does to a client's own."""
+"""Measures how far a client's model moves when it takes the server's model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class AggregationMoves(Callback):
-    """Logs how far a client's model moves when it takes the server's, and how far in its own training.
+    """Logs how far a client's model moves when it takes the server's, and how far it moves in local training.
 
-    ``clients.csv`` then has Euclidean distances over all parameters: ``train_moved_by_server``, from the client's own
-    model as it was to the one from which its local training starts, and ``train_moved_by_training``, from there to the
-    one with which it ends. In a client's first round its own model is still the initial one.
+    ``clients.csv`` gets two columns with Euclidean distances over all parameters: ``train_moved_by_server``, from the
+    client's previous own model to the model from which its local training starts, and ``train_moved_by_training``, from
+    there to the model with which it ends. In a client's first round its own model is still the initial one.
 
     Raises:
         ConfigurationError: The clients' models are not kept.
 
     References:
-        Kundu et al., Fed+, Figure 1. There every client takes part in every round; here what lies between its own last
-        model and its next start may be several rounds of the server.
+        Kundu et al., Fed+, Figure 1. In the paper every client takes part in every round; here several rounds of the
+        server may lie between a client's last model and its next start.
     """
 
     def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
@@ -35,21 +35,21 @@ class AggregationMoves(Callback):
             raise ConfigurationError("trainer.keep_local_models: AggregationMoves compares them; set it to true.")
 
     def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: int) -> None:
-        """From what it had to its start."""
+        """Log the distance from the client's previous own model to its starting point."""
         own, _ = own_model(trainer, client)
         self._start = trainer.layout.read().clone()
         _log_distance(pl_module, "moved_by_server", self._start, own[: self._start.numel()])
 
     def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, client: int) -> None:
-        """From its start to what it has now."""
+        """Log the distance from the client's starting point to its trained model."""
         _log_distance(pl_module, "moved_by_training", trainer.layout.read(), self._start)
 
 
 def own_model(trainer: FederatedTrainer, client: int) -> tuple[Tensor, Tensor]:
-    """A client's own model (d + b,) and integer buffers, as of the last committed round.
+    """Return a client's own model (d + b,) and its integer buffers, as of the last committed round.
 
     Raises:
-        ConfigurationError: They were not kept.
+        ConfigurationError: The clients' models are not kept.
     """
     local = trainer.federation.local_model()
     if local is None:

@@ -1,4 +1,4 @@
-"""Clients that send what they did not train: to see what a robust rule is worth."""
+"""Simulates attacking clients, to test robust aggregation rules."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class ByzantineClients(Callback):
-    """A fixed part of the clients replaces its trained w_i before sending it (and keeps what it sends as its own).
+    """Lets a fixed part of the clients replace their trained w_i before sending it; they keep it as their own, too.
 
-    Who they are is a function of the seed. With u = w_i − z::
+    The attackers are a function of the seed. With u = w_i − z::
 
         sign_flip    w_i ← z − scale · u
         random       w_i ← z + scale · ‖u‖ · a random direction
 
     Args:
-        fraction: Part of all N clients, in [0, 1).
-        attack: ``"sign_flip"`` or ``"random"``.
-        scale: Length of what is sent, in lengths of u.
+        fraction: Fraction of all N clients that attack, in [0, 1).
+        attack: Kind of the attack, ``"sign_flip"`` or ``"random"``.
+        scale: Length of the sent update as a multiple of ‖u‖.
 
     Raises:
-        ConfigurationError: A value outside its range.
+        ConfigurationError: A value lies outside its range.
 
     Example:
         >>> ByzantineClients(fraction=0.2, attack="sign_flip", scale=5.0).clients(num_clients=10, seed=0)
@@ -46,12 +46,12 @@ class ByzantineClients(Callback):
         self.fraction, self.attack, self.scale = fraction, attack, scale
 
     def clients(self, num_clients: int, seed: int) -> list[int]:
-        """The attackers, in order."""
+        """Return the indices of the attackers in ascending order."""
         count = num_sampled(self.fraction, num_clients) if self.fraction else 0
         return sorted(numpy_generator(seed, "byzantine").choice(num_clients, count, replace=False).tolist())
 
     def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """Draw them, and say who they are."""
+        """Draw the attackers and print their indices."""
         self._attackers = self.clients(trainer.datamodule.num_clients, trainer.seed)
         rank_zero_info(
             f"{len(self._attackers)} of {trainer.datamodule.num_clients} clients attack "
@@ -60,7 +60,7 @@ class ByzantineClients(Callback):
 
     @torch.no_grad()
     def on_client_end(self, trainer: FederatedTrainer, pl_module: LightningModule, client: int) -> None:
-        """Replace an attacker's model by what it sends."""
+        """Replace an attacker's model by the one that it sends."""
         if client not in self._attackers:
             return
         z = trainer.server.z

@@ -1,4 +1,4 @@
-"""What a person sees of a run: progress over rounds, then a table and where everything lies."""
+"""Shows the progress of a run over its rounds, then a table and the run's folder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class RoundProgressBar(Callback):
-    """A bar over rounds with the key numbers; plain lines where the output is not a terminal; a table at the end.
+    """Shows a bar over rounds with the key numbers, or plain lines without a terminal, and a table at the end.
 
     Args:
-        plain_every_n_seconds: At most one plain line in this time; the first and the last round always have one.
+        plain_every_n_seconds: Least seconds between two plain lines; the first and the last round always have one.
     """
 
     def __init__(self, plain_every_n_seconds: float = 5.0) -> None:
@@ -34,7 +34,7 @@ class RoundProgressBar(Callback):
         self._first: dict[str, float] = {}
 
     def on_train_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """Say what starts, and open the bar."""
+        """Describe the run, and open the bar."""
         if not trainer.is_global_zero:
             return
         self._console = Console(highlight=False)
@@ -68,7 +68,7 @@ class RoundProgressBar(Callback):
                 self._console.print(f"round {trainer.current_round:>4}  {_line(self._first)}", soft_wrap=True)
 
     def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
-        """Move on by one round."""
+        """Show the numbers of the finished round."""
         if self._console is None:
             return
         line = _line(_numbers(trainer))
@@ -89,7 +89,7 @@ class RoundProgressBar(Callback):
         self._stop()
 
     def on_train_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """The table, and where everything lies."""
+        """Print the table, the run folder and the command that shows the curves."""
         if self._console is None:
             return
         self._stop()
@@ -125,7 +125,7 @@ class RoundProgressBar(Callback):
 
 
 def describe(trainer: FederatedTrainer) -> str:
-    """One line on what is trained."""
+    """Describe the run: algorithm, model, clients and rounds in one line, then notes on missing metrics."""
     federation, layout = trainer.federation, trainer.layout
     processes = f" on {trainer.world_size} processes" if trainer.world_size > 1 else ""
     resumed = f", resumed after round {trainer.current_round}" if trainer.current_round else ""
@@ -143,7 +143,7 @@ def describe(trainer: FederatedTrainer) -> str:
 
 
 def _describe_test_data(data: FederatedDataModule) -> str:
-    """A line on clients without test data of their own, empty if there are none."""
+    """Return a line on clients without test data of their own; empty if all have some."""
     num_tested = np.count_nonzero(data.num_samples("test"))
     if num_tested == data.num_clients:
         return ""
@@ -157,7 +157,7 @@ def _describe_test_data(data: FederatedDataModule) -> str:
 
 
 def _numbers(trainer: FederatedTrainer) -> dict[str, float]:
-    """The key numbers by name, most telling first: what the module logs in evaluation, its losses last."""
+    """Return the key numbers by name, the most telling first: metrics of the evaluation, losses last."""
     metrics: dict[str, Any] = trainer.callback_metrics
     logged = [name.removeprefix("global/test_") for name in metrics if name.startswith("global/test_")]
     logged.sort(key=lambda name: "loss" in name)
@@ -171,7 +171,7 @@ def _line(numbers: dict[str, float]) -> str:
 
 
 def _label(name: str) -> str:
-    """A short label, e.g. ``global acc`` for ``global/test_accuracy``.
+    """Return a short label of a metric, e.g. ``global acc`` for ``global/test_accuracy``.
 
     Example:
         >>> _label("global/test_accuracy"), _label("fairness/acc_worst10"), _label("train_loss")

@@ -1,4 +1,4 @@
-"""Keeps checkpoints of chosen rounds."""
+"""Keeps the checkpoint of the best round."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ if TYPE_CHECKING:
 
 
 class RoundCheckpoint(Callback):
-    """Keeps the best round's checkpoint as ``checkpoints/best.ckpt``, by any logged metric.
+    """Keeps the checkpoint of the best round by a logged metric as ``checkpoints/best.ckpt``.
 
-    ``last.ckpt``, for resuming, is written without it.
+    ``last.ckpt``, from which a run resumes, is written without this callback.
 
     Args:
-        monitor: A name of ``metrics.csv``, e.g. ``global/test_accuracy``, or the name that the module logs, e.g.
-            ``val_loss``, for the metric of the global model.
-        mode: Whether ``min`` or ``max`` is better.
-        filename: Of the checkpoint.
-
+        monitor: Metric that is compared: a column of ``metrics.csv``, e.g. ``global/test_accuracy``, or the name that the
+            module logs, e.g. ``val_loss``, for the metric of the global model.
+        mode: ``min`` if small values are better, ``max`` if large ones are.
+        filename: Name of the checkpoint file in ``checkpoints/``.
     """
 
     def __init__(
@@ -37,11 +36,11 @@ class RoundCheckpoint(Callback):
 
     @property
     def state_key(self) -> str:
-        """One state per monitored name."""
+        """Key of the state in a checkpoint; it differs for callbacks with other arguments."""
         return self._generate_state_key(monitor=self.monitor, mode=self.mode, filename=self.filename)
 
     def on_validation_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """After each round that logged the metric."""
+        """Write a checkpoint if the round is the best so far; called after each round that has logged the metric."""
         value = float(trainer.callback_metrics[self.monitor])
         if self.best is None or (value > self.best if self.mode == "max" else value < self.best):
             self.best, self.best_round = value, trainer.current_round
@@ -51,9 +50,9 @@ class RoundCheckpoint(Callback):
                     checkpoint.save_atomically(content, Path(trainer.recorder.folder, "checkpoints", self.filename))
 
     def state_dict(self) -> dict[str, Any]:
-        """The best so far."""
+        """Return the best value and its round."""
         return {"best": self.best, "best_round": self.best_round}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the best value and its round."""
         self.best, self.best_round = state_dict["best"], state_dict["best_round"]
