@@ -1,1 +1,1 @@
-"""What one run does and leaves behind: the loop over rounds, tables, checkpoints, exports."""
+"""One run: the loop over rounds, its tables, checkpoints and exports."""

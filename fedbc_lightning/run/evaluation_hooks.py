@@ -1,4 +1,4 @@
-"""The hooks around an evaluation, once for all models and clients that it evaluates, with z in the module."""
+"""Calls the hooks around an evaluation once for all its models and clients, with z in the module."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ NEVER_CALLED = ("on_sanity_check_start", "on_sanity_check_end")
 def evaluate_with_hooks(
     trainer: FederatedTrainer, splits: Sequence[str], round: int, name: Literal["validation", "test"]
 ) -> Evaluation:
-    """Evaluate the staged models; what callbacks log at its end is among the metrics.
+    """Evaluate the staged models and call the hooks around it; values that callbacks log are among the metrics.
 
-    The end hooks ``on_<name>_end`` and ``on_<name>_model_train`` are the caller's, who publishes the metrics before.
+    The caller publishes the metrics and then calls the hooks ``on_<name>_end`` and ``on_<name>_model_train``.
 
     Args:
-        trainer: Set up.
-        splits: ``"test"``, ``"val"``: those that exist.
-        round: The current one.
-        name: Whose hooks.
+        trainer: Trainer that has been set up.
+        splits: Splits to evaluate that exist, of ``"test"`` and ``"val"``.
+        round: Number of the current round.
+        name: Kind of the hooks, ``"validation"`` or ``"test"``.
     """
     hooks, evaluating = trainer.hooks, partial(trainer.evaluator.evaluating, name, round)
-    # What a hook does with self.optimizers() is done to z: not by the moments of the client that came last.
+    # A step that a hook makes with self.optimizers() changes z; it must not use the moments of the last client.
     trainer.federation.engine.optimizer.forget()
     start_hooks = (f"on_{name}_model_eval", f"on_{name}_start", f"on_{name}_epoch_start")
     with evaluating(), not_kept_from_evaluation_hooks(trainer, *start_hooks):
@@ -48,7 +48,7 @@ def evaluate_with_hooks(
 
 
 def say_which_hooks_are_never_called(hooks: Hooks) -> None:
-    """Name the overridden hooks that have no place in federated training, in one line."""
+    """Print in one line the overridden hooks that a federated run never calls."""
     found = [name for name in NEVER_CALLED if hooks.listens(name)]
     if found:
         rank_zero_info(f"{' and '.join(found)}: never called, for a federated run has no sanity check.")

@@ -1,4 +1,4 @@
-"""One model of a run as an ordinary Lightning checkpoint."""
+"""Writes one model of a run as an ordinary Lightning checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass  # not frozen: Lightning refuses that where it spawns processes
 class Export:
-    """What is to be written where; see :meth:`FederatedTrainer.export`.
+    """Writes one model of a run to a file, as :meth:`FederatedTrainer.export` asks.
 
     Attributes:
-        client: Whose own model, by number or name; None: the global model.
-        out: The file; None: beside the checkpoint.
-        force: Whether a file that is there is written over.
+        client: Number or name of the client whose own model is written; None: the global model.
+        out: File to write; None: a file beside the checkpoint.
+        force: Whether an existing file is overwritten.
 
     Raises:
         ConfigurationError: ``out`` cannot be written.
@@ -35,22 +35,22 @@ class Export:
     force: bool
 
     def __post_init__(self) -> None:
-        """Check, before any work."""
+        """Check the file before any work."""
         if self.out is not None:
             self._check(self.out)
 
     def write(self, trainer: FederatedTrainer, path: Path) -> Path:
-        """Write the model; the module then holds z.
+        """Write the model; the module holds z afterwards.
 
         Args:
-            trainer: Set up, and restored.
-            path: The checkpoint that it was restored from.
+            trainer: Trainer that has been set up and restored.
+            path: Checkpoint from which the trainer was restored.
 
         Returns:
-            The file.
+            The file that was written.
 
         Raises:
-            ConfigurationError: No such client or model, or the file cannot be written.
+            ConfigurationError: The client or the model does not exist, or the file cannot be written.
         """
         client = None if self.client is None else find_client(self.client, trainer.datamodule)
         which = "global" if client is None else f"client_{client}"
@@ -77,10 +77,10 @@ class Export:
 
 
 def find_client(client: str | int, datamodule: FederatedDataModule) -> int:
-    """The number of a client; what is written as a number is one, else it is a name.
+    """Return the index of a client, which is given as a number or as a name.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is no such client.
     """
     last, names = datamodule.num_clients - 1, datamodule.client_names or []
     try:
@@ -97,10 +97,10 @@ def find_client(client: str | int, datamodule: FederatedDataModule) -> int:
 
 
 def choose_model(trainer: FederatedTrainer, client: int | None) -> tuple[Tensor, Tensor]:
-    """A model (d + b,) and its integer buffers: the global one, or a client's own.
+    """Return a model (d + b,) and its integer buffers: the global one, or a client's own.
 
     Raises:
-        ConfigurationError: There are no models of clients.
+        ConfigurationError: The clients' models were not kept, or the algorithm trains on pooled data.
     """
     federation = trainer.federation
     if client is None:
@@ -117,7 +117,7 @@ def choose_model(trainer: FederatedTrainer, client: int | None) -> tuple[Tensor,
 
 
 def _source(trainer: FederatedTrainer, client: int | None, path: Path) -> dict[str, Any]:
-    """Where the model comes from."""
+    """Describe the origin of the model: run, checkpoint, round, algorithm and client."""
     algorithm, names = trainer.federation.algorithm, trainer.datamodule.client_names
     fine_tuning = None if client is None else algorithm.fine_tuning
     return {

@@ -1,4 +1,4 @@
-"""Where a run lives: ``<default_root_dir>/<name>/version_k/``."""
+"""Finds and makes run folders, ``<default_root_dir>/<name>/version_k/``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _MADE_AT_THE_START = re.compile(
 
 
 def versions(folder: Path) -> list[Path]:
-    """The ``version_k`` folders, oldest first."""
+    """Return the ``version_k`` folders, oldest first."""
     found = [p for p in folder.glob("version_*") if re.fullmatch(r"version_\d+", p.name)]
     return sorted(found, key=lambda p: int(p.name.split("_")[1]))
 
 
 def claim(folder: Path, lock: RunLock) -> Path:
-    """Make and lock the next free ``version_k``; two runs started at once get two.
+    """Make and lock the next free ``version_k``; two runs that start at the same time get different ones.
 
-    The folder of a run that ended before its first checkpoint, by a kill or a mistake, is taken again, emptied.
+    The folder of a run that ended before its first checkpoint, by a kill or a mistake, is emptied and taken again.
 
     Raises:
         ConfigurationError: The folder cannot be written.
@@ -51,7 +51,7 @@ def claim(folder: Path, lock: RunLock) -> Path:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether a run began here and left nothing but what is made before its first checkpoint: row 0 at the most."""
+    """Return whether the folder holds only what a run writes before its first checkpoint, at most row 0 of tables."""
     names = [path.name for path in folder.iterdir()]
     if (names and NAME not in names) or any(not _MADE_AT_THE_START.fullmatch(name) for name in names):
         return False
@@ -62,7 +62,7 @@ def _is_abandoned(folder: Path) -> bool:
 
 
 def _empty(folder: Path) -> None:
-    """Remove all but the lock; names were looked at by :func:`_is_abandoned`."""
+    """Remove all files but the lock; :func:`_is_abandoned` has checked that none of them is the user's."""
     for path in [*(folder / LAST.parent).glob("*"), *folder.iterdir()]:
         if path.name == LAST.parent.name:
             path.rmdir()
@@ -71,13 +71,13 @@ def _empty(folder: Path) -> None:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest ``last.ckpt`` of any version, by time of writing; None if there is none."""
+    """Return the ``last.ckpt`` that was written last, of any version; None if there is none."""
     found = [p / LAST for p in versions(folder) if (p / LAST).is_file()]
     return max(found, key=lambda p: p.stat().st_mtime_ns) if found else None
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The run folder whose ``last.ckpt`` this is: it goes on there. None for any other: it starts a run of its own."""
+    """Return the run folder whose ``last.ckpt`` this is, where a resumed run continues; None for other checkpoints."""
     place, folder = checkpoint.resolve(), checkpoint.resolve().parent.parent
     is_run = re.fullmatch(r"version_\d+", folder.name) or any((folder / name).is_file() for name in TABLES)
     return folder if Path(place.parent.name, place.name) == LAST and is_run else None

@@ -1,4 +1,4 @@
-"""One process at a time writes to a run folder."""
+"""Locks a run folder, so that one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 from fedbc_lightning.core.errors import ConfigurationError
 
 NAME = ".lock"
-"""The file in the run folder that is locked; it holds the process id, the host and the time of its owner."""
+"""Name of the lock file in a run folder; it holds process id, host and starting time of the owner."""
 
 _NOT_SUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _held: set[Path] = set()
 
 
 class RunLock:
-    """The lock of at most one run folder, given back when the context ends, or by the system when the process dies.
+    """Locks at most one run folder until the context ends; the system ends the lock when the process dies.
 
-    It is a POSIX lock: worker processes do not inherit it, so that a killed run does not stay locked by what it leaves
-    behind, and NFS passes it on to other machines. On a file system without locks the process named in the file is
-    looked for; that works within one machine.
+    It is a POSIX lock. Worker processes do not inherit it, so the folder of a killed run does not stay locked by
+    processes that outlive it, and NFS enforces it between machines. On a file system without locks the process that is
+    named in the file is looked for, which works within one machine.
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class RunLock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> RunLock:
-        """Nothing is locked yet."""
+        """Enter the context; nothing is locked yet."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Give the folder back."""
+        """Unlock the folder."""
         if self._descriptor is not None and self._path is not None:
             with suppress(OSError):  # the disk may be gone
                 os.ftruncate(self._descriptor, 0)
@@ -63,13 +63,13 @@ class RunLock:
             )
 
     def try_take(self, folder: Path) -> bool:
-        """Lock a run folder, unless another process has it."""
+        """Lock a run folder unless another process has it, and return whether it is locked."""
         return self._owner_after_trying(folder) is None
 
     def _owner_after_trying(self, folder: Path) -> str | None:
-        """Who else has the folder; None: it is locked now."""
+        """Try to lock a folder and describe who else has it; None means that it is locked now."""
         path = folder.resolve() / NAME
-        if path in _held:  # to open and close the file again would end the lock
+        if path in _held:  # POSIX: to close any descriptor of the file would end this process's lock on it
             return f"another trainer of this process ({os.getpid()})"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -102,7 +102,7 @@ class RunLock:
 
 
 def _is_alive(said: str) -> bool:
-    """Whether the process that a lock file names runs on this machine; one on another cannot be seen.
+    """Return whether the process that a lock file names runs on this machine; other machines cannot be checked.
 
     Example:
         >>> _is_alive(f"process {os.getpid()} on {socket.gethostname()} since ..."), _is_alive("")
@@ -115,6 +115,6 @@ def _is_alive(said: str) -> bool:
         os.kill(int(words[1]), 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # it runs, and belongs to another user
         return True
     return True

@@ -1,4 +1,4 @@
-"""Predictions of the global model, or of a client's own, on any loader."""
+"""Runs ``predict_step`` of the global model, or of a client's own, on a data loader."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prediction:
-    """What is to be predicted by which model; see :meth:`FederatedTrainer.predict`.
+    """Predicts with one model of a run, as :meth:`FederatedTrainer.predict` asks.
 
     Attributes:
-        client: Whose own model, by number or name; None: the global model.
+        client: Number or name of the client whose own model predicts; None: the global model.
         dataloaders: Batches; None: ``predict_dataloader`` of the user's data module or model where one is overridden,
             else the test data of that client, or of all.
     """
@@ -36,14 +36,14 @@ class Prediction:
     dataloaders: Iterable[Any] | None
 
     def run(self, trainer: FederatedTrainer, path: Path | None) -> list[Any]:
-        """What ``predict_step`` returns for each batch, on the CPU; the module then holds z.
+        """Return the value of ``predict_step`` for each batch, on the CPU; the module holds z afterwards.
 
         Args:
-            trainer: Set up, and restored.
-            path: The checkpoint that it was restored from, or None.
+            trainer: Trainer that has been set up and restored.
+            path: Checkpoint from which the trainer was restored, or None.
 
         Raises:
-            ConfigurationError: No such client or model, or no batches.
+            ConfigurationError: The client or the model does not exist, or there is nothing to predict on.
         """
         client = None if self.client is None else find_client(self.client, trainer.datamodule)
         evaluator, federation = trainer.evaluator, trainer.federation

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its folder, tables, TensorBoard events and ``last.ckpt``."""
+"""Records a run: its folder, tables, TensorBoard events and ``last.ckpt``."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_SHARE_OF_TIME = 0.05
+"""Largest fraction of the time that writing checkpoints may take if ``checkpoint_every_n_rounds`` is None."""
 
 
 class Recorder:
-    """Records rounds; what it has recorded as of ``last.ckpt`` is what a resumed run goes on from.
+    """Records rounds; a resumed run goes on from the records up to the round of ``last.ckpt``.
 
     Args:
-        trainer: Set up, and restored if it resumes.
-        path: The checkpoint that it was restored from, or None.
-        logger: The trainer's argument.
+        trainer: Trainer that has been set up, and restored if it resumes.
+        path: Checkpoint from which the trainer was restored, or None.
+        logger: Argument ``logger`` of the trainer.
 
     Attributes:
-        folder: The run folder; the old one when its own checkpoint is resumed.
-        loggers: Lightning loggers.
+        folder: Run folder; the old one if the run resumes from its ``last.ckpt``.
+        loggers: Lightning loggers of the run.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Recorder:
                 self._describe_run()
 
     def disk_told(self) -> AbstractContextManager[None]:
-        """Errors of the file system in the run folder become one line."""
+        """Turn errors of the file system in the run folder into an error of one line."""
         return storage.told(self.folder, self._trainer.how_to_resume(self.folder))
 
     def record(
@@ -95,13 +96,13 @@ class Recorder:
         fabric = self._trainer._fabric
         if fabric.broadcast(self._is_due(round)):
             self.save()
-            fabric.barrier()  # no rank writes over the old checkpoint's rows before the new one is there
+            fabric.barrier()  # no rank may overwrite the old checkpoint's rows before the new one is written
 
     def save(self) -> None:
-        """Write ``last.ckpt`` of the last committed round, unless it is there already; all ranks take note.
+        """Write ``last.ckpt`` of the last committed round, unless it is written already; every rank calls this.
 
-        A round whose tables and events are not all written is not saved: the older checkpoint stays, from which the
-        round is repeated.
+        A round is saved only if all its tables and events have been written. Otherwise the older checkpoint stays, from
+        which a resumed run repeats the round.
         """
         round, rows = self._trainer.finished_round, self._trainer.clients.file_rows
         is_recorded = round == self._recorded_round
@@ -116,13 +117,13 @@ class Recorder:
         self._written_round = round
 
     def write_again(self) -> None:
-        """Write ``last.ckpt`` of the last committed round once more: what belongs to it was made anew."""
+        """Write ``last.ckpt`` of the last committed round again, because state that belongs to it has changed."""
         self._written_round = -1
         self.save()
         self._trainer._fabric.barrier()
 
     def _write(self) -> None:
-        """Rows, tables and events on the disk first, then the checkpoint that counts on them."""
+        """Write rows, tables and events to the disk first, then the checkpoint that relies on them."""
         started = time.perf_counter()
         rows = self._trainer.clients.file_rows
         if rows is not None:
@@ -140,7 +141,7 @@ class Recorder:
         """Save what is not saved yet, and close the loggers.
 
         Args:
-            failure: What ended the run, or None; what fails here after it is said, and does not take its place.
+            failure: Exception that ended the run, or None. If closing fails, too, that is logged but not raised.
         """
         status = "success" if failure is None else "failed"
         acts: list[Callable[[], None]] = [self.save, *(partial(logger.finalize, status) for logger in self.loggers)]
@@ -155,12 +156,12 @@ class Recorder:
                     log.warning("while the run was ended: %s", first_line(error))
 
     def checkpoint(self, states: dict[str, Any] | None = None, *, is_last: bool = False) -> dict[str, Any]:
-        """The committed state as a Lightning checkpoint with one more key: see :data:`checkpoint.KEY`.
+        """Return the committed state as a Lightning checkpoint with one more key, :data:`checkpoint.KEY`.
 
         Args:
-            states: See :func:`states_of_users`; None: as they are now.
-            is_last: Whether it becomes ``last.ckpt``. Others are without the clients' rows where these lie in
-                ``clients.bin``, whose next rounds write over them: they evaluate z, and resume nothing.
+            states: States of callbacks and data, as from :func:`states_of_users`; None: their current states.
+            is_last: Whether it becomes ``last.ckpt``. If the clients' rows lie in ``clients.bin``, later rounds
+                overwrite them there, so that other checkpoints lack them: these can evaluate z but not resume a run.
         """
         states = states_of_users(self._trainer) if states is None else states
         return run_checkpoint(self._trainer, self._settings, states, self._tables.num_rows, is_last=is_last)
@@ -188,7 +189,7 @@ class Recorder:
                     logger.log_hyperparams(self._settings)
 
     def _complete_events(self) -> None:
-        """Draw TensorBoard's curves again where their files are gone."""
+        """Write TensorBoard's curves again from ``metrics.csv`` if their files are gone."""
         for logger in self.loggers:
             if not isinstance(logger, TensorBoardLogger) or any(Path(logger.log_dir).glob("events.out.tfevents.*")):
                 continue
@@ -207,7 +208,7 @@ class Recorder:
         values = {f"clients/{name}": self._trainer.clients.scalar(name) for name in self._trainer.clients.scalar_names}
         values |= {f"clients/{name}": torch.tensor([*of.values()]) for name, of in evaluation.clients.items()}
         for name, tensor in values.items():
-            with suppress(ValueError):  # what NumPy cannot bin is no reason to stop
+            with suppress(ValueError):  # NumPy cannot bin e.g. NaN, which must not end the run
                 logger.experiment.add_histogram(name, tensor, round)
 
 
@@ -219,7 +220,7 @@ def run_checkpoint(
     *,
     is_last: bool,
 ) -> dict[str, Any]:
-    """What resumes a run; see :meth:`Recorder.checkpoint`."""
+    """Return the content of a checkpoint that resumes a run, see :meth:`Recorder.checkpoint`."""
     ours: dict[str, Any] = {
         **states,
         checkpoint.KEY: {
@@ -256,12 +257,12 @@ def states_of_users(trainer: FederatedTrainer) -> dict[str, Any]:
 
 
 def lightning_checkpoint(trainer: FederatedTrainer, state: dict[str, Tensor], ours: dict[str, Any]) -> dict[str, Any]:
-    """What ``MyModule.load_from_checkpoint`` reads.
+    """Return the content of a checkpoint that ``MyModule.load_from_checkpoint`` reads.
 
     Args:
-        trainer: Its round and module.
-        state: The module's ``state_dict``.
-        ours: Entries that Lightning ignores.
+        trainer: Trainer whose round and module are written.
+        state: State dict of the module.
+        ours: Additional entries, which Lightning ignores.
     """
     module = trainer.user.module
     content: dict[str, Any] = {
@@ -275,11 +276,11 @@ def lightning_checkpoint(trainer: FederatedTrainer, state: dict[str, Tensor], ou
         content[module.CHECKPOINT_HYPER_PARAMS_NAME] = module._hparams_name
         content[module.CHECKPOINT_HYPER_PARAMS_KEY] = plain_values(dict(module.hparams))
     module.on_save_checkpoint(content)
-    return plain_copy(content)  # the module's entries and callbacks' states may hold NumPy's numbers
+    return plain_copy(content)  # the entries of module and callbacks may hold NumPy's numbers
 
 
 def settings(trainer: FederatedTrainer) -> dict[str, Any]:
-    """The hyper-parameters of a run, flat, to compare on resume."""
+    """Return the hyper-parameters of a run under dotted names, to compare them on resume."""
     local = dict(vars(trainer.local))
     rounds = local.pop("schedule_rounds")
     described: dict[str, Any] = {
@@ -305,7 +306,7 @@ def settings(trainer: FederatedTrainer) -> dict[str, Any]:
 
 
 def refuse_other_seed(saved: dict[str, Any], seed: int, path: Path | None) -> None:
-    """Raise where a run would go on with another seed than it began with.
+    """Raise if a run would resume with another seed than that with which it began.
 
     Raises:
         ConfigurationError: The seeds differ.
@@ -318,7 +319,7 @@ def refuse_other_seed(saved: dict[str, Any], seed: int, path: Path | None) -> No
 
 
 def warn_of_other_settings(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Warn of every hyper-parameter that differs between a checkpoint and the run that resumes it."""
+    """Warn of every hyper-parameter that differs between a checkpoint and the run that resumes from it."""
     for name in sorted({*saved, *current}):
         if saved.get(name) != current.get(name):
             warnings.warn(
@@ -329,7 +330,7 @@ def warn_of_other_settings(saved: dict[str, Any], current: dict[str, Any]) -> No
 
 
 def plain_values(values: dict[str, Any], *, tensors: bool = True) -> dict[str, Any]:
-    """The entries that a checkpoint may hold: numbers, strings, tensors (if wanted), and containers of these."""
+    """Keep the entries that a checkpoint may hold: numbers, strings, tensors (if wanted), and containers of these."""
 
     def is_plain(value: Any) -> bool:
         if isinstance(value, dict):
@@ -342,7 +343,7 @@ def plain_values(values: dict[str, Any], *, tensors: bool = True) -> dict[str, A
 
 
 def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
-    """What is in ``values`` and in the objects, lists and dicts there, under dotted names; an object by its class."""
+    """Flatten nested objects, lists and dicts into dotted names; an object also gives the name of its class."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}.{name}"

@@ -1,4 +1,4 @@
-"""The loop over rounds: train, aggregate, evaluate, log, commit."""
+"""The loop over rounds, each of which trains, aggregates, evaluates, commits and logs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 class RoundLoop:
-    """Runs a trainer that is set up, and restored if it resumes, from its last finished round to its last.
+    """Runs the rounds of a trainer, from its last finished round to its last round.
 
     Args:
-        trainer: Holds the federation, the hooks and the progress.
-        path: The checkpoint that it was restored from, or None.
+        trainer: Trainer that has been set up, and restored if it resumes.
+        path: Checkpoint from which the trainer was restored, or None.
     """
 
     def __init__(self, trainer: FederatedTrainer, path: Path | None) -> None:
@@ -49,7 +49,7 @@ class RoundLoop:
         trainer.shim.set(loggers=trainer.loggers, logger=trainer.logger, log_dir=trainer.log_dir)
 
     def run(self) -> None:
-        """Round after round; whatever ends it leaves the last finished round in the checkpoint and in the module."""
+        """Run all rounds; however this ends, checkpoint and module hold the last finished round afterwards."""
         trainer = self.trainer
         failure: BaseException | None = None
         with Interrupts(is_spokesman=trainer.is_global_zero) as self.interrupts:
@@ -96,13 +96,13 @@ class RoundLoop:
             self._take_state()
 
     def _start(self) -> None:
-        """Row 0: the initial model."""
+        """Evaluate the initial model and record it as round 0."""
         evaluation = self._evaluate(0) if self.trainer.eval_every_n_rounds else Evaluation()
         self.federation.schedule.check(evaluation.metrics)
         self._finish({}, evaluation)
 
     def _advance(self) -> None:
-        """One round."""
+        """Run one round."""
         trainer, federation = self.trainer, self.federation
         started = time.perf_counter() - federation.engine.seconds_elsewhere
         trainer.current_round = round = trainer.finished_round + 1
@@ -120,7 +120,7 @@ class RoundLoop:
             self._advance()
             return
         federation.load_global()
-        trainer.shim.set(callback_metrics=trainer.callback_metrics)  # not the last client's
+        trainer.shim.set(callback_metrics=trainer.callback_metrics)  # until here it held the last client's metrics
         metrics["time/round_seconds"] = time.perf_counter() - federation.engine.seconds_elsewhere - started
         self._finish(metrics, self._evaluate(round) if self._is_evaluated(round) else Evaluation())
 
@@ -143,7 +143,7 @@ class RoundLoop:
         return evaluation
 
     def _finish(self, metrics: dict[str, float], evaluation: Evaluation) -> None:
-        """The commit, and the hooks that see the round's numbers; no lost process breaks this off."""
+        """Commit the round and call the hooks that see its numbers; signals are deferred meanwhile."""
         trainer = self.trainer
         round = trainer.current_round
         trainer.evaluation = evaluation
@@ -171,10 +171,10 @@ class RoundLoop:
                 self.recorder.record(round, metrics, records, evaluation)
 
     def _call_validation_end(self, metrics: dict[str, float], is_evaluated: bool) -> None:
-        """After each evaluated round; for a callback that monitors a name, after each round that logged it.
+        """Call ``on_validation_end`` after each evaluated round; if a callback monitors a name, when that was logged.
 
         Raises:
-            ConfigurationError: The monitored name was not logged when it should have been at the latest.
+            ConfigurationError: A monitored name was not logged by the latest time at which it can be.
         """
         trainer = self.trainer
         for callback in self.hooks.callbacks:

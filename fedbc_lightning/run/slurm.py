@@ -1,4 +1,4 @@
-"""Jobs of SLURM that are about to run out of time are put into the queue again, and go on from their checkpoint."""
+"""Requeues SLURM jobs that are about to run out of time, and lets them resume from their checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def job_id() -> str | None:
-    """Return the identity that a job keeps when it is requeued; None outside of a batch job of SLURM."""
+    """Return the job id that a job keeps when it is requeued; None outside of a SLURM batch job."""
     if not SLURMEnvironment.detect():
         return None
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
@@ -31,7 +31,7 @@ def job_id() -> str | None:
 
 
 def note_of(folder: Path) -> Path | None:
-    """Return the file in an experiment's folder that names the checkpoint of this job before it was requeued."""
+    """Return the file in an experiment's folder that names the checkpoint this job wrote before it was requeued."""
     job = job_id()
     return None if job is None else folder / f"requeued_{job}.txt"
 
@@ -44,9 +44,10 @@ def checkpoint_before(folder: Path) -> Path | None:
 
 @contextmanager
 def requeued(trainer: FederatedTrainer) -> Iterator[None]:
-    """Requeue the job where SIGUSR1 stopped the run, as ``sbatch --signal=SIGUSR1@90`` asks before the time is over.
+    """Requeue the job if SIGUSR1 stopped the run; ``sbatch --signal=SIGUSR1@90`` sends it 90 s before the time limit.
 
-    A note in the experiment's folder tells the job's next start where to go on; a run that ends takes it away.
+    A note in the experiment's folder names the checkpoint from which the requeued job resumes; a run that finishes
+    removes the note.
     """
     note = note_of(trainer.default_root_dir / trainer.name) if trainer.is_global_zero else None
     try:

@@ -1,4 +1,4 @@
-"""``metrics.csv``, ``clients.csv``, ``evaluation.csv``: complete rows only, none twice, whatever stopped the run."""
+"""Writes ``metrics.csv``, ``clients.csv`` and ``evaluation.csv``; no row is ever cut off or written twice."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ EVALUATION_FIRST = ("round", "client")
 
 
 class CSVFile:
-    """A CSV file with a ``round`` column that only grows, and gains columns as new names turn up.
+    """A CSV file with a ``round`` column to which rows are appended; it gains columns when new names occur.
 
-    A new name rewrites the file with the longer header (a new file put in its place at once). Recovery goes by the
-    ``round`` column rather than by a byte length kept elsewhere, so that such a rewrite needs no second commit point.
+    For a new name the file is rewritten with the longer header and replaced atomically. Recovery uses the ``round``
+    column rather than a byte length kept elsewhere, so that such a rewrite needs no second commit point.
 
     Args:
-        path: The file.
-        first: Columns that stand first, in this order, if present.
-        groups: Prefixes that order the rest; names of no group stand before them, in the order of appearance.
+        path: Path of the file.
+        first: Names of the columns that stand first, in this order, if present.
+        groups: Prefixes that order the other columns; those without such a prefix stand before them as they occurred.
     """
 
     def __init__(self, path: Path, first: Iterable[str], groups: Iterable[str] = ()) -> None:
@@ -42,14 +42,14 @@ class CSVFile:
         self.num_rows = 0
 
     def recover(self, round: int, num_rows: int | None = None) -> None:
-        """Drop rows after ``round`` and a row that was cut off; read the header; warn of rows that are gone.
+        """Drop rows after ``round`` and a row that was cut off, read the header, and warn of missing rows.
 
         Args:
-            round: The last round to keep.
-            num_rows: How many rows there were up to then; None: it is not known.
+            round: Last round to keep.
+            num_rows: Number of rows up to that round when the checkpoint was written; None if it is not known.
 
         Raises:
-            ConfigurationError: The file is not as it was written; names the line.
+            ConfigurationError: The file was changed; the message names the line.
         """
         rows = read_rows(self.path) if self.path.is_file() else []
         kept = [row for row in rows if int(row["round"]) <= round]
@@ -71,8 +71,8 @@ class CSVFile:
             return next(csv.reader(file), [])
 
     def append(self, rows: list[dict[str, Any]]) -> None:
-        """Write rows and hand them to the operating system, which keeps them if this process dies."""
-        if self._columns and not self.path.is_file():  # else one without a header, or without its rows, would be made
+        """Append rows and hand them to the operating system, which keeps them even if this process dies."""
+        if self._columns and not self.path.is_file():  # append mode would make a file without header and older rows
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         names = {name: None for kind in dict.fromkeys(map(tuple, rows)) for name in kind}  # most rows have the same
         new = [name for name in names if name not in self._columns]
@@ -85,7 +85,7 @@ class CSVFile:
         self.num_rows += len(rows)
 
     def sync(self) -> None:
-        """Wait until the file is on the disk."""
+        """Wait until the file is written to the disk."""
         if self.path.is_file():
             with self.path.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -107,10 +107,10 @@ class CSVFile:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read the whole rows of a table; one that was cut off while it was written is left out.
+    """Read the complete rows of a table; a last row that was cut off while it was written is left out.
 
     Raises:
-        ConfigurationError: A line is not as it was written.
+        ConfigurationError: The file was changed; the message names the line.
     """
 
     def refuse(line: int, problem: str) -> ConfigurationError:
@@ -144,7 +144,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _missing_rounds(rows: list[dict[str, str]], round: int) -> str:
-    """The rounds up to ``round`` that have no row, for a message; of the table that has a row of every round."""
+    """Name for a message the rounds up to ``round`` without a row, in the table that has a row for every round."""
     seen = {int(row["round"]) for row in rows}
     missing = [str(r) for r in range(round + 1) if r not in seen]
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -170,7 +170,7 @@ def _told(twice: list[str]) -> str:
 
 
 def _as_text(rows: list[tuple[Any, ...]]) -> str:
-    """What ``csv.writer`` makes of rows of one length; where nothing needs quotes, in half of its time."""
+    """Format rows of equal length as ``csv.writer`` does; twice as fast if no cell needs quotes."""
     num_cells = len(rows[0]) if rows else 0
     row_as_text = ",".join(["%s"] * num_cells) + "\n"
     text = "".join([row_as_text % row for row in rows])
@@ -186,7 +186,7 @@ class RunLog:
     """The three tables of a run.
 
     Args:
-        folder: The run folder.
+        folder: Run folder in which the tables lie.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -196,15 +196,15 @@ class RunLog:
 
     @property
     def num_rows(self) -> dict[str, int]:
-        """File name -> number of rows."""
+        """Map from the name of a file to its number of rows."""
         return {table.path.name: table.num_rows for table in (self.metrics, self.clients, self.evaluation)}
 
     def recover(self, round: int, num_rows: dict[str, int]) -> None:
-        """Make all end with ``round``.
+        """Cut all tables so that they end with ``round``.
 
         Args:
-            round: The last round to keep.
-            num_rows: File name -> how many rows there were up to then, where it is known.
+            round: Last round to keep.
+            num_rows: Map from the name of a file to its number of rows up to that round, where it is known.
         """
         for table in (self.metrics, self.clients, self.evaluation):
             table.recover(round, num_rows.get(table.path.name))
@@ -216,12 +216,12 @@ class RunLog:
         trained: list[dict[str, Any]],
         evaluated: list[dict[str, Any]],
     ) -> None:
-        """One round's rows: its metrics, one row per sampled client, and one per evaluated client."""
+        """Write the rows of a round: its metrics, one row per sampled client, and one per evaluated client."""
         for table, rows in ((self.clients, trained), (self.evaluation, evaluated), (self.metrics, [metrics])):
             if rows:
                 table.append([{**row, "round": round} for row in rows])
 
     def sync(self) -> None:
-        """Wait until all are on the disk."""
+        """Wait until all tables are written to the disk."""
         for table in (self.metrics, self.clients, self.evaluation):
             table.sync()
