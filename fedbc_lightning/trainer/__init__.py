@@ -1,1 +1,1 @@
-"""FederatedTrainer and its arguments."""
+"""FederatedTrainer and the checks of its arguments."""

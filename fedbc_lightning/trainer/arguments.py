@@ -1,4 +1,4 @@
-"""Checks of what the user gave the trainer, before any work."""
+"""Checks the arguments of the trainer before any work."""
 
 from __future__ import annotations
 
@@ -57,8 +57,11 @@ _REFUSED_CALLBACKS: dict[type[Callback], str] = {
 def check_arguments(arguments: dict[str, Any]) -> None:
     """Check the constructor arguments of FederatedTrainer, all at once.
 
+    Args:
+        arguments: Map from the names of the arguments to their values.
+
     Raises:
-        ConfigurationError: Names every impossible value.
+        ConfigurationError: Some values are impossible; the message names all of them.
     """
     integers = [name for name in _AT_LEAST if name != "gradient_clip_val" and type(arguments[name]) is not int]
     needed = ("max_rounds", "num_nodes", "eval_every_n_rounds", "accumulate_grad_batches")
@@ -103,10 +106,10 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def check_callbacks(callbacks: list[Callback]) -> None:
-    """Refuse callbacks that cannot work on rounds.
+    """Refuse callbacks that cannot work with federated rounds.
 
     Raises:
-        ConfigurationError: One of those above, or an EarlyStopping that looks after local epochs.
+        ConfigurationError: A callback is refused, is none, or is an EarlyStopping that checks after local epochs.
     """
     for callback in callbacks:
         if not isinstance(callback, AnyCallback):
@@ -125,11 +128,11 @@ def check_datamodule(datamodule: Any, model: Any = None) -> None:
     """Refuse data without clients.
 
     Args:
-        datamodule: What was given as data.
-        model: A module, which may have a ``train_dataloader`` of its own.
+        datamodule: Object that was given as data.
+        model: Module that was given; if it has a ``train_dataloader`` of its own, the message says what to do.
 
     Raises:
-        ConfigurationError: None, an ordinary LightningDataModule, or something else.
+        ConfigurationError: The data are None, an ordinary LightningDataModule, or anything else without clients.
     """
     if isinstance(datamodule, FederatedDataModule):
         return
@@ -149,7 +152,7 @@ def check_datamodule(datamodule: Any, model: Any = None) -> None:
 
 
 def default_callbacks(callbacks: list[Callback], enable_progress_bar: bool) -> list[Callback]:
-    """The user's callbacks, and a progress bar if there is none."""
+    """Return the user's callbacks, with a progress bar added if it is enabled and there is none."""
     from fedbc_lightning.callbacks import RoundProgressBar
 
     if not enable_progress_bar or any(isinstance(c, RoundProgressBar) for c in callbacks):

@@ -1,4 +1,4 @@
-"""What a Lightning callback may ask of the trainer, where a round stands for an epoch."""
+"""The attributes that Lightning callbacks expect of a trainer; to them a round is an epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class CallbackView:
-    """Lightning's names on FederatedTrainer: EarlyStopping, Timer and ModelSummary use them."""
+    """Gives FederatedTrainer the attributes of ``lightning.Trainer`` that EarlyStopping, Timer and ModelSummary use."""
 
     _fabric: Fabric
     current_round: int
@@ -20,22 +20,22 @@ class CallbackView:
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this is rank 0."""
+        """Whether this process is rank 0."""
         return self._fabric.is_global_zero
 
     @property
     def global_rank(self) -> int:
-        """This process."""
+        """Rank of this process."""
         return self._fabric.global_rank
 
     @property
     def world_size(self) -> int:
-        """All processes."""
+        """Number of processes."""
         return self._fabric.world_size
 
     @property
     def strategy(self) -> Any:
-        """Fabric's strategy, with the reduction that EarlyStopping asks for: all ranks decide alike here."""
+        """A stand-in for Lightning's strategy; EarlyStopping needs no reduction, because all ranks decide alike."""
         return SimpleNamespace(
             reduce_boolean_decision=lambda decision, all=True: decision,
             broadcast=lambda value, src=0: value,  # callbacks run where ranks take different numbers of steps
@@ -45,22 +45,22 @@ class CallbackView:
 
     @property
     def current_epoch(self) -> int:
-        """The round, to callbacks."""
+        """Number of the current round, which callbacks see as the epoch."""
         return self.current_round
 
     @property
     def global_step(self) -> int:
-        """The round, to callbacks."""
+        """Number of the current round, which callbacks see as the step, too."""
         return self.current_round
 
     @property
     def max_epochs(self) -> int:
-        """T, to callbacks."""
+        """Number of rounds T, which callbacks see as the number of epochs."""
         return self.max_rounds
 
     @property
     def logger(self) -> Any:
-        """The first logger."""
+        """First logger; None if there is none."""
         return self.loggers[0] if self.loggers else None
 
     @property

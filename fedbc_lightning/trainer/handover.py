@@ -1,4 +1,4 @@
-"""How the process that called ``fit`` gets what the processes that it forked or spawned have trained."""
+"""Hands the trained state from forked or spawned processes to the process that called ``fit``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ ATTRIBUTES = (
     "server", "clients", "callback_metrics", "evaluation", "current_round", "finished_round", "log_dir", "should_stop",
     "result",
 )  # fmt: skip
-"""The attributes of the trainer of rank 0 that its parent's trainer takes over."""
+"""Attributes that the caller's trainer takes over from the trainer of rank 0."""
 
 
 @contextmanager
 def handover(fabric: Fabric) -> Iterator[Path | None]:
-    """Yield a path where rank 0 leaves its result for the caller; None where the caller is itself a process of the run.
+    """Yield the path to which rank 0 writes its result for the caller; None if the caller itself trains.
 
-    A file can be of any size. The launcher's own way back is a pipe that is read only after the processes have ended,
-    and a process cannot end before what it wrote into a pipe is read: more than the pipe holds (64 KiB) never arrives.
+    A file is used because it can have any size. The launcher's own way back is a pipe that is read after the processes
+    have ended. A process cannot end before its pipe is read, so more than the pipe holds (64 KiB) would never arrive.
     """
     if not runs_elsewhere(fabric):
         yield None
@@ -40,14 +40,14 @@ def handover(fabric: Fabric) -> Iterator[Path | None]:
 
 
 def leave(trainer: FederatedTrainer, path: Path) -> None:
-    """Write what rank 0 has trained."""
+    """Write the state that rank 0 has trained."""
     attributes = {name: getattr(trainer, name) for name in ATTRIBUTES}
     with path.open("wb") as file:
         pickle.dump((trainer.federation.module_state(), attributes), file)
 
 
 def take_over(trainer: FederatedTrainer, model: LightningModule, path: Path) -> None:
-    """Give the caller's trainer and model what rank 0 left; on a machine without rank 0 there is nothing."""
+    """Load the state that rank 0 has written into the caller's trainer and model; other machines have no such file."""
     if not path.exists():
         return
     with path.open("rb") as file:

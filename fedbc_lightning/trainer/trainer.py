@@ -1,4 +1,4 @@
-"""FederatedTrainer: fit, validate and test any LightningModule on many clients."""
+"""FederatedTrainer fits, validates and tests any LightningModule on many clients."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ from fedbc_lightning.trainer.callback_view import CallbackView
 from fedbc_lightning.trainer.handover import handover, leave, take_over
 
 Task = Callable[["FederatedTrainer", Any], Any]
-"""What is done with a trainer that is set up, and restored from the path of a checkpoint or from None."""
+"""Function that is run with a trainer that has been set up, and the checkpoint from which it was restored, or None."""
 
 
 STAGES: dict[TrainerFn, Literal["fit", "validate", "test", "predict"]] = {
     TrainerFn.FITTING: "fit", TrainerFn.VALIDATING: "validate", TrainerFn.TESTING: "test",
     TrainerFn.PREDICTING: "predict",
 }  # fmt: skip
-"""What ``setup`` is told."""
+"""Value of the argument ``stage`` of ``setup`` for each verb of the trainer."""
 
 
 class FederatedTrainer(CallbackView):
@@ -71,61 +71,64 @@ class FederatedTrainer(CallbackView):
     Names follow ``lightning.Trainer`` wherever the meaning is the same.
 
     Args:
-        max_rounds: T, the total number of rounds, also after a resume.
-        clients_per_round: S: an int is a number, a float a fraction of N, 1.0 all clients.
+        max_rounds: T, the total number of rounds; rounds before a resume count.
+        clients_per_round: S, the clients sampled in a round: an int is a number, a float a fraction of N, 1.0 all.
         local_epochs: E, passes over a client's data per round; default 1 if ``local_steps`` is None.
         local_steps: Optimizer steps per client and round, instead of ``local_epochs``.
         local_schedules: ``"fresh"``: ``current_epoch``, ``global_step`` and schedulers of interval ``epoch`` or
-            ``step`` begin anew with each client and round. ``"continue"``: they go on over the rounds that a client
-            takes part in, and ``max_epochs``, ``max_steps`` and ``estimated_stepping_batches`` are those of one round
-            times ``max_rounds``. The epochs and steps that a client has taken are columns of ``clients.csv``; an epoch
-            that is broken off counts by the share of its batches that came. Where a method trains a client twice in a
-            round, the last training counts.
-        sampler: Which clients take part; default uniform without replacement.
-        stragglers: Sampled clients that do less work or vanish; None: nobody.
-        engine: ``"sequential"``: one client after another, for any module. ``"vectorized"``: many at once, by
-            ``torch.func`` over ``training_step``, for small models; what it cannot do is refused by name; clients with
-            equal numbers of samples are evaluated together, too. ``"auto"``: the faster of the two on a few steps of
-            the first round's clients; kept on resume.
-        record_steps: Which steps are recorded once they came often, and replayed: the same numbers, sooner. ``"auto"``:
-            those of a ``training_step`` that is proven to be a function of weights and batch; one line names the
-            obstacle where it is not. True: you vouch for it. False: it runs as written in every step.
-        accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
-        strategy: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork``, ``ddp_notebook``: how processes are started. Each
-            trains whole clients; gradients are never synchronised. A forked process (``ddp_fork``, ``ddp_notebook``,
-            which ``auto`` takes in a notebook) computes with one thread: more do not survive a fork.
-        devices: As in Lightning: number of processes on the CPU, of GPUs, or a list of GPU indices.
+            ``step`` start anew for each client and round. ``"continue"``: they continue over the rounds in which a
+            client takes part, and ``max_epochs``, ``max_steps`` and ``estimated_stepping_batches`` are those of one
+            round times ``max_rounds``. The epochs and steps that a client has taken are columns of ``clients.csv``; an
+            epoch that is broken off counts by the fraction of its batches that were done. If a method trains a client
+            twice in a round, its last training counts.
+        sampler: Rule that samples the clients of a round; default uniform without replacement.
+        stragglers: Simulation of sampled clients that do less work or drop out; None: there are none.
+        engine: ``"sequential"`` trains one client after another, with any module. ``"vectorized"`` trains many clients
+            at once, by ``torch.func`` over ``training_step``, for small models; it also evaluates clients with equal
+            numbers of samples together, and raises an error that names what it cannot do. ``"auto"`` times both on a
+            few steps of the first round's clients and takes the faster one; a resumed run keeps the choice.
+        record_steps: Whether local steps that occur often are recorded and replayed, which gives the same numbers
+            faster. ``"auto"``: if ``training_step`` is proven to be a function of weights and batch; one line names
+            the obstacle if it is not. True: always; you guarantee that it is such a function. False: never.
+        accelerator: Kind of device, as in Lightning: ``auto``, ``cpu``, ``gpu``, ...
+        strategy: Way in which processes are started: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork`` or
+            ``ddp_notebook``. Each process trains whole clients; gradients are never synchronised. A forked process
+            (``ddp_fork``, and ``ddp_notebook``, which ``auto`` takes in a notebook) computes with one thread, because
+            threads do not survive a fork.
+        devices: Number of processes on the CPU, number of GPUs, or a list of GPU indices, as in Lightning.
         num_nodes: Number of machines.
-        precision: ``32-true``, ``64-true``, ``16-mixed``, ``bf16-mixed``, ``16-true`` or ``bf16-true``. Server state is
-            at least float32.
-        deterministic: For equal digits on GPUs. True: an operation without a deterministic algorithm is an error;
-            ``"warn"``: a warning. None: cuDNN's are chosen, which is enough for most networks; False: torch stays as it
-            is set.
+        precision: ``32-true``, ``64-true``, ``16-mixed``, ``bf16-mixed``, ``16-true`` or ``bf16-true``. The server's
+            state is at least float32.
+        deterministic: Whether runs on GPUs must repeat bit for bit. True: an operation without a deterministic
+            algorithm raises an error; ``"warn"``: it gives a warning. None: cuDNN takes its deterministic algorithms,
+            which suffices for most networks. False: torch's settings stay as they are.
         callbacks: Lightning callbacks, with the hooks of the README's event table.
-        logger: None or True: TensorBoard in the run folder; False: none; or Lightning loggers.
-        eval_every_n_rounds: Evaluate after every n-th round and the last; 0: never.
-        eval_clients: How many clients are evaluated one by one: a number, a fraction, ``all``; None: all up to 1,000,
-            else 1,000, the same in every round.
-        gradient_clip_val: Clip the gradient, the algorithm's terms included; None: not at all.
-        gradient_clip_algorithm: By ``norm`` (default) or ``value``.
-        accumulate_grad_batches: Batches per optimizer step.
-        buffers: Floating-point buffers such as BatchNorm's: ``average``: like the parameters (integer ones take the
-            maximum). ``local``: every client keeps its own; the server's mean is for evaluation only. ``global``: they
-            stay as in the initial model. So do parameters with ``requires_grad=False`` that training writes, such as a
-            teacher network's.
-        keep_local_models: Keep every client's last model, for ``local/*`` metrics, where the algorithm keeps none;
-            None: if all of them take at most 64 MiB.
-        client_dtype: In which clients' vectors are kept between rounds: ``float32``, or ``bfloat16`` at half the space,
-            rounded; None: the model's own. Above 64 MiB for all N clients they lie in ``checkpoints/clients.bin``.
-        enable_checkpointing: Write ``checkpoints/last.ckpt``.
-        checkpoint_every_n_rounds: None: as often as writing takes at most 5 % of the time.
-        enable_progress_bar: Progress over rounds and a final table.
-        default_root_dir: The run folder is ``<default_root_dir>/<name>/version_k``.
-        name: See there.
-        seed: Of all that is random; None: that of ``seed_everything``, else 0.
+        logger: None or True: TensorBoard in the run folder; False: no logger; or Lightning loggers.
+        eval_every_n_rounds: Evaluate after every n-th round and after the last one; 0: never.
+        eval_clients: Clients that are evaluated one by one: a number, a fraction, or ``all``; None: all clients up to
+            1,000, or 1,000 of more, the same ones in every round.
+        gradient_clip_val: Bound of the gradient, the algorithm's terms included; None: the gradient is not clipped.
+        gradient_clip_algorithm: Clip by ``norm`` (default) or by ``value``.
+        accumulate_grad_batches: Number of batches per optimizer step.
+        buffers: Treatment of floating-point buffers such as BatchNorm's. ``average``: the server averages them like
+            parameters (integer buffers take the maximum). ``local``: every client keeps its own, and the server's mean
+            is for evaluation only. ``global``: they stay as in the initial model. The same holds for parameters with
+            ``requires_grad=False`` that training writes, such as those of a teacher network.
+        keep_local_models: Whether every client's last model is kept for the ``local/*`` metrics if the algorithm does
+            not keep it; None: if all of them take at most 64 MiB.
+        client_dtype: Data type in which the clients' vectors are kept between rounds: ``float32``, or ``bfloat16``,
+            which rounds them and takes half the space; None: that of the model. If the vectors of all N clients take
+            more than 64 MiB, they lie in ``checkpoints/clients.bin``.
+        enable_checkpointing: Whether ``checkpoints/last.ckpt`` is written, from which a run resumes.
+        checkpoint_every_n_rounds: Rounds between two checkpoints; None: as often as writing them takes at most 5 % of
+            the time.
+        enable_progress_bar: Whether to show progress over rounds and a final table.
+        default_root_dir: Folder of all runs; a run is written to ``<default_root_dir>/<name>/version_k``.
+        name: Name of the experiment; its runs are written to ``<default_root_dir>/<name>/version_k``.
+        seed: Seed of everything random; None: that of ``seed_everything``, or else 0.
 
     Raises:
-        ConfigurationError: An impossible value; all are named at once.
+        ConfigurationError: Some values are impossible; the message names all of them.
 
     Example:
         >>> trainer = FederatedTrainer(max_rounds=2, clients_per_round=0.5, local_epochs=1)
@@ -228,19 +231,19 @@ class FederatedTrainer(CallbackView):
         ckpt_path: str | os.PathLike | None = None,
         other_seed: bool = False,
     ) -> None:
-        """Train; the model holds z afterwards.
+        """Train the model on the clients; it holds z afterwards.
 
         Args:
             model: Any LightningModule with automatic optimization.
             datamodule: A FederatedDataModule; wrap any other in PartitionedDataModule.
-            algorithm: The method, e.g. ``FedBC(dual_lr=1e-3)``.
-            ckpt_path: Resume from this file as if never stopped; ``last``: from the newest run of this name, or from
-                the start if there is none.
-            other_seed: Resume with another seed than that of the checkpoint, which is refused otherwise: the later
-                rounds are then not those of a run in one piece.
+            algorithm: The federated algorithm, e.g. ``FedBC(dual_lr=1e-3)``.
+            ckpt_path: Checkpoint from which to resume as if the run had never stopped; ``last``: that of the newest run
+                of this name, or none if there is no such run. None: start a new run.
+            other_seed: Whether the run may resume with another seed than that of the checkpoint. The later rounds are
+                then not those of an uninterrupted run, so it is an error otherwise.
 
         Raises:
-            ConfigurationError: Something given cannot be honoured.
+            ConfigurationError: A setting cannot be honoured.
         """
         self._takes_other_seed = other_seed
         self._launch(TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path)
@@ -252,10 +255,10 @@ class FederatedTrainer(CallbackView):
         algorithm: FederatedAlgorithm | None = None,
         ckpt_path: str | os.PathLike | None = None,
     ) -> dict[str, float]:
-        """Evaluate the global and local models on the clients' validation parts; see :meth:`fit` for the arguments.
+        """Evaluate the global and local models on the validation data; see :meth:`fit` for the arguments.
 
         Returns:
-            The metrics, by the names of the training log.
+            The metrics by name, as in ``metrics.csv``.
         """
         return self._launch(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path)
 
@@ -269,7 +272,7 @@ class FederatedTrainer(CallbackView):
         """Evaluate the global and local models on the test data; see :meth:`fit` for the arguments.
 
         Returns:
-            The metrics, by the names of the training log.
+            The metrics by name, as in ``metrics.csv``.
         """
         return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path)
 
@@ -291,13 +294,13 @@ class FederatedTrainer(CallbackView):
             ckpt_path: As for :meth:`test`.
             dataloaders: A DataLoader; None: ``predict_dataloader`` of the data module or the model, where one is
                 overridden, else the test data of the client, or of all clients.
-            client: Whose own model, as for :meth:`export`; None: the global model.
+            client: Client whose own model is used, as for :meth:`export`; None: the global model.
 
         Returns:
-            What ``predict_step`` returned for each batch, on the CPU.
+            The values that ``predict_step`` returned, one per batch, on the CPU.
 
         Raises:
-            ConfigurationError: No such client or model, or no batches.
+            ConfigurationError: The client or the model does not exist, or there is nothing to predict on.
         """
         prediction = Prediction(client, dataloaders)
         return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, prediction.run)
@@ -312,9 +315,9 @@ class FederatedTrainer(CallbackView):
         out: str | os.PathLike | None = None,
         force: bool = False,
     ) -> Path:
-        """Write one model of a run as an ordinary checkpoint: ``MyModule.load_from_checkpoint`` reads it.
+        """Write one model of a run as an ordinary checkpoint, which ``MyModule.load_from_checkpoint`` reads.
 
-        It is the model that evaluation calls local or global, so a method that fine-tunes before evaluation gives the
+        It is the model that is evaluated as local or global: for a method that fine-tunes before evaluation, the
         fine-tuned one. A client that never took part has the initial model.
 
         Args:
@@ -323,15 +326,16 @@ class FederatedTrainer(CallbackView):
             algorithm: As for :meth:`fit`.
             ckpt_path: A checkpoint (on the command line also a run folder); None or ``last``: that of the newest run of
                 this name.
-            client: Whose own model: a number from 0 to N - 1, or a name in ``partition.json``; None: the global model.
-            out: The file to write; None: beside the checkpoint, e.g. ``round_50_client_17.ckpt``.
-            force: Write over a file that is there.
+            client: Client whose own model is written: a number from 0 to N - 1, or a name in ``partition.json``; None:
+                the global model.
+            out: File to write; None: a file beside the checkpoint, e.g. ``round_50_client_17.ckpt``.
+            force: Whether an existing file is overwritten.
 
         Returns:
-            The file.
+            The path of the file.
 
         Raises:
-            ConfigurationError: No such client or model, or the file cannot be written.
+            ConfigurationError: The client or the model does not exist, or the file cannot be written.
         """
         export = Export(client, None if out is None else Path(out), force)
         ckpt_path = "last" if ckpt_path is None else ckpt_path
@@ -343,9 +347,9 @@ class FederatedTrainer(CallbackView):
         datamodule: LightningDataModule | None = None,
         algorithm: FederatedAlgorithm | None = None,
     ) -> Plan:
-        """Tell what :meth:`fit` would take: time, memory, disk and bytes, from a few steps; nothing is written.
+        """Estimate time, memory, disk and bytes of :meth:`fit` from a few steps, without writing anything.
 
-        One process measures, whatever ``devices`` says; nothing of it remains but in the module's own attributes.
+        One process measures, whatever ``devices`` says. Only the module's own attributes may change by it.
 
         Args:
             model: As for :meth:`fit`.
@@ -353,10 +357,10 @@ class FederatedTrainer(CallbackView):
             algorithm: As for :meth:`fit`.
 
         Returns:
-            See :class:`~fedbc_lightning.planning.Plan`.
+            The estimates, see :class:`~fedbc_lightning.planning.Plan`.
 
         Raises:
-            ConfigurationError: As :meth:`fit` would.
+            ConfigurationError: A setting cannot be honoured; :meth:`fit` would raise the same.
         """
         fabric = self._fabric
         accelerator, _, devices, _, precision = self._fabric_settings
@@ -397,7 +401,7 @@ class FederatedTrainer(CallbackView):
         return self.result
 
     def _error_of(self, error: ProcessException) -> Exception:
-        """What to raise for a spawned process that failed: its own error, if that has a message for the user."""
+        """Return the error to raise for a failed process: its own one if that has a message for the user."""
         if isinstance(error, ProcessExitedException):
             who = f"process {error.error_index} of {self._fabric.world_size} (counted from 0)"
             return LostProcessError(f"{who} {WAS_KILLED} {self.how_to_resume()}")
@@ -407,10 +411,10 @@ class FederatedTrainer(CallbackView):
         return ConfigurationError(found[1].strip()) if found else error
 
     def how_to_resume(self, folder: Path | None = None) -> str:
-        """Tell the user of a run that broke off, in a sentence.
+        """Return a sentence that tells the user how to resume a run that broke off.
 
         Args:
-            folder: The run folder; None: that of ``log_dir``, or of the newest run of this name.
+            folder: Run folder; None: that of ``log_dir``, or else of the newest run of this name.
         """
         folder = Path(self.log_dir) if folder is None and self.log_dir is not None else folder
         last = (
@@ -439,7 +443,7 @@ class FederatedTrainer(CallbackView):
 
     def _run(self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
              ckpt_path: str | os.PathLike | None, task: Task | None) -> None:  # fmt: skip
-        """One process: set up, restore, then do the task, else train or evaluate."""
+        """Set up and restore in this process, then run the task, or else train or evaluate."""
         path = self._fabric.broadcast(self._resolve(ckpt_path, self.state.fn))
         self.seed = global_seed() if self._seed is None else self._seed
         own = model.configure_callbacks()
@@ -450,7 +454,7 @@ class FederatedTrainer(CallbackView):
         self.datamodule = datamodule
         run = None if path is None else run_folder.run_of(path)
         if run is not None and self.state.fn == TrainerFn.FITTING and self._fabric.is_global_zero:
-            self.run_lock.take(run)  # before the checkpoint is read, which another process may write anew
+            self.run_lock.take(run)  # first: another process could replace the checkpoint while this one reads it
         saved = None if path is None else checkpoint.load(path)
         fitting = self.state.fn == TrainerFn.FITTING
         stage = STAGES[self.state.fn]
@@ -524,7 +528,7 @@ class FederatedTrainer(CallbackView):
             check_what_is_monitored(self)
 
     def show_federation(self) -> None:
-        """Take the federation's server, clients and engine as they are now: it may have made them anew."""
+        """Take over the federation's server, clients and engine, which it may have replaced by new ones."""
         self.server, self.clients = self.federation.server, self.federation.clients
         self.evaluator.engine = self.federation.engine
 
@@ -549,11 +553,11 @@ class FederatedTrainer(CallbackView):
                 callback.load_state_dict(saved["callbacks"][callback.state_key])
 
     def has_split(self, split: str) -> bool:
-        """Whether any client, or all of them together, have data of the split."""
+        """Return whether there is data of the split, of any client or shared by all."""
         return bool(self.datamodule.num_samples(split).any()) or self.datamodule.pooled_dataset(split) is not None
 
     def evaluate(self, splits: list[str], round: int) -> Evaluation:
-        """Evaluate the staged models on splits that exist; afterwards the module holds z again."""
+        """Evaluate the staged models on splits that exist; the module holds z again afterwards."""
         federation = self.federation
         evaluation = self.evaluator.run(splits, federation.models(), round)
         federation.load_global()
@@ -578,7 +582,7 @@ class FederatedTrainer(CallbackView):
 
 @contextmanager
 def _left_on_the_cpu(model: LightningModule) -> Iterator[None]:
-    """Where lightning.Trainer leaves it, too."""
+    """Move the model to the CPU at the end of the context, where ``lightning.Trainer`` leaves it, too."""
     try:
         yield
     finally:
@@ -586,13 +590,13 @@ def _left_on_the_cpu(model: LightningModule) -> Iterator[None]:
 
 
 def _run_in_process(fabric: Fabric, trainer: FederatedTrainer, result: Path | None, *arguments: Any) -> None:
-    """What each process runs.
+    """Run the trainer in one of the launched processes.
 
     Args:
-        fabric: Launched.
-        trainer: Of this process.
-        result: Where rank 0 leaves what it has trained, for a parent that trains nothing itself.
-        *arguments: Of the trainer's ``_run``.
+        fabric: Fabric of this process, which has been launched.
+        trainer: Trainer of this process.
+        result: File to which rank 0 writes its result for a caller that does not train itself; None: there is none.
+        *arguments: Arguments of :meth:`FederatedTrainer._run`.
     """
     trainer._fabric = fabric
     alike = determinism.deterministic_algorithms(trainer.deterministic)
