@@ -95,8 +95,8 @@ def read_study(command: str, words: list[str]) -> Study:
     if given.name is None:
         given.name = names[-1] if names else "study"
     given.pop("config", None)
-    settings = {key: given[key] for key in ("algorithms", "overrides", "variants", "factors")}  # of runs, built by them
-    settings["overrides"] = overrides | settings["overrides"]  # of all layers, key by key
+    settings = {key: given[key] for key in ("algorithms", "overrides", "variants", "factors")}  # the runs build these
+    settings["overrides"] = overrides | settings["overrides"]  # merge all layers key by key
     built = parser.instantiate_classes(given)
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
 
@@ -127,7 +127,7 @@ def reproduce(words: list[str]) -> int:
             raise UsageError(f"nothing to reproduce is called '{name}'; {meant}")
     if not names:
         raise UsageError(f"what? {PROG} reproduce {next(iter(REPRODUCTIONS))} [--scale 0.1]; {PROG} reproduce --help")
-    comparisons = {name: _comparison(name, options) for name in names}  # mistakes before the first run
+    comparisons = {name: _comparison(name, options) for name in names}  # finds mistakes before any run
     if options and not any(comparisons.values()):
         raise UsageError(f"{' '.join(names)}: computed without a study, so there is nothing for {options[0]} to change")
     status = 0

@@ -123,7 +123,7 @@ class RoundTimer:
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 measured.append(time.perf_counter() - started)
-                last = measured[len(measured) // 2 :]  # in the first ones data may be made, and steps are recorded
+                last = measured[len(measured) // 2 :]  # the first ones may make data and record steps
                 record_bytes = sum(len(str(value)) + 1 for value in federation.server.records[0].values())
                 whole = WholeRounds(statistics.median(last), len(federation.server.metrics) + 5, record_bytes)
             finally:
@@ -167,7 +167,7 @@ class RoundTimer:
             self.not_timed = choice.reason_of(error)
             return {}
         finally:
-            federation.algorithm.server_callbacks(federation.engine)  # should it keep them
+            federation.algorithm.server_callbacks(federation.engine)  # for a method that keeps its parts
             federation.load_global()
         both = self._local_seconds(trial, shares, num_rounds)  # timed in turn: their ratio is surer than either
         return {"vectorized": sequential * both["vectorized"] / max(both["sequential"], 1e-9)}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
-@dataclass  # not frozen: Lightning refuses that where it spawns processes
+@dataclass  # not frozen, because Lightning cannot pass frozen dataclasses to processes that it spawns
 class Export:
     """Writes one model of a run to a file, as :meth:`FederatedTrainer.export` asks.
 

@@ -64,7 +64,7 @@ class RoundLoop:
                 failure = cause = self.interrupts.end(error)
                 self.federation.rollback()
                 trainer.current_round = trainer.finished_round
-                with suppress(ConfigurationError):  # where the module's parameters were replaced, that is the error
+                with suppress(ConfigurationError):  # replaced parameters cannot be loaded; ``error`` reports them
                     self.federation.load_global()
                 self.hooks.call_callbacks("on_exception", cause)
                 trainer.datamodule.users_module.on_exception(cause)

@@ -137,8 +137,8 @@ class Comparison:
             validation_metric(study)
         if study.report.startswith("best_on_") and not can_choose(study.report, study.metrics[0]):
             raise ConfigurationError(
-                f"report: {study.report}: '{study.metrics[0]}', the first of metrics, is of no test data; put one "
-                "first that is, e.g. global/test_accuracy."
+                f"report: {study.report}: '{study.metrics[0]}', the first of metrics, is not measured on test data; "
+                "put one first that is, e.g. global/test_accuracy."
             )
         first = next(iter(study.variants))
         for method in study.methods:

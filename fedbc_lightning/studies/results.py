@@ -100,7 +100,7 @@ def reported_rows(study: Study, run: Run, metrics: pd.DataFrame) -> pd.DataFrame
         return rows.tail(1)
     return rows.loc[
         [values.idxmin() if study.is_lower_better(chosen_by) else values.idxmax()]
-    ]  # the first of equal ones
+    ]  # idxmin and idxmax take the first of equal values
 
 
 def criterion(report: Report, metric: str) -> str:
@@ -144,7 +144,7 @@ def check_pairs(study: Study, results: pd.DataFrame) -> list[str]:
         for what, read in shared.items():
             found = {name: read(Path(folder)) for name, folder in zip(runs.algorithm, runs.folder, strict=True)}
             known = {name: value for name, value in found.items() if value}
-            length = min(map(len, known.values()), default=0)  # rounds: one run may have ended before another
+            length = min(map(len, known.values()), default=0)  # compare common rounds only: a run may have ended early
             if len({value[:length] for value in known.values()}) > 1:
                 problems.append(f"{variant}, seed {seed}: the algorithms do not share the {what}: {', '.join(known)}")
     return problems

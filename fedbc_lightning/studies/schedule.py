@@ -190,7 +190,7 @@ class Schedule:
         write_note(state.run, is_finished=False)
         if run_folder.last_checkpoint(folder) is not None:
             words += ["--ckpt_path", "last"]
-        else:  # what was stopped before its first checkpoint begins anew
+        else:  # a run that was stopped before its first checkpoint starts again
             for broken in run_folder.versions(folder):
                 shutil.rmtree(broken)
         return Task(words, folder / "log.txt", self._together > 1)

@@ -53,7 +53,7 @@ class Study:
             tenth of the run, for models that swing with the sampled clients; ``best_on_validation`` (needs
             ``data.val_fraction``); or ``best_on_test``, which selects on the test data, as much published code does,
             and is marked in every table.
-        tuning: How tuned settings are chosen, see :class:`Tuning`.
+        tuning: Choice of tuned settings on validation data.
         confidence: Confidence level of the intervals, in (0, 1).
         papers: Map from a name to a table of a paper, whose numbers are shown beside ours.
         scale: Fraction of the rounds (also while tuning) and of the seeds to run, in (0, 1], rounded up; at least two
@@ -219,7 +219,7 @@ class Study:
         if not self.variants or not self.methods:
             left = "nothing of the study is left"
             if self.part:
-                left = f"leaves nothing of {self.part}, which is of {', '.join(sorted(wanted))}"
+                left = f"leaves nothing of {self.part}, which needs {', '.join(sorted(wanted))}"
             raise ConfigurationError(f"only: {', '.join(self.only)}: {left}.")
 
     def is_lower_better(self, metric: str) -> bool:
@@ -236,7 +236,7 @@ class Study:
     @property
     def num_workers(self) -> int:
         """Number of processes that do runs."""
-        import torch  # not needed to read a study
+        import torch  # here, because reading a study must not wait for the import
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return self.workers or torch.cuda.device_count() or cores or 1
@@ -299,7 +299,7 @@ class Study:
         """Return a run that tries values on validation data, for the T of one rung of :attr:`Tuning.rungs`."""
         settings = {**self.overrides, **(self.variants[variant] or {}), **method.settings, **tried}
         settings["data.val_fraction"] = self.tuning.val_fraction
-        if settings.get("algorithm.finetune_split") == "test":  # a trial sees no test data
+        if settings.get("algorithm.finetune_split") == "test":  # a tuning run must not see test data
             settings["algorithm.finetune_split"] = "train"
         max_rounds = self.tuning.rungs[rung]
         if max_rounds is not None:

@@ -68,7 +68,7 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
         for search in searches for rung, values, score in search.tried
     ]  # fmt: skip
     write_tried(study.results_folder / "tuning.csv", pd.DataFrame(rows))
-    nested = read_tuned(study)  # of other parts of the study
+    nested = read_tuned(study)  # keep the values that other parts of the study have chosen
     for (variant, name), values in chosen.items():
         nested.setdefault(variant, {})[name] = values
     write_text(study.folder / TUNED, yaml.safe_dump(nested, sort_keys=False))
@@ -99,7 +99,7 @@ def validation_metric(study: Study) -> str:
     metric = study.tuning.metric or study.metrics[0].replace("/test_", "/val_")
     if "/val_" not in metric:
         raise ConfigurationError(
-            f"tuning.metric: '{metric}' is not of validation data; give one that is, e.g. global/val_accuracy."
+            f"tuning.metric: '{metric}' is not measured on validation data; give e.g. global/val_accuracy."
         )
     return metric
 
@@ -235,7 +235,7 @@ class OptunaSearch(Search):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)  # for several that are asked at once
+            sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)  # for asking in batches
         direction = "minimize" if self.is_lower_better else "maximize"
         self._optuna, self._study = optuna, optuna.create_study(sampler=sampler, direction=direction)
         self._asked: list[Any] = []

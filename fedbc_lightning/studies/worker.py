@@ -79,7 +79,7 @@ def work(tasks: Connection, threads: int, device: int | None) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if device is not None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # of this machine, where it is not all of them
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # device counts within these, if the user has set them
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[device] if visible else str(device)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -112,7 +112,7 @@ def _run(task: Task, connection: Connection, place: int, beside: Member | None) 
     started = time.perf_counter()
     error = _error_of(task, connection, place, beside)
     seconds = time.perf_counter() - started - (beside.seconds_elsewhere if beside is not None else 0.0)
-    with suppress(OSError):  # the scheduler is gone, or stops us
+    with suppress(OSError):  # the scheduler is gone, or is stopping this process
         connection.send(Ended(place, error, seconds))
 
 
@@ -147,7 +147,7 @@ def _error_of(task: Task, connection: Connection, place: int, beside: Member | N
             FederatedCLI(args=task.words, parser_kwargs={"prog": PROG}, **options)
         except (ConfigurationError, UsageError) as error:
             return str(error)
-        except SystemExit as error:  # of the parser, which has written why
+        except SystemExit as error:  # raised by the parser, which has written the reason to the log
             return None if not error.code else _last_line(task.log)
         except KeyboardInterrupt:
             return "stopped"

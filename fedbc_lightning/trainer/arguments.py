@@ -119,8 +119,8 @@ def check_callbacks(callbacks: list[Callback]) -> None:
             raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} {_REFUSED_CALLBACKS[refused]}")
         if isinstance(callback, both(EarlyStopping)) and callback._check_on_train_epoch_end:
             raise ConfigurationError(
-                "trainer.callbacks: EarlyStopping(check_on_train_epoch_end=True) would look after each client's epoch; "
-                "leave it out: it then looks after each evaluated round."
+                "trainer.callbacks: EarlyStopping(check_on_train_epoch_end=True) would check after each client's "
+                "epoch; leave it out: it then checks after each evaluated round."
             )
 
 

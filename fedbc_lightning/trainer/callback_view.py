@@ -38,7 +38,7 @@ class CallbackView:
         """A stand-in for Lightning's strategy; EarlyStopping needs no reduction, because all ranks decide alike."""
         return SimpleNamespace(
             reduce_boolean_decision=lambda decision, all=True: decision,
-            broadcast=lambda value, src=0: value,  # callbacks run where ranks take different numbers of steps
+            broadcast=lambda value, src=0: value,  # no exchange: ranks call callbacks at different times
             barrier=lambda name=None: None,
             root_device=self._fabric.device,
         )
@@ -65,10 +65,10 @@ class CallbackView:
 
     @property
     def logged_metrics(self) -> dict[str, Tensor]:
-        """The same as ``callback_metrics``."""
+        """Last metrics by name, the same as ``callback_metrics``."""
         return self.callback_metrics
 
     sanity_checking = False
     fast_dev_run = False
-    val_check_interval = None  # so that EarlyStopping looks after evaluations, not after local epochs
+    val_check_interval = None  # makes EarlyStopping check after evaluations, not after local epochs
     check_val_every_n_epoch = 1

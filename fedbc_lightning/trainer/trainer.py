@@ -288,10 +288,11 @@ class FederatedTrainer(CallbackView):
         """Run ``predict_step`` of the global model, or of a client's own, over batches; see :meth:`fit`.
 
         Args:
-            model: As for :meth:`fit`.
-            datamodule: As for :meth:`fit`.
-            algorithm: As for :meth:`fit`.
-            ckpt_path: As for :meth:`test`.
+            model: The LightningModule, as for :meth:`fit`.
+            datamodule: The FederatedDataModule, as for :meth:`fit`.
+            algorithm: The federated algorithm, as for :meth:`fit`.
+            ckpt_path: Checkpoint whose models are used, or ``last``; None: those of this trainer's last run with the
+                model, or else the model as it is.
             dataloaders: A DataLoader; None: ``predict_dataloader`` of the data module or the model, where one is
                 overridden, else the test data of the client, or of all clients.
             client: Client whose own model is used, as for :meth:`export`; None: the global model.
@@ -321,9 +322,9 @@ class FederatedTrainer(CallbackView):
         fine-tuned one. A client that never took part has the initial model.
 
         Args:
-            model: As for :meth:`fit`.
-            datamodule: As for :meth:`fit`.
-            algorithm: As for :meth:`fit`.
+            model: The LightningModule, as for :meth:`fit`.
+            datamodule: The FederatedDataModule, as for :meth:`fit`.
+            algorithm: The federated algorithm, as for :meth:`fit`.
             ckpt_path: A checkpoint (on the command line also a run folder); None or ``last``: that of the newest run of
                 this name.
             client: Client whose own model is written: a number from 0 to N - 1, or a name in ``partition.json``; None:
@@ -352,9 +353,9 @@ class FederatedTrainer(CallbackView):
         One process measures, whatever ``devices`` says. Only the module's own attributes may change by it.
 
         Args:
-            model: As for :meth:`fit`.
-            datamodule: As for :meth:`fit`.
-            algorithm: As for :meth:`fit`.
+            model: The LightningModule, as for :meth:`fit`.
+            datamodule: The FederatedDataModule, as for :meth:`fit`.
+            algorithm: The federated algorithm, as for :meth:`fit`.
 
         Returns:
             The estimates, see :class:`~fedbc_lightning.planning.Plan`.
@@ -459,7 +460,7 @@ class FederatedTrainer(CallbackView):
         fitting = self.state.fn == TrainerFn.FITTING
         stage = STAGES[self.state.fn]
         engine = self.engine
-        if engine == "auto" and (saved is not None or not fitting):  # a run keeps its choice
+        if engine == "auto" and (saved is not None or not fitting):  # a run keeps the engine it chose
             engine = saved[checkpoint.KEY]["settings"]["trainer.engine"] if saved is not None else "sequential"
         is_of_last_run = previous is not None and previous.user.module is model
         with preserved_globals(self._fabric.device), _left_on_the_cpu(model):
@@ -491,7 +492,7 @@ class FederatedTrainer(CallbackView):
         self.shim = ModuleTrainer(
             max_rounds=self.max_rounds, current_round=0, datamodule=datamodule, logger=None, loggers=[],
             callback_metrics={}, callbacks=self.callbacks, is_global_zero=fabric.is_global_zero,
-            # A client is trained by one process; the rank is there for what is to be printed or written once.
+            # One process trains a client, so world_size is 1; the rank lets a module print or write on rank 0 only.
             global_rank=fabric.global_rank, local_rank=fabric.local_rank, world_size=1, num_nodes=1, num_devices=1,
             progress_bar_callback=None, precision=self.precision,
             default_root_dir=str(self.default_root_dir), log_dir=None,

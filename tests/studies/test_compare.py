@@ -332,13 +332,13 @@ def test_the_reported_round(project, monkeypatch):
         ({"overrides": {"trainer.eval_every_n_rounds": 0}}, "leaves nothing to compare"),
         (
             {"tuning": {"metric": ACCURACY}, "algorithms": {"FedProx": {"mu": {"grid": [1.0]}}}},
-            "is not of validation data",
+            "is not measured on validation data",
         ),
         ({"algoritms": {"FedAvg": {}}}, "did you mean 'algorithms'"),
         ({"report": "best"}, "best_on_test"),
         (
             {"report": "best_on_test", "metrics": ["train_loss"]},
-            "'train_loss', the first of metrics, is of no test data",
+            "'train_loss', the first of metrics, is not measured on test data",
         ),
         ({"algorithms": {"FedProx": {"mu": {"grid": [0.1, "abc"]}}}}, "E=1 / FedProx: "),
         (
