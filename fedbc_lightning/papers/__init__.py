@@ -1,1 +1,1 @@
-"""Figures and tables of the source papers."""
+"""Computes the figures and tables of the source papers."""

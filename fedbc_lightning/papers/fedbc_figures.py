@@ -1,7 +1,7 @@
-"""FedBC's Figures 2 to 4 and 7 to 15 from studies' tables: what γ does, who weighs how much, how evenly z serves.
+"""Draws Figures 2 to 4 and 7 to 15 of the FedBC paper from the tables of studies.
 
-A figure is made of panels. A panel shows the finished runs of a study that it is about, and says so where there are
-none. It finds them by levels in the names of their variants, "E = 5, C = 1, e = 1.2".
+A figure is made of panels. A panel selects the finished runs of a study by the levels in the names of their variants,
+e.g. "E = 5, C = 1, e = 1.2"; it says so if there are none.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 
 WINDOW = 10
-"""Rounds over which a training loss is averaged."""
+"""Number of rounds over which a training loss is averaged."""
 
 EPOCHS = "5"
-"""E of Figures 3a-c and 4, and of all that names no other (appendix D.2), so of 7e."""
+"""E of Figures 3a-c, 4 and 7e; the paper's value wherever it names no other (appendix D.2)."""
 
 OTHER_EPOCHS = ("1", "10", "25", "50")
-"""E of the panels of Figures 7 and 8."""
+"""E of the panels of Figures 7a-d and 8."""
 
 ROUNDS = (1, 50, 100, 200)
-"""Of Figure 7e."""
+"""Rounds after which Figure 7e shows λ."""
 
 CLASSES = ("1", "2", "3")
-"""C of the panels of Figures 13 to 15."""
+"""C, the number of classes per client, of the panels of Figures 13 to 15."""
 
 
 def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Accuracy of z on all test data, and of the x_i on their clients' own, against a γ that all clients share.
+    """Draw the accuracy of z on all test data, and of each x_i on its client's data, against a γ that all share.
 
-    Points are the study's algorithms named "FedBC, γ = <number>", mean and standard deviation over seeds; the others
-    (the paper: "where γ = 0") are lines, means over seeds.
+    Points are the study's algorithms named "FedBC, γ = <number>", with mean and standard deviation over seeds. The
+    other algorithms (the paper: "where γ = 0") are horizontal lines at their means over seeds.
     """
     figure, panels = panels_of(1, 2, 4.8, 3.8)
     for panel, place, letter in zip(panels, ("global", "local"), "ab", strict=True):
@@ -60,7 +60,7 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """E = 5: (a) training loss, (b) who weighs how much, (c) λ_i against n_i; all E: (d) variance of accuracy."""
+    """Draw for E = 5 (a) training loss, (b) coefficients in z, (c) λ_i against n_i; for all E (d) the variance."""
     figure, (loss, coefficient, duals, variance) = panels_of(1, 4, 3.9, 3.9)
     _draw_loss(loss, study, states, "(a) training loss of the sampled clients", E=EPOCHS)
     _draw_coefficients(coefficient, states, "(b) smallest and largest client of a round", E=EPOCHS)
@@ -73,9 +73,9 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 def figure_7(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """(a)-(d) training loss for E = 1, 10, 25, 50, (e) λ_i against n_i at rounds 1, 50, 100, 200 for E = 5.
+    """Draw (a)-(d) training loss for E = 1, 10, 25, 50, (e) λ_i against n_i at rounds 1, 50, 100, 200 for E = 5.
 
-    (f) comes from another study, see :func:`figure_7f`.
+    Panel (f) comes from another study, see :func:`figure_7f`.
     """
     figure, (*losses, duals, rest) = panels_of(2, 3, 4.4, 3.6)
     for panel, epochs, letter in zip(losses, OTHER_EPOCHS, "abcd", strict=True):
@@ -87,7 +87,7 @@ def figure_7(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 def figure_7f(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Accuracy of z on all test data against the number of clients N, mean and standard deviation over seeds."""
+    """Draw the accuracy of z on all test data against N, as mean and standard deviation over seeds."""
     figure, (panel,) = panels_of(1, 1, 5.2, 4.2)
     _draw_against(panel, "N", study, states, partial(_reported, study, "global/test_accuracy"))
     _finish(panel, "clients N", "global test accuracy", "")
@@ -96,7 +96,7 @@ def figure_7f(study: Study, states: Sequence[State], folder: Path) -> list[Path]
 
 
 def figure_8(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Coefficient of the smallest and the largest client of a round for E = 1, 10, 25, 50."""
+    """Draw the coefficients in z of the smallest and the largest client of each round for E = 1, 10, 25, 50."""
     figure, panels = panels_of(1, 4, 3.9, 3.6, sharey=True)
     for panel, epochs, letter in zip(panels, OTHER_EPOCHS, "abcd", strict=True):
         _draw_coefficients(panel, states, f"({letter}) E = {epochs}", E=epochs)
@@ -105,7 +105,7 @@ def figure_8(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 def figure_13(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Coefficient of the smallest and the largest client of a round for C = 1, 2, 3 with E = 5 and e = 1.2."""
+    """Draw the coefficients of the smallest and largest client of each round for C = 1, 2, 3, E = 5 and e = 1.2."""
     figure, panels = panels_of(1, 3, 4.2, 3.6, sharey=True)
     for panel, classes, letter in zip(panels, CLASSES, "abc", strict=True):
         _draw_coefficients(panel, states, f"({letter}) C = {classes}", E="5", C=classes, e="1.2")
@@ -114,7 +114,7 @@ def figure_13(study: Study, states: Sequence[State], folder: Path) -> list[Path]
 
 
 def _figure_by_data(study: Study, states: Sequence[State], folder: Path, *, name: str, epochs: str) -> list[Path]:
-    """Accuracy of z on the test data of the smallest and the largest client of each round; a panel per algorithm."""
+    """Draw the accuracy of z on the smallest and the largest client of each round, in a panel per algorithm."""
     figure, panels = panels_of(1, len(study.methods), 3.1, 3.5, sharey=True)
     for panel, method in zip(panels, study.methods, strict=True):
         for run in _runs(states, method.name, E=epochs)[:1]:
@@ -137,7 +137,7 @@ figure_12 = partial(_figure_by_data, name="figure12", epochs="50")
 
 
 def _figure_of_variance(study: Study, states: Sequence[State], folder: Path, *, name: str, epochs: str) -> list[Path]:
-    """Variance over clients of the accuracy of z against the exponent e of their sizes, for C = 1, 2, 3."""
+    """Draw the variance over clients of the accuracy of z against the exponent e of their sizes, for C = 1, 2, 3."""
     figure, panels = panels_of(1, 3, 4.2, 4.0, sharey=True)
     for panel, classes, letter in zip(panels, CLASSES, "abc", strict=True):
         _draw_against(panel, "e", study, states, partial(_variance, study), E=epochs, C=classes)
@@ -155,7 +155,7 @@ figure_15 = partial(_figure_of_variance, name="figure15", epochs="5")
 
 
 def _draw_loss(panel: Axes, study: Study, states: Sequence[State], title: str, **levels: str) -> None:
-    """Training loss of the sampled clients by round, mean over seeds, then over the last :data:`WINDOW` rounds."""
+    """Draw the sampled clients' training loss by round: mean over seeds, then over the last :data:`WINDOW` rounds."""
     for name, color in _algorithms(study):
         curves = [read_table(run, "metrics").set_index("round")["train_loss"] for run in _runs(states, name, **levels)]
         if curves:
@@ -165,9 +165,9 @@ def _draw_loss(panel: Axes, study: Study, states: Sequence[State], title: str, *
 
 
 def _draw_coefficients(panel: Axes, states: Sequence[State], title: str, **levels: str) -> None:
-    """Coefficient in z of the smallest and the largest client of each round of FedBC, in the first seed.
+    """Draw the coefficients in z of the smallest and the largest client of each round of FedBC, in the first seed.
 
-    It is their share of the mean that forms z: by λ_i as it was, and by n_i as FedAvg would have it.
+    A coefficient is the client's weight in the mean that forms z: by λ_i as in the run, and by n_i as in FedAvg.
     """
     for run in _runs(states, "FedBC", **levels)[:1]:
         for label, color, chosen in _extremes(run):
@@ -180,9 +180,10 @@ def _draw_coefficients(panel: Axes, states: Sequence[State], title: str, **level
 
 
 def _draw_duals(panel: Axes, states: Sequence[State], rounds: Sequence[int], title: str, **levels: str) -> None:
-    """λ_i against n_i in the first seed of FedBC: after each client's last turn up to each of the rounds, or of all.
+    """Draw λ_i against n_i at the given rounds (none: at the last round), in the first seed of FedBC.
 
-    A client that has not had a turn by then is left out; so is a round that the run did not come to.
+    The value of a client is that after its last turn up to the round. A client that has not had a turn by then is left
+    out, and so is a round that the run did not reach.
     """
     for run in _runs(states, "FedBC", **levels)[:1]:
         clients = read_table(run, "clients")
@@ -205,7 +206,7 @@ def _draw_against(
     measure: Callable[[Run], float],
     **levels: str,
 ) -> None:
-    """A number of each run against the level of a factor, for all algorithms."""
+    """Draw a number of each run against the level of a factor, for all algorithms."""
     ticks = set[float]()
     for name, color in _algorithms(study):
         found: dict[float, list[float]] = {}
@@ -220,7 +221,7 @@ def _draw_against(
 
 
 def _draw_means(panel: Axes, found: Mapping[float, Sequence[float]], label: str, color: str) -> None:
-    """Means with their standard deviation over seeds, as bars and shaded as in the paper; no seed leaves no point."""
+    """Draw means over seeds with their standard deviation as bars and as a shade, as in the paper."""
     places = sorted(place for place, values in found.items() if values)
     if not places:
         return
@@ -244,13 +245,13 @@ def _finish(panel: Axes, x: str, y: str, title: str) -> None:
 
 
 def _algorithms(study: Study) -> list[tuple[str, str]]:
-    """Names with their colours, which stay the same where only some of the study's algorithms are run."""
+    """Return names and colours; a colour stays the same if only some of the study's algorithms are run."""
     colors = colors_of(study)
     return [(method.name, colors[method.name]) for method in study.methods]
 
 
 def _levels(name: str) -> dict[str, str]:
-    """Factors and levels in the name of a variant or algorithm.
+    """Read factors and levels from the name of a variant or algorithm.
 
     Example:
         >>> _levels("E = 5, C = 1, e = 1.2"), _levels("FedBC, γ = 0.05"), _levels("FedAvg")
@@ -260,16 +261,16 @@ def _levels(name: str) -> dict[str, str]:
 
 
 def _runs(states: Sequence[State], name: str, **levels: str) -> list[Run]:
-    """The finished runs of an algorithm in the variants that have these levels, in the order of seeds."""
+    """Return the finished runs of an algorithm in the variants with these levels, ordered by seed."""
     mine = [run for run in finished(states) if run.method == name]
     return [run for run in mine if levels.items() <= _levels(run.variant).items()]
 
 
 def _extremes(run: Run) -> list[tuple[str, str, pd.DataFrame]]:
-    """The smallest and the largest client of each round: label, colour, their rows of ``clients.csv``.
+    """Return label, colour and rows of ``clients.csv`` of the smallest and of the largest client of each round.
 
-    They are, as in the paper, the sampled clients of a round with the least and the most data, so they differ from one
-    round to the next. Column ``share`` is their part of the round's data.
+    As in the paper, these are the sampled clients of a round with the least and the most data, so they differ from one
+    round to the next. The column ``share`` is the client's fraction of the round's data.
     """
     clients = read_table(run, "clients")
     sizes = clients.groupby("round")["num_samples"]
@@ -278,11 +279,11 @@ def _extremes(run: Run) -> list[tuple[str, str, pd.DataFrame]]:
 
 
 def _reported(study: Study, column: str, run: Run) -> float:
-    """A column of ``metrics.csv`` in the round, or rounds, that the study reports."""
+    """Return the mean of a column of ``metrics.csv`` over the round, or rounds, that the study reports."""
     return float(reported_rows(study, run, read_table(run, "metrics"))[column].mean(skipna=False))
 
 
 def _variance(study: Study, run: Run) -> float:
-    """Variance over clients of the accuracy of z on their own test data, in the reported round or rounds."""
+    """Return the variance over clients of the accuracy of z on their test data, in the reported round or rounds."""
     reported = reported_rows(study, run, read_table(run, "metrics"))
     return float((reported["fairness/accuracy_std"] ** 2).mean(skipna=False))

@@ -1,4 +1,4 @@
-"""Fed+'s Figures 1 to 4 from a study's runs: what taking the server's model does to a client, and how it serves."""
+"""Draws Figures 1 to 4 of the Fed+ paper: the effect of the server's model on a client that takes it."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 SHARES = np.linspace(0, 1, 21)
-"""Of the way from a client's own model to the global one, in Figure 3."""
+"""Positions s in (1 − s) x_i + s z, from a client's own model to the global one, that Figure 3 evaluates."""
 COLUMNS = 4
 
 
 class LossAlongLine(Callback):
-    """Evaluates models between clients' own ones and the global one, when a run is tested.
+    """Evaluates the models between each client's own model and the global one when a run is tested.
 
     Args:
-        clients: Whose models, on their own data.
-        shares: s of z in (1 − s) x_i + s z; floating-point buffers likewise.
-        split: Which data: ``"train"`` or ``"test"``.
+        clients: Indices of the clients; each is evaluated on its own data.
+        shares: Values of s in (1 − s) x_i + s z; floating-point buffers are mixed in the same way.
+        split: Data on which the models are evaluated, ``"train"`` or ``"test"``.
 
     Attributes:
-        rows: ``client``, ``share`` and what the module's ``test_step`` logs (``loss``, ...), one per client and share.
+        rows: One row per client and share: ``client``, ``share`` and the values that ``test_step`` logs.
     """
 
     def __init__(self, clients: Sequence[int], shares: Sequence[float], split: Literal["train", "test"]) -> None:
@@ -55,7 +55,7 @@ class LossAlongLine(Callback):
         self.rows: list[dict[str, float]] = []
 
     def on_test_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """Evaluate them by the trainer's own evaluator."""
+        """Evaluate the models with the trainer's evaluator."""
         z = trainer.federation.models().z.cpu()
         stage = step_stage(pl_module, "test")
         if stage is None:
@@ -75,18 +75,18 @@ class LossAlongLine(Callback):
 def loss_along_line(
     folder: Path, clients: Sequence[int], shares: Sequence[float], split: Literal["train", "test"] = "test"
 ) -> pd.DataFrame:
-    """What models between a client's own one x_i and the global one z are worth on the client's data.
+    """Evaluate the models between a client's own model x_i and the global model z on the client's data.
 
-    Both are of the last checkpoint: x_i is the last that the client trained, z what the server made in the last round.
+    Both come from the last checkpoint: x_i is the last model that the client trained, z that of the last round.
 
     Args:
-        folder: Of the run, ``.../version_0``.
-        clients: By number.
-        shares: s of z in (1 − s) x_i + s z: 0 is the client's own model, 1 the global one.
-        split: Which of the client's data.
+        folder: Folder of the run, ``.../version_0``.
+        clients: Indices of the clients.
+        shares: Values of s in (1 − s) x_i + s z: 0 is the client's own model, 1 the global one.
+        split: Split of the client's data on which the models are evaluated.
 
     Returns:
-        A row per client and share: ``client``, ``share``, and what ``test_step`` logs, e.g. ``loss``.
+        A table with a row per client and share: ``client``, ``share``, and the values that ``test_step`` logs.
 
     Raises:
         ConfigurationError: There is no checkpoint, or the clients' models were not kept.
@@ -98,15 +98,15 @@ def loss_along_line(
     alone = ["accelerator=cpu", "devices=1", "logger=false", "enable_progress_bar=false"]
     words = ["test", "--ckpt_path", str(folder), *(f"--trainer.{word}" for word in alone)]
     options: dict[str, Any] = {"trainer_defaults": {"callbacks": [line]}}
-    with contextlib.redirect_stdout(io.StringIO()):  # the table of the test itself
+    with contextlib.redirect_stdout(io.StringIO()):  # hides the table that the command prints
         FederatedCLI(args=words, parser_kwargs={"prog": PROG}, **options)
     return pd.DataFrame(line.rows).sort_values(["client", "share"], ignore_index=True)
 
 
 def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """How far models move when clients take the server's, and in local training: mean and deviation over clients.
+    """Draw how far models move when clients take the server's and in local training: mean, deviation over clients.
 
-    Of the first variant and seed; a client's first round, before which it had trained nothing, is left out.
+    The runs are of the first variant and seed. A client's first round, before which it has no own model, is left out.
     """
     figure, panels = _panels(study, states, "distance of parameters")
     for panel, _, run in panels:
@@ -119,10 +119,10 @@ def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Accuracy before and after the server's model is taken, mean over clients on their own test data, by round.
+    """Draw accuracy by round before and after clients take the server's model, mean over clients on their test data.
 
-    Before: the client's last own model. After: the model with which it goes on, z, or for methods whose clients keep
-    their own (Fed+ and local training) the same. Of the first variant and seed.
+    "Before" is the client's last own model. "After" is the model with which the client continues: z, or for methods
+    whose clients keep their own (Fed+ and local training) the same model. The runs are of the first variant and seed.
     """
     figure, panels = _panels(study, states, "accuracy, mean over clients")
     for panel, method, run in panels:
@@ -134,10 +134,11 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Test loss from a client's own model (0) to the global one (1) after the last round, for three of its clients.
+    """Draw the test loss on the line from own model (0) to global model (1) for three clients of the last round.
 
-    Those with the least, the median and the most data. Dashed: the global model of the evaluated round before. The
-    paper shows a portfolio's gain, which should be large; this loss should be small. Of the first variant and seed.
+    They are the clients with the least, the median and the most data. A dashed line is the global model of the
+    evaluated round before. The paper shows a portfolio's gain, which should be large; this loss should be small. The
+    runs are of the first variant and seed.
     """
     figure, panels = _panels(study, states, "loss on the client's test data", "from own (0) to global model (1)")
     for panel, _, run in panels:
@@ -154,14 +155,14 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
             panel.axhline(before.get(client, np.nan), color=f"C{place}", linestyle="--", linewidth=0.9)
         panel.set_yscale("symlog", linthresh=1.0)  # linear up to 1: separable data give losses of 0
     for panel, _, _ in panels:
-        panel.set_ylim(bottom=0)  # of all at once, and only now: it ends the search for the top
+        panel.set_ylim(bottom=0)  # last: the panels share y, and set_ylim ends their autoscaling
     return _save(figure, folder, "fedplus_figure3")
 
 
 def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Accuracy by round, mean over clients on their own test data, of the model that each method gives a client.
+    """Draw accuracy by round of the models with which clients continue, mean over clients on their own test data.
 
-    That is z, or the client's own model where the method has such. Mean and deviation over seeds, a panel per variant.
+    A method's model is z, or the client's own if it has one. A panel shows a variant: mean, deviation over seeds.
     """
     figure, panels = _grid(list(study.variants), "accuracy, mean over clients")
     colors = colors_of(study)
@@ -175,17 +176,17 @@ def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 def _runs(states: Sequence[State], variant: str, name: str) -> list[Run]:
-    """The finished runs of an algorithm in a variant, in the order of seeds."""
+    """Return the finished runs of an algorithm in a variant, ordered by seed."""
     return [run for run in finished(states) if (run.variant, run.method) == (variant, name)]
 
 
 def _over_clients(run: Run, which: str) -> pd.Series:
-    """Round -> accuracy of the ``global`` or the ``local`` models, mean over the evaluated clients."""
+    """Return by round the accuracy of the ``global`` or the ``local`` models, mean over the evaluated clients."""
     return read_table(run, "evaluation").groupby("round")[f"{which}/test_accuracy"].mean()
 
 
 def _served(run: Run, method: Method) -> pd.Series:
-    """Round -> accuracy of the models with which clients go on."""
+    """Return by round the accuracy of the models with which clients continue."""
     keeps_own = getattr(algorithms, class_name(method.algorithm)).has_local_model
     return _over_clients(run, "local" if keeps_own else "global")
 
@@ -193,7 +194,7 @@ def _served(run: Run, method: Method) -> pd.Series:
 def _panels(
     study: Study, states: Sequence[State], y: str, x: str = "round"
 ) -> tuple[Figure, list[tuple[Axes, Method, Run]]]:
-    """A panel per algorithm with a finished run of the first variant, and the first of these."""
+    """Return a panel for each algorithm that has a finished run of the first variant, with the first such run."""
     first = next(iter(study.variants))
     found = [(method, runs[0]) for method in study.methods if (runs := _runs(states, first, method.name))]
     figure, panels = _grid([method.name for method, _ in found], y, x)
@@ -201,7 +202,7 @@ def _panels(
 
 
 def _grid(titles: Sequence[str], y: str, x: str = "round") -> tuple[Figure, list[Axes]]:
-    """Panels with their titles, all on one scale of y."""
+    """Create panels with titles that share their y axis."""
     columns = max(1, min(len(titles), COLUMNS))
     rows = max(1, -(-len(titles) // columns))
     figure, panels = panels_of(rows, columns, max(3.6, 6.0 / columns), 3.2, sharey=True)
@@ -223,6 +224,6 @@ def _draw(panel: Axes, mean: pd.Series, spread: pd.Series, label: str, color: st
 
 
 def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """With one legend for all panels."""
+    """Save a figure with one legend for all panels."""
     legend_below(figure, figure.axes, COLUMNS)
     return save(figure, folder, name)

@@ -1,4 +1,4 @@
-"""Figures 1 to 5 of "Federated Learning of a Mixture of Global and Local Models" from the runs of two studies."""
+"""Draws Figures 1 to 5 of "Federated Learning of a Mixture of Global and Local Models" from two studies' runs."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 
 GOAL = 1e-5
-"""The paper's, of Figure 2."""
+"""Relative error at which Figure 2 of the paper counts communications."""
 PENALTIES = np.geomspace(1e-4, 1e2, 37)
-"""λ of Figure 1."""
+"""Values of λ in Figure 1."""
 SHOWN = "heterogeneous"
-"""The split of Figure 3."""
+"""Split of the data that Figure 3 shows."""
 MAX_POINTS = 50
-"""Of a curve in Figures 3 and 4: each is a window of communications."""
+"""Largest number of points of a curve in Figures 3 and 4; each is the mean of a window of communications."""
 COLORS = {"L2SGD+": "#c1121f", "L2SGD2": "#7b2cbf", "L2SGD": "#2a6f97"}
 RELATIVE_ERROR = "(F(xᵏ) − F*) / (F(0) − F*)"
 
 
 def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Distance of x(λ) to the local solution x(0) and to the global one x(∞), against λ, on each split.
+    """Draw the distance of x(λ) to the local solution x(0) and to the global one x(∞) against λ, on each split.
 
-    Lines: minimisers found by Newton's method on the data of the first run. Points: where the runs of L2SGD+ ended.
-    The paper's text does not say which norm; this is the root mean square over clients of ‖x_i(λ) − x_i‖.
+    Lines are minimisers found by Newton's method on the data of the first run. Points are the ends of the runs of
+    L2SGD+. The paper's text does not name the norm; here it is the root mean square over clients of ‖x_i(λ) − x_i‖.
     """
     splits = _splits(states)
     figure, panels = panels_of(1, len(splits), 5.2, 4.0)
@@ -62,12 +62,12 @@ def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Communications, and local steps of a client, that L2SGD+ needs to a relative error of 1e-5, against p.
+    """Draw against p the communications and a client's local steps that L2SGD+ needs to a relative error of 1e-5.
 
-    Points: mean over seeds, and the range; runs that do not come so far are left out. Dotted: the theorem's bounds,
-    p(1 − p)N/(α(p)μ) and (1 − p)N/(α(p)μ), scaled to meet the runs next to p*. Dashed: p*. By the bounds communications
-    hardly change below p* and are proportional to p above: p* needs about the fewest, and of the p that do, the least
-    work. The paper shows communications alone.
+    Points are means over seeds with their range; runs that do not reach the error are left out. Dotted lines are the
+    theorem's bounds, p(1 − p)N/(α(p)μ) and (1 − p)N/(α(p)μ), scaled to meet the runs next to p*. The dashed line is p*.
+    By the bounds communications hardly change below p* and are proportional to p above: p* needs about the fewest, and
+    of all p that need so few it takes the fewest local steps. The paper shows communications only.
     """
     figure, panels = panels_of(1, 2, 5.2, 4.0)
     for split, marker, color in zip(_splits(states), "os^D", ("C0", "C1", "C2", "C3"), strict=False):
@@ -104,9 +104,9 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """L2SGD+, L2SGD2 and L2SGD with the same p and α, by communications and by local steps.
+    """Draw the error of L2SGD+, L2SGD2 and L2SGD with the same p and α against communications and local steps.
 
-    The first converges linearly, the others idle. Dotted: where theory says they do (see MixtureProblem.floor).
+    L2SGD+ converges linearly, the others stop at a floor. Dotted lines are the floors of theory, MixtureProblem.floor.
     """
     figure, panels = panels_of(1, 2, 5.2, 4.0, sharey=True)
     runs = [run for run in finished(states) if _split(run) == SHOWN]
@@ -119,9 +119,9 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Variance reduced (L2SGD+), shifted (L2SGD2) and plain local SGD (L2SGD) on both splits, by communications.
+    """Draw variance-reduced (L2SGD+), shifted (L2SGD2) and plain local SGD (L2SGD) on both splits.
 
-    The paper shows several LibSVM files; this is that of the study.
+    The x axis counts communications. The paper shows several LibSVM files; this figure shows that of the study.
     """
     splits = _splits(states)
     figure, panels = panels_of(1, len(splits), 5.2, 4.0, sharey=True)
@@ -134,7 +134,7 @@ def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 def figure_5(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """L2SGD+ with other p on each split, each with the α(p) of its theorem, first seed; red, with triangles: p*."""
+    """Draw L2SGD+ with several p and the theorem's α(p) on each split, in the first seed; p* is red with triangles."""
     splits = _splits(states)
     figure, panels = panels_of(1, len(splits), 5.2, 4.0, sharey=True)
     for panel, split in zip(panels, splits, strict=True):
@@ -160,13 +160,13 @@ def figure_5(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 
 
 class _Data(FederatedCLI):
-    """A command line of ``partition`` that builds the data and shows nothing."""
+    """Builds the data of a command line of ``partition`` without showing them."""
 
     def _run_subcommand(self, subcommand: str) -> None: ...
 
 
 def read_problem(run: Run) -> MixtureProblem:
-    """What a run of a study minimises, from the config that it left."""
+    """Return the problem that a run of a study has minimised, from its ``config.yaml``."""
     words = ["partition", "--config", str(finished_folder(run) / "config.yaml")]
     with contextlib.redirect_stdout(io.StringIO()):
         data = _Data(args=words, parser_kwargs={"prog": PROG}).datamodule
@@ -176,15 +176,15 @@ def read_problem(run: Run) -> MixtureProblem:
 
 
 def errors_of(run: Run) -> np.ndarray:
-    """Relative error after 0, 1, 2, ... communications."""
+    """Return the relative error after 0, 1, 2, ... communications."""
     logged = read_table(run, "metrics")
     return np.concatenate([[1.0], 10 ** logged[ERROR].to_numpy()[1:]])
 
 
 def cost_of(run: Run) -> dict[str, int] | None:
-    """Communications, and local steps of a client, to GOAL; None where the run does not end there.
+    """Return the communications and a client's local steps until GOAL; None if the run does not end below it.
 
-    A run that idles may pass the goal for a moment.
+    The end counts because a run that has stopped at a floor may pass the goal for a moment.
     """
     errors = errors_of(run)
     if errors[-1] > GOAL:
@@ -194,7 +194,7 @@ def cost_of(run: Run) -> dict[str, int] | None:
 
 
 def _local_steps(run: Run) -> np.ndarray:
-    """Of a client, until after 0, 1, 2, ... communications."""
+    """Return the number of a client's local steps after 0, 1, 2, ... communications."""
     return read_table(run, "metrics")["coin/local_steps"].fillna(0).cumsum().to_numpy()
 
 
@@ -203,7 +203,7 @@ def _splits(states: Iterable[State]) -> list[str]:
 
 
 def _split(run: Run) -> str:
-    """The first factor, or the variant."""
+    """Return the level of the first factor, or the variant if there are no factors."""
     return run.variant.partition(", ")[0]
 
 
@@ -215,7 +215,7 @@ def _probability(run: Run) -> float:
 
 
 def _draw_methods(panel: Axes, problem: MixtureProblem, runs: Sequence[Run], *, by_steps: bool = False) -> None:
-    """A line per method, the mean of windows and of seeds, with its range; dotted: its floor by theory."""
+    """Draw a line per method, its mean over windows and seeds with their range, and its floor by theory dotted."""
     for method, color in COLORS.items():
         mine = [run for run in runs if run.method == method]
         if not mine:

@@ -1,4 +1,4 @@
-"""The problem of L2GD's experiments: F, its minimiser, what theory says of the methods, and how far a run is."""
+"""The problem of L2GD's experiments: F, its minimisers, the bounds of theory, and a callback that logs the error."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 ERROR = "mixture/log10_error"
-"""log10 of (F(x^k) − F*) / (F(0) − F*) after k communications; "error": small is good."""
+"""Name of log10 of (F(x^k) − F*) / (F(0) − F*) after k communications; "error" in it makes small values good."""
 TO_LOCAL, TO_GLOBAL = "mixture/distance_to_local", "mixture/distance_to_global"
-"""Of the clients' models from x(0), each client's own minimiser, and from x(∞), that of the mean of all f_i."""
+"""Names of the distances to x(0), each client's own minimiser, and to x(∞), the minimiser of the mean of all f_i."""
 SMALLEST = 1e-16
-"""Below this the relative error is rounding."""
+"""Smallest relative error; below it the value is rounding."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class MixtureProblem:
 
     @classmethod
     def of_clients(cls, data: FederatedDataModule, mu: float, penalty: float) -> MixtureProblem:
-        """From the training data of all clients, with the classes 0 and 1 as -1 and 1.
+        """Make the problem from the training data of all clients, with the classes 0 and 1 as -1 and 1.
 
         Args:
-            data: Set up.
-            mu: μ.
-            penalty: λ.
+            data: Data module that has been set up.
+            mu: μ, the weight of the L2 term.
+            penalty: λ, the pull of each x_i to the mean.
 
         Raises:
-            ConfigurationError: The clients have not equally many samples, or μ is 0.
+            ConfigurationError: The clients have unequal numbers of samples, or μ is not above 0.
         """
         if mu <= 0:
             raise ConfigurationError(f"model.weight_decay: got {mu}; F needs a mu above 0 for one minimiser.")
@@ -79,12 +79,12 @@ class MixtureProblem:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """Number of clients, N."""
         return self.labels.shape[0]
 
     @property
     def num_samples(self) -> int:
-        """Of each client, m."""
+        """Number of samples of each client, m."""
         return self.labels.shape[1]
 
     @cached_property
@@ -95,29 +95,30 @@ class MixtureProblem:
         return (self._signed @ x[:, :, None])[:, :, 0]
 
     def value(self, x: np.ndarray) -> float:
-        """F at x (N, d)."""
+        """Return F at x (N, d)."""
         spread = ((x - x.mean(axis=0)) ** 2).sum(axis=1).mean()
         ridge = (x**2).sum(axis=1).mean()
         return float(np.logaddexp(0, -self._margins(x)).mean() + self.mu / 2 * ridge + self.penalty / 2 * spread)
 
     def gradients(self, x: np.ndarray) -> np.ndarray:
-        """All ∇f_ij(x_i), (N, m, d)."""
+        """Return all gradients ∇f_ij(x_i), (N, m, d), at x (N, d)."""
         weights = 1 / (1 + np.exp(self._margins(x)))
         return self.mu * x[:, None] - weights[:, :, None] * self._signed
 
     def pull(self, x: np.ndarray) -> np.ndarray:
-        """λ(x_i − x̄), (N, d)."""
+        """Return λ(x_i − x̄), (N, d), at x (N, d)."""
         return self.penalty * (x - x.mean(axis=0))
 
     @cached_property
     def minimiser(self) -> np.ndarray:
-        """x(λ), (N, d), by damped Newton steps until F(x) − F* ≤ N‖∇F(x)‖²/(2μ) is below 1e-14: F is μ/N-convex.
+        """Minimiser x(λ), (N, d), by damped Newton steps until F(x) − F* ≤ N‖∇F(x)‖²/(2μ) is below 1e-14.
 
-        Of N∇²F = diag(H_i + λ) − (λ/N) 11ᵀ only the blocks are inverted, B_i: s_i = B_i(r_i + λs̄), with
-        (1 − λ mean(B_i)) s̄ = mean(B_i r_i), solves N∇²F s = r.
+        The bound holds because F is μ/N-strongly convex. Only the blocks B_i = (H_i + λ)⁻¹ of
+        N∇²F = diag(H_i + λ) − (λ/N) 11ᵀ are computed: s_i = B_i(r_i + λs̄), with (1 − λ mean(B_i)) s̄ = mean(B_i r_i),
+        solves N∇²F s = r.
 
         Raises:
-            RuntimeError: 100 steps were too few.
+            RuntimeError: 100 steps did not suffice.
         """
         x = np.zeros((self.num_clients, self.inputs.shape[2]))
         identity = np.eye(x.shape[1])
@@ -140,22 +141,22 @@ class MixtureProblem:
 
     @cached_property
     def local_minimiser(self) -> np.ndarray:
-        """x(0), (N, d): each row minimises its own f_i."""
+        """Local minimiser x(0), (N, d): row i minimises f_i."""
         return self.with_penalty(0.0).minimiser
 
     def with_penalty(self, penalty: float) -> MixtureProblem:
-        """The same data with another λ."""
+        """Return the problem on the same data with another λ."""
         return replace(self, penalty=penalty)
 
     @cached_property
     def global_minimiser(self) -> np.ndarray:
-        """x(∞), (N, d): each row is the minimiser of the mean of the f_i."""
+        """Global minimiser x(∞), (N, d): each row is the minimiser of the mean of all f_i."""
         pooled = self.inputs.reshape(1, -1, self.inputs.shape[2]), self.labels.reshape(1, -1)
         one = MixtureProblem(*pooled, self.mu, 0.0).minimiser
         return np.repeat(one, self.num_clients, axis=0)
 
     def distances(self, x: np.ndarray) -> tuple[float, float]:
-        """Root mean square over clients of ‖x_i − x_i(0)‖ and of ‖x_i − x_i(∞)‖."""
+        """Return the root mean squares over clients of ‖x_i − x_i(0)‖ and of ‖x_i − x_i(∞)‖ at x (N, d)."""
         to_local, to_global = (
             math.sqrt(((x - end) ** 2).sum(axis=1).mean()) for end in (self.local_minimiser, self.global_minimiser)
         )
@@ -163,48 +164,48 @@ class MixtureProblem:
 
     @cached_property
     def least(self) -> float:
-        """F*."""
+        """Minimum of F, F*."""
         return self.value(self.minimiser)
 
     @cached_property
     def span(self) -> float:
-        """F(0) − F*."""
+        """Initial error F(0) − F*, by which errors are divided."""
         return self.value(np.zeros_like(self.minimiser)) - self.least
 
     def error(self, x: np.ndarray) -> float:
-        """(F(x) − F*) / (F(0) − F*), and no less than rounding leaves of it."""
+        """Return (F(x) − F*) / (F(0) − F*), at least :data:`SMALLEST`."""
         return max((self.value(x) - self.least) / self.span, SMALLEST)
 
     # theory
 
     @cached_property
     def smoothness(self) -> float:
-        """L̃, the largest of the f_ij."""
+        """Smoothness L̃, the largest of the f_ij."""
         return float((self.inputs**2).sum(axis=2).max() / 4 + self.mu)
 
     @property
     def best_probability(self) -> float:
-        """p* of L2SGD+."""
+        """Best probability p by the theory of L2SGD+, p*."""
         pull, mu = 4 * self.penalty, self.mu
         return (pull + mu) / (pull + 4 * self.smoothness + (self.num_samples + 1) * mu)
 
     def step_size(self, p: float) -> float:
-        """The largest α of L2SGD+'s theorem."""
+        """Return the largest α that L2SGD+'s theorem allows."""
         of_samples = (1 - p) / (4 * self.smoothness + self.mu * self.num_samples)
         return self.num_clients * min(of_samples, p / (4 * self.penalty + self.mu))
 
     def bound(self, p: float, accuracy: float, what: str = "communications") -> float:
-        """What L2SGD+ needs by its theorem until ‖x − x*‖² has shrunk by ``accuracy``, at its α(p).
+        """Return what L2SGD+ needs by its theorem until ‖x − x*‖² has shrunk by ``accuracy``, at its α(p).
 
-        Iterations: N log(1/accuracy)/(αμ); 1 − p of them are local steps, p(1 − p) communications.
+        It needs N log(1/accuracy)/(αμ) iterations; 1 − p of them are local steps, p(1 − p) of them communications.
         """
         iterations = self.num_clients / (self.step_size(p) * self.mu) * math.log(1 / accuracy)
         return iterations * (1 - p) * (p if what == "communications" else 1.0)
 
     def floor(self, method: str, p: float, lr: float) -> float:
-        """Where L2SGD or L2SGD2 idles, relative to F(0) − F*; of L2SGD+ it is 0.
+        """Return the error at which L2SGD or L2SGD2 stops improving, relative to F(0) − F*; 0 for L2SGD+.
 
-        x ← x − αG with noise of covariance C at x* idles at F − F* = α tr(C)/4, to first order in α. N² tr(C) is, with
+        x ← x − αG with noise of covariance C at x* stops at F − F* = α tr(C)/4, to first order in α. N² tr(C) is, with
         g_ij the gradients at x* and c_i = λ(x_i* − x̄*)::
 
             L2SGD     Σ_i mean_j ‖g_ij‖²/(1 − p)  + ‖c_i‖²/p
@@ -222,16 +223,16 @@ class MixtureProblem:
 
 
 class MixtureError(Callback):
-    """Logs :data:`ERROR` and both distances after each communication, and ends a run that has come to a goal.
+    """Logs :data:`ERROR` and both distances after each communication, and ends a run that has reached a goal.
 
     F is that of :class:`MixtureProblem` on the clients' training data, with the algorithm's λ; μ is the weight decay.
 
     Args:
-        goal: The run ends where the relative error has come down to it; None: after the last round.
+        goal: Relative error at which the run ends, in [0, 1); None: the run ends after its last round.
 
     Raises:
-        ConfigurationError: Another algorithm than L2GD's family, another model than BinaryLogisticRegression, or data
-            that are not in equal parts.
+        ConfigurationError: The algorithm is not of L2GD's family, the model is no BinaryLogisticRegression, or the
+            clients have unequal numbers of samples.
     """
 
     def __init__(self, goal: float | None = None) -> None:
@@ -240,7 +241,7 @@ class MixtureError(Callback):
         self.goal = goal
 
     def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """Find F*."""
+        """Check algorithm and model, and set up the problem."""
         algorithm = trainer.federation.algorithm
         if not isinstance(algorithm, L2GD) or not isinstance(pl_module, BinaryLogisticRegression):
             raise ConfigurationError(
@@ -251,7 +252,7 @@ class MixtureError(Callback):
         self._problem = MixtureProblem.of_clients(trainer.datamodule, mu, algorithm.penalty)
 
     def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
-        """Evaluate F at the clients' models, as they stand at the exchange."""
+        """Log the error and the distances of the clients' models at the exchange; stop the run at the goal."""
         rows = [trainer.clients.vector("local_model", client) for client in range(self._problem.num_clients)]
         x = torch.stack(rows).cpu().double().numpy()
         error = self._problem.error(x)

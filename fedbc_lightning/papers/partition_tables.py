@@ -1,4 +1,4 @@
-"""FedBC's Tables 4 and 5: how MNIST and CIFAR-10 are split over 20 clients; no data is read."""
+"""Computes FedBC's Tables 4 and 5, the split of MNIST and CIFAR-10 over 20 clients, without reading the data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CLASS_SIZES = {
     "MNIST": (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958),
     "CIFAR-10": (6000,) * 10,
 }
-"""Of train and test data together."""
+"""Number of samples of each class, train and test data together."""
 
 TABLE_5 = {
     "MNIST": ((1222, 7486), (374, 12057), (110, 16444), (32, 21197), (10, 23410)),
     "CIFAR-10": ((1047, 6433), (320, 10398), (94, 14032), (28, 17814), (9, 20067)),
 }
-"""The paper's: smallest and largest client, by exponent."""
+"""The paper's numbers of samples of the smallest and the largest client, one pair per exponent."""
 
 _MNIST_2, _MNIST_3 = "1×6, 1×4, 1×3, 17×2", "1×8, 2×4, 17×3"
 TABLE_4 = {
@@ -34,12 +34,13 @@ TABLE_4 = {
     ("MNIST", 3): ("1×7, 2×4, 17×3", "1×7, 2×4, 17×3", _MNIST_3, _MNIST_3, _MNIST_3),
     ("CIFAR-10", 3): ("2×5, 1×4, 17×3", "1×7, 2×4, 17×3", _MNIST_3, _MNIST_3, "1×9, 1×4, 18×3"),
 }  # fmt: skip
-"""The paper's, as printed: clients × their number of classes, by exponent. One random draw: another seed gives other
-numbers. Those of CIFAR-10 with C = 1 and e = 1.2 or 1.3 have 31 and 28 parts, where C = 1 always gives N + 9 = 29."""
+"""The paper's cells as printed, one per exponent: clients × their number of classes. They are one random draw, so
+another seed gives other numbers. For CIFAR-10 with C = 1 and e = 1.2 or 1.3 the paper's clients have 31 and 28 parts
+in all, whereas C = 1 always gives N + 9 = 29."""
 
 
 def table_5() -> tuple[str, Rows]:
-    """Caption and rows: smallest and largest client, and whether they are the paper's."""
+    """Return caption and rows: the sizes of the smallest and largest client, and whether they equal the paper's."""
     rows = [["", *(f"e = {exponent}" for exponent in EXPONENTS)]]
     for name, class_sizes in CLASS_SIZES.items():
         row = [name]
@@ -52,10 +53,10 @@ def table_5() -> tuple[str, Rows]:
 
 
 def table_4(seed: int = 0) -> tuple[str, Rows]:
-    """Caption and rows: so many clients × so many classes, ours above the paper's.
+    """Return caption and rows: numbers of clients × numbers of classes, ours above the paper's.
 
     Args:
-        seed: Of the draw.
+        seed: Seed of the random draw.
     """
     rows = [["", *(f"e = {exponent}" for exponent in EXPONENTS)]]
     for (name, per_client), theirs in TABLE_4.items():
@@ -70,7 +71,7 @@ def table_4(seed: int = 0) -> tuple[str, Rows]:
 
 
 def classes_held(labels: np.ndarray, per_client: int, exponent: float, seed: int) -> str:
-    """How many clients hold how many classes, in the paper's way.
+    """Return how many clients hold how many classes, in the paper's notation.
 
     Example:
         >>> classes_held(np.arange(6000) % 10, 1, 1.1, seed=0)

@@ -1,4 +1,4 @@
-"""What ``fedbc-cli reproduce`` knows by name: tables and figures of the papers."""
+"""The registry of ``fedbc-cli reproduce``: tables and figures of the papers by name."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ Draw = Callable[[Study, Sequence[State], Path], list[Path]]
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table or figure of a paper.
+    """A table or figure of a paper that can be reproduced.
 
     Attributes:
-        what: In a line.
-        study: The shipped study behind it; None: it needs no training.
-        papers: Which of the study's ``papers`` are shown with it; of a table's only one, what that is about is needed.
-        only: What a figure needs of the study; empty: all.
-        draw: Draws it from the study's runs into a folder; returns the files.
-        compute: Caption and rows of a table that needs no training.
+        what: Description in one line.
+        study: Shipped study whose runs it needs; None: it needs no training.
+        papers: Names of the study's ``papers`` that are shown with it. A table with a single one needs only the levels
+            and algorithms of that one.
+        only: Algorithms and levels of the study that it needs; empty: all.
+        draw: Function that draws it from the study's runs into a folder, and returns the files.
+        compute: Function that returns caption and rows of a table that needs no training.
     """
 
     what: str
@@ -38,10 +39,10 @@ class Reproduction:
     compute: Callable[[], tuple[str, Rows]] | None = None
 
     def narrow(self, study: Study) -> None:
-        """Leave out of the study what this does not need.
+        """Reduce the study to the algorithms, levels and papers that this needs.
 
         Raises:
-            ConfigurationError: The study's own ``only`` has left nothing of it.
+            ConfigurationError: The study's own ``only`` leaves nothing of it.
         """
         study.narrow(self.only)
         study.papers = {name: study.papers[name] for name in self.papers}
@@ -139,4 +140,4 @@ REPRODUCTIONS = {
     "l2gd-figure4": _figure("L2GD: the same on both splits", METHODS, l2gd.figure_4, papers=("methods",)),
     "l2gd-figure5": _figure("L2GD: effect of p on L2SGD+", PROBABILITY, l2gd.figure_5),
 }
-"""By name; FedBC's are named as in the paper."""
+"""All reproductions by name; the names of FedBC's tables and figures are the paper's."""
