@@ -1,4 +1,4 @@
-"""Ready federated data; what needs files takes its root folder, downloads them or says what it looked for."""
+"""Ready data modules for federated learning; those that need files download them, or name the files they miss."""
 
 from .arrays import ArraysDataModule
 from .digits import DigitsDataModule

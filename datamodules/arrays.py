@@ -1,4 +1,4 @@
-"""One's own data as arrays: NumPy, torch, or files of them."""
+"""Data module for data of your own in arrays of NumPy or torch, or in files of these."""
 
 from __future__ import annotations
 
@@ -24,34 +24,39 @@ from .transforms import Scale, WholeBatch, try_transform
 FORMATS = "give a NumPy array, a torch tensor, or the path of a .npy, .npz (one array) or .pt file (one tensor)"
 DEFAULT_TEST_FRACTION = 0.2
 DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError)
-"""What NumPy and torch raise of a file."""
+"""Exceptions that NumPy and torch raise for a damaged file."""
 
 
 class ArraysDataModule(IndexedDataModule):
-    """Inputs and targets in memory, or in files, with or without a client of each sample.
+    """Federates inputs and targets in memory or in files, with or without a client of each sample.
 
     Each array is a NumPy array, a torch tensor, or the path of a ``.npy``, ``.npz`` (one array) or ``.pt`` file (one
-    tensor, from ``torch.save``). What becomes of the inputs ``(M, ...)``: floats are float32; uint8 are pixels, held as
-    they are and scaled to [0, 1] batch by batch, unless there is a ``transform``; other integers are tokens, int64 (to
-    use whole numbers as features, give them as floats). Targets: integers ``(M,)`` are classes 0, 1, ..., strings
-    ``(M,)`` the names of classes; integers of more dimensions, e.g. the next token at every position, stay as they are,
-    int64; floats are regression, float32.
+    tensor, from ``torch.save``). The type of the inputs ``(M, ...)`` decides how they are used. Floats become float32.
+    uint8 are pixels, which are scaled to [0, 1] batch by batch unless there is a ``transform``. Other integers are
+    tokens and become int64 (to use whole numbers as features, give them as floats). Targets ``(M,)`` that are integers
+    are classes 0, 1, ..., and strings ``(M,)`` are names of classes. Integer targets with more dimensions, e.g. the
+    next token at every position, become int64. Targets that are floats, for a regression, become float32.
 
     Args:
-        inputs: ``(M, ...)``.
-        targets: ``(M, ...)``.
-        clients: The client of each sample ``(M,)``, integers or strings; None: a partitioner deals the samples out.
-        test_inputs: Test data in the same form; None: a part of each client's samples, by ``test_fraction``.
-        test_targets: Of ``test_inputs``.
-        test_clients: The client of each test sample, one of ``clients``; None: the test data belong to no client, and
-            test the global model.
-        transform: Of the inputs of every batch, training and test: of ``torchvision.transforms.v2``, or a function.
-        partitioner: Which client has which samples; None: ``Natural()`` where there are clients, else ``IID(10)``.
-        test_fraction: Of each client's samples that are its test data, in (0, 1); None: the given test data, else 0.2.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        inputs: Inputs of all samples, ``(M, ...)``.
+        targets: Targets of all samples, ``(M, ...)``.
+        clients: Client of each sample ``(M,)``, integers or strings; None if there are no natural clients, so that a
+            partitioner makes clients.
+        test_inputs: Inputs of test data, in the same form; with None a part of each client's samples are test data, see
+            ``test_fraction``.
+        test_targets: Targets of ``test_inputs``.
+        test_clients: Client of each test sample, one of ``clients``; with None the test data belong to no client, and
+            evaluate the global model.
+        transform: Transform of the inputs of every batch, for training and test: a function, or a transform of
+            ``torchvision.transforms.v2``.
+        partitioner: Partitioner that assigns samples to clients; None is ``Natural()`` if there are ``clients``, else
+            ``IID(10)``.
+        test_fraction: Fraction of each client's samples that are its test data, in (0, 1); None uses the test data that
+            are given, or 0.2 if there are none.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Attributes:
-        classes: Where targets are strings, the names of classes 0, 1, ..., sorted; else None. There after ``setup``.
+        classes: Sorted names of classes 0, 1, ... if targets are strings, else None; available after ``setup``.
 
     Raises:
         ConfigurationError: Lengths disagree, a file cannot be read, or values cannot be trained on.
@@ -90,13 +95,13 @@ class ArraysDataModule(IndexedDataModule):
         self.transform = WholeBatch(transform) if isinstance(transform, nn.Module) else transform
 
     def prepare_data(self) -> None:
-        """Check that the files are there."""
+        """Check that the files exist."""
         for name, value in {**self.arrays, **self.test_arrays}.items():
             if isinstance(value, (str, Path)):
                 check_file(Path(value).expanduser(), name, FORMATS)
 
     def load(self) -> LoadedData:
-        """The samples in their order, the clients' test samples behind them."""
+        """Return the samples in their order, followed by the clients' test samples."""
         arrays = {**self.arrays, "targets": _read(self.arrays["targets"], "targets")}
         test_arrays = dict(self.test_arrays)
         if test_arrays["test_targets"] is not None:
@@ -135,7 +140,7 @@ class ArraysDataModule(IndexedDataModule):
         return LoadedData(ArrayDataset(tensors, None, transform), _labels(tensors[1]), owners, names, is_test)
 
     def _describe(self, inputs: Tensor, targets: Tensor, clients: np.ndarray | None) -> None:
-        """Say what was found: classes taken for numbers are seen here."""
+        """Print what was found, so that the user notices, for example, classes that are taken for numbers."""
         source = self.arrays["inputs"]
         name = f"'{source}'" if isinstance(source, (str, Path)) else "data.inputs"
         labels, hint = _labels(targets), ""
@@ -149,7 +154,7 @@ class ArraysDataModule(IndexedDataModule):
 
 
 def _number_classes(names: np.ndarray, test: np.ndarray | None) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """Sorted names of the classes, and of each sample and test sample the position among them."""
+    """Return the sorted names of the classes, and the positions among them of all samples and of all test samples."""
     classes, numbers = np.unique(_as_names(names), return_inverse=True)
     if test is None:
         return classes.tolist(), numbers, None
@@ -160,7 +165,7 @@ def _number_classes(names: np.ndarray, test: np.ndarray | None) -> tuple[list[st
     if unknown.any():
         raise ConfigurationError(
             f"data.test_targets: sample {unknown.argmax()} is of the class '{test_names[unknown.argmax()]}', which "
-            "data.targets has not"
+            "does not occur in data.targets"
         )
     return classes.tolist(), numbers, np.searchsorted(classes, test_names)
 
@@ -176,13 +181,13 @@ def _as_names(array: np.ndarray) -> np.ndarray:
 
 
 def _read_samples(arrays: dict[str, Any]) -> tuple[Tensor, Tensor, np.ndarray | None]:
-    """Inputs, targets and clients, in this order, as they are used."""
+    """Read inputs, targets and clients, and convert them to the types in which they are used."""
     (inputs_name, inputs), (targets_name, targets), (clients_name, clients) = arrays.items()
     x, y = _to_tensor(inputs, inputs_name), _to_tensor(targets, targets_name)
     y = y.to(torch.int64) if y.dtype == torch.uint8 else y
     if not len(x) == len(y) > 0:
         raise ConfigurationError(
-            f"data.{inputs_name} has {len(x)} samples and data.{targets_name} {len(y)}; give as many, and one or more"
+            f"data.{inputs_name} has {len(x)} samples and data.{targets_name} {len(y)}; give equal numbers, one or more"
         )
     if y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) < 0:
         raise ConfigurationError(f"data.{targets_name}: found class {int(y.min())}; number the classes 0, 1, ...")
@@ -198,7 +203,7 @@ def _read_samples(arrays: dict[str, Any]) -> tuple[Tensor, Tensor, np.ndarray | 
 
 
 def _to_tensor(value: Any, name: str) -> Tensor:
-    """uint8 as it is, other integers int64, floats float32."""
+    """Convert an array to a tensor: uint8 stays, other integers become int64 and floats float32."""
     array = _read(value, name)
     if array.dtype.kind not in "biuf" or not array.ndim:
         names = " or names of classes (M,)" if name.endswith("targets") else ""
@@ -218,7 +223,7 @@ def _to_tensor(value: Any, name: str) -> Tensor:
 
 
 def _read(value: Any, name: str) -> np.ndarray:
-    """The array itself, or what its file holds."""
+    """Return the array that was given, or the array in the file that was given."""
     if isinstance(value, (str, Path)):
         value = _read_file(Path(value).expanduser(), name)
     try:
@@ -231,14 +236,14 @@ def _read_file(path: Path, name: str) -> Any:
     if path.suffix not in (".npy", ".npz", ".pt"):
         raise ConfigurationError(f"data.{name}='{path}': unknown kind of file; {FORMATS}")
     try:
-        with path.open("rb") as file:  # np.load leaves a damaged .npz open
+        with path.open("rb") as file:  # opened here because np.load would leave a damaged .npz open
             if path.suffix == ".pt":
                 found = {"": torch.load(file, map_location="cpu", weights_only=True)}
             else:
                 loaded = np.load(file, allow_pickle=False)
                 found = {"": loaded} if path.suffix == ".npy" else dict(loaded)
     except DAMAGED as error:
-        if "Object arrays" in str(error):  # so says NumPy
+        if "Object arrays" in str(error):  # NumPy's message about arrays that need pickle
             raise ConfigurationError(
                 f"data.{name}='{path}': it holds Python objects; save it as numbers or as strings"
             ) from None

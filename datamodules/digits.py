@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits: real data that needs no download."""
+"""Scikit-learn's handwritten digits, which are real data that need no download."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class DigitsDataModule(IndexedDataModule):
     Inputs are float32 ``(B, 1, 8, 8)`` in [0, 1], targets int64 ``(B,)``.
 
     Args:
-        partitioner: Which client has which images; None: ``PowerLaw(10, classes_per_client=2, exponent=1.2)``, that is
-            10 clients of 68 to 354 images.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        partitioner: Partitioner that assigns images to clients; None is
+            ``PowerLaw(10, classes_per_client=2, exponent=1.2)``, with 10 clients of 68 to 354 images.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Example:
         >>> data = DigitsDataModule(seed=0)
@@ -36,17 +36,17 @@ class DigitsDataModule(IndexedDataModule):
         super().__init__(partitioner or PowerLaw(10, classes_per_client=2, exponent=1.2), **kwargs)
 
     def load(self) -> LoadedData:
-        """The images as uint8 (pixel values 0..16), and their digits."""
+        """Return the images as uint8 (pixel values 0..16), and their digits."""
         images, digits = read_digits()
         tensors = (torch.from_numpy(images).view(-1, 1, 8, 8), torch.from_numpy(digits))
         return LoadedData(ArrayDataset(tensors, transform=Scale(1 / 16)), digits)
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """The images, uint8 ``(1797, 64)``, and their digits, int64 ``(1797,)``.
+    """Return the images, uint8 ``(1797, 64)``, and their digits, int64 ``(1797,)``.
 
-    They are read from scikit-learn's file: to import scikit-learn, which imports pandas, takes 0.6 s. Where the file is
-    not at its place, scikit-learn is asked for them.
+    They are read from scikit-learn's file directly, because importing scikit-learn, which imports pandas, takes 0.6 s.
+    If the file is not in its place, scikit-learn loads them.
     """
     path = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")))
     if path.is_file():

@@ -1,4 +1,4 @@
-"""EMNIST: handwritten digits and letters."""
+"""EMNIST, images of handwritten digits and letters."""
 
 from __future__ import annotations
 
@@ -15,36 +15,40 @@ from .vision import IdxDataModule
 
 Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 NUM_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
-CHUNK = 2**16  # images turned at a time
+CHUNK = 2**16  # number of images that are turned upright at a time, which bounds the memory of the copies
 
 
 class EMNISTDataModule(IdxDataModule):
     """EMNIST (Cohen et al. 2017): grey images of handwritten characters, 28 x 28 pixels, in six splits.
 
     Inputs are float32 ``(B, 1, 28, 28)`` of mean about 0 and standard deviation about 1, targets int64 ``(B,)``. The
-    files hold images with rows and columns swapped; here they stand upright.
+    files hold images with rows and columns swapped; this class turns them upright.
 
-    Classes of ``byclass`` (814,255 images) are 0-9 the digits, 10-35 the capital and 36-61 the lower-case letters;
-    ``bymerge`` and ``balanced`` (131,600) have 47, alike letters merged; ``letters`` (145,600) has 26, both cases
-    merged and counted from 0 here, from 1 in the file; ``digits`` (280,000) and ``mnist`` (70,000) have 10.
+    The split ``byclass`` (814,255 images) has 62 classes: the digits (0-9), the capital letters (10-35) and the
+    lower-case letters (36-61). ``bymerge`` (814,255) and ``balanced`` (131,600) have 47 classes, in which the two cases
+    of similar letters are merged. ``letters`` (145,600) has 26 classes with both cases merged, counted from 0 here and
+    from 1 in the file. ``digits`` (280,000) and ``mnist`` (70,000) have 10.
 
     Args:
         root: Folder that holds, or will hold, ``EMNIST/raw``.
-        split: Which images and classes.
-        classes: Keep these classes of the split only, relabelled 0, 1, ... in this order; None: all.
-        partitioner: Which client has which images; None: ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
-        download: Fetch the files if they are missing (0.6 GB for all splits; 1.8 GB more when unpacked).
-        augment: Change the images of training batches: True moves each by up to 2 pixels; or as of
-            :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`.
-        transform: As of :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        split: Split of EMNIST, which determines images and classes.
+        classes: Classes of the split to keep, relabelled 0, 1, ... in this order; None keeps all.
+        partitioner: Partitioner that assigns images to clients; None is
+            ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
+        download: Whether to download the files if they are missing (0.6 GB for all splits; 1.8 GB more when unpacked).
+        augment: Augmentation of training batches: True moves each image by up to 2 pixels, False changes none, and any
+            augmentation of :class:`~fedbc_lightning.datamodules.CIFAR10DataModule` may be given.
+        transform: Transform of every batch, see :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`; None
+            normalises.
+        **kwargs: Further arguments of :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`, such as ``test`` and
+            ``batch_size``.
 
     Raises:
-        ConfigurationError: A class is not one of the split, or the files are missing and cannot be downloaded, or one
+        ConfigurationError: A class is not one of the split, the files are missing and cannot be downloaded, or a file
             is damaged.
 
     Example:
-        FEMNIST of Fed+: the lower-case letters a to j, five of them at each of 200 clients.
+        Fed+ makes its FEMNIST from the lower-case letters a to j, with five of them at each of 200 clients.
 
         >>> from fedbc_lightning.partition import ClassesPerClient
         >>> data = EMNISTDataModule(split="byclass", classes=[*range(36, 46)], partitioner=ClassesPerClient(200, 5))
@@ -53,7 +57,7 @@ class EMNISTDataModule(IdxDataModule):
     """
 
     dataset_name = "EMNIST"
-    mean = (0.1736,)  # of byclass; the other splits differ by 0.002
+    mean = (0.1736,)  # the mean of byclass; those of the other splits differ by 0.002
     std = (0.3317,)
 
     def __init__(
@@ -84,13 +88,17 @@ class EMNISTDataModule(IdxDataModule):
         )
 
     def fetch(self) -> None:
-        """Download by torchvision, which puts the files where they are looked for."""
+        """Download the files with torchvision, which puts them where this class looks for them."""
         from torchvision import datasets  # takes a second to import
 
         datasets.EMNIST(self.root, self.split, download=True)
 
     def read(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Upright images of the kept classes, ``(M, 1, 28, 28)``, their new numbers, ``(M,)``, and how many train."""
+        """Return upright images of the kept classes, training set first.
+
+        Returns:
+            The images, uint8 ``(M, 1, 28, 28)``, their new classes, int64 ``(M,)``, and the size of the training set.
+        """
         new_number = np.full(self.num_classes, -1)
         new_number[self._first_label + np.array(self.classes)] = np.arange(len(self.classes))
         parts = [(pixels, new_number[labels]) for pixels, labels in self._parts()]

@@ -1,4 +1,4 @@
-"""LEAF's FEMNIST: handwritten characters by writer."""
+"""LEAF's FEMNIST, images of handwritten characters by writer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ DEFAULT_TEST_FRACTION = 0.2
 
 
 class FEMNISTDataModule(IndexedDataModule):
-    """FEMNIST from LEAF's JSON files: a client is a writer; 62 classes (digits, then upper-case, then lower-case).
+    """FEMNIST from LEAF's JSON files, where a client is a writer.
 
-    Inputs are float32 ``(B, 1, 28, 28)`` in [0, 1] (dark ink on white, as in the files; held as uint8), targets int64
-    ``(B,)``. The files come from LEAF's ``data/femnist/preprocess.sh``, e.g. ``-s niid --sf 0.05 -k 0 -t sample``.
+    The 62 classes are the digits, the upper-case and the lower-case letters. Inputs are float32 ``(B, 1, 28, 28)`` in
+    [0, 1] (dark ink on white, as in the files; held as uint8), targets int64 ``(B,)``. The files come from LEAF's
+    ``data/femnist/preprocess.sh``, e.g. with ``-s niid --sf 0.05 -k 0 -t sample``.
 
     Args:
-        path: Folder with ``train/*.json`` and ``test/*.json``, folder of ``*.json`` files, or one file.
-        partitioner: Which client has which images; None: ``Natural()``, the writers.
-        test_fraction: Of each client's images that are its test data, in (0, 1); None: those of ``test/*.json``, else
-            0.2. Where the test files hold other writers than the training files, they test the global model.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        path: Path of a folder with ``train/*.json`` and ``test/*.json``, of a folder of ``*.json`` files, or of a file.
+        partitioner: Partitioner that assigns images to clients; None is ``Natural()``, where a client is a writer.
+        test_fraction: Fraction of each client's images that are its test data, in (0, 1). None uses ``test/*.json``, or
+            0.2 if there are no such files. If the writers in the test files are not those in the training files, the
+            test files evaluate the global model.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Raises:
-        ConfigurationError: A file is missing, damaged or not of this form; the file and the writer are named.
+        ConfigurationError: A file is missing, damaged or not of LEAF's form; the message names the file and the writer.
     """
 
     def __init__(
@@ -47,11 +49,11 @@ class FEMNISTDataModule(IndexedDataModule):
         self.path = Path(path).expanduser()
 
     def prepare_data(self) -> None:
-        """Check that the files are there."""
+        """Check that the files exist."""
         find_leaf_files(self.path)
 
     def load(self) -> LoadedData:
-        """All writers' images, in the order of the files."""
+        """Return all writers' images, in the order of the files."""
         data = load_leaf(self.path, encode_images, Scale(1 / 255))
         if data.is_test is None and data.shared_test is None and self.test_fraction is None:
             self.test_fraction = DEFAULT_TEST_FRACTION
@@ -59,10 +61,10 @@ class FEMNISTDataModule(IndexedDataModule):
 
 
 def encode_images(user: LeafUser) -> tuple[np.ndarray, np.ndarray]:
-    """One writer's images, uint8 ``(n, 1, 28, 28)``, and classes, int64 ``(n,)``.
+    """Convert one writer's samples to images, uint8 ``(n, 1, 28, 28)``, and classes, int64 ``(n,)``.
 
     Raises:
-        ConfigurationError: They are not lists of 784 numbers in [0, 1] and classes 0..61.
+        ConfigurationError: The samples are not lists of 784 numbers in [0, 1] with a class 0..61 each.
     """
     try:
         pixels = np.array(user.inputs, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""One's own files and values in words: what is there, and what may have been meant."""
+"""Checks and descriptions of the user's files and values, for messages."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from fedbc_lightning.core.errors import ConfigurationError
 
 FEW_VALUES = 20
-"""Up to here numbers that are all whole look more like classes than like a quantity."""
+"""Largest number of distinct values for which whole numbers look like classes and not like a quantity."""
 
 
 def check_file(path: Path, argument: str, layout: str) -> None:
-    """Raise unless there is such a file.
+    """Check that a file exists.
 
     Args:
-        path: Of the file.
-        argument: For the message, e.g. ``"path"``.
-        layout: Likewise: what is expected there.
+        path: Path of the file.
+        argument: Name of the argument that gives the path, for the message, e.g. ``"path"``.
+        layout: Description of the expected file, for the message.
 
     Raises:
-        ConfigurationError: There is nothing, or a folder.
+        ConfigurationError: There is no file at the path, or it is a folder.
     """
     if not path.is_file():
         found = "it is a folder, not a file" if path.is_dir() else "no such file"
@@ -30,7 +30,7 @@ def check_file(path: Path, argument: str, layout: str) -> None:
 
 
 def shorten(names: Sequence[str], limit: int = 10) -> str:
-    """The first names, and how many more there are.
+    """Return a list of the first ``limit`` names, and how many more there are.
 
     Example:
         >>> shorten(["cat", "dog", "owl"], limit=2)
@@ -41,10 +41,10 @@ def shorten(names: Sequence[str], limit: int = 10) -> str:
 
 
 def are_whole(numbers: np.ndarray) -> bool:
-    """Whether floats are all whole numbers, and exact as integers."""
+    """Return whether all floats are whole numbers that a float64 holds exactly."""
     return bool(((np.abs(numbers) < 2**53) & (numbers == np.rint(numbers))).all())
 
 
 def look_like_classes(numbers: np.ndarray) -> bool:
-    """Whether floats are all whole and of few values."""
+    """Return whether all floats are whole numbers with few distinct values."""
     return are_whole(numbers) and len(np.unique(numbers)) <= FEW_VALUES

@@ -1,4 +1,4 @@
-"""Files of MNIST and its kin: a short header, then bytes."""
+"""Reading of IDX files, in which MNIST and similar data sets come: a short header, then bytes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedbc_lightning.core.errors import ConfigurationError
 
 
 def find_idx(path: Path) -> Path | None:
-    """The file, or the same with ``.gz`` behind its name; None if there is neither."""
+    """Return ``path``, or the same path with ``.gz`` appended, whichever exists; None if neither does."""
     return next((found for found in (path, path.with_name(path.name + ".gz")) if found.is_file()), None)
 
 
 def read_idx(path: Path, num_axes: int) -> np.ndarray:
-    """The array of bytes in an IDX file: mapped from the disk, or unpacked from a ``.gz``; not to be written to.
+    """Return the uint8 array in an IDX file, mapped from the disk or unpacked from a ``.gz``; it is read-only.
 
     Args:
-        path: Of the file.
-        num_axes: 3 for images ``(n, H, W)``, 1 for labels ``(n,)``.
+        path: Path of the file.
+        num_axes: Number of axes, 3 for images ``(n, H, W)`` and 1 for labels ``(n,)``.
 
     Raises:
         ConfigurationError: The file is damaged.
@@ -46,10 +46,15 @@ def read_idx(path: Path, num_axes: int) -> np.ndarray:
 
 
 def read_labelled_images(images: Path, labels: Path, image_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two IDX files that belong together: uint8 images ``(n, H, W)`` and labels ``(n,)``.
+    """Read uint8 images ``(n, H, W)`` and their labels ``(n,)`` from two IDX files.
+
+    Args:
+        images: Path of the file of images.
+        labels: Path of the file of labels.
+        image_size: Height and width that images must have.
 
     Raises:
-        ConfigurationError: A file is damaged, or they do not belong together.
+        ConfigurationError: A file is damaged, or the files do not belong together.
     """
     pixels, numbers = read_idx(images, 3), read_idx(labels, 1)
     if pixels.shape[1:] != (image_size, image_size):
@@ -61,5 +66,5 @@ def read_labelled_images(images: Path, labels: Path, image_size: int) -> tuple[n
 
 
 def damaged(path: Path, what: str) -> ConfigurationError:
-    """The error that names a damaged file and says what to do."""
+    """Return the error that names a damaged file, what is wrong with it and what to do."""
     return ConfigurationError(f"data.root: the file {str(path)!r} {what}; delete it and download it again")

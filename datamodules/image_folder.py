@@ -1,4 +1,4 @@
-"""Any tree of image files, one folder per class."""
+"""Data module for a tree of image files with one folder per class."""
 
 from __future__ import annotations
 
@@ -34,32 +34,37 @@ LAYOUT = "expected <root>/<class>/*.jpg or <root>/{train,test}/<class>/*.jpg (al
 
 
 class ImageFolderDataModule(IndexedDataModule):
-    """Images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...``.
+    """Federates images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...``.
 
-    Every image is decoded once, to uint8 RGB in memory; if they do not fit, each is decoded when it is needed, and once
-    before training, to find those that cannot be read or differ in size. Grey images of 16 bits are scaled to 8 bits
-    (65535 becomes 255); those of 32 bits or of floats, whose white is not known, are refused.
-    Inputs are float32 ``(B, 3, H, W)``, targets int64 ``(B,)``: the position of the class among the sorted names.
+    Every image is decoded once, to uint8 RGB in memory. If the images do not fit into memory, each is decoded when it
+    is needed, and once before training, to find those that cannot be read or differ in size. Grey images of 16 bits are
+    scaled to 8 bits (65535 becomes 255); images of 32 bits or of floats are refused, because it is unknown which value
+    is white. Inputs are float32 ``(B, 3, H, W)``, targets int64 ``(B,)``, the position of the class among the sorted
+    names.
 
     Args:
         root: Folder of the tree.
-        partitioner: Which client has which images; None: ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
-        image_size: Height and width in pixels to which images are scaled and centrally cropped; None: they are left
-            as they are, and must all be of one size.
-        augment: Change the images of training batches: True moves each by up to an eighth of its width in each
-            direction (4 pixels of 32); or as of :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`.
-        transform: As of :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`; None: by ``mean`` and ``std``.
-        mean: Of each channel, for pixels in [0, 1]; subtracted.
-        std: Of each channel; divides.
-        max_memory_gib: GiB of memory that the images may fill.
-        num_threads: Of decoding; None: one per CPU core.
-        test: ``"split"``: the images of all folders are pooled, and ``test_fraction`` of each client's images test its
-            models. ``"shared"``: those in ``test`` (without one, in ``val``) evaluate the global model and belong to no
-            client; all others are dealt out.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`; ``num_workers`` helps if images do not fit.
+        partitioner: Partitioner that assigns images to clients; None is
+            ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
+        image_size: Height and width in pixels to which images are scaled and centrally cropped; with None they are not
+            scaled, and must all have the same size.
+        augment: Augmentation of training batches: True moves each image by up to an eighth of its width in each
+            direction (4 pixels of 32), False changes none, and any augmentation of
+            :class:`~fedbc_lightning.datamodules.CIFAR10DataModule` may be given.
+        transform: Transform of every batch, see :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`; None
+            normalises by ``mean`` and ``std``.
+        mean: Mean of each channel, for pixels in [0, 1], which is subtracted.
+        std: Standard deviation of each channel, for pixels in [0, 1], by which pixels are divided.
+        max_memory_gib: Largest memory that the images may fill, in GiB.
+        num_threads: Number of threads that decode images; None is one per CPU core.
+        test: Use of the folders. With ``"split"`` the images of all folders are pooled, and ``test_fraction`` of each
+            client's images are its test data. With ``"shared"`` the images in ``test`` (or in ``val`` if there is no
+            ``test``) evaluate the global model and belong to no client; clients get all others.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`; ``num_workers`` helps if images do not
+            fit into memory.
 
     Attributes:
-        classes: Names of the classes, sorted; there after ``setup``.
+        classes: Sorted names of the classes; available after ``setup``.
 
     Raises:
         ConfigurationError: The folder is missing or not such a tree, a file cannot be read, or images differ in size.
@@ -99,13 +104,13 @@ class ImageFolderDataModule(IndexedDataModule):
         self.classes: list[str] = []
 
     def prepare_data(self) -> None:
-        """Check that the tree is there, and each image that will not be held in memory."""
+        """Check that the tree exists, and decode each image once if they will not be held in memory."""
         paths = find_images(self.root).paths
         if not self._fit(paths):
             decode_images(paths, self.image_size, self.num_threads)
 
     def load(self) -> LoadedData:
-        """The images and their classes, in the order of their paths."""
+        """Return the images and their classes, in the order of their paths."""
         found = find_images(self.root)
         paths, labels, self.classes, empty, folders = found
         nothing = f"; no images in: {shorten(empty)}" if empty else ""
@@ -120,7 +125,7 @@ class ImageFolderDataModule(IndexedDataModule):
         return keep_own_test(dataset, labels, np.array(folders) == own_test)
 
     def _own_test(self, found: FoundImages) -> str | None:
-        """The folder whose images are kept for testing; None: all are pooled."""
+        """Return the folder whose images are kept for testing, or None if all are pooled."""
         if self.test == "split":
             return None
         folder = next((name for name in reversed(SPLIT_FOLDERS[1:]) if name in found.folders), None)
@@ -131,7 +136,7 @@ class ImageFolderDataModule(IndexedDataModule):
         return folder
 
     def _fate(self, folders: list[str], own_test: str | None) -> str:
-        """What becomes of the split folders, for the line that says what was found."""
+        """Describe how the images of each split folder are used, for the line that says what was found."""
         counts = Counter(folders)
         said = ", ".join(f"{name}/ ({count:,})" for name, count in counts.items() if name != own_test)
         if own_test is not None:
@@ -159,12 +164,12 @@ class ImageFolderDataModule(IndexedDataModule):
 
 
 class ImageFiles(Dataset):
-    """Images that are decoded when they are needed: items ``(uint8 (3, H, W), class)``.
+    """Data set of images that are decoded when they are needed, with items ``(uint8 (3, H, W), class)``.
 
     Args:
-        paths: Of the images.
-        targets: Class of each, ``(M,)``.
-        image_size: As of :class:`ImageFolderDataModule`.
+        paths: Paths of the images.
+        targets: Class of each image, ``(M,)``.
+        image_size: Height and width to which images are scaled and cropped; None does not scale.
     """
 
     def __init__(self, paths: list[Path], targets: np.ndarray, image_size: int | None) -> None:
@@ -187,11 +192,11 @@ class FoundImages(NamedTuple):
     """The images of a tree.
 
     Attributes:
-        paths: Of the image files, by split, class and name.
-        labels: Class of each, ``(M,)`` int64.
-        classes: Names of the classes, sorted.
-        empty: Names of the folders without images, sorted: they are no classes.
-        folders: The folder of each image, ``train``, ``test``, ...; the empty string where there are no such folders.
+        paths: Paths of the image files, ordered by split, class and name.
+        labels: Class of each image, int64 ``(M,)``.
+        classes: Sorted names of the classes.
+        empty: Sorted names of the folders without images, which are no classes.
+        folders: Split folder of each image, ``train``, ``test``, ...; an empty string if there are no such folders.
     """
 
     paths: list[Path]
@@ -202,13 +207,13 @@ class FoundImages(NamedTuple):
 
 
 def find_images(root: Path) -> FoundImages:
-    """The image files of a tree with a folder for each class.
+    """Find the image files of a tree with a folder for each class.
 
     Args:
-        root: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...``.
+        root: Folder with ``root/<class>/...`` or ``root/{train,val,test}/<class>/...``.
 
     Raises:
-        ConfigurationError: Not such a tree.
+        ConfigurationError: The folder is missing, has no images in folders of classes, or has only one class.
     """
     if not root.is_dir():
         nothing = "it is a file, not a folder" if root.is_file() else "no such folder"
@@ -229,7 +234,7 @@ def find_images(root: Path) -> FoundImages:
 
 
 def read_image(path: Path, image_size: int | None = None) -> np.ndarray:
-    """One image as RGB, uint8 ``(3, H, W)``; scaled and centrally cropped to a square if ``image_size`` is given.
+    """Read an image as RGB, uint8 ``(3, H, W)``, scaled and centrally cropped to a square if ``image_size`` is given.
 
     Raises:
         ConfigurationError: The file is not a readable image, or its pixels are 32-bit integers or floats.
@@ -249,14 +254,14 @@ def read_image(path: Path, image_size: int | None = None) -> np.ndarray:
 
 
 def _to_rgb(file: PILImage) -> PILImage:
-    """Convert an opened image; ``convert`` alone would cut what is above 255."""
+    """Convert an opened image to RGB; PIL's ``convert`` alone would clip 16-bit values at 255."""
     from PIL import Image
 
     if file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PPM"):  # 16 bits of grey
         file = Image.fromarray(np.rint(np.asarray(file) / 257).astype(np.uint8))
     elif file.mode in ("I", "F"):
         kind = "32-bit integers" if file.mode == "I" else "floats"
-        raise ValueError(f"its pixels are {kind}, whose white is not known: save it with 8 or 16 bits")
+        raise ValueError(f"its pixels are {kind}, so it is unknown which value is white: save it with 8 or 16 bits")
     return file.convert("RGB")
 
 
@@ -266,10 +271,10 @@ def decode_images(
     """Decode all images in threads; a progress bar is shown on a terminal.
 
     Args:
-        paths: Of the images.
-        image_size: As of :class:`ImageFolderDataModule`.
-        num_threads: Likewise.
-        images: Where to put them, uint8 ``(M, 3, H, W)``; None: they are only checked.
+        paths: Paths of the images.
+        image_size: Height and width to which images are scaled and cropped; None does not scale.
+        num_threads: Number of threads; None is one per CPU core.
+        images: Array that receives the images, uint8 ``(M, 3, H, W)``; with None they are only checked.
 
     Raises:
         ConfigurationError: A file cannot be read, or sizes differ.

@@ -1,4 +1,7 @@
-"""LEAF's JSON: {"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}, user by user."""
+"""Reading of LEAF's JSON files, one user at a time.
+
+A file holds ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ SPACE = re.compile(r"[ \t\n\r]*")
 
 @dataclass(frozen=True)
 class LeafUser:
-    """One user's samples, as they stand in a file.
+    """One user's samples with the values of the file.
 
     Attributes:
-        name: Of the user.
-        inputs: Its "x".
-        targets: Its "y", of the same length.
-        path: Of the file.
+        name: Name of the user.
+        inputs: Content of "x", one entry per sample.
+        targets: Content of "y", of the same length.
+        path: Path of the file.
     """
 
     name: str
@@ -41,19 +44,19 @@ class LeafUser:
     path: Path
 
     def refuse(self, what: str) -> ConfigurationError:
-        """An error that names file and user."""
+        """Return an error that names the file and the user."""
         return ConfigurationError(f"data.path: '{self.path}', user '{self.name}': {what}")
 
 
 Encode = Callable[[LeafUser], tuple[np.ndarray, np.ndarray]]
-"""A user's samples as compact arrays: inputs ``(n, ...)`` and targets ``(n, ...)``."""
+"""Function that converts a user's samples into compact arrays: inputs ``(n, ...)`` and targets ``(n, ...)``."""
 
 
 def find_leaf_files(path: Path) -> tuple[list[Path], list[Path]]:
-    """The training files (all, where there is no ``test`` folder) and the test files.
+    """Return the training files and the test files; without a folder ``train``, all files in ``path`` are for training.
 
     Raises:
-        ConfigurationError: There are none.
+        ConfigurationError: There are no training files.
     """
     if path.is_file():
         return [path], []
@@ -67,19 +70,19 @@ def find_leaf_files(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def load_leaf(path: Path, encode: Encode, transform: Transform | None = None, classes: bool = True) -> LoadedData:
-    """Read all files, one user in plain Python objects at a time. A user of several files is one client.
+    """Read all files, and convert them user by user to save memory; a user in several files is one client.
 
-    Test files of the same users hold these clients' test data; test files of other users only (LEAF's split by user)
-    hold data that belong to no client.
+    If the test files have the same users as the training files, they hold these clients' test data. If all their users
+    are others (LEAF's split by user), they hold data that belong to no client.
 
     Args:
-        path: A folder or a file.
-        encode: Makes arrays of a user's samples.
-        transform: Of the inputs of a batch.
+        path: Path of a folder or a file.
+        encode: Function that converts a user's samples into arrays.
+        transform: Transform of the inputs of a batch, or None.
         classes: Whether targets are classes, ``(n,)``.
 
     Raises:
-        ConfigurationError: A file is missing, damaged or not of this form.
+        ConfigurationError: A file is missing, damaged or not of LEAF's form.
     """
     train_files, test_files = find_leaf_files(path)
     files = [(file, False) for file in train_files] + [(file, True) for file in test_files]
@@ -118,7 +121,7 @@ def load_leaf(path: Path, encode: Encode, transform: Transform | None = None, cl
 
 
 def read_users(path: Path) -> Iterator[LeafUser]:
-    """The users of one file, in its order; only one user's samples are Python objects at a time.
+    """Yield the users of one file in its order; only one user's samples are Python objects at a time.
 
     Raises:
         ConfigurationError: The file cannot be read, is cut off or is not of LEAF's form; file and user are named.
@@ -145,7 +148,7 @@ def read_users(path: Path) -> Iterator[LeafUser]:
         at = "" if name is None else f" in the data of user '{name}'"
         raise ConfigurationError(
             f"data.path: '{path}' is cut off or damaged{at} ({error.msg} at character {error.pos:,} of "
-            f"{len(cursor.text):,}); make it anew"
+            f"{len(cursor.text):,}); create the file again"
         ) from None
     _check_lists(listed, counts, path)
 
@@ -161,7 +164,7 @@ def _make_user(name: str, content: Any, path: Path) -> LeafUser:
 
 
 def _check_lists(listed: dict[str, Any], counts: dict[str, int], path: Path) -> None:
-    """Compare "users" and "num_samples" with what the file holds."""
+    """Check that "users" and "num_samples" agree with "user_data"."""
     for key in KEYS:
         if key not in listed:
             raise ConfigurationError(f"data.path: '{path}' has no key '{key}'; {LAYOUT}")
@@ -176,8 +179,8 @@ def _check_lists(listed: dict[str, Any], counts: dict[str, int], path: Path) -> 
             raise ConfigurationError(f"data.path: '{path}', user '{user}': in 'users', but not in 'user_data'")
         if counts[user] != size:
             raise ConfigurationError(
-                f"data.path: '{path}', user '{user}': num_samples says {size}, the file holds {counts[user]}; make it "
-                "anew"
+                f"data.path: '{path}', user '{user}': num_samples says {size}, the file holds {counts[user]}; create "
+                "the file again"
             )
 
 
@@ -185,7 +188,7 @@ class _Cursor:
     """Walks through JSON text, so that a large object need not be decoded at once.
 
     Args:
-        text: Of the whole file.
+        text: Text of the whole file.
     """
 
     def __init__(self, text: str) -> None:
@@ -193,13 +196,13 @@ class _Cursor:
         self.position = 0
 
     def value(self) -> Any:
-        """The next value, decoded."""
+        """Decode and return the next value."""
         self._skip()
         value, self.position = DECODER.raw_decode(self.text, self.position)
         return value
 
     def members(self) -> Iterator[str]:
-        """The keys of the next object; the value of each must be read before the next is asked for."""
+        """Yield the keys of the next object; the caller must read the value of each before it asks for the next key."""
         self._take("{")
         if self._next() == "}":
             return self._take("}")
@@ -224,5 +227,5 @@ class _Cursor:
 
     def _skip(self) -> None:
         found = SPACE.match(self.text, self.position)
-        assert found is not None  # it matches nothing, too
+        assert found is not None  # the pattern also matches the empty string
         self.position = found.end()

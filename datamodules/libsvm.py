@@ -1,4 +1,4 @@
-"""Sparse classification data in LibSVM's format."""
+"""Data module for sparse classification data in LibSVM's format."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ LAYOUT = "expected lines '<label> <index>:<value> ...' with rising indices, e.g.
 
 
 class LibSVMDataModule(IndexedDataModule):
-    """A file of LibSVM's collection, e.g. a1a, with classes as labels.
+    """Federates a classification file of LibSVM's collection, e.g. a1a.
 
-    Inputs are float32 ``(B, num_features)``, targets int64 ``(B,)``: the position of the label among the sorted ones
+    Inputs are float32 ``(B, num_features)``, targets int64 ``(B,)``, the position of the label among the sorted labels
     (0 for -1, 1 for +1). The splits of the L2GD paper are ``IID(N)`` (homogeneous) and
     ``Shards(N, shards_per_client=1)`` (heterogeneous: sorted by label, then cut into N parts).
 
     Args:
-        path: The file; ``.gz`` and ``.bz2`` are read as they are.
-        partitioner: Which client has which rows; None: ``IID(5)``.
-        num_features: Columns; None: up to the largest index of the file. That of a1a is 119, and 113 of these
-            columns occur; the whole Adult data have 123.
-        row_norm: Scale each row to this Euclidean length, above 0; None: rows stay as they are. With 2, the logistic
-            loss of every row is 1-smooth, as in the study of L2GD.
-        max_memory_gib: GiB that the dense rows may take.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        path: Path of the file; ``.gz`` and ``.bz2`` files are unpacked while reading.
+        partitioner: Partitioner that assigns rows to clients; None is ``IID(5)``.
+        num_features: Number of features; None is the largest index in the file. In a1a that is 119, of which 113 occur;
+            the whole Adult data have 123.
+        row_norm: Euclidean length, above 0, to which each row is scaled; None does not scale. With 2 the logistic loss
+            of every row is 1-smooth, as in the study of L2GD.
+        max_memory_gib: Largest memory of the dense rows, in GiB.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Attributes:
-        classes: The labels of classes 0, 1, ...; there after ``setup``.
+        classes: Labels in the file of classes 0, 1, ...; available after ``setup``.
 
     Raises:
-        ConfigurationError: An argument is impossible, or the file is missing, damaged or too large; the line is named.
+        ConfigurationError: An argument is impossible, or the file is missing, too large or damaged; the message names
+            the damaged line.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class LibSVMDataModule(IndexedDataModule):
         self.classes: list[float] = []
 
     def prepare_data(self) -> None:
-        """Check that the file is there."""
+        """Check that the file exists."""
         check_file(self.path, "path", LAYOUT)
 
     def load(self) -> LoadedData:
-        """All rows, in the order of the file."""
+        """Return all rows, in the order of the file."""
         rows, values = self._read()
         num_bytes = 4 * rows.shape[0] * rows.shape[1]
         if num_bytes > self.max_memory_gib * 2**30:
@@ -95,7 +96,7 @@ class LibSVMDataModule(IndexedDataModule):
         return LoadedData(ArrayDataset((torch.from_numpy(inputs), torch.from_numpy(labels))), labels)
 
     def _read(self) -> tuple[Any, np.ndarray]:
-        """Rows as a sparse float32 matrix ``(M, num_features)``, and labels ``(M,)``."""
+        """Read the rows as a sparse float32 matrix ``(M, num_features)``, and the labels, float64 ``(M,)``."""
         from sklearn.datasets import load_svmlight_file  # takes a second to import
 
         try:
@@ -117,7 +118,7 @@ class LibSVMDataModule(IndexedDataModule):
 
 
 def find_bad_line(path: Path) -> str | None:
-    """Which line is not of LibSVM's format, and why; None if each is, or if the file cannot be read."""
+    """Describe the first line that is not in LibSVM's format or cannot be read, or return None if there is none."""
     openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
     number = 0
     try:

@@ -1,4 +1,4 @@
-"""The variants of MNIST by which the Fed+ paper compares personalised methods."""
+"""The variants of MNIST with which the Fed+ paper compares personalised methods."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ NUM_NOISY_CLASSES = 2
 
 
 class MNISTRobustDataModule(MNISTDataModule):
-    """MNIST-robust of the Fed+ paper (section 5.1): some clients see negatives.
+    """MNIST-robust of the Fed+ paper (section 5.1), in which some clients have negatives.
 
-    All 70,000 images are dealt out at random in equal parts; a part of the clients, drawn at random, has its images
-    turned to ``255 - pixel``, in training and test data alike. Each client's data are split 50/50. The paper's setting:
+    All 70,000 images are assigned at random in equal parts. A part of the clients, drawn at random, has its images
+    turned into ``255 - pixel``, in training and test data alike. Each client's data are split 50/50. The paper uses
     N = 10 with 10 % or N = 50 with 20 % of negatives, logistic regression, batches of 20, lr 0.02, σ = 15 (Fed+'s
-    penalty), 20 local steps, 500 rounds of 10 clients, mean over 5 seeds.
+    penalty), 20 local steps, 500 rounds of 10 clients, and the mean over 5 seeds.
 
-    The paper leaves open whether the equal parts are random and whether MNIST's own test images take part, how negated
-    clients are chosen, and how pixels are scaled: negatives are normalised as all others are, by the mean and standard
-    deviation of MNIST (a negative's mean is then about 2.4).
+    The paper does not say whether the equal parts are random, whether MNIST's own test images take part, how negated
+    clients are chosen, and how pixels are scaled. Here negatives are normalised like all other images, by the mean and
+    standard deviation of MNIST (the mean of a negative is then about 2.4).
 
     Args:
         root: Folder that holds, or will hold, ``MNIST/raw``.
-        num_clients: N, at least 1; 10 or 50 in the paper.
-        negated_fraction: Share of the clients with negatives, in [0, 1]; None: as in the paper, 0.2 for N = 50, else
-            0.1. Rounded to whole clients, but at least one where the share is above 0.
-        test_fraction: Of each client's samples that are its test data, in (0, 1).
-        download: Fetch the files if they are missing (11 MB).
-        **kwargs: Of :class:`~fedbc_lightning.datamodules.MNISTDataModule`.
+        num_clients: Number of clients N, at least 1; 10 or 50 in the paper.
+        negated_fraction: Fraction of the clients with negatives, in [0, 1], rounded to whole clients, but at least one
+            if the fraction is above 0. None is the paper's: 0.2 for N = 50, else 0.1.
+        test_fraction: Fraction of each client's samples that are its test data, in (0, 1).
+        download: Whether to download the files if they are missing (11 MB).
+        **kwargs: Arguments of :class:`~fedbc_lightning.datamodules.MNISTDataModule`.
 
     Attributes:
-        negated_clients: Who has negatives, int64, ascending; there after ``setup``.
+        negated_clients: Clients with negatives, int64, ascending; available after ``setup``.
 
     Raises:
-        ConfigurationError: An argument is impossible, or as of :class:`~fedbc_lightning.datamodules.MNISTDataModule`.
+        ConfigurationError: An argument is impossible, or :class:`~fedbc_lightning.datamodules.MNISTDataModule` cannot
+            get its files.
     """
 
     negated_clients: np.ndarray
@@ -67,7 +68,7 @@ class MNISTRobustDataModule(MNISTDataModule):
         self.negated_fraction = negated_fraction
 
     def alter(self, data: LoadedData, partition: Partition) -> Dataset:
-        """The images, those of negated clients turned."""
+        """Return the images, with those of negated clients turned into negatives."""
         rng = seeding.numpy_generator(self.split_seed, "negate")
         count = max(round(self.negated_fraction * len(partition)), int(self.negated_fraction > 0))
         self.negated_clients = np.sort(rng.choice(len(partition), count, replace=False))
@@ -78,32 +79,33 @@ class MNISTRobustDataModule(MNISTDataModule):
 
 
 class MNISTPersonalDataModule(MNISTRobustDataModule):
-    """MNIST-personal of the Fed+ paper (section 5.1): negatives as in MNIST-robust, and each client its own noise.
+    """MNIST-personal of the Fed+ paper (section 5.1), with the negatives of MNIST-robust and noise at each client.
 
-    For every client two classes are drawn at random; their images get Laplace noise in each pixel, in training and test
-    data alike, drawn once per image (not per batch), and not clipped to what a pixel can show. All else, and what the
-    paper leaves open, is that of :class:`MNISTRobustDataModule`; open here, too, are the scale of the noise and that
-    the two classes are random.
+    For every client two classes are drawn at random. Each pixel of their images gets Laplace noise, in training and
+    test data alike; it is drawn once per image (not per batch), and not clipped to the range of pixels. Everything else
+    is as in :class:`MNISTRobustDataModule`. The paper leaves open the points named there, and also the scale of the
+    noise and whether the two classes are random.
 
-    Images are held as int16, in units of 1/255: noisy ones leave 0..255, and float32 would take twice the memory (110
-    MB for all). Noise is thus rounded to whole units, and pixels end at 128 times white. torchvision takes int16 for a
-    wider range of brightness, so there is no ``augment`` and ``transform`` here.
+    Images are held as int16, in units of 1/255, because noisy ones leave 0..255 and float32 would take twice the memory
+    (110 MB for all). Noise is therefore rounded to whole units, and the largest pixel is 128 times white. torchvision
+    interprets int16 as a wider range of brightness, so this class has no ``augment`` and ``transform``.
 
     Args:
         root: Folder that holds, or will hold, ``MNIST/raw``.
-        num_clients: N, at least 1; 10 or 50 in the paper.
-        noise_scale: Of the Laplace distribution (its mean absolute value), for pixels in [0, 1], at least 0.
-        negated_fraction: As of :class:`MNISTRobustDataModule`.
-        test_fraction: Of each client's samples that are its test data, in (0, 1).
-        download: Fetch the files if they are missing (11 MB).
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        num_clients: Number of clients N, at least 1; 10 or 50 in the paper.
+        noise_scale: Scale of the Laplace distribution (its mean absolute value), for pixels in [0, 1], at least 0.
+        negated_fraction: Fraction of the clients with negatives, in [0, 1], rounded to whole clients, but at least one
+            if the fraction is above 0. None is the paper's: 0.2 for N = 50, else 0.1.
+        test_fraction: Fraction of each client's samples that are its test data, in (0, 1).
+        download: Whether to download the files if they are missing (11 MB).
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Attributes:
-        negated_clients: Who has negatives, int64, ascending; there after ``setup``.
-        noisy_classes: The two noisy classes of each client, int64 ``(N, 2)``, ascending; there after ``setup``.
+        negated_clients: Clients with negatives, int64, ascending; available after ``setup``.
+        noisy_classes: The two noisy classes of each client, int64 ``(N, 2)``, ascending; available after ``setup``.
 
     Raises:
-        ConfigurationError: As of :class:`MNISTRobustDataModule`.
+        ConfigurationError: An argument is impossible, or the files are missing or damaged.
     """
 
     noisy_classes: np.ndarray
@@ -126,7 +128,7 @@ class MNISTPersonalDataModule(MNISTRobustDataModule):
         self.noise_scale = noise_scale
 
     def alter(self, data: LoadedData, partition: Partition) -> Dataset:
-        """The images, those of negated clients turned, those of noisy classes with noise."""
+        """Return the images, with those of negated clients turned into negatives, and noise on the noisy classes."""
         data.dataset = super().alter(data, partition)
         rng = seeding.numpy_generator(self.split_seed, "noise")
         drawn = [rng.choice(NUM_DIGITS, NUM_NOISY_CLASSES, replace=False) for _ in range(len(partition))]

@@ -1,4 +1,4 @@
-"""What becomes of the test data that a set of images brings: pooled with all others, or kept for the global model."""
+"""Use of the test images that a data set has of its own: pooled with the others, or kept for the global model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ OwnTest = Literal["split", "shared"]
 
 
 def keep_own_test(dataset: Dataset, labels: np.ndarray, is_test: np.ndarray) -> LoadedData:
-    """Let the samples where ``is_test (M,)`` evaluate the global model; all others are dealt out to the clients."""
+    """Keep the samples where ``is_test``, bool ``(M,)``, is true for the global model, and give clients the others."""
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     return LoadedData(take(dataset, train), labels[train], shared_test=take(dataset, test))

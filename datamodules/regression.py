@@ -1,4 +1,4 @@
-"""Synthetic linear regression of clients with different models, one of them far off."""
+"""Synthetic linear regression whose clients have different models, one of them far from the others."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ LAPLACE_SCALE = 0.5
 
 
 class SyntheticRegressionDataModule(IndexedDataModule):
-    r"""Synthetic regression of the Fed+ paper: linear models around a common one, and a last client around another.
+    r"""Synthetic regression of the Fed+ paper, with linear models around a common one and an outlying last client.
 
     .. math::
         y = w_k^\top x + N(0, 2), \quad x \sim N(\mu_k, \Sigma), \; \Sigma_{jj} = \mathrm{mod}(j, 50)^{-1.1}, \;
         \mu_k \sim N(0, 0.5), \quad w_k = \bar w + \mathrm{Laplace}(0.5), \; \bar w \sim N(0, 5 I)
 
-    The last client's w is drawn around a w̄ of its own, N(0, 50 I). j is 1..dimension; where mod(j, 50) is 0 the
-    variance is 1. Each coordinate of μ_k is its own draw. Inputs are float32 ``(B, dimension)``, targets float32
-    ``(B,)``. The paper trains with batches of 10, step size 1e-4, σ = 1.
+    The last client's w is drawn around a w̄ of its own, from N(0, 50 I). The index j is 1..dimension; if mod(j, 50) is
+    0, the variance is 1. The coordinates of μ_k are drawn independently. Inputs are float32 ``(B, dimension)``, targets
+    float32 ``(B,)``. The paper trains with batches of 10, step size 1e-4 and σ = 1.
 
     Args:
         num_clients: Number of clients N, at least 1.
-        samples_per_client: Training and test samples together, at least 1.
+        samples_per_client: Number of training and test samples of each client together, at least 1.
         dimension: Length of x, at least 1.
-        std: Whether b of N(a, b) is a standard deviation; by default it is a variance. The variance of x is as above
-            either way.
-        test_fraction: Of each client's samples that are its test data.
-        batch_size: Samples per training batch.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        std: Whether b of N(a, b) is a standard deviation; by default it is a variance. The variance of x is the one
+            above either way.
+        test_fraction: Fraction of each client's samples that are its test data, in (0, 1); None is no test data.
+        batch_size: Number of samples per training batch.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -82,13 +82,13 @@ class SyntheticRegressionDataModule(IndexedDataModule):
 def draw_regression(
     rng: np.random.Generator, num_clients: int, num_samples: int, dimension: int, std: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Samples of synthetic regression, see :class:`SyntheticRegressionDataModule`.
+    """Draw samples of the synthetic regression that :class:`SyntheticRegressionDataModule` defines.
 
     Args:
-        rng: Everything is drawn from it: w̄, the last client's w̄, the Laplace noise, μ, x, the noise of y.
-        num_clients: N.
-        num_samples: n, of each client.
-        dimension: d.
+        rng: Generator of all draws, in this order: w̄, the last client's w̄, the Laplace noise, μ, x, the noise of y.
+        num_clients: Number of clients N.
+        num_samples: Number of samples of each client, n.
+        dimension: Length of x, d.
         std: Whether b of N(a, b) is a standard deviation.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Sentiment140: the mood of tweets, by account."""
+"""Sentiment140, tweets by account that are positive or negative."""
 
 from __future__ import annotations
 
@@ -29,25 +29,27 @@ PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 
 
 class Sent140DataModule(IndexedDataModule):
-    """Tweets as tokens, and whether they are positive (1) or negative (0); a client is an account.
+    """Classification of tweets as positive (1) or negative (0), where a client is an account.
 
-    Inputs are int64 ``(B, sequence_length)``, targets int64 ``(B,)``. A tweet is made lower case and cut into words and
-    punctuation marks; the first ``sequence_length`` of them stay. Token 0 is padding, behind the words, 1 an unknown
-    word, 2 the most frequent word of all tweets, and so on. Neutral tweets (polarity 2) are dropped.
+    Inputs are int64 ``(B, sequence_length)``, targets int64 ``(B,)``. A tweet is converted to lower case and cut into
+    words and punctuation marks, of which the first ``sequence_length`` are kept. Token 0 is padding after the words, 1
+    an unknown word, 2 the most frequent word of all tweets, and so on. Neutral tweets (polarity 2) are dropped.
 
-    FedProx and Fed+ have 772 accounts: LEAF's ``-s niid --sf 0.3 -k 30``, that is a random draw of accounts with at
-    least 30 tweets; here ``Natural(num_clients=772, min_samples=30)``.
+    FedProx and Fed+ have 772 accounts from LEAF's ``-s niid --sf 0.3 -k 30``, a random draw of accounts with at least
+    30 tweets; here this is ``Natural(num_clients=772, min_samples=30)``.
 
     Args:
-        path: The CSV of Sentiment140: no header, latin-1, with the columns polarity, id, date, query, user, text.
-        partitioner: Which client has which tweets; None: ``Natural(min_samples=30)``, the accounts with at least 30.
-        sequence_length: Tokens of a tweet, at least 1.
-        vocabulary_size: Number of tokens, with padding and the unknown word, at least 3; the model's
+        path: Path of Sentiment140's CSV file, which has no header, is encoded in latin-1, and has the columns polarity,
+            id, date, query, user, text.
+        partitioner: Partitioner that assigns tweets to clients; None is ``Natural(min_samples=30)``, the accounts with
+            at least 30 tweets.
+        sequence_length: Number of tokens of a tweet, at least 1.
+        vocabulary_size: Number of tokens, with padding and the unknown word, at least 3; give the model the same
             ``vocabulary_size``.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Attributes:
-        vocabulary: The words of tokens 2, 3, ...; there after ``setup``.
+        vocabulary: Words of tokens 2, 3, ...; available after ``setup``.
 
     Raises:
         ConfigurationError: An argument is impossible, or the file is missing, damaged or not of this form.
@@ -71,11 +73,11 @@ class Sent140DataModule(IndexedDataModule):
         self.vocabulary: list[str] = []
 
     def prepare_data(self) -> None:
-        """Check that the file begins as it should."""
+        """Check the first 100 lines of the file."""
         _read_csv(self.path, nrows=100)
 
     def load(self) -> LoadedData:
-        """All tweets that are not neutral, in the order of the file."""
+        """Return all tweets that are not neutral, in the order of the file."""
         table = _read_csv(self.path)
         neutral = int((table["polarity"] == 2).sum())
         if neutral:
@@ -91,15 +93,18 @@ class Sent140DataModule(IndexedDataModule):
 
 
 def tokenize(texts: list[str], sequence_length: int, vocabulary_size: int) -> tuple[np.ndarray, list[str]]:
-    """Texts as tokens: 0 padding, 1 an unknown word, from 2 on the most frequent words (the earlier first, if equal).
+    """Convert texts to tokens.
+
+    Token 0 is padding, 1 an unknown word, and from 2 on tokens are the most frequent words, of equally frequent ones
+    the earlier first.
 
     Args:
-        texts: M of them.
-        sequence_length: L; longer texts are cut off.
-        vocabulary_size: Number of tokens in all.
+        texts: The M texts.
+        sequence_length: Number of tokens per text L; longer texts are cut off.
+        vocabulary_size: Number of tokens, with padding and the unknown word.
 
     Returns:
-        Tokens int64 ``(M, L)`` and the words from token 2 on.
+        The tokens, int64 ``(M, L)``, and the words of tokens 2, 3, ....
 
     Example:
         >>> tokens, words = tokenize(["So, so good", "good day"], sequence_length=4, vocabulary_size=4)
@@ -123,13 +128,13 @@ def tokenize(texts: list[str], sequence_length: int, vocabulary_size: int) -> tu
 
 
 def _read_csv(path: Path, nrows: int | None = None) -> Any:
-    """Polarity, user and text of the tweets, checked."""
+    """Read and check polarity, user and text of the tweets."""
     import pandas as pd  # takes half a second to import
 
     check_file(path, "path", LAYOUT)
     try:
         table = pd.read_csv(path, header=None, encoding="latin-1", dtype=str, keep_default_na=False, nrows=nrows)
-    except (OSError, EOFError, ValueError) as error:  # pandas' own are ValueErrors
+    except (OSError, EOFError, ValueError) as error:  # exceptions of pandas derive from ValueError
         raise ConfigurationError(f"data.path='{path}': {str(error).strip()}; {LAYOUT}") from None
     if table.shape[1] != len(COLUMNS):
         raise ConfigurationError(f"data.path='{path}': found {table.shape[1]} columns; {LAYOUT}")

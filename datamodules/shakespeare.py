@@ -1,4 +1,4 @@
-"""Next-character prediction by speaking role: LEAF's Shakespeare, or any plays in one text file."""
+"""Next-character prediction with speaking roles as clients: LEAF's Shakespeare, or any plays in one text file."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ from .text import ALPHABET, PLAY_LAYOUT, count_windows, encode_text, read_speech
 
 DEFAULT_TEST_FRACTION = 0.2
 MANY = 10_000
-"""Windows of LEAF's files that are looked at to see whether they overlap."""
+"""Number of windows of LEAF's files that are examined to find out whether windows overlap."""
 
 
 class ShakespeareDataModule(IndexedDataModule):
-    """Sequences of characters and what follows them; a client is a speaking role.
+    """Prediction of the next character from a sequence of characters, where a client is a speaking role.
 
     Inputs are int64 ``(B, sequence_length)`` (held as uint8), numbers 0..79 of LEAF's alphabet in LEAF's order; a
-    character that is not in it becomes the last one, as in LEAF. Targets are int64 ``(B,)``, the next character, or
+    character outside the alphabet becomes its last one, as in LEAF. Targets are int64 ``(B,)``, the next character, or
     int64 ``(B, sequence_length)``, the next character at every position.
 
-    From a text, a role's speeches are joined by line ends and cut into windows; what is left at the end is dropped.
-    The last windows of a role are its test data. Windows that overlap (``stride`` below ``sequence_length``, or LEAF's)
-    would show the model the characters that it is tested on. The parts of a role are then cut by time, training,
-    validation (``val_fraction``), test, and the windows that lie across a cut are left out, as LEAF does; LEAF's own
-    cut, where there are test files, stays. That needs whole roles as clients (``Natural``); other partitioners are
-    refused. Without overlap they are not, and the validation part is drawn at random.
-    ``split_order="shuffled"`` draws test and validation windows at random instead, as LEAF's older files do, which the
-    FedBC paper used (niid_1_keep_20, 90 / 10): with overlapping windows its accuracy is too high.
+    From a text, a role's speeches are joined by line ends and cut into windows; characters left at the end are dropped.
+    The last windows of a role are its test data. Overlapping windows (``stride`` below ``sequence_length``, or LEAF's)
+    would show the model characters that it is tested on. A role's windows are then cut by time into training,
+    validation (``val_fraction``) and test data, and windows that lie across a cut are left out, as LEAF does; if there
+    are test files, LEAF's own cut stays. This needs whole roles as clients (``Natural``), and other partitioners are
+    refused. Without overlap any partitioner may be used, and the validation data are drawn at random.
+    ``split_order="shuffled"`` draws test and validation windows at random instead, as in LEAF's older files, which the
+    FedBC paper used (niid_1_keep_20, 90 / 10); with overlapping windows the accuracy is then too high.
 
     Args:
-        path: A text in which a line ``ROLE:`` at the start or after an empty line opens a speech; or LEAF's JSON
-            (a folder with ``train/*.json`` and ``test/*.json``, a folder of ``*.json`` files, one file ``*.json``).
-        partitioner: Which client has which sequences; None: ``Natural(min_samples=10)``, the roles with at least 10.
-            The FedBC paper's 138 roles: ``Natural(num_clients=138, min_samples=20)``.
-        targets: ``"all"``, every position's next character, or ``"last"``, that of the whole sequence; None: ``"all"``
-            of a text, ``"last"`` of LEAF's files.
-        sequence_length: Characters of a sequence, at least 1; that of LEAF's files is 80.
-        stride: Characters from one window of a text to the next, at least 1; None: ``sequence_length`` for ``"all"``, 1
-            for ``"last"``, as LEAF.
-        test_fraction: Of each client's sequences that are its test data, in (0, 1); None: those of LEAF's
-            ``test/*.json``, else 0.2.
-        split_order: ``"ordered"``, by time, or ``"shuffled"``.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        path: Path of a text in which a line ``ROLE:`` at the start or after an empty line opens a speech, or of LEAF's
+            JSON (a folder with ``train/*.json`` and ``test/*.json``, a folder of ``*.json`` files, or one such file).
+        partitioner: Partitioner that assigns sequences to clients; None is ``Natural(min_samples=10)``, the roles with
+            at least 10. The FedBC paper's 138 roles are ``Natural(num_clients=138, min_samples=20)``.
+        targets: Characters to predict: ``"all"``, the next one at every position, or ``"last"``, the one after the
+            sequence. None is ``"all"`` for a text and ``"last"`` for LEAF's files.
+        sequence_length: Number of characters of a sequence, at least 1; it is 80 in LEAF's files.
+        stride: Number of characters from the start of one window of a text to the next, at least 1. None is
+            ``sequence_length`` for ``"all"``, and 1 for ``"last"``, as in LEAF.
+        test_fraction: Fraction of each client's sequences that are its test data, in (0, 1); None uses LEAF's
+            ``test/*.json``, or 0.2 if there are no such files.
+        split_order: How test data are chosen: ``"ordered"``, by time, or ``"shuffled"``.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Attributes:
-        num_unknown: Characters that are not in the alphabet; there after ``setup``.
+        num_unknown: Number of characters outside the alphabet; available after ``setup``.
 
     Raises:
         ConfigurationError: An argument is impossible, a file is missing, damaged or not of this form, or overlapping
-            windows of one role are dealt out to several clients.
+            windows of one role belong to several clients.
     """
 
     def __init__(
@@ -88,28 +88,28 @@ class ShakespeareDataModule(IndexedDataModule):
         self.sequence_length = sequence_length
         self.stride = stride
         self.num_unknown = 0
-        self._gap = 0  # windows left out at each cut
+        self._gap = 0  # number of windows left out at each cut
 
     def prepare_data(self) -> None:
-        """Check that the text or the JSON files are there."""
+        """Check that the text or the JSON files exist."""
         if self._is_leaf():
             find_leaf_files(self.path)
         else:
             check_file(self.path, "path", PLAY_LAYOUT)
 
     def load(self) -> LoadedData:
-        """All roles' sequences, in the order of the file."""
+        """Return all roles' sequences, in the order of the file."""
         self.num_unknown = 0
         data = self._load_leaf() if self._is_leaf() else self._load_text()
         if self.num_unknown:
             rank_zero_info(
                 f"'{self.path}': characters outside LEAF's alphabet of {len(ALPHABET)}: {self.num_unknown:,}; they "
-                f"stand as '{ALPHABET[-1]}'."
+                f"are replaced by '{ALPHABET[-1]}'."
             )
         return data
 
     def alter(self, data: LoadedData, partition: Partition) -> Dataset:
-        """Cut the validation part by time, too, where windows overlap."""
+        """Cut off the validation data by time, too, if windows overlap."""
         if self._gap:
             assert data.clients is not None
             _check_whole(data.clients, partition, self.sequence_length)
@@ -141,7 +141,7 @@ class ShakespeareDataModule(IndexedDataModule):
         return data
 
     def _encode(self, user: LeafUser) -> tuple[np.ndarray, np.ndarray]:
-        """One user's sequences, uint8 ``(n, L)``, and targets, int64 ``(n,)`` or ``(n, L)``."""
+        """Convert one user's samples to sequences, uint8 ``(n, L)``, and targets, int64 ``(n,)`` or ``(n, L)``."""
         length = self.sequence_length
         for texts, size in ((user.inputs, length), (user.targets, 1)):
             wrong = next((text for text in texts if not isinstance(text, str) or len(text) != size), None)
@@ -188,15 +188,15 @@ class ShakespeareDataModule(IndexedDataModule):
         return LoadedData(dataset, clients=roles, client_names=list(speeches))
 
     def _leave_out(self, roles: np.ndarray, gap: int, has_test: bool) -> np.ndarray:
-        """Positions of the windows that stay when ``gap`` are left out at each cut, ascending.
+        """Return the positions of the windows that stay when ``gap`` windows are left out at each cut, ascending.
 
-        So many windows share characters with the last one before the cut. They are left out such that the cuts of
-        :func:`~fedbc_lightning.data.splits.split_partition` fall where they were.
+        The first ``gap`` windows after a cut share characters with the last window before it. They are left out such
+        that :func:`~fedbc_lightning.data.splits.split_partition` cuts the remaining ones at the same places.
 
         Args:
-            roles: Role of each window, by time ``(M,)``.
-            gap: Windows at each cut.
-            has_test: Whether the data bring their test part.
+            roles: Role of each window, in the order of time, ``(M,)``.
+            gap: Number of windows to leave out at each cut.
+            has_test: Whether the data have test data of their own.
         """
         if gap and self.split_order == "shuffled":
             rank_zero_info(
@@ -225,17 +225,20 @@ class ShakespeareDataModule(IndexedDataModule):
 
 
 def _cut(partition: Partition, fraction: float) -> tuple[Partition, Partition]:
-    """Each client's samples by time: the first, and the last ``fraction`` of them."""
+    """Cut each client's samples by time, such that the second part is the last ``fraction`` of them."""
     return split_partition(partition, None, fraction, "ordered", np.random.default_rng(0))
 
 
 def _check_whole(roles: np.ndarray, partition: Partition, length: int) -> None:
-    """Raise unless each client is one role, with all its windows by time.
+    """Check that each client has all windows of one role, in the order of time.
 
     Args:
         roles: Role of each window ``(M,)``.
-        partition: Of the windows.
-        length: Of a window, for the message.
+        partition: Partition of the windows.
+        length: Length of a window, for the message.
+
+    Raises:
+        ConfigurationError: A client has windows of several roles, or not all windows of its role in order.
     """
     owner, held = partition.client_of_each(), roles[partition.indices]
     same = np.diff(owner) == 0
@@ -249,11 +252,11 @@ def _check_whole(roles: np.ndarray, partition: Partition, length: int) -> None:
 
 
 def _follow_each_other(dataset: ArrayDataset) -> bool:
-    """Whether any of the windows is the one before, moved by one character."""
+    """Return whether a window is the one before it, moved by one character."""
     windows = dataset.batch(torch.arange(len(dataset)))[0]
     return bool((windows[1:, :-1] == windows[:-1, 1:]).all(dim=1).any())
 
 
 def as_tokens(inputs: Tensor) -> Tensor:
-    """Numbers of characters held in bytes -> int64."""
+    """Convert the numbers of characters from uint8 to int64."""
     return inputs.to(torch.int64)

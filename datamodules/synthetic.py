@@ -1,4 +1,4 @@
-"""Synthetic(alpha, beta): multinomial logistic clients whose models and inputs differ by two dials."""
+"""Synthetic(alpha, beta): classification data whose clients have different models and inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedbc_lightning.core.checks import check_at_least
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 
 CHUNK = 1024
-"""Clients whose models are drawn at once: the draws are in float64, what is kept in float32."""
+"""Number of clients whose models are drawn at once, which bounds the memory of the draws in float64."""
 
 
 class SyntheticDataModule(IndexedDataModule):
@@ -23,19 +23,21 @@ class SyntheticDataModule(IndexedDataModule):
         x \sim N(v_i, \Sigma), \; \Sigma_{jj} = j^{-1.2}, \; v_i \sim N(B_i, 1), \; B_i \sim N(0, \beta)
 
     A client has ⌊LogNormal(4, 2)⌋ + 50 samples. Inputs are float32 ``(B, dimension)``, targets int64 ``(B,)``.
-    alpha and beta are standard deviations, as in the public codes of FedProx and FedBC (the papers write variances; for
-    these give square roots). Fed+ has alpha = 1000 and beta = 10. As in those codes, u_i is one number per client: it
-    raises all logits of a sample alike, so alpha changes no label (u_i is left out of the sums, where rounding could),
-    and the clients' models differ by their own draws from N(., 1) whatever alpha is.
+    alpha and beta are standard deviations, as in the public codes of FedProx and FedBC (the papers write variances;
+    give the square roots of these). Fed+ has alpha = 1000 and beta = 10. As in those codes, u_i is one number per
+    client. It raises all logits of a sample by the same amount, so alpha changes no label; u_i is therefore left out of
+    the sums, where a large one would cause rounding errors. The clients' models differ by their own draws from N(., 1),
+    whatever alpha is.
 
     Args:
         alpha: Standard deviation of u_i, >= 0.
-        beta: Standard deviation of B_i, >= 0: how far the clients' inputs lie apart.
+        beta: Standard deviation of B_i, >= 0; a larger one makes the clients' inputs differ more.
         num_clients: Number of clients N, at least 1.
-        iid: One W, b ~ N(0, 1) for all clients, and v_i = B_i in each coordinate; really IID with ``beta=0`` only.
-        dimension: Length of x.
+        iid: Whether all clients share one W, b ~ N(0, 1), and v_i = B_i in each coordinate; the clients are really IID
+            with ``beta=0`` only.
+        dimension: Length of x, at least 1.
         num_classes: Number of classes, at least 2.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule` (e.g. ``batch_size``, ``seed``).
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule` (e.g. ``batch_size``, ``seed``).
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -93,22 +95,22 @@ def draw_synthetic(
     dimension: int = 60,
     num_classes: int = 10,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Samples of Synthetic(alpha, beta), see :class:`SyntheticDataModule`.
+    """Draw samples of Synthetic(alpha, beta), which :class:`SyntheticDataModule` defines.
 
     Args:
-        rng: Everything is drawn from it.
-        sizes: Samples of each client ``(N,)``.
-        alpha: Standard deviation of u_i; changes nothing that is returned.
+        rng: Generator of all draws.
+        sizes: Number of samples of each client ``(N,)``.
+        alpha: Standard deviation of u_i; it changes nothing that is returned.
         beta: Standard deviation of B_i.
-        iid: The variant with one model.
+        iid: Whether all clients share one model.
         dimension: Length of x.
         num_classes: Number of classes.
 
     Returns:
-        Inputs float32 ``(sum(sizes), dimension)`` and classes int64 ``(sum(sizes),)``, client by client.
+        Inputs float32 ``(sum(sizes), dimension)`` and classes int64 ``(sum(sizes),)``, one client after the other.
     """
     num_clients = len(sizes)
-    rng.normal(0, alpha, num_clients)  # u_i: the argmax does not see it, and a large one would round the logits
+    rng.normal(0, alpha, num_clients)  # u_i: drawn as in the public codes but not used, as it changes no argmax
     input_means = np.repeat(rng.normal(0, beta, (num_clients, 1)), dimension, axis=1)  # B_i
     num_models = 1 if iid else num_clients
     models = np.empty((num_models, dimension + 1, num_classes), dtype=np.float32)  # W_i above b_i

@@ -1,4 +1,4 @@
-"""One's own data as a table: CSV or Parquet, with or without a client column."""
+"""Data module for data of your own in a table: CSV or Parquet, with or without a client column."""
 
 from __future__ import annotations
 
@@ -24,40 +24,47 @@ if TYPE_CHECKING:
 
 DEFAULT_TEST_FRACTION = 0.2
 MANY_CLASSES = 50
-"""From here on a target of whole numbers looks more like a quantity than like classes."""
+"""Number of distinct values above which a target of whole numbers looks like a quantity and not like classes."""
 
 FAR_FROM_UNIT = 30.0
-"""A feature whose standard deviation is above this makes gradient descent slow."""
+"""Standard deviation of a feature above which gradient descent becomes slow."""
 
 
 class TableDataModule(IndexedDataModule):
-    """Rows of a CSV, TSV or Parquet file; a client is a value of the client column, or made by a partitioner.
+    """Federates the rows of a CSV, TSV or Parquet file, by a client column or with a partitioner.
 
     Inputs are float32 ``(B, F)``: the numeric columns, then one feature for each value of each categorical column (1 if
-    the row has it). Targets are classes, int64 ``(B,)``, or numbers, float32 ``(B,)``. In a file, no value may be
-    missing in a column that is used. Clients and categories are names as they are written, of a CSV or TSV file: "01"
-    and "1" are two, and NA is one; of a Parquet file, the integer 1, the float 1.0 and the string "1" are one.
+    the row has the value). Targets are classes, int64 ``(B,)``, or numbers, float32 ``(B,)``. No value may be missing
+    in a column that is used. Clients and categories are names. In a CSV or TSV file they are taken as they are written:
+    "01" and "1" are two names, and NA is a name. In a Parquet file the integer 1, the float 1.0 and the string "1" are
+    the same name.
 
     Args:
-        path: The file.
-        target: Column to predict.
-        client: Column that tells the client of each row; None: a partitioner deals the rows out.
-        features: Columns that are inputs; None: all but ``target`` and ``client``.
-        categorical: Those of the features that are not numbers, e.g. of text; a value that only ``test_path`` has is 0
-            in all its column's features.
-        test_path: File of test data with the same columns. Where it has the client column, its rows are these clients'
-            test data; where it has not, they belong to no client and test the global model.
-        task: ``"classification"``, ``"regression"``, or ``"auto"``: regression where the target is a number with a
-            point, else classification. Under ``"classification"`` 1.0 is the class "1".
-        standardize: Subtract each numeric column's mean and divide by its standard deviation, both of all clients'
-            training rows, in float64 as read (a time in seconds keeps its digits); a constant column becomes 0.
-        partitioner: Which client has which rows; None: ``Natural()`` where there is a client column, else ``IID(10)``.
-        test_fraction: Of each client's rows that are its test data, in (0, 1); None: those of ``test_path``, else 0.2.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        path: Path of the file.
+        target: Name of the column to predict.
+        client: Name of the column with the client of each row; None if there is none, so that a partitioner makes
+            clients.
+        features: Names of the columns that are inputs; None is all except ``target`` and ``client``.
+        categorical: Names of the features that are not numbers, e.g. text. A value that occurs in ``test_path`` only is
+            0 in all features of its column.
+        test_path: Path of a file of test data with the same columns. If it has the client column, its rows are these
+            clients' test data; if not, they belong to no client and evaluate the global model.
+        task: Kind of prediction: ``"classification"``, ``"regression"``, or ``"auto"``, which is regression if the
+            target column holds floating-point numbers, else classification. With ``"classification"`` 1.0 is the class
+            "1".
+        standardize: Whether to subtract each numeric column's mean and divide by its standard deviation, both over all
+            clients' training rows. This is done in float64 (so that a time in seconds keeps its digits); a constant
+            column becomes 0.
+        partitioner: Partitioner that assigns rows to clients; None is ``Natural()`` if there is a client column, else
+            ``IID(10)``.
+        test_fraction: Fraction of each client's rows that are its test data, in (0, 1); None uses ``test_path``, or 0.2
+            if there is none.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Attributes:
-        classes: The target's values, sorted: the names of classes 0, 1, ...; None of regression. There after ``setup``.
-        feature_names: Of the F features; there after ``setup``.
+        classes: Sorted values of the target, the names of classes 0, 1, ...; None for a regression. Available after
+            ``setup``.
+        feature_names: Names of the F features; available after ``setup``.
 
     Raises:
         ConfigurationError: A file is missing or damaged, a column is unknown, or its values cannot be used.
@@ -91,7 +98,7 @@ class TableDataModule(IndexedDataModule):
         self._numbers: list[np.ndarray] = []  # numeric columns of each file, from load to alter
 
     def prepare_data(self) -> None:
-        """Check that the files have the columns, without reading their rows."""
+        """Check that the files have the columns that are needed, without reading their rows."""
         names = read_names(self.path, "path")
         wanted = {"target": [self.target], "client": [] if self.client is None else [self.client]}
         check_columns({**wanted, "features": self.features or []}, names, f"'{self.path}'")
@@ -111,7 +118,7 @@ class TableDataModule(IndexedDataModule):
             check_columns({"target": [self.target], "features": inputs}, test_names, f"'{self.test_path}'")
 
     def load(self) -> LoadedData:
-        """All rows in their order, the clients' test rows behind them."""
+        """Return all rows in their order, followed by the clients' test rows."""
         self.prepare_data()
         inputs = self._inputs(read_names(self.path, "path"))
         table = self._read(self.path, inputs, "path")
@@ -159,13 +166,13 @@ class TableDataModule(IndexedDataModule):
         return data.dataset
 
     def _inputs(self, names: list[str]) -> list[str]:
-        """The columns that are features."""
+        """Return the names of the columns that are features."""
         if self.features is not None:
             return self.features
         return [name for name in names if name not in (self.target, self.client)]
 
     def _read(self, path: Path, inputs: list[str], argument: str) -> DataFrame:
-        """The columns that are used, complete; a test file may have no client column."""
+        """Read the columns that are used, and check that no value is missing; a test file may have no client column."""
         names = read_names(path, argument)
         keys = [self.target] if self.client is None or self.client not in names else [self.target, self.client]
         as_written = {*self.categorical, *keys[1:]}
@@ -178,7 +185,7 @@ class TableDataModule(IndexedDataModule):
     def _encode(
         self, table: DataFrame, features: Features, classes: np.ndarray | None, path: Path
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Features float32 ``(M, F)``, targets ``(M,)`` and, where they are told, names of clients ``(M,)``."""
+        """Return features, float32 ``(M, F)``, targets ``(M,)`` and the clients' names ``(M,)``, or None if none."""
         targets = encode_targets(table[self.target], classes, f"'{self.target}' of '{path}'")
         clients = None
         if self.client is not None and self.client in table:
@@ -186,7 +193,7 @@ class TableDataModule(IndexedDataModule):
         return features.encode(table, str(path)), targets, clients
 
     def _describe(self, table: DataFrame, features: Features, clients: np.ndarray | None) -> None:
-        """Say what was found: a quantity taken for classes is seen here, and classes taken for a quantity."""
+        """Print what was found, so that the user notices a quantity taken for classes, or classes for a quantity."""
         target = table[self.target]
         found = "a number" if self.classes is None else f"{len(self.classes):,} classes"
         owners = "" if clients is None else f", {len(set(clients)):,} values of '{self.client}'"
@@ -218,12 +225,12 @@ def _as_loaded(inputs: np.ndarray, targets: np.ndarray, clients: np.ndarray | No
 
 
 def _by_value(name: str) -> tuple[int, int, str]:
-    """Sorts names: whole numbers by value, then all others by the alphabet."""
+    """Return a sorting key of a name: whole numbers come first, by value, then all others in alphabetical order."""
     is_whole = name.isascii() and name.isdecimal()
     return (not is_whole, int(name) if is_whole else 0, name)
 
 
 def _rows(dataset: Dataset) -> np.ndarray:
-    """The features that a data set holds."""
+    """Return the array of features that a data set holds; changes of the array change the data set."""
     assert isinstance(dataset, ArrayDataset)
     return dataset.pool.tensors[0].numpy()

@@ -1,4 +1,4 @@
-"""Columns of a table as arrays: features, targets, clients."""
+"""Conversion of a table's columns into arrays of features, targets and clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 MAX_VALUES = 1000
-"""Of a categorical column: each becomes a feature."""
+"""Largest number of values of a categorical column, each of which becomes a feature."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Features:
     """The features of a table, as its training file defines them.
 
     Attributes:
-        numeric: Columns taken as numbers.
-        categories: Values of each categorical column in the training file, sorted.
+        numeric: Names of the columns that are numbers.
+        categories: Sorted values of each categorical column in the training file, by the column's name.
     """
 
     numeric: list[str]
@@ -35,11 +35,17 @@ class Features:
 
     @classmethod
     def find(cls, table: DataFrame, columns: list[str], categorical: list[str], path: str) -> Features:
-        """Sort columns into numeric and categorical ones.
+        """Separate columns into numeric and categorical ones.
+
+        Args:
+            table: The training table.
+            columns: Names of the columns that are features.
+            categorical: Names of those of them that are categorical.
+            path: Path of the table, for messages.
 
         Raises:
-            ConfigurationError: A column of text is not listed in ``categorical``, one that is has too many values, or
-                a column of numbers holds something else, too.
+            ConfigurationError: A column of text is not listed in ``categorical``, a categorical column has too many
+                values, or a column of numbers also holds something else.
         """
         text = [name for name in columns if name not in categorical and table[name].dtype.kind not in "biuf"]
         for name in text:
@@ -60,16 +66,20 @@ class Features:
 
     @property
     def names(self) -> list[str]:
-        """Of the features, in their order: the numeric columns, then ``column=value``."""
+        """Names of the features, in their order: the numeric columns, then ``column=value``."""
         return self.numeric + [f"{name}={value}" for name, values in self.categories.items() for value in values]
 
     def encode(self, table: DataFrame, path: str) -> np.ndarray:
-        """Features float32 ``(M, F)``; a value that the training file has not is 0 in all features of its column.
+        """Return the features of a table, float32 ``(M, F)``.
 
-        Such values are told.
+        A value that the training file does not have is 0 in all features of its column, and a message names it.
+
+        Args:
+            table: The training table, or the test table.
+            path: Path of the table, for messages.
 
         Raises:
-            ConfigurationError: A value is missing, no number or not finite.
+            ConfigurationError: A value of a numeric column is not a finite number.
         """
         rows = np.empty((len(table), len(self.names)), dtype=np.float32)
         for position, name in enumerate(self.numeric):
@@ -91,19 +101,19 @@ class Features:
             if len(unknown):
                 rank_zero_info(
                     f"'{path}': '{name}' is {shorten(_quote(np.unique(unknown)), 3)} in {len(unknown):,} of "
-                    f"{len(found):,} rows, as in no row of data.path; there it stands as none of the known ones."
+                    f"{len(found):,} rows, but in no row of data.path; these rows are 0 in all features of the column."
                 )
             rows[:, start : start + len(values)] = is_value
             start += len(values)
         return rows
 
     def numbers(self, table: DataFrame) -> np.ndarray:
-        """The numeric columns as they are in the file, float64 ``(M, ...)``."""
+        """Return the numeric columns with the values of the file, float64 ``(M, len(numeric))``."""
         return table[self.numeric].to_numpy(np.float64)
 
 
 def as_names(column: Series) -> np.ndarray:
-    """The values as strings ``(M,)``, so that 1, 1.0 and "1" are one name."""
+    """Return the values as strings ``(M,)``; 1, 1.0 and "1" become the same name."""
     if column.dtype.kind != "f":
         return column.astype(str).to_numpy(object)
     numbers = column.to_numpy()
@@ -114,15 +124,16 @@ def as_names(column: Series) -> np.ndarray:
 
 
 def find_classes(column: Series, task: str, where: str) -> np.ndarray | None:
-    """The classes of a training file's targets, sorted, of whole floats as integers; None of regression.
+    """Return the sorted classes of a training file's targets; None for a regression. Whole floats become integers.
 
     Args:
-        column: The targets.
-        task: ``"classification"``, ``"regression"``, or ``"auto"``: by the type of the column.
-        where: For messages, e.g. ``"'y' of 'train.csv'"``.
+        column: Column of the targets.
+        task: Kind of prediction: ``"classification"``, ``"regression"``, or ``"auto"``, which decides by the type of
+            the column.
+        where: Name of the column and its file for messages, e.g. ``"'y' of 'train.csv'"``.
 
     Raises:
-        ConfigurationError: There is one class only.
+        ConfigurationError: There is only one class.
     """
     if task == "regression" or (task == "auto" and column.dtype.kind == "f"):
         return None
@@ -133,10 +144,15 @@ def find_classes(column: Series, task: str, where: str) -> np.ndarray | None:
 
 
 def encode_targets(column: Series, classes: np.ndarray | None, where: str) -> np.ndarray:
-    """Positions among the sorted classes, int64 ``(M,)``, or of regression numbers, float32 ``(M,)``.
+    """Return the targets as positions among the sorted classes, int64 ``(M,)``, or as numbers, float32 ``(M,)``.
+
+    Args:
+        column: Column of the targets.
+        classes: Sorted classes of the training file; None for a regression.
+        where: Name of the column and its file, for messages.
 
     Raises:
-        ConfigurationError: A value is not among the classes, or no finite number.
+        ConfigurationError: A value is not among the classes, or is no finite number.
     """
     values = _plain(column)
     if classes is None:
@@ -150,26 +166,26 @@ def encode_targets(column: Series, classes: np.ndarray | None, where: str) -> np
     unknown = classes[positions] != values
     if unknown.any():
         raise ConfigurationError(
-            f"data.target: {where} holds the class '{values[unknown.argmax()]}', which data.path has not"
+            f"data.target: {where} holds the class '{values[unknown.argmax()]}', which does not occur in data.path"
         )
     return positions.astype(np.int64)
 
 
 def _plain(column: Series) -> np.ndarray:
-    """Numbers or strings."""
+    """Return a column's values as an array of numbers or of strings."""
     return column.to_numpy() if column.dtype.kind in "biuf" else column.astype(str).to_numpy().astype(str)
 
 
 def check_columns(wanted: dict[str, list[str]], available: list[str], where: str) -> None:
-    """Raise unless a table has the columns.
+    """Check that a table has the columns that are needed.
 
     Args:
-        wanted: Names of columns by argument, e.g. ``{"target": ["y"]}``.
-        available: Those of the table.
-        where: For the message, e.g. ``"'train.csv'"``.
+        wanted: Names of the columns by the argument that gives them, e.g. ``{"target": ["y"]}``.
+        available: Names of the columns of the table.
+        where: Name of the table for the message, e.g. ``"'train.csv'"``.
 
     Raises:
-        ConfigurationError: One is missing; the closest ones are named.
+        ConfigurationError: A column is missing; the message suggests similar names.
     """
     for argument, names in wanted.items():
         for name in names:
@@ -182,15 +198,15 @@ def check_columns(wanted: dict[str, list[str]], available: list[str], where: str
 
 
 def check_complete(table: DataFrame, keys: list[str], path: str) -> None:
-    """Raise if a value is missing; column and row are named (row 1 follows the header).
+    """Check that no value is missing.
 
     Args:
-        table: The columns that are used.
-        keys: Those of target and client, which cannot be left out.
-        path: For the message.
+        table: Columns that are used.
+        keys: Names of the columns of target and client, which cannot be left out.
+        path: Path of the table, for the message.
 
     Raises:
-        ConfigurationError: One is missing.
+        ConfigurationError: A value is missing; the message names column and row (row 1 follows the header).
     """
     missing = table.isna().to_numpy()
     if missing.any():
@@ -205,7 +221,7 @@ def check_complete(table: DataFrame, keys: list[str], path: str) -> None:
 
 
 def _check_cells(column: Series, where: str) -> None:
-    """Raise if most values of a column of text are numbers: the first that is none is named."""
+    """Raise if at least half of the values of a column of text are numbers; the message names the first that is not."""
     import pandas as pd
 
     is_number = pd.to_numeric(column.astype(str), errors="coerce").notna().to_numpy()
@@ -216,7 +232,7 @@ def _check_cells(column: Series, where: str) -> None:
         more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
         raise ConfigurationError(
             f"data.features: {where} is no number but {str(column.iloc[rows[0]])[:40]!r} in row {rows[0] + 1}{more}; "
-            "mend it or drop the row, or, if the column holds names, list it in data.categorical"
+            "correct it or drop the row, or, if the column holds names, list it in data.categorical"
         )
 
 

@@ -1,4 +1,4 @@
-"""Tables in files: CSV, TSV, Parquet."""
+"""Reading of tables from CSV, TSV and Parquet files."""
 
 from __future__ import annotations
 
@@ -23,20 +23,26 @@ LAYOUT = (
     "expected a .csv (commas) or .tsv (tabs) file with a header line, also .gz, .bz2, .xz or .zip, or a .parquet file"
 )
 MISSING = ["", "#N/A", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "-nan", "null", "NULL", "None"]
-"""What stands for no value among the numbers of a CSV or TSV file; of a column of names only the empty field does."""
+"""Fields that mean a missing value in a numeric column of a CSV or TSV file.
+
+In a column of names only the empty field does.
+"""
+
 DAMAGED = (OSError, EOFError, ValueError, RuntimeError, lzma.LZMAError, zlib.error)
-"""What pandas and pyarrow raise of a file: their own errors are ValueErrors."""
+"""Exceptions that pandas and pyarrow raise for a damaged file; their own classes derive from ValueError."""
 
 
 def read_names(path: Path, argument: str) -> list[str]:
-    """The names of a table's columns, without reading its rows; columns without a name, as a saved index, are left out.
+    """Return the names of a table's columns, without reading its rows.
+
+    Columns without a name, such as a saved index, are left out.
 
     Args:
-        path: Of the file.
-        argument: For messages, e.g. ``"path"``.
+        path: Path of the file.
+        argument: Name of the argument that gives the path, for messages, e.g. ``"path"``.
 
     Raises:
-        ConfigurationError: The file is missing, damaged, of an unknown kind or with another separator.
+        ConfigurationError: The file is missing, damaged or of an unknown kind, or it has another separator.
     """
     check_file(path, argument, LAYOUT)
     if _kind(path, argument) in PARQUET:
@@ -60,14 +66,14 @@ def read_names(path: Path, argument: str) -> list[str]:
 
 
 def read_table(path: Path, columns: list[str], argument: str, names: Collection[str] = ()) -> DataFrame:
-    """These columns of a table, in this order.
+    """Read columns of a table, in the given order.
 
     Args:
-        path: Of the file.
-        columns: To read.
-        argument: For messages, e.g. ``"path"``.
-        names: Those of the columns that hold names: CSV and TSV fields are taken as they are written. The types of
-            Parquet columns are the file's own.
+        path: Path of the file.
+        columns: Names of the columns to read.
+        argument: Name of the argument that gives the path, for messages, e.g. ``"path"``.
+        names: Names of those columns that hold names; their fields in CSV and TSV files are taken as they are written.
+            Columns of Parquet files have the types of the file.
 
     Raises:
         ConfigurationError: The file is damaged.
@@ -79,7 +85,7 @@ def read_table(path: Path, columns: list[str], argument: str, names: Collection[
             "keep_default_na": False,
             "na_values": {name: [""] if name in as_text else MISSING for name in columns},
         }
-        return _read_csv(path, argument, **options)[columns]  # with usecols, too long lines would be overlooked
+        return _read_csv(path, argument, **options)[columns]  # with usecols, pandas would overlook lines too long
     parquet = _import_parquet(path, argument)
     try:
         with parquet.ParquetFile(path) as file:
@@ -89,7 +95,7 @@ def read_table(path: Path, columns: list[str], argument: str, names: Collection[
         raise
     except DAMAGED as error:
         raise _refuse(path, argument, error) from None
-    return table.to_pandas(ignore_metadata=True)[columns]  # a saved index is a column
+    return table.to_pandas(ignore_metadata=True)[columns]  # with the metadata, a saved index would not be a column
 
 
 def _read_csv(path: Path, argument: str, **options: Any) -> DataFrame:
@@ -100,13 +106,13 @@ def _read_csv(path: Path, argument: str, **options: Any) -> DataFrame:
         table = pd.read_csv(path, sep=separator, encoding="utf-8-sig", low_memory=False, **options)
     except DAMAGED as error:
         raise _refuse(path, argument, error) from None
-    if not isinstance(table.index, pd.RangeIndex):  # it takes the first fields for an index
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes the first fields of longer lines for an index
         raise ConfigurationError(f"data.{argument}='{path}': its lines have more fields than its header; {LAYOUT}")
     return table
 
 
 def _kind(path: Path, argument: str) -> str:
-    """The ending that tells the format."""
+    """Return the ending of the path that tells the format, without that of a compression."""
     endings = [ending.lower() for ending in path.suffixes]
     if endings and endings[-1] in COMPRESSED:
         endings.pop()

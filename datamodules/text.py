@@ -1,4 +1,4 @@
-"""Text by speaker, as numbers: LEAF's alphabet, plays with ``ROLE:`` lines, windows of characters."""
+"""Conversion of texts into numbers: LEAF's alphabet, plays with ``ROLE:`` lines, windows of characters."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import numpy as np
 from fedbc_lightning.core.errors import ConfigurationError
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's 80 characters in LEAF's order: character c is number ``ALPHABET.index(c)``."""
+"""LEAF's 80 characters in LEAF's order; the number of character c is ``ALPHABET.index(c)``."""
+
 UNKNOWN = len(ALPHABET) - 1
-"""What is not in the alphabet becomes its last character: LEAF looks it up at -1."""
+"""Number of characters outside the alphabet; it is the last character's, because LEAF looks them up at index -1."""
+
 EMPTY_LINE = re.compile(r"\n[ \t]*\n")
 PLAY_LAYOUT = (
     "expected plain text (UTF-8) in which a line 'ROLE:' at the start or after an empty line opens a speech, or LEAF's "
@@ -21,7 +23,7 @@ PLAY_LAYOUT = (
 
 
 def encode_text(text: str) -> tuple[np.ndarray, int]:
-    """Numbers 0..79 of the characters, uint8 ``(len(text),)``, and how many are not in the alphabet.
+    """Return the numbers 0..79 of the characters, uint8 ``(len(text),)``, and how many are not in the alphabet.
 
     Example:
         >>> codes, unknown = encode_text("To be$")
@@ -35,7 +37,7 @@ def encode_text(text: str) -> tuple[np.ndarray, int]:
 
 
 def decode_text(codes: np.ndarray) -> str:
-    """The characters of numbers 0..79 ``(n,)``, e.g. of a model's predictions.
+    """Return the characters of numbers 0..79 ``(n,)``, e.g. of a model's predictions.
 
     Example:
         >>> decode_text(np.array([44, 67, 1, 54, 57]))
@@ -45,7 +47,7 @@ def decode_text(codes: np.ndarray) -> str:
 
 
 def read_speeches(path: Path) -> dict[str, list[str]]:
-    """The speeches of every role, roles and speeches in the order of the play.
+    """Read the speeches of every role, with roles and speeches in the order of the play.
 
     A line that ends in a colon, at the start of the text or after an empty line, opens a speech; the speech ends before
     the empty line in front of the next one. Empty speeches are left out.
@@ -75,7 +77,10 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
 
 
 def count_windows(sizes: np.ndarray, length: int, stride: int) -> np.ndarray:
-    """Windows of ``length`` characters and one more, every ``stride`` characters, in texts of ``sizes (N,)``."""
+    """Return the number of windows in texts of ``sizes (N,)``.
+
+    A window has ``length`` characters and the one that follows; a window begins every ``stride`` characters.
+    """
     return np.maximum((sizes - length - 1) // stride + 1, 0)
 
 
@@ -87,4 +92,4 @@ def _make_numbers() -> np.ndarray:
 
 
 _NUMBERS = _make_numbers()
-"""Of each ASCII character; 255: not in the alphabet (as is 127, which stands for everything beyond)."""
+"""Number of each ASCII character; 255 if it is not in the alphabet, as 127, which stands for all other characters."""

@@ -1,4 +1,4 @@
-"""What is done to whole batches of images, on their device: random changes in training, and their way to the model."""
+"""Functions of whole batches of images, on their device: random augmentations for training, and transforms."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CPU = torch.device("cpu")
 
 
 class Scale(nn.Module):
-    """uint8 pixels times a factor, as float32. Two of one factor are equal.
+    """Converts uint8 pixels to float32 and multiplies them by a factor; instances with the same factor are equal.
 
     Args:
-        factor: E.g. 1/255, for pixels in [0, 1].
+        factor: Factor of the pixels, e.g. 1/255 for values in [0, 1].
     """
 
     def __init__(self, factor: float) -> None:
@@ -29,26 +29,26 @@ class Scale(nn.Module):
         self.factor = factor
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is a Scale by the same factor, so that data of both may be joined."""
+        """Return whether ``other`` is a Scale by the same factor, so that data sets with both may be joined."""
         return type(other) is Scale and other.factor == self.factor
 
     def __hash__(self) -> int:
-        """Of the factor."""
+        """Return the hash of the factor."""
         return hash((Scale, self.factor))
 
     def forward(self, images: Tensor) -> Tensor:
-        """``(B, ...)`` uint8 -> float32."""
+        """Convert images ``(B, ...)`` from uint8 to float32."""
         return images.to(torch.float32).mul_(self.factor)
 
 
 class Normalize(nn.Module):
-    """Pixels in 0..255 to float32, with the given mean subtracted and standard deviation divided out, per channel.
+    """Converts pixels in 0..255 to float32, subtracts a mean and divides by a standard deviation, per channel.
 
-    Two of one mean and standard deviation are equal.
+    Instances with the same mean and standard deviation are equal.
 
     Args:
-        mean: Of each channel, for pixels in [0, 1]; length C.
-        std: Likewise, above 0.
+        mean: Mean of each of the C channels, for pixels in [0, 1].
+        std: Standard deviation of each of the C channels, for pixels in [0, 1]; above 0.
 
     Example:
         >>> Normalize([0.5], [0.5])(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2)).flatten().tolist()
@@ -61,15 +61,15 @@ class Normalize(nn.Module):
         self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is a Normalize by the same numbers, so that data of both may be joined."""
+        """Return whether ``other`` is a Normalize by the same numbers, so that data sets with both may be joined."""
         return type(other) is Normalize and (other.mean, other.std) == (self.mean, self.std)
 
     def __hash__(self) -> int:
-        """Of the numbers."""
+        """Return the hash of mean and standard deviation."""
         return hash((Normalize, self.mean, self.std))
 
     def forward(self, images: Tensor) -> Tensor:
-        """``(B, C, H, W)``, integers -> float32."""
+        """Convert images ``(B, C, H, W)`` from integers to normalised float32."""
         if images.device not in self._on:
             mean, std = (torch.tensor(value, device=images.device).view(-1, 1, 1) for value in (self.mean, self.std))
             self._on[images.device] = mean * 255, std * 255
@@ -78,10 +78,11 @@ class Normalize(nn.Module):
 
 
 class WholeBatch(nn.Module):
-    """A deterministic transform of torchvision, for whole batches.
+    """Applies a deterministic transform of torchvision to whole batches.
 
     Args:
-        transform: Takes ``(B, C, H, W)``; what it marks as images (``v2.ToImage``) comes out as ordinary tensors.
+        transform: Transform of images ``(B, C, H, W)``; if it marks tensors as images (``v2.ToImage``), they are turned
+            into ordinary tensors again.
     """
 
     def __init__(self, transform: nn.Module) -> None:
@@ -89,31 +90,32 @@ class WholeBatch(nn.Module):
         self.transform = transform
 
     def forward(self, images: Tensor) -> Tensor:
-        """``(B, C, H, W)`` uint8 -> what the transform gives."""
+        """Apply the transform to images ``(B, C, H, W)``, uint8."""
         return self.transform(images).as_subclass(Tensor)
 
 
 class BatchAugmentation(nn.Module, ABC):
-    """Changes each image of a training batch by a draw of its own; a subclass gives ``forward``."""
+    """Base class of augmentations, which change each image of a training batch by a random draw of its own."""
 
     @abstractmethod
     def forward(self, images: Tensor, generator: Generator) -> Tensor:
-        """Change a batch.
+        """Change a batch of images.
 
         Args:
-            images: ``(B, C, H, W)``, uint8 as they are held; not to be written to.
-            generator: Of the CPU; everything is drawn from it.
+            images: Images ``(B, C, H, W)`` of the data set's type, mostly uint8; they must not be changed in place.
+            generator: CPU generator of all draws.
 
         Returns:
-            Images of the same type.
+            Changed images of the same type.
         """
 
 
 class RandomCrop(BatchAugmentation):
-    """Each image is moved by its own random offset and padded with zeros: torchvision's RandomCrop, for whole batches.
+    """Moves each image by a random offset and pads it with zeros, as torchvision's RandomCrop, but in whole batches.
 
     Args:
-        padding: Pixels added at each side before the crop to the old size, at least 1; 4 for CIFAR-10.
+        padding: Number of pixels added at each side before the crop to the old size, at least 1; 4 is usual for
+            CIFAR-10.
     """
 
     def __init__(self, padding: int) -> None:
@@ -122,7 +124,7 @@ class RandomCrop(BatchAugmentation):
         self.padding = padding
 
     def forward(self, images: Tensor, generator: Generator) -> Tensor:
-        """``(B, C, H, W)`` -> the same shape; offsets ``(2, B)`` are drawn from the CPU generator."""
+        """Move images ``(B, C, H, W)`` by offsets ``(2, B)``, which are drawn from the CPU generator."""
         height, width = images.shape[-2:]
         padded = functional.pad(images, (self.padding,) * 4)
         offsets = torch.randint(2 * self.padding + 1, (2, len(images)), generator=generator)
@@ -132,10 +134,10 @@ class RandomCrop(BatchAugmentation):
 
 
 class RandomHorizontalFlip(BatchAugmentation):
-    """Each image is mirrored, left to right, with some probability: torchvision's, for whole batches.
+    """Mirrors each image, left to right, with some probability, as torchvision's class, but in whole batches.
 
     Args:
-        probability: That an image is mirrored, in [0, 1].
+        probability: Probability that an image is mirrored, in [0, 1].
     """
 
     def __init__(self, probability: float = 0.5) -> None:
@@ -144,20 +146,21 @@ class RandomHorizontalFlip(BatchAugmentation):
         self.probability = probability
 
     def forward(self, images: Tensor, generator: Generator) -> Tensor:
-        """``(B, C, H, W)`` -> the same shape; ``(B,)`` numbers are drawn from the CPU generator."""
+        """Mirror some of the images ``(B, C, H, W)``; ``(B,)`` numbers are drawn from the CPU generator."""
         mirrored = torch.rand(len(images), generator=generator) < self.probability
         return torch.where(mirrored.to(images.device).view(-1, 1, 1, 1), images.flip(-1), images)
 
 
 class EachImage(BatchAugmentation):
-    """A random transform of torchvision, made to draw for each image of a batch, and from the given generator alone.
+    """Applies a random transform of torchvision to each image of a batch, with draws from the given generator alone.
 
-    Transforms of ``torchvision.transforms.v2`` draw once per call and from torch's global generator. This one is called
-    image by image, with the global generators seeded from the given one and put back afterwards. It costs more: for 32
-    images of CIFAR-10, crop and flip take 1.8 ms of one CPU core, those above 0.24 ms.
+    Transforms of ``torchvision.transforms.v2`` draw once per call, from torch's global generator. This class calls them
+    image by image, with the global generators seeded from the given one and restored afterwards. That takes more time:
+    for 32 images of CIFAR-10, torchvision's crop and flip take 1.8 ms of one CPU core, :class:`RandomCrop` and
+    :class:`RandomHorizontalFlip` 0.24 ms.
 
     Args:
-        transform: Takes an image ``(C, H, W)``, uint8, and returns one.
+        transform: Transform of one image ``(C, H, W)``, uint8, that returns an image.
     """
 
     def __init__(self, transform: nn.Module) -> None:
@@ -165,7 +168,7 @@ class EachImage(BatchAugmentation):
         self.transform = transform
 
     def forward(self, images: Tensor, generator: Generator) -> Tensor:
-        """``(B, C, H, W)`` -> images of the same type; one seed is drawn from the CPU generator."""
+        """Transform images ``(B, C, H, W)`` one by one; a single seed is drawn from the CPU generator."""
         seed = int(torch.randint(2**63 - 1, (), generator=generator))
         with seeding.preserved_globals(images.device):
             seeding.seed_globals(seed, images.device)
@@ -173,10 +176,11 @@ class EachImage(BatchAugmentation):
 
 
 class Compose(BatchAugmentation):
-    """One augmentation after the other.
+    """Applies one augmentation after the other.
 
     Args:
-        transforms: Ours, or random transforms of ``torchvision.transforms.v2``, which :class:`EachImage` then wraps.
+        transforms: Augmentations of this module, or random transforms of ``torchvision.transforms.v2``, which are
+            wrapped in :class:`EachImage`.
 
     Example:
         >>> both = Compose([RandomCrop(4), RandomHorizontalFlip()])
@@ -189,21 +193,21 @@ class Compose(BatchAugmentation):
         self.transforms = nn.ModuleList(t if isinstance(t, BatchAugmentation) else EachImage(t) for t in transforms)
 
     def forward(self, images: Tensor, generator: Generator) -> Tensor:
-        """``(B, C, H, W)`` -> images of the same type."""
+        """Apply all augmentations to images ``(B, C, H, W)``."""
         for transform in self.transforms:
             images = transform(images, generator)
         return images
 
 
 def as_augment(augment: bool | nn.Module, usual: BatchAugmentation) -> BatchAugmentation | None:
-    """What a data module does to training batches.
+    """Return the augmentation that a data module's argument ``augment`` asks for, or None for none.
 
     Args:
-        augment: As given to it: whether to use the usual augmentation, or another one.
-        usual: Of the data set.
+        augment: Whether to use the usual augmentation, or another augmentation or random transform.
+        usual: Usual augmentation of the data set.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: ``augment`` is neither a bool nor a module.
     """
     if isinstance(augment, bool):
         return usual if augment else None
@@ -213,10 +217,10 @@ def as_augment(augment: bool | nn.Module, usual: BatchAugmentation) -> BatchAugm
 
 
 def as_transform(transform: nn.Module | None, usual: nn.Module) -> nn.Module:
-    """What a data module does to every batch: the transform given to it, else the usual one of the data set.
+    """Return the transform of every batch: the one that the user gave, or the usual one of the data set.
 
     Raises:
-        ConfigurationError: It is no transform.
+        ConfigurationError: ``transform`` is not a module.
     """
     if transform is None:
         return usual
@@ -226,10 +230,10 @@ def as_transform(transform: nn.Module | None, usual: nn.Module) -> nn.Module:
 
 
 def try_transform(inputs: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a transform makes of a few inputs ``(B, ...)``.
+    """Apply a transform to a few inputs ``(B, ...)``, to see whether it can be used.
 
     Raises:
-        ConfigurationError: It fails, or is random: inputs would then differ between evaluations.
+        ConfigurationError: The transform fails, or it is random, so that inputs would differ between evaluations.
     """
     with seeding.preserved_globals(CPU):
         state = torch.get_rng_state()
@@ -240,16 +244,16 @@ def try_transform(inputs: Tensor, transform: Callable[[Tensor], Tensor]) -> Tens
 
 
 def check_transforms(images: Tensor, transform: nn.Module, augment: BatchAugmentation | None) -> None:
-    """Try transform and augmentation on a few images, so that what cannot work is said before training.
+    """Try transform and augmentation on a few images, so that mistakes are found before training.
 
     Args:
-        images: ``(B, C, H, W)``, as they are held.
-        transform: Of every batch.
-        augment: Of training batches.
+        images: A few images of the data set, ``(B, C, H, W)``.
+        transform: Transform of every batch.
+        augment: Augmentation of training batches, or None.
 
     Raises:
-        ConfigurationError: One of them fails; the augmentation changes the type of images; the transform is random
-            (images would then differ between evaluations) or gives integers.
+        ConfigurationError: One of them fails, the augmentation changes the type of images, or the transform is random
+            (images would differ between evaluations) or returns integers.
     """
     with seeding.preserved_globals(CPU):
         if augment is not None:

@@ -1,4 +1,4 @@
-"""MNIST, CIFAR-10 and CIFAR-100: both sets are pooled and dealt out, as in the FedBC paper, or the test set is kept."""
+"""MNIST, CIFAR-10 and CIFAR-100, with training and test images pooled, as in the FedBC paper, or kept apart."""
 
 from __future__ import annotations
 
@@ -36,27 +36,28 @@ from .transforms import (
 
 
 class VisionDataModule(IndexedDataModule):
-    """A public set of images, held in memory as uint8; a subclass names its files and reads them.
+    """Base class for public sets of images, held in memory as uint8; a subclass names its files and reads them.
 
-    torchvision is asked only to download. Files are checked in ``prepare_data``, before anything is trained.
+    torchvision is used only to download. Files are checked in ``prepare_data``, before anything is trained.
 
     Args:
         root: Folder of the files.
-        partitioner: Which client has which images; None: ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
-        download: Fetch the files if they are missing.
-        augment: As of :class:`CIFAR10DataModule`.
-        transform: As of :class:`CIFAR10DataModule`.
-        test: ``"split"``: the test images are pooled with all others, and ``test_fraction`` of each client's images
-            test its models. ``"shared"``: the training images are dealt out, and the test images evaluate the global
-            model; clients have none.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        partitioner: Partitioner that assigns images to clients; None is
+            ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
+        download: Whether to download the files if they are missing.
+        augment: Augmentation of training batches, see :class:`CIFAR10DataModule`.
+        transform: Transform of every batch, see :class:`CIFAR10DataModule`.
+        test: Use of the test images. With ``"split"`` they are pooled with the training images, and ``test_fraction``
+            of each client's images are its test data. With ``"shared"`` clients get only training images, and the test
+            images evaluate the global model; clients have no test data.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Attributes:
-        dataset_name: Of the class in ``torchvision.datasets``.
-        layout: The files that are looked for, for the message when they are missing.
-        mean: Of each channel, for pixels in [0, 1].
-        std: Likewise.
-        other_way: What to do where the test images are not to be dealt out, in the line that says what was found.
+        dataset_name: Name of the class in ``torchvision.datasets``.
+        layout: Description of the expected files, for the message if they are missing.
+        mean: Mean of each channel, for pixels in [0, 1].
+        std: Standard deviation of each channel, for pixels in [0, 1].
+        other_way: Hint on how to keep the test images for testing, which is added to the line that says what was found.
     """
 
     dataset_name: ClassVar[str]
@@ -87,15 +88,18 @@ class VisionDataModule(IndexedDataModule):
 
     @abstractmethod
     def usual_augmentation(self) -> BatchAugmentation:
-        """What ``augment=True`` means."""
+        """Return the augmentation that ``augment=True`` stands for."""
 
     @abstractmethod
     def missing_file(self) -> Path | None:
-        """The first file that is not there; None: all are."""
+        """Return the path of the first file that is missing, or None if all exist."""
 
     @abstractmethod
     def read(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """All images, training set first, uint8 ``(M, C, H, W)``, their classes, int64 ``(M,)``, and how many train.
+        """Read all images, training set first.
+
+        Returns:
+            The images, uint8 ``(M, C, H, W)``, their classes, int64 ``(M,)``, and the size of the training set.
 
         Raises:
             ConfigurationError: A file is damaged.
@@ -103,26 +107,26 @@ class VisionDataModule(IndexedDataModule):
 
     @abstractmethod
     def check_files(self) -> None:
-        """Look at every file.
+        """Check every file.
 
         Raises:
-            ConfigurationError: One is damaged.
+            ConfigurationError: A file is damaged.
         """
 
     def fetch(self) -> None:
-        """Download by torchvision, which puts the files where they are looked for."""
+        """Download the files with torchvision, which puts them where this class looks for them."""
         from torchvision import datasets  # takes a second to import
 
         getattr(datasets, self.dataset_name)(self.root, download=True)
 
     def prepare_data(self) -> None:
-        """Download what is missing, and check what is there."""
+        """Download missing files, and check all files."""
         missing = self.missing_file()
         if missing is not None and self.download:
             try:
                 with _no_empty_folders_left(missing.parent):
                     self.fetch()
-            except Exception as error:  # whatever can go wrong on the way
+            except Exception as error:  # a download can fail in many ways, each with an exception of its own
                 raise self._not_there(f"could not be downloaded ({first_line(error)})") from error
             missing = self.missing_file()
         if missing is not None:
@@ -131,7 +135,7 @@ class VisionDataModule(IndexedDataModule):
         self.check_files()
 
     def load(self) -> LoadedData:
-        """All images, training set first, and their classes; or the training set, with the test set beside it."""
+        """Return all images, training set first, or with ``test="shared"`` the training set and the test set apart."""
         pixels, labels, num_train = self.read()
         found = f"{self.dataset_name}: {num_train:,} training and {len(labels) - num_train:,} test images"
         rank_zero_info(
@@ -154,35 +158,39 @@ class VisionDataModule(IndexedDataModule):
 
 
 class IdxDataModule(VisionDataModule):
-    """Grey images of 28 x 28 pixels in IDX files, plain or as downloaded (``.gz``).
+    """Base class for sets of grey images of 28 x 28 pixels in IDX files, plain or as downloaded (``.gz``).
 
     Attributes:
-        num_classes: Labels in the files go from 0 to this, excluded.
-        prefixes: What the names of training and test files begin with.
+        num_classes: Number above all labels in the files, which begin with 0.
+        prefixes: Beginnings of the names of the training files and of the test files.
     """
 
     num_classes: int
     prefixes: tuple[str, str]
 
     def usual_augmentation(self) -> BatchAugmentation:
-        """Images are moved by up to 2 pixels."""
+        """Return an augmentation that moves images by up to 2 pixels."""
         return RandomCrop(padding=2)
 
     def missing_file(self) -> Path | None:
-        """The first file that is not there; None: all are."""
+        """Return the path of the first file that is missing, or None if all exist."""
         return next((path for pair in self._files() for path in pair if find_idx(path) is None), None)
 
     def check_files(self) -> None:
-        """Look at every file; of plain ones, images are not read."""
+        """Check every file; the pixels of files that are not compressed are not read."""
         self._parts()
 
     def read(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """All images, training set first, uint8 ``(M, 1, 28, 28)``, their classes, ``(M,)``, and how many train."""
+        """Read all images, training set first.
+
+        Returns:
+            The images, uint8 ``(M, 1, 28, 28)``, their classes, int64 ``(M,)``, and the size of the training set.
+        """
         images, labels = zip(*self._parts(), strict=True)
         return np.concatenate(images)[:, None], np.concatenate(labels).astype(np.int64), len(labels[0])
 
     def _parts(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Images and labels of the training and of the test set, checked."""
+        """Read and check the images and labels of the training set and of the test set."""
         parts = []
         for names in self._files():
             images, labels = (find_idx(path) or path for path in names)
@@ -204,20 +212,22 @@ class MNISTDataModule(IdxDataModule):
 
     Inputs are float32 ``(B, 1, 28, 28)`` of mean 0 and standard deviation 1, targets int64 ``(B,)``.
 
-    The FedBC paper: ``PowerLaw(20, C, e)`` with C of 1 to 3 and e of 1.1 to 1.5. Fed+: 1,000 clients of one digit each,
-    ``ClassesPerClient(1000, 1, size_spread=2.0)``.
+    The FedBC paper uses ``PowerLaw(20, C, e)`` with C of 1 to 3 and e of 1.1 to 1.5. Fed+ uses 1,000 clients of one
+    digit each, ``ClassesPerClient(1000, 1, size_spread=2.0)``.
 
     Args:
         root: Folder that holds, or will hold, ``MNIST/raw``.
-        partitioner: Which client has which images; None: ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
-        download: Fetch the files if they are missing (11 MB).
-        augment: Change the images of training batches: True moves each by up to 2 pixels; or as of
-            :class:`CIFAR10DataModule`.
-        transform: As of :class:`CIFAR10DataModule`.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        partitioner: Partitioner that assigns images to clients; None is
+            ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
+        download: Whether to download the files if they are missing (11 MB).
+        augment: Augmentation of training batches: True moves each image by up to 2 pixels, False changes none, and any
+            augmentation of :class:`CIFAR10DataModule` may be given.
+        transform: Transform of every batch, see :class:`CIFAR10DataModule`; None normalises.
+        **kwargs: Further arguments of :class:`CIFAR10DataModule`, such as ``test`` and ``batch_size``.
 
     Raises:
-        ConfigurationError: The files are missing and cannot be downloaded, or one is damaged.
+        ConfigurationError: The files are missing and cannot be downloaded, a file is damaged, or a transform cannot be
+            used.
     """
 
     dataset_name = "MNIST"
@@ -246,18 +256,21 @@ class CIFAR10DataModule(VisionDataModule):
 
     Args:
         root: Folder that holds, or will hold, ``cifar-10-batches-py``.
-        partitioner: Which client has which images; None: ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
-        download: Fetch the files if they are missing (170 MB).
-        augment: Change the images of training batches, uint8, each by its own draw from (seed, round, client, epoch,
-            step). True: move each by up to 4 pixels in each direction (RandomCrop(32, padding=4)); False: do not; or
-            any random transform of ``torchvision.transforms.v2``, also a ``Compose``, in YAML by its ``class_path``.
-            Those of :mod:`fedbc_lightning.datamodules.transforms` take whole batches and are several times faster.
-        transform: Of every batch, after it: any deterministic transform of ``torchvision.transforms.v2`` from uint8
-            ``(B, 3, 32, 32)`` to floats; None: normalise.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        partitioner: Partitioner that assigns images to clients; None is
+            ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
+        download: Whether to download the files if they are missing (170 MB).
+        augment: Augmentation of training batches, uint8; it changes each image by a draw from (seed, round, client,
+            epoch, step). True moves each image by up to 4 pixels in each direction (RandomCrop(32, padding=4)), and
+            False changes none. Any random transform of ``torchvision.transforms.v2`` may be given, also a ``Compose``,
+            in YAML by its ``class_path``; those of :mod:`fedbc_lightning.datamodules.transforms` work on whole batches
+            and are several times faster.
+        transform: Transform of every batch after the augmentation: any deterministic transform of
+            ``torchvision.transforms.v2`` from uint8 ``(B, 3, 32, 32)`` to floats; None normalises.
+        **kwargs: Argument ``test`` of :class:`~fedbc_lightning.datamodules.vision.VisionDataModule`, and arguments of
+            :class:`~fedbc_lightning.data.IndexedDataModule`.
 
     Raises:
-        ConfigurationError: The files are missing and cannot be downloaded, one is damaged, or a transform cannot be
+        ConfigurationError: The files are missing and cannot be downloaded, a file is damaged, or a transform cannot be
             used.
     """
 
@@ -279,11 +292,11 @@ class CIFAR10DataModule(VisionDataModule):
         super().__init__(root, partitioner, download, augment, transform, **kwargs)
 
     def usual_augmentation(self) -> BatchAugmentation:
-        """Images are moved by up to 4 pixels."""
+        """Return an augmentation that moves images by up to 4 pixels."""
         return RandomCrop(padding=4)
 
     def missing_file(self) -> Path | None:
-        """The first file that is not there; None: all are."""
+        """Return the path of the first file that is missing, or None if all exist."""
         return next((path for path, _ in self._files() if not path.is_file()), None)
 
     def check_files(self) -> None:
@@ -292,18 +305,23 @@ class CIFAR10DataModule(VisionDataModule):
             _read_checked(path, checksum)
 
     def read(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """All images, training set first, uint8 ``(M, 3, 32, 32)``, their classes, ``(M,)``, and how many train."""
+        """Read all images, training set first.
+
+        Returns:
+            The images, uint8 ``(M, 3, 32, 32)``, their classes, int64 ``(M,)``, and the size of the training set.
+        """
         with warnings.catch_warnings():
-            # NumPy 2.4.0 to 2.4.4 on what an old NumPy wrote, https://github.com/pytorch/vision/issues/9340
+            # NumPy 2.4.0 to 2.4.4 warns about arrays that an old NumPy pickled,
+            # https://github.com/pytorch/vision/issues/9340
             warnings.filterwarnings("ignore", r"dtype\(\): align should be passed")
-            # encoding: the strings of Python 2
+            # Python 2 wrote the files, and its strings are bytes: hence the encoding.
             parts = [pickle.loads(_read_checked(*file), encoding="latin1") for file in self._files()]
         images = np.concatenate([part["data"] for part in parts]).reshape(-1, 3, 32, 32)
         labels = [np.array(part[self.labels_key], dtype=np.int64) for part in parts]
         return images, np.concatenate(labels), sum(map(len, labels[:-1]))  # the last file is the test set
 
     def _files(self) -> list[tuple[Path, str]]:
-        """The files that hold images, and their checksums."""
+        """Return the paths of the files with images, and their checksums."""
         from torchvision import datasets  # takes a second to import
 
         listed = getattr(datasets, self.dataset_name)
@@ -314,19 +332,22 @@ class CIFAR100DataModule(CIFAR10DataModule):
     """CIFAR-100: 60,000 colour images, 32 x 32 pixels, 100 classes (the fine ones).
 
     Inputs are float32 ``(B, 3, 32, 32)`` of mean 0 and standard deviation 1 per channel, targets int64 ``(B,)``.
-    FedLi: ``Dirichlet(100, alpha)``, 10 clients per round, ResNet-18 with GroupNorm. That paper names no augmentation;
-    crops and mirror images are what ResNets are usually trained with on CIFAR.
+    FedLi uses ``Dirichlet(100, alpha)``, 10 clients per round and ResNet-18 with GroupNorm. That paper names no
+    augmentation; ResNets are usually trained with crops and mirror images on CIFAR.
 
     Args:
         root: Folder that holds, or will hold, ``cifar-100-python``.
-        partitioner: Which client has which images; None: ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
-        download: Fetch the files if they are missing (170 MB).
-        augment: As of :class:`CIFAR10DataModule`, but True also mirrors every other image, left to right.
-        transform: As of :class:`CIFAR10DataModule`.
-        **kwargs: Of :class:`~fedbc_lightning.data.IndexedDataModule`.
+        partitioner: Partitioner that assigns images to clients; None is
+            ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
+        download: Whether to download the files if they are missing (170 MB).
+        augment: Augmentation of training batches, see :class:`CIFAR10DataModule`; True also mirrors images, left to
+            right, with probability 0.5.
+        transform: Transform of every batch, see :class:`CIFAR10DataModule`; None normalises.
+        **kwargs: Further arguments of :class:`CIFAR10DataModule`.
 
     Raises:
-        ConfigurationError: As of :class:`CIFAR10DataModule`.
+        ConfigurationError: The files are missing and cannot be downloaded, a file is damaged, or a transform cannot be
+            used.
     """
 
     dataset_name = "CIFAR100"
@@ -336,7 +357,7 @@ class CIFAR100DataModule(CIFAR10DataModule):
     std = (0.2673, 0.2564, 0.2762)
 
     def usual_augmentation(self) -> BatchAugmentation:
-        """Images are moved by up to 4 pixels, and mirrored."""
+        """Return an augmentation that moves images by up to 4 pixels and mirrors half of them."""
         return Compose([RandomCrop(padding=4), RandomHorizontalFlip()])
 
 
@@ -349,7 +370,7 @@ def _read_checked(path: Path, checksum: str) -> bytes:
 
 @contextmanager
 def _no_empty_folders_left(folder: Path) -> Iterator[None]:
-    """If the block fails, remove the folders, down to this one, that it made and left empty."""
+    """If the code inside the context fails, remove the empty folders that it created above and at ``folder``."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield

@@ -189,7 +189,8 @@ class FederatedDataModule(LightningDataModule):
 
         Args:
             client: Client 0..N-1.
-            split: ``"train"``, ``"val"`` (held out from the training data by ``val_fraction``) or ``"test"``.
+            split: Split of the data, ``"train"``, ``"val"`` (held out from the training data by ``val_fraction``) or
+                ``"test"``.
 
         Returns:
             The data set, or None if the client has no such data.
@@ -203,7 +204,7 @@ class FederatedDataModule(LightningDataModule):
         return kept[split]
 
     def num_samples(self, split: str) -> np.ndarray:
-        """Number of samples of each client in ``"train"``, ``"val"`` or ``"test"``, int64 ``(N,)``."""
+        """Return the number of samples of each client in ``"train"``, ``"val"`` or ``"test"``, int64 ``(N,)``."""
         if split not in self._split_sizes:
             sizes = np.zeros((len(SPLITS), self.num_clients), dtype=np.int64)
             for client in range(self.num_clients):  # all splits of a client together, as its data may be made on demand
@@ -213,7 +214,7 @@ class FederatedDataModule(LightningDataModule):
         return self._split_sizes[split]
 
     def num_batches(self) -> np.ndarray:
-        """Number of training batches per epoch of each client, int64 ``(N,)``."""
+        """Return the number of training batches per epoch of each client, int64 ``(N,)``."""
         sizes = self.num_samples("train")
         return sizes // self.batch_size if self.drop_last else -(-sizes // self.batch_size)
 

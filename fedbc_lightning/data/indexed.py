@@ -148,7 +148,7 @@ class IndexedDataModule(FederatedDataModule):
         return {split: self._batched(take(self.source, indices)) if len(indices) else None}
 
     def num_samples(self, split: str) -> np.ndarray:
-        """Number of samples of each client in ``"train"``, ``"val"`` or ``"test"``, int64 ``(N,)``."""
+        """Return the number of samples of each client in ``"train"``, ``"val"`` or ``"test"``, int64 ``(N,)``."""
         self._ready()
         return self.splits[split].sizes
 
@@ -193,7 +193,7 @@ class IndexedDataModule(FederatedDataModule):
         name = type(partitioner).__name__
         if data.clients is not None and not partitioner.needs_clients:
             rank_zero_info(
-                f"data.partitioner: {name} deals the samples anew; the data's own {len(np.unique(data.clients)):,} "
+                f"data.partitioner: {name} makes new clients; the data's own {len(np.unique(data.clients)):,} "
                 "clients are not used (Natural takes them)."
             )
         values = data.clients if partitioner.needs_clients else data.labels
@@ -220,7 +220,7 @@ class IndexedDataModule(FederatedDataModule):
         try:
             parts.check(num_samples, complete=partitioner.complete)
         except ConfigurationError as error:
-            raise ConfigurationError(f"data.partitioner: {name} does not deal out each sample once: {error}") from None
+            raise ConfigurationError(f"data.partitioner: {name} must give each sample once: {error}") from None
         return parts
 
     def _split(self, data: LoadedData, parts: Partition) -> dict[str, Partition]:
@@ -228,7 +228,7 @@ class IndexedDataModule(FederatedDataModule):
         has_test = data.is_test is not None or data.shared_test is not None
         if has_test and self.test_fraction is not None:
             raise ConfigurationError(
-                f"data.test_fraction={self.test_fraction}: the data bring test samples of their own; leave it null"
+                f"data.test_fraction={self.test_fraction}: the data have test samples of their own; leave it null"
             )
         if data.is_test is not None:
             is_test = data.is_test[parts.indices]

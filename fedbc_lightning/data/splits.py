@@ -96,7 +96,7 @@ def check_split(test_fraction: float, order: str = "shuffled", name: str = "test
 
     Args:
         test_fraction: Fraction of each client's samples.
-        order: ``"shuffled"`` or ``"ordered"``.
+        order: Order of the split, which must be ``"shuffled"`` or ``"ordered"``.
         name: Name of the fraction in the message.
     """
     if not 0 < test_fraction < 1:

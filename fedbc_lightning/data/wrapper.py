@@ -103,7 +103,7 @@ class PartitionedDataModule(IndexedDataModule):
         given = [name for name, value in loader.items() if value]
         if is_module and given:
             raise ConfigurationError(
-                f"{given[0]}: the train_dataloader of {type(data).__name__} says it, as it is; leave it out here"
+                f"{given[0]}: it is taken from the train_dataloader of {type(data).__name__}; leave it out here"
             )
         if partitioner is None and clients is None:
             raise ConfigurationError("data.partitioner: give one, e.g. Dirichlet, or clients, one per sample")

@@ -173,7 +173,7 @@ def test_truncated_files(tmp_path):
     ("change", "message"),
     [
         ({"targets": TARGETS[:29]}, "data.inputs has 30 samples and data.targets 29"),
-        ({"inputs": INPUTS[:0], "targets": TARGETS[:0]}, "give as many, and one or more"),
+        ({"inputs": INPUTS[:0], "targets": TARGETS[:0]}, "give equal numbers, one or more"),
         ({"clients": [0, 1]}, "each of the 30 samples"),
         ({"clients": np.linspace(0, 1, 30)}, "an integer or a string"),
         ({"inputs": np.where(INPUTS == 50, np.nan, INPUTS)}, r"data\.inputs: sample 12 holds"),

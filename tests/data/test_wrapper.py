@@ -203,14 +203,16 @@ def test_targets_that_are_not_all_integers_split_no_classes():
 
 @pytest.mark.parametrize("given", [{"drop_last": True}, {"num_workers": 2}, {"collate_fn": list}])
 def test_what_the_modules_own_loader_says_is_not_said_twice(given):
-    with pytest.raises(ConfigurationError, match=rf"data\.{next(iter(given))}: the train_dataloader of Ordinary"):
+    with pytest.raises(
+        ConfigurationError, match=rf"data\.{next(iter(given))}: it is taken from the train_dataloader of Ordinary"
+    ):
         PartitionedDataModule(Ordinary(), IID(2), **given)
 
 
 def test_clients_that_are_not_used_are_told(caplog):
     with caplog.at_level("INFO"):
         ready(tensors(40), IID(2), clients=["a", "b", "c", "d"] * 10)
-    assert "IID deals the samples anew; the data's own 4 clients are not used" in caplog.text
+    assert "IID makes new clients; the data's own 4 clients are not used" in caplog.text
 
 
 def test_a_users_own_augment_is_no_matter():
@@ -341,7 +343,7 @@ def test_a_partitioner_that_loses_samples_is_caught():
             return super().__call__(labels[1:], seed)
 
     data = PartitionedDataModule(SIXTEEN, Losing(2))
-    with pytest.raises(ConfigurationError, match="Losing does not deal out each sample once: 1 of 16"):
+    with pytest.raises(ConfigurationError, match="Losing must give each sample once: 1 of 16"):
         data.setup()
     with pytest.raises(RuntimeError, match="setup"):
         _ = data.source

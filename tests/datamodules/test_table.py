@@ -133,15 +133,15 @@ def test_a_category_of_the_test_file_alone_is_told(tmp_path, caplog):
         ready(path, "ill", "hospital", categorical=["blood"])
         assert "'blood' is" not in caplog.text
         ready(path, "ill", "hospital", categorical=["blood"], test_path=test)
-    assert caplog.text.count("known ones") == 1
-    assert f"'{test}': 'blood' is 'w', 'x', 'y' and 1 more in 5 of 8 rows, as in no row of data.path; " in caplog.text
+    assert caplog.text.count("all features of the column") == 1
+    assert f"'{test}': 'blood' is 'w', 'x', 'y' and 1 more in 5 of 8 rows, but in no row of data.path; " in caplog.text
 
 
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ({6: "n.a."}, r"data\.features: 'age' of '.*t\.csv' is no number but 'n\.a\.' in row 7; mend it"),
-        ({3: "?", 8: "high"}, r"no number but '\?' in row 4 and 1 more; mend it"),
+        ({6: "n.a."}, r"data\.features: 'age' of '.*t\.csv' is no number but 'n\.a\.' in row 7; correct it"),
+        ({3: "?", 8: "high"}, r"no number but '\?' in row 4 and 1 more; correct it"),
         (dict.fromkeys(range(12), "?"), r"no number but '\?' in row 1 and 11 more"),
         (dict.fromkeys(range(13), "?"), r"data\.categorical: no numbers in 'age'"),
     ],
