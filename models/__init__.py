@@ -1,4 +1,4 @@
-"""Ready models: ordinary LightningModules that know nothing of federated learning."""
+"""Ready models, which are ordinary LightningModules without any code for federated learning."""
 
 from .binary_logistic_regression import BinaryLogisticRegression
 from .char_lstm import CharLSTM

@@ -1,4 +1,4 @@
-"""What all models here share: the steps, the logged loss, the optimizer and the checks."""
+"""Base class of all models in this package: the steps, the logged loss, the optimizer and the checks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ SIZES = (
     "num_features", "hidden", "num_classes", "in_channels", "image_size", "num_groups", "vocabulary_size",
     "embedding_dim",
 )  # fmt: skip
-"""Arguments of models that count something."""
+"""Names of the models' arguments that must be at least 1."""
 
 
 class SupervisedModel(LightningModule):
-    """A LightningModule that learns targets from inputs with SGD: the common part of Classifier and Regressor.
+    """LightningModule that learns targets from inputs with SGD, the base class of Classifier and Regressor.
 
-    Batches are pairs ``(inputs, targets)``. It logs ``train_loss``, ``val_loss`` and ``test_loss``; a subclass gives
-    :meth:`loss` and, in :meth:`log_metrics`, what else validation and test log.
-    It knows nothing of federated learning, and trains the same under :class:`lightning.pytorch.Trainer`.
+    Batches are pairs ``(inputs, targets)``. The module logs ``train_loss``, ``val_loss`` and ``test_loss``; a subclass
+    defines :meth:`loss` and, in :meth:`log_metrics`, further metrics of validation and test.
+    It has no code for federated learning, and can also be trained with :class:`lightning.pytorch.Trainer`.
 
     Args:
         lr: Step size of SGD, > 0.
@@ -31,7 +31,7 @@ class SupervisedModel(LightningModule):
         weight_decay: L2 penalty of SGD, >= 0.
 
     Attributes:
-        network: Maps a batch of inputs to outputs.
+        network: Module that maps a batch of inputs to outputs.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -41,7 +41,7 @@ class SupervisedModel(LightningModule):
 
     def __init__(self, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__()
-        self.save_hyperparameters()  # takes the subclass's arguments as well
+        self.save_hyperparameters()  # saves the arguments of the subclass, too
         for name, value in self.hparams.items():
             if name in SIZES and value < 1:
                 raise ConfigurationError(f"model.{name}: got {value}; it must be at least 1.")
@@ -51,7 +51,7 @@ class SupervisedModel(LightningModule):
         check_at_least("model.weight_decay", weight_decay, 0)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs for a batch of float inputs.
+        """Compute the outputs for a batch of float inputs.
 
         Raises:
             ConfigurationError: The inputs do not fit the model.
@@ -60,10 +60,10 @@ class SupervisedModel(LightningModule):
         return self.network(inputs)
 
     def check_inputs(self, inputs: Tensor) -> None:
-        """Look at dtype and shape, never at values.
+        """Check dtype and shape of the inputs; values are not read, as that would wait for the device.
 
         Raises:
-            ConfigurationError: Not of the weights' dtype, or not ``num_features`` features.
+            ConfigurationError: The inputs do not have the weights' dtype, or not ``num_features`` features.
         """
         dtype = next(self.parameters()).dtype
         if inputs.dtype != dtype and not _is_cast(inputs, dtype):
@@ -76,35 +76,35 @@ class SupervisedModel(LightningModule):
             raise ConfigurationError(f"model.num_features: got {expected}, but an input has {found}.")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
         raise NotImplementedError(f"{type(self).__name__} must define loss(outputs, targets)")
 
     def log_metrics(self, prefix: str, outputs: Tensor, targets: Tensor) -> None:
-        """Log what is measured beside the loss.
+        """Log further metrics of validation and test; this class logs none.
 
         Args:
-            prefix: ``"val"`` or ``"test"``.
-            outputs: Of a batch.
-            targets: Of the same batch.
+            prefix: Prefix of the metrics' names, ``"val"`` or ``"test"``.
+            outputs: Outputs for a batch.
+            targets: Targets of the same batch.
         """
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The mean loss of a batch ``(inputs, targets)``; logs it as ``train_loss``."""
+        """Return the mean loss of a batch ``(inputs, targets)``, and log it as ``train_loss``."""
         outputs, targets = self._apply_to(batch)
         loss = self.loss(outputs, targets)
         self.log("train_loss", loss, batch_size=self._weight(targets))
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Logs ``val_loss`` and the metrics."""
+        """Log ``val_loss`` and the metrics of :meth:`log_metrics`."""
         self._evaluate(batch, "val")
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Logs ``test_loss`` and the metrics."""
+        """Log ``test_loss`` and the metrics of :meth:`log_metrics`."""
         self._evaluate(batch, "test")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD with this module's hyper-parameters."""
+        """Return SGD with this module's hyper-parameters."""
         hparams = self.hparams
         return torch.optim.SGD(
             self.parameters(), lr=hparams["lr"], momentum=hparams["momentum"], weight_decay=hparams["weight_decay"]
@@ -116,20 +116,20 @@ class SupervisedModel(LightningModule):
         self.log_metrics(prefix, outputs, targets)
 
     def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs and targets of a batch, one row per prediction."""
+        """Return the outputs for a batch and its targets, with one row per prediction."""
         inputs, targets = batch
         return self(inputs), targets
 
     def _weight(self, targets: Tensor) -> Any:
-        """What a mean over the batch weighs among other batches: its number of predictions."""
+        """Return the number of predictions in a batch, by which Lightning weights its means among other batches."""
         return len(targets)
 
 
 def check_images(inputs: Tensor, channels: int, size: int | None = None) -> None:
-    """Raise unless inputs are images ``(B, channels, size, size)``; ``size`` None: of any height and width.
+    """Check that inputs are images ``(B, channels, size, size)``; with ``size=None`` height and width are free.
 
     Raises:
-        ConfigurationError: They are not.
+        ConfigurationError: The inputs have another shape.
     """
     is_image = inputs.ndim == 4
     if is_image and inputs.shape[1] == channels and (size is None or inputs.shape[2:] == (size, size)):
@@ -140,7 +140,7 @@ def check_images(inputs: Tensor, channels: int, size: int | None = None) -> None
 
 
 def _is_cast(inputs: Tensor, dtype: torch.dtype) -> bool:
-    """Whether autocast makes inputs and weights alike, as it does with all floats but float64."""
+    """Return whether autocast gives inputs and weights the same dtype, as it does for all floats except float64."""
     return (
         torch.is_autocast_enabled(inputs.device.type)
         and inputs.is_floating_point()

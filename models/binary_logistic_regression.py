@@ -1,4 +1,4 @@
-"""Logistic regression of two classes with one weight vector."""
+"""Logistic regression for two classes with one weight vector."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from .classifier import Classifier
 
 
 class BinaryLogisticRegression(Classifier):
-    r"""The l2-regularised logistic regression of L2GD on LibSVM data: one weight vector w, no intercept, from w = 0.
+    r"""The l2-regularised logistic regression of L2GD on LibSVM data, without intercept and initialised with w = 0.
 
     .. math::
         f(w) = \frac{1}{m} \sum_{j=1}^{m} \log(1 + \exp(-b_j \, a_j^T w)) + \frac{\mu}{2} \|w\|^2,
         \quad b_j = 2 y_j - 1 \in \{-1, 1\}
 
-    Targets are the classes y = 0 and 1, int64 ``(B,)``. The logits are 0 of class 0 and w·a of class 1, so that
+    Targets are the classes y = 0 and 1, int64 ``(B,)``. The logit of class 0 is 0 and that of class 1 is w·a, so that
     cross-entropy is the logistic loss above. ``weight_decay`` is mu; as in any PyTorch model it acts on the gradient,
-    and the logged losses are without it. An intercept is the weight of a feature that is 1 in every sample.
+    and the logged losses do not contain it. For an intercept, add a feature that is 1 in every sample to the data.
 
-    :class:`LogisticRegression` of two classes has two vectors, of which only the difference w = w_1 - w_0 matters:
-    the same losses and predictions, with 2 (d + 1) numbers instead of d. Its steps move w twice as far, and its penalty
-    of mu is one of mu / 2 on w.
+    :class:`LogisticRegression` for two classes has two weight vectors, of which only the difference w = w_1 - w_0
+    matters. It has the same losses and predictions with 2 (d + 1) parameters instead of d, but its steps move w twice
+    as far, and its penalty of mu is one of mu / 2 on w.
 
     Args:
-        num_features: Length of an input when flattened, d (123 in a1a).
+        num_features: Length d of a flattened input (123 in a1a).
         lr: Step size of SGD, > 0.
         momentum: Momentum of SGD, in [0, 1).
-        weight_decay: mu, the L2 penalty, >= 0.
+        weight_decay: L2 penalty mu, >= 0.
 
     References:
         F. Hanzely and P. Richtarik, Federated Learning of a Mixture of Global and Local Models, 2020.
@@ -50,11 +50,11 @@ class BinaryLogisticRegression(Classifier):
 
     @property
     def num_classes(self) -> int:
-        """Two."""
+        """Number of classes, which is always 2."""
         return 2
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``(B, 2)``, the first 0.
+        """Return the logits ``(B, 2)``, of which the first is 0.
 
         Raises:
             ConfigurationError: The inputs do not fit the model.

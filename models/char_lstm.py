@@ -1,4 +1,4 @@
-"""The next-character model of Shakespeare."""
+"""LEAF's model for next-character prediction on Shakespeare."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from .classifier import Classifier
 from .recurrent import TokenLSTM
 
 NOT_PREDICTED = -100
-"""The target of a position that is not to be predicted; torch's own ``ignore_index``."""
+"""Target of a position that is not predicted; it is torch's default ``ignore_index``."""
 
 
 class CharLSTM(Classifier):
-    """LEAF's Shakespeare model, which predicts the next character: an embedding of 8, two LSTM layers of 256, a layer.
+    """LEAF's Shakespeare model, which predicts the next character.
+
+    It has an embedding of width 8, two LSTM layers of 256 and a linear layer.
 
     Inputs are characters int64 ``(B, L)``. Targets are either int64 ``(B,)``, the character that follows the sequence
-    (LEAF; L = 80), or int64 ``(B, L)``, the character that follows each position. In the latter a target of -100 marks
-    a position that is not predicted, such as padding behind a shorter text. Losses and accuracy are per character:
-    in a client's and in the pooled data each predicted one counts once, whatever sequence or batch it stands in.
+    (LEAF; L = 80), or int64 ``(B, L)``, the character that follows each position. In the latter, -100 marks a position
+    that is not predicted, such as padding after a shorter text. Losses and accuracy are means over characters: each
+    predicted character of a client's data or of the pooled data counts once, whatever its sequence or batch.
 
-    819,920 parameters with 80 characters. torch's LSTM has two bias vectors where TensorFlow has one: without the
-    second ones (2,048) it has, with the 90 characters of Reddi et al. 2021, their 820,522.
+    With 80 characters the model has 819,920 parameters. torch's LSTM has two bias vectors where TensorFlow has one;
+    without the second ones (2,048), and with the 90 characters of Reddi et al. 2021, it has their 820,522 parameters.
 
     Args:
         vocabulary_size: Number of characters (LEAF's alphabet has 80).
@@ -59,23 +61,28 @@ class CharLSTM(Classifier):
         self.head = nn.Linear(hidden, vocabulary_size)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``(B, L, vocabulary_size)`` of the character after each position.
+        """Return the logits ``(B, L, vocabulary_size)`` of the character after each position.
 
         Raises:
-            ConfigurationError: The inputs are no characters of the vocabulary.
+            ConfigurationError: The inputs are not characters of the vocabulary.
         """
         return self.head(self.recurrent(inputs))
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of the predicted characters: logits ``(n, vocabulary_size)``, targets ``(n,)``."""
+        """Return the mean cross-entropy of the predicted characters.
+
+        Args:
+            outputs: Logits ``(n, vocabulary_size)``.
+            targets: Characters ``(n,)``, or -100 at positions that are not predicted.
+        """
         return self._cross_entropy(outputs, targets, "sum") / self._weight(targets).clamp(min=1)
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The share of the predicted characters that have the largest logit, in [0, 1]."""
+        """Return the share of predicted characters whose logit is the largest, in [0, 1]."""
         return (outputs.argmax(dim=1) == targets).sum() / self._weight(targets).clamp(min=1)
 
     def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Logits ``(n, vocabulary_size)`` and targets ``(n,)``: n = B or B L."""
+        """Return logits ``(n, vocabulary_size)`` and targets ``(n,)``, where n is B or B L."""
         inputs, targets = batch
         if targets.shape not in (inputs.shape[:1], inputs.shape):
             raise ConfigurationError(
@@ -88,5 +95,5 @@ class CharLSTM(Classifier):
         return self.head(states).flatten(0, 1), targets.flatten()
 
     def _weight(self, targets: Tensor) -> Any:
-        """Number of predicted characters, as a tensor: to make it an int, every step would wait for the device."""
+        """Return the number of predicted characters as a tensor; for an int, every step would wait for the device."""
         return (targets != NOT_PREDICTED).sum()

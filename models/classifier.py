@@ -1,4 +1,4 @@
-"""What all classifiers here share: cross-entropy, accuracy and the check of the classes."""
+"""Base class of all classifiers in this package: cross-entropy, accuracy and the check of the classes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .base import SupervisedModel
 
 
 class Classifier(SupervisedModel):
-    """A LightningModule for classification with cross-entropy and SGD; a subclass only builds ``self.network``.
+    """LightningModule for classification with cross-entropy and SGD; a subclass only builds ``self.network``.
 
     It logs ``train_loss``, ``val_loss``, ``val_accuracy``, ``test_loss`` and ``test_accuracy`` (accuracy in [0, 1]).
-    It knows nothing of federated learning, and trains the same under :class:`lightning.pytorch.Trainer`.
+    It has no code for federated learning, and can also be trained with :class:`lightning.pytorch.Trainer`.
     Inputs are float ``(B, ...)``, targets int64 ``(B,)`` with classes from 0.
 
     Args:
@@ -26,8 +26,8 @@ class Classifier(SupervisedModel):
         weight_decay: L2 penalty of SGD, >= 0.
 
     Attributes:
-        network: Maps a batch of inputs ``(B, ...)`` to logits ``(B, num_classes)``.
-        classes_argument: The argument that says how many classes there are.
+        network: Module that maps a batch of inputs ``(B, ...)`` to logits ``(B, num_classes)``.
+        classes_argument: Name of the argument that is the number of classes.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -41,29 +41,29 @@ class Classifier(SupervisedModel):
         return self.hparams[self.classes_argument]
 
     def setup(self, stage: str) -> None:
-        """Compare the number of classes with the data's, where the data tells it.
+        """Compare the number of classes with that of the data module's ``label_histogram``, if it has one.
 
         Raises:
-            ConfigurationError: The data has more classes.
+            ConfigurationError: The data have more classes than the model.
         """
         histogram = getattr(getattr(self.trainer, "datamodule", None), "label_histogram", lambda: None)()
         if histogram is not None and histogram.shape[1] > self.num_classes:
             raise self._too_few_classes(f"the data has {histogram.shape[1]} classes")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of logits ``(B, num_classes)`` and targets ``(B,)``.
+        """Return the mean cross-entropy of logits ``(B, num_classes)`` and targets ``(B,)``.
 
         Raises:
-            ConfigurationError: The targets are no classes of this model, one per sample.
+            ConfigurationError: The targets are not one class of this model per sample.
         """
         return self._cross_entropy(outputs, targets, "mean")
 
     def log_metrics(self, prefix: str, outputs: Tensor, targets: Tensor) -> None:
-        """Logs ``val_accuracy`` or ``test_accuracy``."""
+        """Log ``val_accuracy`` or ``test_accuracy``."""
         self.log(f"{prefix}_accuracy", self.accuracy(outputs, targets), batch_size=self._weight(targets))
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The share of targets whose logit is the largest, in [0, 1]."""
+        """Return the share of targets whose logit is the largest, in [0, 1]."""
         return (outputs.argmax(dim=1) == targets).float().mean()
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor, reduction: str) -> Tensor:

@@ -11,12 +11,13 @@ from .classifier import Classifier
 
 
 class CIFARCNN(Classifier):
-    """The paper's CIFAR-10 model of 62,006 parameters: two convolutions and three linear layers.
+    """The CIFAR-10 model of the FedBC paper with 62,006 parameters: two convolutions and three linear layers.
 
-    Convolution to 6 channels (kernel 5), pooling, convolution to 16 (kernel 5), pooling, 120 - 84 - classes, all ReLU.
+    The layers are a convolution to 6 channels (kernel 5), pooling, a convolution to 16 channels (kernel 5), pooling,
+    and linear layers of 120, 84 and ``num_classes`` units, with ReLU between them.
 
     Args:
-        in_channels: Channels of an image.
+        in_channels: Number of channels of an image.
         image_size: Height and width of an image in pixels, at least 16.
         num_classes: Number of classes.
         lr: Step size of SGD, > 0.
@@ -24,7 +25,7 @@ class CIFARCNN(Classifier):
         weight_decay: L2 penalty of SGD, >= 0.
 
     Raises:
-        ConfigurationError: If ``image_size`` is below 16: nothing is left after two convolutions and poolings.
+        ConfigurationError: ``image_size`` is below 16, so that nothing is left after two convolutions and poolings.
 
     Example:
         >>> import torch
@@ -57,10 +58,10 @@ class CIFARCNN(Classifier):
         )
 
     def check_inputs(self, inputs: Tensor) -> None:
-        """Look at dtype and shape.
+        """Check dtype and shape of the inputs.
 
         Raises:
-            ConfigurationError: Not float images ``(B, in_channels, image_size, image_size)``.
+            ConfigurationError: The inputs are not float images ``(B, in_channels, image_size, image_size)``.
         """
         super().check_inputs(inputs)
         check_images(inputs, self.hparams["in_channels"], self.hparams["image_size"])

@@ -1,4 +1,4 @@
-"""The convolutional network of federated EMNIST."""
+"""LEAF's convolutional network for federated EMNIST."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from .classifier import Classifier
 
 
 class FEMNISTCNN(Classifier):
-    """LEAF's FEMNIST model of 6,603,710 parameters, for grey images of 28 x 28 pixels.
+    """LEAF's FEMNIST model with 6,603,710 parameters, for grey images of 28 x 28 pixels.
 
-    Convolution to 32 channels (kernel 5, same size), 2 x 2 pooling, convolution to 64 (kernel 5, same size), 2 x 2
-    pooling, ``hidden`` units, classes, all ReLU. ``hidden=512, num_classes=10`` is the MNIST network of FedAvg's paper
-    (McMahan et al. 2017; 1,663,370 parameters). The CNN of Reddi et al. 2021 is another, with kernels of 3 and dropout.
+    The layers are a convolution to 32 channels (kernel 5, same size), 2 x 2 pooling, a convolution to 64 channels
+    (kernel 5, same size), 2 x 2 pooling, and linear layers of ``hidden`` and ``num_classes`` units, with ReLU between
+    them. ``hidden=512, num_classes=10`` is the MNIST network of FedAvg's paper (McMahan et al. 2017; 1,663,370
+    parameters). The CNN of Reddi et al. 2021 is a different one, with kernels of 3 and dropout.
 
     Args:
         num_classes: Number of classes (62: digits, capital and small letters).
@@ -49,10 +50,10 @@ class FEMNISTCNN(Classifier):
         )
 
     def check_inputs(self, inputs: Tensor) -> None:
-        """Look at dtype and shape.
+        """Check dtype and shape of the inputs.
 
         Raises:
-            ConfigurationError: Not float images ``(B, 1, 28, 28)``.
+            ConfigurationError: The inputs are not float images ``(B, 1, 28, 28)``.
         """
         super().check_inputs(inputs)
         check_images(inputs, channels=1, size=28)

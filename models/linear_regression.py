@@ -8,10 +8,12 @@ from .regressor import Regressor
 
 
 class LinearRegression(Regressor):
-    """One linear layer from features to a number: convex, the model of Fed+'s synthetic regression (1,000 features).
+    """One linear layer from features to a number, the model of Fed+'s synthetic regression (1,000 features).
+
+    Its loss is convex in the parameters.
 
     Args:
-        num_features: Length of an input when flattened.
+        num_features: Length of a flattened input.
         lr: Step size of SGD, > 0.
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, >= 0.

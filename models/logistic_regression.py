@@ -8,10 +8,12 @@ from .classifier import Classifier
 
 
 class LogisticRegression(Classifier):
-    """One linear layer from features to class logits: convex, the model of the Synthetic data.
+    """One linear layer from features to class logits, the model of the Synthetic data.
+
+    Its loss is convex in the parameters.
 
     Args:
-        num_features: Length of an input when flattened (60 in Synthetic, 784 in MNIST).
+        num_features: Length of a flattened input (60 in Synthetic, 784 in MNIST).
         num_classes: Number of classes.
         lr: Step size of SGD, > 0.
         momentum: Momentum of SGD, in [0, 1).

@@ -8,10 +8,10 @@ from .classifier import Classifier
 
 
 class MLP(Classifier):
-    """Features - hidden - classes with ReLU and dropout: 784-128-10, the MNIST model of FedBC's public code.
+    """A perceptron with one hidden layer, ReLU and dropout: by default 784-128-10, the MNIST model of FedBC's code.
 
     Args:
-        num_features: Length of an input when flattened (784 in MNIST, 64 in Digits).
+        num_features: Length of a flattened input (784 in MNIST, 64 in Digits).
         hidden: Width of the hidden layer.
         num_classes: Number of classes.
         dropout: Probability of dropping a hidden unit in training, in [0, 1).

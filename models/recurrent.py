@@ -1,4 +1,4 @@
-"""Tokens to states of a two-layer LSTM."""
+"""Embedding and two-layer LSTM, which the text models share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fedbc_lightning.core.errors import ConfigurationError
 
 
 class TokenLSTM(nn.Module):
-    """An embedding and two LSTM layers, the part that the text models share.
+    """An embedding and two LSTM layers, which map tokens to states.
 
     Args:
-        vocabulary_size: Tokens are 0..vocabulary_size-1.
+        vocabulary_size: Number of tokens, which are 0..vocabulary_size-1.
         embedding_dim: Width of the embedding.
         hidden: Width of each LSTM layer.
-        padding_token: Its embedding is 0 and stays so; None: no such token.
+        padding_token: Token whose embedding is 0 and is not trained; None if there is no such token.
     """
 
     def __init__(self, vocabulary_size: int, embedding_dim: int, hidden: int, padding_token: int | None = None) -> None:
@@ -25,11 +25,12 @@ class TokenLSTM(nn.Module):
         self._has_seen_tokens = False
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """States ``(B, L, hidden)`` of the second layer after each of the tokens ``(B, L)``.
+        """Return the states ``(B, L, hidden)`` of the second layer after each of the tokens ``(B, L)``.
 
         Raises:
-            ConfigurationError: Not integers ``(B, L)``, or beyond the vocabulary. The latter is seen in every batch on
-                the CPU, and elsewhere, where looking means waiting for the device, in the first.
+            ConfigurationError: The tokens are not integers ``(B, L)``, or are outside the vocabulary. The vocabulary is
+                checked in every batch on the CPU, but only in the first one on other devices, because the check waits
+                for the device.
         """
         if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32) or not tokens.shape[1]:
             raise ConfigurationError(

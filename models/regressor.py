@@ -1,4 +1,4 @@
-"""What regressions here share: squared error, and its root over all samples."""
+"""Base class of all regression models in this package: squared error, and its root over all samples."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .base import SupervisedModel
 
 
 class Regressor(SupervisedModel):
-    """A LightningModule for regression with mean squared error and SGD; a subclass only builds ``self.network``.
+    """LightningModule for regression with mean squared error and SGD; a subclass only builds ``self.network``.
 
-    It logs ``train_loss``, ``val_loss``, ``val_rmse``, ``test_loss`` and ``test_rmse``. The last is the root of the
-    mean squared error over all samples of an evaluation (a client's, or the pooled ones), not a mean of batches' roots.
-    It knows nothing of federated learning, and trains the same under :class:`lightning.pytorch.Trainer`.
+    It logs ``train_loss``, ``val_loss``, ``val_rmse``, ``test_loss`` and ``test_rmse``. An rmse is the root of the mean
+    squared error over all samples of an evaluation (a client's, or the pooled ones), not a mean of batches' roots.
+    It has no code for federated learning, and can also be trained with :class:`lightning.pytorch.Trainer`.
     Inputs are float ``(B, ...)``, targets float ``(B,)`` or ``(B, 1)``.
 
     Args:
@@ -26,7 +26,7 @@ class Regressor(SupervisedModel):
         weight_decay: L2 penalty of SGD, >= 0.
 
     Attributes:
-        network: Maps a batch of inputs ``(B, ...)`` to predictions ``(B, 1)``.
+        network: Module that maps a batch of inputs ``(B, ...)`` to predictions ``(B, 1)``.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -38,7 +38,7 @@ class Regressor(SupervisedModel):
         self.test_rmse = MeanSquaredError(squared=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Predictions ``(B,)``.
+        """Return the predictions ``(B,)``.
 
         Raises:
             ConfigurationError: The inputs do not fit the model.
@@ -46,17 +46,17 @@ class Regressor(SupervisedModel):
         return super().forward(inputs).squeeze(1)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean squared error of predictions ``(B,)``."""
+        """Return the mean squared error of predictions ``(B,)``."""
         return F.mse_loss(outputs, targets)
 
     def log_metrics(self, prefix: str, outputs: Tensor, targets: Tensor) -> None:
-        """Logs ``val_rmse`` or ``test_rmse``."""
+        """Log ``val_rmse`` or ``test_rmse``."""
         rmse = self.val_rmse if prefix == "val" else self.test_rmse
         rmse.update(outputs, targets)
         self.log(f"{prefix}_rmse", rmse, batch_size=len(targets))
 
     def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Predictions and targets ``(B,)``, in float32 at least: squares of halves would lose most digits."""
+        """Return predictions and targets ``(B,)`` in float32 or wider; squares in half precision lose most digits."""
         inputs, targets = batch
         outputs = self(inputs)
         if targets.shape not in (outputs.shape, (len(outputs), 1)):

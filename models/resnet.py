@@ -13,16 +13,16 @@ from .classifier import Classifier
 
 
 class ResNet18GroupNorm(Classifier):
-    """ResNet-18 for small images with GroupNorm: 11,173,962 parameters for 10 classes, the CIFAR model of FedLi.
+    """ResNet-18 for small images with GroupNorm, the CIFAR model of FedLi, with 11,173,962 parameters for 10 classes.
 
-    torchvision's ResNet-18 with a 3 x 3 stem of stride 1 and no max-pooling, as is usual for 32 x 32 pixels, and with
-    group in place of batch normalisation, whose statistics of unlike clients do not average well (Hsieh et al. 2020).
-    Two groups per layer, the default, are those of Reddi et al. 2021.
+    It is torchvision's ResNet-18 with a 3 x 3 stem of stride 1 and without max-pooling, as is usual for 32 x 32 pixels.
+    Group normalisation replaces batch normalisation, whose statistics of different clients do not average well (Hsieh
+    et al. 2020). The default of two groups per layer is that of Reddi et al. 2021.
 
     Args:
-        in_channels: Channels of an image.
+        in_channels: Number of channels of an image.
         num_classes: Number of classes.
-        num_groups: Groups of channels that are normalised together, a divisor of 64.
+        num_groups: Number of groups into which each layer's channels are divided for normalisation, a divisor of 64.
         lr: Step size of SGD, > 0.
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, >= 0.
@@ -56,15 +56,15 @@ class ResNet18GroupNorm(Classifier):
             raise ConfigurationError(f"model.num_groups: got {num_groups}; it must divide 64, the fewest channels.")
         self.network = resnet18(num_classes=num_classes, norm_layer=partial(nn.GroupNorm, num_groups))
         stem = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1, bias=False)
-        nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's own
+        nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as torchvision initialises its stem
         self.network.conv1 = stem
         self.network.maxpool = nn.Identity()
 
     def check_inputs(self, inputs: Tensor) -> None:
-        """Look at dtype and shape.
+        """Check dtype and shape of the inputs.
 
         Raises:
-            ConfigurationError: Not float images ``(B, in_channels, H, W)``.
+            ConfigurationError: The inputs are not float images ``(B, in_channels, H, W)``.
         """
         super().check_inputs(inputs)
         check_images(inputs, self.hparams["in_channels"])

@@ -1,4 +1,4 @@
-"""The sentiment model of Sent140."""
+"""FedProx's sentiment model for Sent140."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .recurrent import TokenLSTM
 
 
 class Sent140LSTM(Classifier):
-    """The Sent140 model of FedProx, after LEAF's: token embeddings, two LSTM layers of 256, a layer to the classes.
+    """The Sent140 model of FedProx, after LEAF's: token embeddings, two LSTM layers of 256 and a linear layer.
 
-    Inputs are tokens int64 ``(B, L)`` (L = 25) with padding, token 0, behind the words; targets int64 ``(B,)``. A
-    tweet is classified by the state after its last token that is not padding, so padding changes nothing; padding
-    before the words is read as words that say nothing. A tweet of padding only has the state 0: its logits are the last
-    layer's bias. The papers take fixed GloVe vectors of 300 numbers; here the embedding is learned with the rest.
+    Inputs are tokens int64 ``(B, L)`` (L = 25) with padding, token 0, after the words; targets are int64 ``(B,)``. A
+    tweet is classified by the state after its last token that is not padding, so padding has no effect; padding before
+    the words is read like words whose embedding is 0. A tweet of padding only has the state 0, and its logits are the
+    last layer's bias. The papers use fixed GloVe vectors of 300 numbers; here the embedding is learned with the rest.
 
     Args:
         vocabulary_size: Number of tokens, padding included.
@@ -51,13 +51,13 @@ class Sent140LSTM(Classifier):
         self.head = nn.Linear(hidden, num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``(B, num_classes)``.
+        """Return the logits ``(B, num_classes)``.
 
         Raises:
-            ConfigurationError: The inputs are no tokens of the vocabulary.
+            ConfigurationError: The inputs are not tokens of the vocabulary.
         """
         states = self.recurrent(inputs)
         places = torch.arange(1, inputs.shape[1] + 1, device=inputs.device)
-        lengths = (places * (inputs != 0)).amax(dim=1)  # 0: padding only
+        lengths = (places * (inputs != 0)).amax(dim=1)  # 0 for a tweet of padding only
         last = states[torch.arange(len(inputs), device=inputs.device), (lengths - 1).clamp(min=0)]
         return self.head(last * (lengths > 0).unsqueeze(1))
