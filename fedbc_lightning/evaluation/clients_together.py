@@ -1,4 +1,4 @@
-"""Evaluation of several clients by one mapped step, once it has shown that it may."""
+"""Evaluation of several clients at once by a step that is mapped over them, after a check that this is allowed."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ if TYPE_CHECKING:
 
 
 class ClientsTogether:
-    """One measurement in which clients with as many samples share a mapped step.
+    """A measurement in which clients with equal numbers of samples are evaluated by one mapped step.
 
     Args:
-        evaluator: Does the others one after another.
-        mapped: The step, and on which splits it may be mapped, from one measurement to the next.
-        what: Is measured.
+        evaluator: Evaluator that does all other tasks one after another.
+        mapped: The mapped step; it remembers between measurements on which splits it may be used.
+        what: Description of the measurement.
     """
 
     def __init__(self, evaluator: Evaluator, mapped: MappedEvaluation, what: Measurement) -> None:
         self._evaluator, self._mapped, self._what = evaluator, mapped, what
 
     def do(self, tasks: list[Task]) -> Results:
-        """This rank's part: task -> name -> value, where there are data."""
+        """Evaluate this rank's part of the tasks.
+
+        Returns:
+            The values of each task by name; tasks without data are left out.
+        """
         evaluator, reasons, split = self._evaluator, self._mapped.reasons, self._what.split
         if split not in reasons:
             return self._settle(tasks)
@@ -45,9 +49,10 @@ class ClientsTogether:
         return self._do_units(evaluator.share(self._units(tasks)))
 
     def _units(self, tasks: Sequence[Task]) -> list[list[Task]]:
-        """The tasks, together those that a mapped step may do: of clients with as many samples, in one batch in all.
+        """Group the tasks into units that one mapped step can do.
 
-        They are the same whatever the number of ranks.
+        A unit has clients with equal numbers of samples that together fit into one evaluation batch; a task that cannot
+        be mapped is a unit of its own. The units do not depend on the number of ranks.
         """
         datamodule, what = self._evaluator.datamodule, self._what
         most, counts = datamodule.eval_batch_size, datamodule.num_samples(what.split)
@@ -65,12 +70,13 @@ class ClientsTogether:
         return units
 
     def _settle(self, tasks: list[Task]) -> Results:
-        """The first measurement: one client after another, each once, and then by mapped steps.
+        """Do the first measurement, one client after another and again by mapped steps, and decide between the two.
 
-        These count from now on, on all ranks, unless the step changes something or draws, or the numbers are others.
+        Mapped steps are used from now on, on all ranks, unless the step has side effects, draws random numbers, or
+        gives other numbers.
         """
         mapped, share = self._mapped, self._evaluator.share
-        reason = self._first_reason(mapped.obstacle())  # callbacks may differ
+        reason = self._first_reason(mapped.obstacle())  # ranks must agree, and their callbacks may differ
         units = share(self._units(tasks) if reason is None else [[task] for task in tasks])
         together = [unit for unit in units if len(unit) >= FEW]
         mine = {task for unit in units for task in unit}
@@ -83,7 +89,7 @@ class ClientsTogether:
             for unit in together if reason is None else ():
                 with mapped.watched():
                     found |= self._do_mapped(unit)
-        except Exception as error:  # whatever it is, one after another the clients have been evaluated
+        except Exception as error:  # of any class: the clients have already been evaluated one after another
             reason = first_line(error)
         if reason is None and not _agree(found, results):
             reason = "mapped over clients, it gives other numbers"
@@ -94,26 +100,32 @@ class ClientsTogether:
         return results | found
 
     def _why_not(self, unit: Sequence[Task], alone: Sequence[Task], results: Results) -> str | None:
-        """Fill in results one after another, and say what of the step makes it more than a function."""
-        results |= self._one_by_one(unit[:1])  # which may set up things
+        """Evaluate the tasks one after another into ``results``, and return a reason against mapping, or None."""
+        results |= self._one_by_one(unit[:1])  # alone, because the first step of a module may set up things
         if self._has_drawn(unit[0][1]):
             return "it draws random numbers"
         results |= self._one_by_one([task for task in alone if task not in results])
         return None
 
     def _has_drawn(self, client: int) -> bool:
-        """Whether the step that has just been taken for a client drew random numbers."""
+        """Return whether the step that was just made for a client drew random numbers.
+
+        The generators are seeded again and compared: without a draw they stand where that seed leaves them.
+        """
         device = self._evaluator.engine.user.device
         now = Generators(device)
         self._evaluator.seed_client(client, self._what.round)
         return Generators(device) != now
 
     def _first_reason(self, reason: str | None) -> str | None:
-        """That of the first rank that has one."""
+        """Return the first reason reported by any rank, or None."""
         return next(filter(None, gather_objects(self._evaluator.fabric, reason)), None)
 
     def _do_units(self, units: Sequence[Sequence[Task]]) -> Results:
-        """Those of clients together by mapped steps, unless one fails this time, and the others one after another."""
+        """Evaluate units of several clients by mapped steps, and all other tasks one after another.
+
+        If a mapped step fails, the remaining units of this measurement are evaluated one after another, too.
+        """
         results, can_map = dict["Task", dict[str, float]](), True
         alone: list[Task] = []
         for unit in units:
@@ -121,7 +133,7 @@ class ClientsTogether:
                 if can_map and len(unit) >= FEW:
                     results |= self._do_mapped(unit)
                     continue
-            except Exception as error:  # one after another they give the same error, or none
+            except Exception as error:  # evaluated one after another, the clients raise the same error, or none
                 can_map = False
                 self._mapped.say(f"this time, {first_line(error)}")
             alone += unit
@@ -139,7 +151,7 @@ class ClientsTogether:
         return dict(zip(unit, found, strict=True))
 
     def _weights(self, which: str, clients: Sequence[int]) -> Tensor:
-        """Those of z (d,), or of the clients' own models (K, d)."""
+        """Return the weights to evaluate: those of z, ``(d,)``, or of the clients' own models, ``(K, d)``."""
         models, num_parameters = self._what.models, self._evaluator.engine.layout.num_parameters
         if which == "global" or models.local is None:
             return models.z[:num_parameters]
@@ -148,7 +160,11 @@ class ClientsTogether:
 
 
 def _agree(found: Results, expected: Results) -> bool:
-    """Whether two ways give the same numbers, but for a client in a hundred, with logits equal but for rounding."""
+    """Return whether two ways of evaluation give the same numbers, up to rounding.
+
+    One client in a hundred (at least one) may differ, because rounding can change the class of a sample whose logits
+    are equal.
+    """
     num_others = 0
     for task, values in found.items():
         others = expected.get(task, {})

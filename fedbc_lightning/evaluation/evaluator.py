@@ -1,4 +1,4 @@
-"""What a round is worth: the global model, every client's own model, and how evenly the first serves the clients."""
+"""Evaluation of the global model and of the clients' own models, and measures of fairness among clients."""
 
 from __future__ import annotations
 
@@ -27,24 +27,27 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 MAX_CLIENTS_BY_DEFAULT = 1000
+"""Largest number of clients that are evaluated if ``trainer.eval_clients`` is None."""
+
 Task = tuple[str, int]
-"""Which model, "global" or "local", on whose data: a client's, or -1: the pooled ones."""
+"""A model, "global" or "local", and the client on whose data it is evaluated; -1 is the pooled data of all clients."""
 
 
 @dataclass
 class Evaluation:
-    """The numbers of one evaluation.
+    """The results of one evaluation.
 
     Attributes:
-        metrics: Name (``global/test_accuracy``, ...) -> value.
-        clients: Name (``global/test_accuracy``, ``local/test_accuracy``) -> client -> value.
+        metrics: Value of each metric by its name (``global/test_accuracy``, ...).
+        clients: Value of each metric at each client, by name (``global/test_accuracy``, ``local/test_accuracy``) and
+            client.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     clients: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, float]]:
-        """One per evaluated client: ``client`` and its values."""
+        """Return one row per evaluated client, with its number under ``client`` and its values by name."""
         found: dict[int, dict[str, float]] = {}
         for name, values in self.clients.items():
             for client, value in values.items():
@@ -54,13 +57,14 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Models:
-    """What is evaluated.
+    """The models that are evaluated.
 
     Attributes:
-        z: The global model (d + b,).
-        counters: The integer buffers.
-        local: Client -> its own model (d + b,) and integer buffers; None: there are none.
-        fine_tuning: What is done to a client's own model before it is evaluated, or None.
+        z: Global model, parameters and float buffers, ``(d + b,)``.
+        counters: Integer buffers of the global model.
+        local: Function from a client to its own model ``(d + b,)`` and integer buffers; None if clients have no own
+            models.
+        fine_tuning: Fine-tuning of a client's own model before it is evaluated, or None.
     """
 
     z: Tensor
@@ -71,13 +75,13 @@ class Models:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Models, the data that they meet, and the step that does it.
+    """Description of one measurement: models, a split of the data, and the step of the module that evaluates.
 
     Attributes:
-        split: ``"test"``, ``"val"``.
-        stage: ``"test"``, ``"validation"``: whose step.
-        models: What is evaluated.
-        round: For the seeds.
+        split: Split of the data, ``"test"`` or ``"val"``.
+        stage: Stage of Lightning whose step is called, ``"test"`` or ``"validation"``.
+        models: Models that are evaluated.
+        round: Round, from which seeds are derived.
     """
 
     split: str
@@ -87,17 +91,17 @@ class Measurement:
 
 
 class Evaluator:
-    """Evaluates z and the clients' models; the tasks are dealt out over the ranks.
+    """Evaluates the global model z and the clients' own models; the tasks are divided among the ranks.
 
     Args:
-        fabric: Launched.
-        engine: Its module and workbench are used.
-        datamodule: The clients' data.
-        eval_clients: How many clients: a number, a fraction, ``"all"``, or None for all up to 1,000, else 1,000.
-        seed: The run's seed; which clients are drawn depends on it alone, not on the round.
+        fabric: Fabric that has been launched.
+        engine: Engine whose module and workbench are used.
+        datamodule: Data of the clients.
+        eval_clients: Clients to evaluate: a number, a fraction, or ``"all"``; None is all, but at most 1,000.
+        seed: Seed of the run, which alone determines the clients that are drawn; they are the same in every round.
 
     Attributes:
-        has_told_writes: Whether it was said that what hooks around an evaluation write is not kept.
+        has_told_writes: Whether the user was told that values written by hooks around an evaluation are not kept.
     """
 
     def __init__(
@@ -113,12 +117,12 @@ class Evaluator:
         self.has_told_writes = False
 
     def run(self, splits: Sequence[str], models: Models, round: int) -> Evaluation:
-        """Evaluate models on splits.
+        """Evaluate models on splits; nothing is done if the module has no ``test_step`` and no ``validation_step``.
 
         Args:
-            splits: ``"test"``, ``"val"``.
-            models: What is evaluated.
-            round: For the seeds.
+            splits: Splits of the data, ``"test"`` or ``"val"``.
+            models: Models that are evaluated.
+            round: Round, from which seeds are derived.
         """
         evaluation = Evaluation()
         for split in splits:
@@ -129,12 +133,13 @@ class Evaluator:
         return evaluation
 
     def local_model(self, models: Models, client: int, round: int) -> tuple[Tensor, Tensor]:
-        """The model (d + b,) and the integer buffers that are evaluated as a client's own; there are such.
+        """Return the model ``(d + b,)`` and the integer buffers that are evaluated as a client's own.
 
         Args:
-            models: What is evaluated.
-            client: 0..N-1.
-            round: For the seed of the fine-tuning, if there is one; the module then holds the model.
+            models: Models that are evaluated; ``models.local`` must not be None.
+            client: Client 0..N-1.
+            round: Round, from which the seed of the fine-tuning is derived, if there is one; the module then holds the
+                returned model.
         """
         assert models.local is not None
         if models.fine_tuning is None:
@@ -155,7 +160,7 @@ class Evaluator:
 
     @contextmanager
     def evaluating(self, stage: str, round: int) -> Iterator[None]:
-        """What the module sees while it is evaluated."""
+        """Put the module into evaluation mode, without gradients and with Lightning's attributes set for ``stage``."""
         user = self.engine.user
         user.eval_mode()
         user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None,
@@ -168,7 +173,7 @@ class Evaluator:
             user.shim.set(validating=False, testing=False)
 
     def tasks(self, split: str, models: Models) -> list[Task]:
-        """What is evaluated on a split, in order."""
+        """Return the tasks of a split in order: the global model on pooled data, then on clients', then own models."""
         counts = self.datamodule.num_samples(split)
         clients = [i for i in self.client_ids if counts[i]]
         tasks = [("global", -1)] + [("global", i) for i in clients]
@@ -177,7 +182,7 @@ class Evaluator:
         return tasks
 
     def _measure(self, what: Measurement) -> dict[Task, dict[str, float]]:
-        """Task -> name -> value, from all ranks."""
+        """Do a measurement on all ranks, and return the values of each task by name."""
         tasks, mapped = self.tasks(what.split, what.models), self.engine.mapped_evaluation(what.stage)
         results = self.do(self.share(tasks), what) if mapped is None else ClientsTogether(self, mapped, what).do(tasks)
         self.engine.user.best_metrics.join(self.fabric)
@@ -187,11 +192,15 @@ class Evaluator:
         return {task: merged[task] for task in tasks if task in merged}
 
     def share(self, parts: list) -> list:
-        """Those of this rank."""
+        """Return the parts that are assigned to this rank."""
         return parts[self.fabric.global_rank :: self.fabric.world_size]
 
     def do(self, tasks: Sequence[Task], what: Measurement) -> dict[Task, dict[str, float]]:
-        """Task -> name -> value, where there are data; one after another."""
+        """Evaluate tasks one after another on this rank.
+
+        Returns:
+            The values of each task by name; tasks without data are left out.
+        """
         user, engine, models = self.engine.user, self.engine, what.models
         results = dict[Task, dict[str, float]]()
         loaded = None
@@ -211,11 +220,11 @@ class Evaluator:
         return results
 
     def seed_client(self, client: int, round: int) -> None:
-        """Seed what a client's steps draw from, and its fine-tuning."""
+        """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""
         seed_globals(derive(self._seed, "eval", round, client), self.engine.user.device)
 
     def loader(self, split: str, client: int) -> Any:
-        """The batches of a client, or those of all (-1); None: it has none."""
+        """Return a loader of a client's data, or of all clients' data (-1); None if there are none."""
         device = self.engine.user.device
         if client < 0:
             return self.datamodule.pooled_dataloader(split, device=device)
@@ -241,16 +250,17 @@ class Evaluator:
 
 
 def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
-    """How evenly the global model serves the clients.
+    """Measure how evenly the global model serves the clients.
 
     Args:
-        name: Of the metric; names with loss, error, rmse or perplexity are worse when higher.
-        values: One per client.
-        sizes: Their numbers of training samples.
+        name: Name of the metric, which tells whether smaller values are better, see
+            :func:`~fedbc_lightning.core.metric_names.is_lower_better`.
+        values: Value of the metric at each of the n clients.
+        sizes: Number of training samples of each client.
 
     Returns:
-        ``fairness/<name>_std`` (population), ``_worst10`` (mean of the worst ceil(n/10) clients), ``_least_data`` and
-        ``_most_data`` (of the client with the fewest and the most samples).
+        ``fairness/<name>_std`` (the population's standard deviation), ``_worst10`` (the mean of the worst ceil(n/10)
+        clients), ``_least_data`` and ``_most_data`` (the values of the clients with the fewest and the most samples).
 
     Example:
         >>> fairness("accuracy", np.array([0.5, 1.0]), np.array([10, 20]))["fairness/accuracy_worst10"]
@@ -266,7 +276,18 @@ def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, floa
 
 
 def draw_clients(num_clients: int, eval_clients: int | float | str | None, seed: int) -> list[int]:
-    """The clients that are evaluated, the same in every round.
+    """Draw the clients that are evaluated, which are the same in every round.
+
+    Args:
+        num_clients: Number of clients N.
+        eval_clients: A number of clients, a fraction of them, or ``"all"``; None is all, but at most 1,000.
+        seed: Seed of the run.
+
+    Returns:
+        The clients, ascending.
+
+    Raises:
+        ConfigurationError: ``eval_clients`` is a number above N.
 
     Example:
         >>> draw_clients(4, "all", seed=0), len(draw_clients(40, 0.25, seed=0)), len(draw_clients(2000, None, seed=0))
