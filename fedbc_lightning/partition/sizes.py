@@ -39,7 +39,7 @@ class IID(Partitioner):
         self.num_clients = whole("num_clients", num_clients, 1)
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """See :func:`split_iid`."""
+        """Split the samples with :func:`split_iid`."""
         return split_iid(len(values), self.num_clients, np.random.default_rng(seed))
 
 
