@@ -19,6 +19,27 @@ class ConfigurationError(ValueError):
     is_said_elsewhere = False
 
 
+class NotVectorizableError(ConfigurationError):
+    """The vectorized engine cannot do what is asked of it; the sequential engine can.
+
+    ``engine: auto`` and the plan of a run catch this error alone: any other mistake is one for both engines.
+
+    Args:
+        reason: What the engine cannot do, worded to stand behind its name, such as "cannot train with dropout".
+
+    Example:
+        >>> print(NotVectorizableError("cannot train with batches that are dictionaries"))
+        trainer.engine: vectorized cannot train with batches that are dictionaries; use engine: sequential.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)  # alone, so that a copy made by pickle is given the same
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"trainer.engine: vectorized {self.reason}; use engine: sequential."
+
+
 def first_line(error: BaseException) -> str:
     r"""Return the first line of an exception's message, or the name of its class if the message is empty.
 

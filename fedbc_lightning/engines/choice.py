@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.state.cohort import Cohort
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["sequential", "vectorized"]
 
-VECTORIZED = "trainer.engine: vectorized "
-"""So begins what that engine cannot do."""
 MAX_SHAPES = 32
 
 SECONDS_TIMED = 0.05
@@ -68,15 +66,15 @@ def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, shares: Sequence[
         with preserved_globals(engine.user.device):
             seconds = Trial(engine).run(shares)
         if engine.draws:  # type: ignore[attr-defined]
-            raise ConfigurationError(
-                f"{VECTORIZED}would draw what training_step draws, such as dropout, for a whole cohort at once, so "
-                "that its masks depended on who is in it; use engine: sequential."
+            raise NotVectorizableError(
+                "would draw what training_step draws, such as dropout, for a whole cohort at once, so that its masks "
+                "depended on who is in it"
             )
     except WrittenParametersError as error:
         rank_zero_info(f"trainer.engine: auto takes sequential; training_step writes '{error.names[0]}'.")
         return "sequential"
-    except ConfigurationError as error:
-        rank_zero_info(f"trainer.engine: auto takes sequential; vectorized {reason_of(error)}.")
+    except NotVectorizableError as error:
+        rank_zero_info(f"trainer.engine: auto takes sequential; vectorized {error.reason}.")
         return "sequential"
     kind: Kind = min(seconds, key=seconds.__getitem__)
     rank_zero_info(
@@ -90,28 +88,15 @@ def make_trial_engine(args: Sequence[Any], algorithm: FederatedAlgorithm, num_cl
     """A vectorized engine that is only tried out.
 
     Raises:
-        ConfigurationError: It cannot train them; see :func:`reason_of`.
+        NotVectorizableError: It cannot train them.
     """
     engine = make_engine("vectorized", *args)
     engine.is_trial = True
     algorithm.check(engine)
     algorithm.server_callbacks(engine)
     if num_clients < 2:
-        raise ConfigurationError(
-            f"{VECTORIZED}has nothing to map: one process trains one client in a round; use engine: sequential."
-        )
+        raise NotVectorizableError("has nothing to map: one process trains one client in a round")
     return engine
-
-
-def reason_of(error: ConfigurationError) -> str:
-    """Why the vectorized engine cannot be used, to be put behind its name.
-
-    Raises:
-        ConfigurationError: It is of something else, a mistake in either engine.
-    """
-    if not str(error).startswith(VECTORIZED):
-        raise error
-    return str(error).removeprefix(VECTORIZED).removesuffix("; use engine: sequential.")
 
 
 Train = Callable[[SequentialEngine, list[int], int], Sequence[int]]
@@ -147,7 +132,7 @@ class Trial:
         """Seconds of a round's local training by each engine, on average over the shares, as far as a few steps tell.
 
         Raises:
-            ConfigurationError: The clients' steps cannot be mapped.
+            NotVectorizableError: The clients' steps cannot be mapped.
         """
         self.measure(shares)
         predicted = [self.predict(share) for share in shares]
@@ -157,7 +142,7 @@ class Trial:
         """Time clients of the first share; see whether those of all can be mapped.
 
         Raises:
-            ConfigurationError: The clients' steps cannot be mapped.
+            NotVectorizableError: The clients' steps cannot be mapped.
         """
         ids, steps = _longest_first(shares[0])
         engine, asked = self.engine, self.engine.local

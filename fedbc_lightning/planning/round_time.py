@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.sequential import SequentialEngine
@@ -163,8 +163,8 @@ class RoundTimer:
             self._begin(engine, *begun)
             trial = choice.Trial(engine, self._train, slow_step=SLOW_STEP)
             trial.measure(shares)
-        except ConfigurationError as error:
-            self.not_timed = choice.reason_of(error)
+        except NotVectorizableError as error:
+            self.not_timed = error.reason
             return {}
         finally:
             federation.algorithm.server_callbacks(federation.engine)  # for a method that keeps its parts

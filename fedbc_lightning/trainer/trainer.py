@@ -406,9 +406,8 @@ class FederatedTrainer(CallbackView):
         if isinstance(error, ProcessExitedException):
             who = f"process {error.error_index} of {self._fabric.world_size} (counted from 0)"
             return LostProcessError(f"{who} {WAS_KILLED} {self.how_to_resume()}")
-        found = re.search(
-            rf"^{re.escape(ConfigurationError.__module__)}\.ConfigurationError: (.*)", str(error), re.M | re.S
-        )
+        module = re.escape(ConfigurationError.__module__)  # also of its subclasses for what an engine cannot do
+        found = re.search(rf"^{module}\.\w+: (.*)", str(error), re.M | re.S)
         return ConfigurationError(found[1].strip()) if found else error
 
     def how_to_resume(self, folder: Path | None = None) -> str:

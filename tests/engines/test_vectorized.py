@@ -1,5 +1,7 @@
 """The vectorized engine with the modules and data of users: the sequential engine's numbers, or a refusal by name."""
 
+import pickle
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +13,14 @@ from helpers.boring import BoringData, BoringModel, Hidden, assert_equal_trees, 
 from lightning.pytorch import Callback
 from test_plain_steps import OPTIMIZERS
 from torch import nn
+from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.nn import functional
 from torch.utils.data import default_collate
 from torchmetrics.classification import MulticlassAccuracy
 
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.algorithms import APFL, ComposedAlgorithm, PerFedAvg, PerFedBC, PFedMe, QFedAvg
+from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.data import ArrayDataset
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.local import Armijo, ModelAgnostic, ProximalTerm, Solver
@@ -312,6 +316,18 @@ def as_dict(items):
 def test_refusals_name_the_sequential_engine(tmp_path, options, message):
     with pytest.raises(ConfigurationError, match=rf"trainer\.engine: vectorized .*{message}.*use engine: sequential"):
         fit(tmp_path, "vectorized", **options)
+
+
+def test_a_refusal_carries_its_reason_to_another_process(tmp_path):
+    with pytest.raises(NotVectorizableError) as refused:
+        fit(tmp_path, "vectorized", model=BoringModel)
+    copy = pickle.loads(pickle.dumps(refused.value))
+    assert copy.reason == refused.value.reason == "cannot train with buffers that training moves, such as BatchNorm's"
+    assert str(copy) == f"trainer.engine: vectorized {copy.reason}; use engine: sequential."
+    text = "".join(traceback.format_exception(refused.value))  # what torch tells of a process that it has spawned
+    error = make_trainer(tmp_path)._error_of(ProcessRaisedException(text, 0, 1))
+    assert isinstance(error, ConfigurationError)
+    assert str(error) == str(refused.value)
 
 
 def test_an_unknown_engine(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, kind_of
 from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader, batches_of_each
 
@@ -215,9 +215,8 @@ def _collected(
         for row, stream in enumerate(streams[:active]):
             batch = next(stream)
             if not isinstance(batch, (list, tuple)) or not all(isinstance(part, Tensor) for part in batch):
-                raise ConfigurationError(
-                    "trainer.engine: vectorized stacks the tensors of batches, and these hold other things "
-                    f"({type(batch).__name__}); use engine: sequential."
+                raise NotVectorizableError(
+                    f"stacks the tensors of batches, and these hold other things ({type(batch).__name__})"
                 )
             on_batch(list(batch))
             found.setdefault(tuple(part.shape for part in batch), []).append((row, list(batch)))

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
-from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError, first_line
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.data.loading import ClientLoader, batches_of_each
 from fedbc_lightning.engines.recorded.proof.reads import are_same
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.stacked.cohort_batches import Stack
-from fedbc_lightning.engines.stacked.mappable import SEQUENTIAL, not_a_function
+from fedbc_lightning.engines.stacked.mappable import not_a_function
 from fedbc_lightning.engines.step_function import StepOutput, at_entries
 from fedbc_lightning.local import Term
 from fedbc_lightning.module.collector import plain_name
@@ -158,10 +158,8 @@ class CohortRun:
         except ConfigurationError:
             raise
         except Exception as error:
-            raise ConfigurationError(
-                f"trainer.engine: vectorized cannot map {type(self.user.module).__name__}.training_step over clients "
-                f"({first_line(error)}); {SEQUENTIAL}."
-            ) from error
+            name = type(self.user.module).__name__
+            raise NotVectorizableError(f"cannot map {name}.training_step over clients ({first_line(error)})") from error
 
     # the end
 

@@ -16,7 +16,6 @@ from fedbc_lightning.data.loading import batches_of_each
 from fedbc_lightning.engines.solver_run import weight_decay_terms
 from fedbc_lightning.engines.stacked.cohort_batches import Stack, stacked_batches
 from fedbc_lightning.engines.stacked.cohort_run import CohortRun
-from fedbc_lightning.engines.stacked.mappable import SEQUENTIAL
 from fedbc_lightning.local import Solver, Term
 from fedbc_lightning.state.cohort import Cohort
 
@@ -78,7 +77,7 @@ class CohortSolverRun(CohortRun):
         if len(steps) > 1:
             raise ConfigurationError(
                 f"algorithm: {type(solver).__name__} takes {int(steps[0])} to {int(steps[-1])} steps for clients that "
-                f"are trained at once; call engine.check_solver in the method's check, or {SEQUENTIAL}."
+                "are trained at once; call engine.check_solver in the method's check, or use engine: sequential."
             )
         num_steps = int(steps)
         num_drawn = num_steps * solver.batches_per_step

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.seeding import Generators, preserved_globals
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.recorded.step_recorder import is_same
@@ -16,8 +16,6 @@ from fedbc_lightning.module.collector import reduction
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
-
-SEQUENTIAL = "use engine: sequential"
 
 
 def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool:
@@ -32,7 +30,7 @@ def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool
         Whether the step draws random numbers.
 
     Raises:
-        ConfigurationError: It may not be mapped, with the reason.
+        NotVectorizableError: It may not be mapped.
     """
     user, layout, recorder = engine.user, engine.layout, engine.recorder
     engine.row.copy_(w)
@@ -57,19 +55,16 @@ def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool
         raise not_a_function(error) from error
     for call in output.logged:
         if reduction(call.reduce_fx) != "mean":
-            raise ConfigurationError(
-                f"trainer.engine: vectorized takes numbers averaged over their batch from training_step, and "
-                f"self.log('{call.name}') gives something else; {SEQUENTIAL}."
+            raise NotVectorizableError(
+                "takes numbers averaged over their batch from training_step, and "
+                f"self.log('{call.name}') gives something else"
             )
     return draws
 
 
-def not_a_function(error: NotRecordableError) -> ConfigurationError:
+def not_a_function(error: NotRecordableError) -> NotVectorizableError:
     """The error for a step that is not a function of weights and batch."""
-    return ConfigurationError(
-        f"trainer.engine: vectorized needs a training_step that is a function of weights and batch: {error}; "
-        f"{SEQUENTIAL}."
-    )
+    return NotVectorizableError(f"needs a training_step that is a function of weights and batch: {error}")
 
 
 def _prove(engine: VectorizedEngine, batch: list[Tensor], take_step: Callable[[], StepOutput]) -> None:

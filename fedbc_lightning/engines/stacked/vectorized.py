@@ -11,13 +11,13 @@ from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.engines.stacked.cohort_optimizer_run import CohortOptimizerRun
 from fedbc_lightning.engines.stacked.cohort_solver_run import CohortSolverRun
-from fedbc_lightning.engines.stacked.mappable import SEQUENTIAL, check_step, not_a_function
+from fedbc_lightning.engines.stacked.mappable import check_step, not_a_function
 from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
 from fedbc_lightning.engines.stacked.stacked_optimizer import StackedOptimizer
 from fedbc_lightning.local import AfterStep, Solver, Term
@@ -49,14 +49,14 @@ class VectorizedEngine(SequentialEngine):
         most_rows: Of a stack, whose matrices (K, d) fit into the space that is meant for them.
 
     Raises:
-        ConfigurationError: Something in the module, the trainer or a callback that cannot be mapped, by name.
+        NotVectorizableError: Something in the module, the trainer or a callback that cannot be mapped, by name.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         for problem, is_there in self._problems().items():
             if is_there:
-                raise ConfigurationError(f"trainer.engine: vectorized cannot train with {problem}; {SEQUENTIAL}.")
+                raise NotVectorizableError(f"cannot train with {problem}")
         self.stacked_optimizer = StackedOptimizer(configure(self.user), self.layout)
         self.draws = False
         self.beside: Member | None = None
@@ -103,12 +103,10 @@ class VectorizedEngine(SequentialEngine):
         """See the base class; from then on the clients of a cohort take as many steps each.
 
         Raises:
-            ConfigurationError: Also where the solver cannot train several clients at once.
+            NotVectorizableError: Also where the solver cannot train several clients at once.
         """
         if solver.one_by_one:
-            raise ConfigurationError(
-                f"trainer.engine: vectorized cannot train with {name}: {solver.one_by_one}; {SEQUENTIAL}."
-            )
+            raise NotVectorizableError(f"cannot train with {name}: {solver.one_by_one}")
         super().check_solver(name, solver)
 
     def check_step(self, w: Tensor, batch: list[Tensor]) -> None:
@@ -119,7 +117,7 @@ class VectorizedEngine(SequentialEngine):
             batch: Each (K, B, ...).
 
         Raises:
-            ConfigurationError: The step may not be mapped.
+            NotVectorizableError: The step may not be mapped.
         """
         shape = tuple([part.shape[1:] for part in batch])
         if shape in self._checked and self.recorder.knows([part[0] for part in batch]):
@@ -139,7 +137,7 @@ class VectorizedEngine(SequentialEngine):
             batch: Of one client.
 
         Raises:
-            ConfigurationError: It does not.
+            NotVectorizableError: It does not.
         """
         try:
             self.recorder.check_visit(self.user.to_device(batch))
