@@ -14,9 +14,9 @@ from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.state.layout import WrittenParametersError
 
 if TYPE_CHECKING:
+    from fedbc_lightning.evaluation.evaluator import Evaluator
     from fedbc_lightning.federation.federation import Federation
     from fedbc_lightning.module.adapter import UserModule
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 START_HOOKS = ("setup", "on_fit_start", "on_train_start")
 """Hooks whose writes change the initial model."""
@@ -120,18 +120,18 @@ def kept_from_round_hooks(federation: Federation, hook: str) -> Iterator[None]:
 
 
 @contextmanager
-def not_kept_from_evaluation_hooks(trainer: FederatedTrainer, *hooks: str) -> Iterator[None]:
+def not_kept_from_evaluation_hooks(federation: Federation, evaluator: Evaluator, *hooks: str) -> Iterator[None]:
     """Log once per run if hooks inside this context write into the module: it is neither evaluated nor kept."""
-    federation = trainer.federation
-    if trainer.evaluator.has_told_writes or not any(map(trainer.hooks.listens, hooks)):
+    listens = federation.user.hooks.listens
+    if evaluator.has_told_writes or not any(map(listens, hooks)):
         yield
         return
     before = Weights.of(federation)
     yield
     if Weights.of(federation).differs_from(before):
-        trainer.evaluator.has_told_writes = True
+        evaluator.has_told_writes = True
         rank_zero_info(
-            f"model: {', '.join(filter(trainer.hooks.listens, hooks))} wrote into weights or buffers: that is neither "
+            f"model: {', '.join(filter(listens, hooks))} wrote into weights or buffers: that is neither "
             "evaluated nor kept, because an evaluation measures the models that server and clients have. To change the "
             "global model, write into it in on_round_end (said once)."
         )

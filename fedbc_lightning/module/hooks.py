@@ -7,14 +7,11 @@ Lightning's names and arguments: a Callback gets ``(trainer, pl_module, *argumen
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
 
 from fedbc_lightning.core.twins import overrides
-
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 STEP_HOOKS = (
     "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",
@@ -27,12 +24,12 @@ class Hooks:
     """The overridden hooks of a run.
 
     Args:
-        trainer: Passed to callbacks.
+        trainer: What callbacks are given as their trainer; nothing else is asked of it.
         module: The user's module: passed to callbacks, and listening itself.
         callbacks: In order.
     """
 
-    def __init__(self, trainer: FederatedTrainer, module: LightningModule, callbacks: Sequence[Callback]) -> None:
+    def __init__(self, trainer: object, module: LightningModule, callbacks: Sequence[Callback]) -> None:
         self._trainer = trainer
         self._module = module
         self.callbacks = list(callbacks)

@@ -1,22 +1,15 @@
-"""Under which name a run logs what callbacks and schedulers monitor, and whether it can come at all."""
+"""Under which name a run logs what callbacks and schedulers monitor."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lightning.pytorch import Callback
 from torch import Tensor
 
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.twins import overrides
-from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.module.collector import plain_name
-
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 OF_VALIDATION = tuple(f"{stage}{separator}" for stage in ("val", "valid", "validation") for separator in "_/")
 """How names begin that modules log in ``validation_step``."""
@@ -66,57 +59,6 @@ def logged_only(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in metrics.items()
         if name == name_in_log(name, ()) or metrics.get(name_in_log(name, ())) is not value
     }
-
-
-def problem_of(trainer: FederatedTrainer, monitor: str) -> str | None:
-    """Why no evaluation of a run will log a metric, and what to do; None: nothing is known against it."""
-    name = name_in_log(monitor, ())
-    split = next((split for split in ("val", "test") if f"/{split}_" in name), None)
-    if split is not None and not trainer.has_split(split):
-        return "there is no test data" if split == "test" else (
-            f"there is no validation data; {how_to_validate(trainer.datamodule)}"
-        )  # fmt: skip
-    if not trainer.eval_every_n_rounds:
-        return "trainer.eval_every_n_rounds is 0; set it to 1 or more"
-    if split is not None and step_stage(trainer.user.module, split) is None:
-        return "the module has neither validation_step nor test_step; add one"
-    return None
-
-
-def refuse_if_nothing_logs(trainer: FederatedTrainer, callback: Callback, monitor: str, *, is_evaluated: bool) -> None:
-    """Raise if what a callback monitors was not logged when it should have been at the latest.
-
-    A metric of an evaluation should be there after that of round 0, which comes before training, unless code of the
-    user's may still log the bare name at the end of a round; any other name after the first evaluated round.
-
-    Args:
-        trainer: After a round that did not log it, nor any round before.
-        callback: The callback, for the message.
-        monitor: What it monitors.
-        is_evaluated: Whether the round was evaluated.
-
-    Raises:
-        ConfigurationError: It was not logged, with the reason where one is known.
-    """
-    is_of_evaluation = name_in_log(monitor, ()).startswith(OF_EVALUATION)
-    is_late = bool(trainer.current_round) and (is_evaluated or not trainer.eval_every_n_rounds)
-    if is_of_evaluation and not is_late:
-        is_due = is_evaluated or not trainer.eval_every_n_rounds
-        is_late = is_due and (monitor.startswith(OF_EVALUATION) or not _may_be_logged_by_users_code(trainer))
-    if is_late:
-        problem = problem_of(trainer, monitor) if is_of_evaluation else None
-        there = f"which nothing logs; there is: {', '.join(sorted(trainer.callback_metrics))}."
-        why = there if problem is None else f"which evaluation logs, but {problem}."
-        raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} monitors '{monitor}', {why}")
-
-
-def _may_be_logged_by_users_code(trainer: FederatedTrainer) -> bool:
-    """Whether hooks at the end of a round, or parts of the server, are not our own, and may log any name."""
-    listeners = [callback for callback in trainer.hooks.callbacks if overrides(callback, "on_round_end", Callback)]
-    writers = [*listeners, *trainer.federation.server_parts]
-    return trainer.hooks.listens_itself("on_round_end") or any(
-        type(writer).__module__.partition(".")[0] != "fedbc_lightning" for writer in writers
-    )
 
 
 def how_to_validate(datamodule: Any, *, is_of_run: bool = False) -> str:

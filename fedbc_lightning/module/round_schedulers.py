@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.module.monitors import OF_EVALUATION, OF_TEST, OF_VALIDATION, name_in_log, problem_of
-
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
+from fedbc_lightning.module.monitors import OF_EVALUATION, OF_TEST, OF_VALIDATION, name_in_log
 
 
 class RoundSchedulers:
@@ -92,15 +89,3 @@ def is_of_rounds(config: LRSchedulerConfig) -> bool:
     name = config.monitor or ""
     is_of_epochs = config.reduce_on_plateau and config.interval == "epoch"
     return is_of_epochs and name.startswith((*OF_VALIDATION, *OF_EVALUATION))
-
-
-def check_what_is_monitored(trainer: FederatedTrainer) -> None:
-    """Raise, before training, if nothing will be logged of what a scheduler of the server monitors.
-
-    Raises:
-        ConfigurationError: No data to evaluate on, no evaluation, or no step that runs on them.
-    """
-    for name in trainer.federation.schedule.monitored:
-        problem = problem_of(trainer, name)
-        if problem:
-            raise ConfigurationError(f"model: a scheduler monitors '{name}', which evaluation logs, but {problem}.")

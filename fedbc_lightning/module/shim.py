@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.module.trainer_names import DERIVED, FIXED, INSTEAD, ModuleStrategy
 
 if TYPE_CHECKING:
+    from lightning.fabric import Fabric
     from lightning.pytorch import LightningModule
 
     from fedbc_lightning.module.collector import MetricCollector
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
 PLAIN = (bool, int, float, str, type(None))
 """Classes of values that mean the same in another process."""
+
+
+class Stoppable(Protocol):
+    """A run, as far as the user's module may change it: ``self.trainer.should_stop = True`` ends it after the round."""
+
+    should_stop: bool
 
 
 class MissingNameError(ConfigurationError, AttributeError):
@@ -33,7 +39,7 @@ class ModuleTrainer:
     Attributes:
         reads: The names that were read since it was last emptied; of a name that is computed, those it is made of.
         lightning_module: The user's module; None until :meth:`show_module`.
-        run: The trainer of the run, likewise.
+        run: The run that it belongs to, likewise.
         collector: Returns what collects the values logged at the moment.
         is_client_stopped: Whether the module has set ``should_stop`` inside the client that trains at the moment.
     """
@@ -118,10 +124,10 @@ class ModuleTrainer:
         """Values by name, without taking down that they were read."""
         return tuple([self._values[name] for name in names])
 
-    def show_module(self, module: LightningModule, run: FederatedTrainer) -> None:
-        """Say whose trainer this is, and in which run."""
+    def show_module(self, module: LightningModule, run: Stoppable, fabric: Fabric) -> None:
+        """Say whose trainer this is, in which run, and what joins its processes."""
         self.__dict__.update(lightning_module=module, run=run)
-        self._values["strategy"].fabric = run._fabric
+        self._values["strategy"].fabric = fabric
 
     def listen(self, collector: Callable[[], MetricCollector]) -> None:
         """Say where the values logged at the moment are found."""

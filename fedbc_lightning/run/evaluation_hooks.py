@@ -32,15 +32,16 @@ def evaluate_with_hooks(
         name: Kind of the hooks, ``"validation"`` or ``"test"``.
     """
     hooks, evaluating = trainer.hooks, partial(trainer.evaluator.evaluating, name, round)
+    not_kept = partial(not_kept_from_evaluation_hooks, trainer.federation, trainer.evaluator)
     # A step that a hook makes with self.optimizers() changes z; it must not use the moments of the last client.
     trainer.federation.engine.optimizer.forget()
     start_hooks = (f"on_{name}_model_eval", f"on_{name}_start", f"on_{name}_epoch_start")
-    with evaluating(), not_kept_from_evaluation_hooks(trainer, *start_hooks):
+    with evaluating(), not_kept(*start_hooks):
         hooks.call_module(f"on_{name}_model_eval")
         hooks.call(f"on_{name}_start")
         hooks.call_callbacks(f"on_{name}_epoch_start")
     evaluation = trainer.evaluate(list(splits), round)
-    with evaluating(), not_kept_from_evaluation_hooks(trainer, f"on_{name}_epoch_end"):
+    with evaluating(), not_kept(f"on_{name}_epoch_end"):
         collector = trainer.user.start_collecting()
         hooks.call_callbacks(f"on_{name}_epoch_end")
         evaluation.metrics |= collector.logged()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,10 @@ from fedbc_lightning.federation.hook_writes import (
     kept_from_start_hooks,
     not_kept_from_evaluation_hooks,
 )
-from fedbc_lightning.module.monitors import name_in_log, readable_as, refuse_if_nothing_logs
+from fedbc_lightning.module.monitors import name_in_log, readable_as
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, say_which_hooks_are_never_called
+from fedbc_lightning.run.monitored import refuse_if_nothing_logs
 from fedbc_lightning.run.recorder import Recorder
 from fedbc_lightning.state import row_file
 from fedbc_lightning.state.layout import WrittenParametersError
@@ -44,6 +46,7 @@ class RoundLoop:
         self.federation, self.hooks = trainer.federation, trainer.hooks
         self._is_resumed = path is not None
         self.recorder = trainer.recorder = Recorder(trainer, path, trainer.logger_setting)
+        self._not_kept_from = partial(not_kept_from_evaluation_hooks, trainer.federation, trainer.evaluator)
         self._take_state()
         trainer.log_dir, trainer.loggers = str(self.recorder.folder), self.recorder.loggers
         trainer.shim.set(loggers=trainer.loggers, logger=trainer.logger, log_dir=trainer.log_dir)
@@ -132,10 +135,10 @@ class RoundLoop:
         started = time.perf_counter()
         splits = [split for split in ("test", "val") if self.trainer.has_split(split)]
         if round:
-            with not_kept_from_evaluation_hooks(self.trainer, "on_validation_model_zero_grad"):
+            with self._not_kept_from("on_validation_model_zero_grad"):
                 self.hooks.call_module("on_validation_model_zero_grad")
         evaluation = evaluate_with_hooks(self.trainer, splits, round, "validation")
-        told = not_kept_from_evaluation_hooks(self.trainer, "on_validation_end")
+        told = self._not_kept_from("on_validation_end")
         with self.trainer.evaluator.evaluating("validation", round), told:
             self.hooks.call_module("on_validation_end")
         self.hooks.call_module("on_validation_model_train")
@@ -164,7 +167,7 @@ class RoundLoop:
                     self.federation.server.commit()
                 metrics |= collector.logged()
                 self._publish(metrics)
-                with not_kept_from_evaluation_hooks(trainer, "on_validation_end"):
+                with self._not_kept_from("on_validation_end"):
                     self._call_validation_end(metrics, bool(evaluation.metrics))
             finally:
                 records = self.federation.server.records if round else []

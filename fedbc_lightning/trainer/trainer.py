@@ -37,7 +37,6 @@ from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.module.adapter import UserModule, check_module, unwrapped
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.monitors import how_to_validate
-from fedbc_lightning.module.round_schedulers import check_what_is_monitored
 from fedbc_lightning.module.shim import ModuleTrainer
 from fedbc_lightning.planning import Plan, make_plan
 from fedbc_lightning.run import folder as run_folder
@@ -45,6 +44,7 @@ from fedbc_lightning.run import slurm
 from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks
 from fedbc_lightning.run.export import Export
 from fedbc_lightning.run.lock import RunLock
+from fedbc_lightning.run.monitored import check_what_schedulers_monitor
 from fedbc_lightning.run.predict import Prediction
 from fedbc_lightning.run.recorder import Recorder, refuse_other_seed, settings, warn_of_other_settings
 from fedbc_lightning.run.round_loop import RoundLoop
@@ -499,7 +499,7 @@ class FederatedTrainer(CallbackView):
             gradient_clip_val=self.local.gradient_clip_val,
             gradient_clip_algorithm=self.local.gradient_clip_algorithm,
         )  # fmt: skip
-        self.shim.show_module(model, self)
+        self.shim.show_module(model, self, fabric)
         datamodule.trainer = self.shim  # type: ignore[assignment]
         if fabric.local_rank == 0:
             datamodule.prepare_data()
@@ -525,7 +525,7 @@ class FederatedTrainer(CallbackView):
         self.evaluator = Evaluator(fabric, self.federation.engine, datamodule, self.eval_clients, self.seed)
         self.show_federation()
         if stage == "fit":
-            check_what_is_monitored(self)
+            check_what_schedulers_monitor(self)
 
     def show_federation(self) -> None:
         """Take over the federation's server, clients and engine, which it may have replaced by new ones."""
