@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
@@ -21,7 +19,15 @@ from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks, t
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.evaluation.evaluator import Models
-from fedbc_lightning.federation.participation import Participants, Participation, deal
+from fedbc_lightning.federation.participation import Participation, deal
+from fedbc_lightning.federation.records import (
+    bytes_of_client,
+    check_records,
+    missing_records,
+    record_bytes,
+    round_metrics,
+    say_nobody_is_left,
+)
 from fedbc_lightning.federation.single_samples import SingleSamples
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
@@ -37,8 +43,6 @@ from fedbc_lightning.state.layout import ParameterLayout, WrittenParametersError
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-
-log = logging.getLogger(__name__)
 
 KEEP_LOCAL_MODELS_BELOW = 64 * 2**20
 """Largest number of bytes of all clients' last models that are kept if ``keep_local_models`` is None."""
@@ -276,17 +280,18 @@ class Federation:
         if round == 1 and found is None and not self._continues:
             say_which_counts_begin_anew(self.user.shim, *self._largest_client())
         server.records = self._join_ranks(records, sums, counters, found)
-        self._check_records(round)
+        check_records(server, self.algorithm)
         if server.ids:
             for callback in self.server_parts:
                 callback.on_aggregate(server, self.clients, sums)
             for callback in self.server_parts:
                 callback.on_round_end(server, self.clients)
-        if not server.ids:
-            self._say_nobody_is_left()
-        server.records += self._missing_records(participants)
-        self._count_bytes()
-        return self._round_metrics()
+        elif not self._said_nobody:
+            self._said_nobody = True
+            say_nobody_is_left(round)
+        server.records += missing_records(participants, self._num_samples)
+        record_bytes(server.records, *self._bytes_of_client())
+        return round_metrics(server)
 
     def start_round(self, engine: SequentialEngine) -> Sums:
         """Set the engine and the server's parts to the start of the round in ``server.round``."""
@@ -314,76 +319,8 @@ class Federation:
         down, up = self._bytes_of_client()
         return PlannedRound(sampled, ids, steps, down * len(sampled), up * len(ids))
 
-    def _say_nobody_is_left(self) -> None:
-        if not self._said_nobody:
-            self._said_nobody = True
-            rank_zero_only(log.warning)(
-                f"round {self.server.round}: every sampled client vanished or was dropped as a straggler, so z stays "
-                "as it is (said once; see num_absent and num_straggler). trainer.stragglers.partial_work: used keeps "
-                "what stragglers did."
-            )
-
-    def _missing_records(self, participants: Participants) -> list[dict[str, Any]]:
-        """Return the rows of the sampled clients that sent nothing, in the order of sampling."""
-        return [
-            {
-                "client": client,
-                "num_samples": int(self._num_samples[client]),
-                "num_steps": 0,
-                "status": participants.missing[client],
-                "weight": 0.0,
-            }
-            for client in participants.sampled
-            if client in participants.missing
-        ]
-
     def _bytes_of_client(self) -> tuple[int, int]:
-        """Return how many bytes a client receives in the server's round, and how many it sends if it reports."""
-        algorithm, size = self.algorithm, self.server.z.element_size()
-        buffers = self.layout.num_buffers if self._buffer_policy == "average" else 0
-        exchanges = 0 if algorithm.trains_pooled else algorithm.num_exchanges(self.server)
-        vectors_down = algorithm.vectors_down + sum(part.vectors_down for part in self.server_parts)
-        vectors_up = algorithm.vectors_up + sum(part.vectors_up for part in self.server_parts)
-        down = exchanges * (vectors_down * self.layout.num_parameters + buffers) * size
-        up = exchanges * ((vectors_up * self.layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up)
-        return down, up
-
-    def _count_bytes(self) -> None:
-        """Write the bytes that each client received and sent into its row of ``clients.csv``."""
-        down, up = self._bytes_of_client()
-        for record in self.server.records:
-            record["bytes_down"] = down
-            record["bytes_up"] = up if record["status"] in ("ok", "nonfinite") else 0
-
-    def _check_records(self, round: int) -> None:
-        """Warn about clients that are left out of the round; raise if none is left, or none had a loss.
-
-        Raises:
-            ConfigurationError: No client's result can be used, or the method needs a client whose result cannot be.
-        """
-        server = self.server
-        dropped = [record["client"] for record in server.records if record["status"] != "ok"]
-        if server.records and len(dropped) == len(server.records):
-            raise ConfigurationError(
-                f"round {round}: loss or weights of all {len(server.ids)} sampled clients became NaN or infinite, "
-                "so nothing can be aggregated; the state of the round before is kept. Lower the learning rate or clip "
-                "(trainer.gradient_clip_val)."
-            )
-        if dropped and self.algorithm.needs_all_clients:
-            raise ConfigurationError(
-                f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite, and "
-                f"{type(self.algorithm).__name__} needs every client in every round; the state of the round before is "
-                "kept. Lower its step size."
-            )
-        if dropped:
-            rank_zero_only(log.warning)(
-                f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite; "
-                "left out of the round (status=nonfinite in clients.csv)."
-            )
-        if server.records and not any("train_loss" in record for record in server.records):
-            raise ConfigurationError(
-                f"round {round}: training_step returned no loss in any step of any client; is a 'return loss' missing?"
-            )
+        return bytes_of_client(self.algorithm, self.server_parts, self.layout, self.server)
 
     def commit(self, round: int, metrics: dict[str, float]) -> None:
         """Make the staged state the current one, and step the schedulers of interval ``round`` with the metrics."""
@@ -508,21 +445,6 @@ class Federation:
         if self._buffer_policy != "global":
             self.server.stage("counters", counters)
         return [record for _, record in sorted(records, key=lambda item: item[0])]
-
-    def _round_metrics(self) -> dict[str, float]:
-        """Return the clients' training metrics averaged by samples, the server parts' numbers, and the bytes."""
-        valid = self.server.valid_records
-        kinds = dict.fromkeys(map(tuple, valid))  # distinct sets of names; few, since most records have the same names
-        names = dict.fromkeys(name for kind in kinds for name in kind if name.startswith("train_"))
-        metrics: dict[str, float] = {}
-        for name in names:
-            having = [(record[name], record["num_samples"]) for record in valid if name in record]
-            metrics[name] = sum([value * size for value, size in having]) / sum([size for _, size in having])
-        count = Counter([record["status"] for record in self.server.records])
-        metrics |= {f"num_{s}": float(count[s]) for s in ("nonfinite", "absent", "straggler") if count[s]}
-        for name in ("bytes_up", "bytes_down"):
-            metrics[f"comm/{name}"] = float(sum([record[name] for record in self.server.records]))
-        return metrics | self.server.metrics
 
     def _largest_client(self) -> tuple[int, int]:
         """Return the number of local epochs and steps of the client with the most batches."""

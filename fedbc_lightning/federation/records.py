@@ -1,0 +1,125 @@
+"""The rows of a round in ``clients.csv`` and its metrics: who drops out, who sent nothing, and the bytes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_only
+
+from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.federation.participation import Participants
+from fedbc_lightning.server import ServerCallback
+from fedbc_lightning.state.declaration import ServerState
+from fedbc_lightning.state.layout import ParameterLayout
+
+log = logging.getLogger(__name__)
+
+
+def check_records(server: ServerState, algorithm: FederatedAlgorithm) -> None:
+    """Say which clients drop out of the round; stop if nobody is left, or nobody had a loss.
+
+    Raises:
+        ConfigurationError: No client came out finite, the method cannot do without one that did not, or no client had
+            a loss.
+    """
+    round, records = server.round, server.records
+    dropped = [record["client"] for record in records if record["status"] != "ok"]
+    if records and len(dropped) == len(records):
+        raise ConfigurationError(
+            f"round {round}: loss or weights of all {len(server.ids)} sampled clients became NaN or infinite, "
+            "so nothing can be aggregated; the state of the round before is kept. Lower the learning rate or clip "
+            "(trainer.gradient_clip_val)."
+        )
+    if dropped and algorithm.needs_all_clients:
+        raise ConfigurationError(
+            f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite, and "
+            f"{type(algorithm).__name__} needs every client in every round; the state of the round before is "
+            "kept. Lower its step size."
+        )
+    if dropped:
+        rank_zero_only(log.warning)(
+            f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite; "
+            "left out of the round (status=nonfinite in clients.csv)."
+        )
+    if records and not any("train_loss" in record for record in records):
+        raise ConfigurationError(
+            f"round {round}: training_step returned no loss in any step of any client; is a 'return loss' missing?"
+        )
+
+
+def missing_records(participants: Participants, num_samples: np.ndarray) -> list[dict[str, Any]]:
+    """Make the rows of the sampled clients that sent nothing, in the order of sampling.
+
+    Args:
+        participants: The clients that were sampled in the round.
+        num_samples: Number of training samples of every client, (N,).
+    """
+    return [
+        {
+            "client": client,
+            "num_samples": int(num_samples[client]),
+            "num_steps": 0,
+            "status": participants.missing[client],
+            "weight": 0.0,
+        }
+        for client in participants.sampled
+        if client in participants.missing
+    ]
+
+
+def say_nobody_is_left(round: int) -> None:
+    """Say that no client trained in a round."""
+    rank_zero_only(log.warning)(
+        f"round {round}: every sampled client vanished or was dropped as a straggler, so z stays "
+        "as it is (said once; see num_absent and num_straggler). trainer.stragglers.partial_work: used keeps "
+        "what stragglers did."
+    )
+
+
+def bytes_of_client(
+    algorithm: FederatedAlgorithm, parts: Sequence[ServerCallback], layout: ParameterLayout, server: ServerState
+) -> tuple[int, int]:
+    """Count the bytes that each client receives in the server's round, and those that it sends if it sends anything.
+
+    Args:
+        algorithm: The method, which says how many vectors and scalars travel.
+        parts: Its server parts, which may let further vectors travel.
+        layout: The sizes of a vector and of the buffers.
+        server: It gives the round, the number format of z, and whether buffers travel.
+    """
+    size = server.z.element_size()
+    buffers = layout.num_buffers if server.buffer_policy == "average" else 0
+    exchanges = 0 if algorithm.trains_pooled else algorithm.num_exchanges(server)
+    vectors_down = algorithm.vectors_down + sum(part.vectors_down for part in parts)
+    vectors_up = algorithm.vectors_up + sum(part.vectors_up for part in parts)
+    down = exchanges * (vectors_down * layout.num_parameters + buffers) * size
+    up = exchanges * ((vectors_up * layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up)
+    return down, up
+
+
+def record_bytes(records: Sequence[dict[str, Any]], down: int, up: int) -> None:
+    """Write into each client's row what it received and sent; a client without a message sent nothing."""
+    for record in records:
+        record["bytes_down"] = down
+        record["bytes_up"] = up if record["status"] in ("ok", "nonfinite") else 0
+
+
+def round_metrics(server: ServerState) -> dict[str, float]:
+    """Collect the clients' training metrics averaged by samples, what the server's parts log, and the bytes."""
+    valid = server.valid_records
+    kinds = dict.fromkeys(map(tuple, valid))  # the names of a record; most have the same
+    names = dict.fromkeys(name for kind in kinds for name in kind if name.startswith("train_"))
+    metrics: dict[str, float] = {}
+    for name in names:
+        having = [(record[name], record["num_samples"]) for record in valid if name in record]
+        metrics[name] = sum([value * size for value, size in having]) / sum([size for _, size in having])
+    count = Counter([record["status"] for record in server.records])
+    metrics |= {f"num_{s}": float(count[s]) for s in ("nonfinite", "absent", "straggler") if count[s]}
+    for name in ("bytes_up", "bytes_down"):
+        metrics[f"comm/{name}"] = float(sum([record[name] for record in server.records]))
+    return metrics | server.metrics
