@@ -31,7 +31,7 @@ class AggregationMoves(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
         """Refuse a run without the clients' own models."""
-        if not trainer.federation.has_local_models:
+        if not trainer.federation.local_models.exist:
             raise ConfigurationError("trainer.keep_local_models: AggregationMoves compares them; set it to true.")
 
     def on_client_start(self, trainer: FederatedTrainer, pl_module: LightningModule, client: int) -> None:

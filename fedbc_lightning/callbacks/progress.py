@@ -130,7 +130,7 @@ def describe(trainer: FederatedTrainer) -> str:
     processes = f" on {trainer.world_size} processes" if trainer.world_size > 1 else ""
     resumed = f", resumed after round {trainer.current_round}" if trainer.current_round else ""
     missing = ""
-    if not federation.has_local_models and not federation.algorithm.trains_pooled:
+    if not federation.local_models.exist and not federation.algorithm.trains_pooled:
         missing = (
             "\nNo local/* metrics: all clients' models would take more than 64 MiB; keep_local_models=true keeps them."
         )

@@ -15,10 +15,11 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
-from fedbc_lightning.distributed.fabric import gather_objects, sum_over_ranks, travels_along
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.evaluation.evaluator import Models
+from fedbc_lightning.federation.joined import Trained, join_processes
+from fedbc_lightning.federation.local_models import LocalModels
 from fedbc_lightning.federation.participation import Participation, deal
 from fedbc_lightning.federation.records import (
     bytes_of_client,
@@ -38,19 +39,14 @@ from fedbc_lightning.server import Sums
 from fedbc_lightning.server.averaged_buffers import AveragedBuffers
 from fedbc_lightning.state import checkpoint
 from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState, StagedClient, StateDeclaration
+from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState, StateDeclaration
 from fedbc_lightning.state.layout import ParameterLayout, WrittenParametersError
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-KEEP_LOCAL_MODELS_BELOW = 64 * 2**20
-"""Largest number of bytes of all clients' last models that are kept if ``keep_local_models`` is None."""
-
 NUM_ROUNDS_LOOKED_AT = 10
-"""Number of first rounds whose sampled clients decide which engine ``auto`` takes."""
-
-LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS = "local_model", "local_buffers", "local_counters"
+"""Whose sampled clients decide which engine ``auto`` takes."""
 
 
 class PlannedRound(NamedTuple):
@@ -90,11 +86,11 @@ class Federation:
         seed: The run's seed.
 
     Attributes:
-        server: The server's state, a :class:`~fedbc_lightning.state.declaration.ServerState`.
-        clients: The clients' state, a :class:`~fedbc_lightning.state.declaration.ClientStore`.
-        layout: The layout of the parameters, a :class:`~fedbc_lightning.state.layout.ParameterLayout`.
-        fingerprint: Description of model, partition and algorithm that must equal a checkpoint's to resume from it.
-        has_local_models: Whether clients have a model of their own that is evaluated as "local".
+        server: :class:`~fedbc_lightning.state.declaration.ServerState`.
+        clients: :class:`~fedbc_lightning.state.declaration.ClientStore`.
+        layout: :class:`~fedbc_lightning.state.layout.ParameterLayout`.
+        fingerprint: What must be equal for a checkpoint to be resumed.
+        local_models: The clients' own models and buffers, as far as they are kept.
         server_parts: The algorithm's server callbacks, in order.
     """
 
@@ -150,10 +146,11 @@ class Federation:
         self.server_parts = algorithm.server_callbacks(self.engine)
         if self.layout.num_buffers and self._buffer_policy != "global":
             self.server_parts = [*self.server_parts, AveragedBuffers()]
-        declaration = self._declare(self._keep_local_models, parameters.element_size())
-        if self._buffer_policy == "local":
-            declaration.client_buffers(LOCAL_BUFFERS)
-            declaration.client_counters(LOCAL_COUNTERS)
+        num_clients, size = self.datamodule.num_clients, parameters.element_size()
+        self.local_models = LocalModels(
+            algorithm, self.layout, self._buffer_policy, self._keep_local_models, num_clients, size
+        )
+        declaration = self._declare()
         self.make_state(parameters, buffers, counters)
         declared = (*declaration.client_scalars, *declaration.client_vectors)
         Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
@@ -208,8 +205,8 @@ class Federation:
                 kind = choice.choose(args, self.algorithm, shares)
         return self.fabric.broadcast(kind)
 
-    def _declare(self, keep_local_models: bool | None, element_size: int) -> StateDeclaration:
-        """Declare the state of the algorithm and the server parts, and the clients' last models if they are kept."""
+    def _declare(self) -> StateDeclaration:
+        """The state of algorithm and server parts, and the clients' last models where they are kept."""
         algorithm, self.declaration = self.algorithm, StateDeclaration()
         declaration = self.declaration
         for callback in self.server_parts:
@@ -229,15 +226,9 @@ class Federation:
                     f"algorithm: {type(callback).__name__} reads the client state '{missing[0]}', which nothing "
                     f"declares; there is: {', '.join(declared) or 'none'}."
                 )
-        model_bytes = (self.layout.num_parameters + self.layout.num_buffers) * element_size
-        if keep_local_models is None:
-            keep_local_models = self.datamodule.num_clients * model_bytes <= KEEP_LOCAL_MODELS_BELOW
-        self._keeps_last_models = keep_local_models and not algorithm.has_local_model and not algorithm.trains_pooled
-        if self._keeps_last_models:
-            declaration.client_model(LOCAL_MODEL)
+        self.local_models.declare(declaration)
         if self._continues:
             local_schedules.declare(declaration)
-        self.has_local_models = algorithm.has_local_model or self._keeps_last_models
         return declaration
 
     # a round
@@ -256,30 +247,14 @@ class Federation:
         server.round, server.metrics = round, {}
         self.user.shim.set(training=True)
         participants = self.participation.draw(round)
-        server.ids, late = participants.ids, participants.late
+        server.ids = participants.ids
         sums = self.start_round(self.engine)
-        counters = server["counters"]
-        records: list[tuple[int, dict[str, Any]]] = []
-        steps = self.participation.num_steps(server.ids)
-        alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
-        found: WrittenParametersError | None = None
-        self.user.shared_state.watch()
-        if round == 1:
-            self.user.shim.reads.clear()
-        try:
-            self.layout.check_trainable()  # a hook before the round may have thawed or written what is frozen
-            for positions in self.engine.group(self._share(steps), steps, alone):
-                cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
-                records += zip(positions, cohort.records, strict=True)
-                if counters.numel() and cohort.valid.any():
-                    counters = torch.maximum(counters, cohort.counters)
-            self.layout.check_after_round()
-        except WrittenParametersError as error:  # raised in _join_ranks, once all ranks know of it
-            found = error
-        self.user.shared_state.say()
-        if round == 1 and found is None and not self._continues:
+        trained = self._train_share(participants.late, sums)
+        if round == 1 and trained.error is None and not self._continues:
             say_which_counts_begin_anew(self.user.shim, *self._largest_client())
-        server.records = self._join_ranks(records, sums, counters, found)
+        server.records, counters = join_processes(self.fabric, trained, self.clients, sums)
+        if server.buffer_policy != "global":
+            server.stage("counters", counters)
         check_records(server, self.algorithm)
         if server.ids:
             for callback in self.server_parts:
@@ -348,28 +323,8 @@ class Federation:
         return Models(z, self.server.staged("counters"), self.local_model(), self.algorithm.fine_tuning)
 
     def local_model(self) -> Callable[[int], tuple[Tensor, Tensor]] | None:
-        """Return a function from a client to its own model (d + b,) and integer buffers, as they are staged.
-
-        The result is None if clients have no model of their own.
-        """
-        if not self.has_local_models:
-            return None
-        if self.clients.file_rows is not None:
-            self.clients.file_rows.require()
-        clients, algorithm = self.clients, self.algorithm
-        model, counters = algorithm.global_model(self.server).cpu(), self.server.staged("counters")
-
-        def local_model(client: int) -> tuple[Tensor, Tensor]:
-            if self._keeps_last_models:
-                own = clients.staged_vector(LOCAL_MODEL, client)
-            else:
-                own = algorithm.local_model(StagedClient(clients, client), model)
-            if self._buffer_policy != "local":
-                return own, counters
-            own = torch.cat([own[: self.layout.num_parameters], clients.staged_vector(LOCAL_BUFFERS, client)])
-            return own, clients.staged_vector(LOCAL_COUNTERS, client)
-
-        return local_model
+        """Client -> its own model (d + b,) and integer buffers, as staged; None if there are none."""
+        return self.local_models.staged(self.server, self.clients)
 
     def _share(self, steps: list[int]) -> list[int]:
         """Return the positions of this rank's clients in the round."""
@@ -380,11 +335,33 @@ class Federation:
         sizes = [int(self._num_samples.sum())] if POOLED in clients else self._num_samples[clients].tolist()
         cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
         cohort.start_counters = self.server["counters"]
-        if self._buffer_policy == "local":
-            cohort.start_buffers, cohort.start_counters = cohort.local_buffers, cohort.local_counters[0]
+        self.local_models.begin(cohort)
         if self._continues:
             local_schedules.begin(cohort)
         return cohort
+
+    def _train_share(self, late: set[int], sums: Sums) -> Trained:
+        """Train this rank's clients of the round, cohort by cohort."""
+        server = self.server
+        steps = self.participation.num_steps(server.ids)
+        alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
+        counters, records = server["counters"], list[tuple[int, dict[str, Any]]]()
+        error: WrittenParametersError | None = None
+        self.user.shared_state.watch()
+        if server.round == 1:
+            self.user.shim.reads.clear()
+        try:
+            self.layout.check_trainable()  # a hook before the round may have thawed or written what is frozen
+            for positions in self.engine.group(self._share(steps), steps, alone):
+                cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
+                records += zip(positions, cohort.records, strict=True)
+                if counters.numel() and cohort.valid.any():
+                    counters = torch.maximum(counters, cohort.counters)
+            self.layout.check_after_round()
+        except WrittenParametersError as found:  # all ranks are to hear of it
+            error = found
+        self.user.shared_state.say()
+        return Trained(records, counters, error)
 
     def _train(self, positions: list[int], sums: Sums, *, is_late: bool) -> Cohort:
         """Train a cohort by the method's client half, then call the server's parts with it."""
@@ -397,11 +374,7 @@ class Federation:
         cohort.check_finite()
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
-        if self._keeps_last_models:
-            cohort.stage(LOCAL_MODEL, cohort.model)
-        if self._buffer_policy == "local":
-            cohort.stage(LOCAL_BUFFERS, cohort.buffers)
-            cohort.stage(LOCAL_COUNTERS, cohort.counters[None].expand(len(cohort), -1))
+        self.local_models.stage(cohort)
         for callback in self.server_parts:
             callback.on_cohort_end(cohort, self.server, sums)
         is_all_valid = cohort.is_all_valid
@@ -410,41 +383,6 @@ class Federation:
             cohort.record(name, staged if is_all_valid else torch.where(cohort.valid, staged, cohort.committed(name)))
         cohort.write_back(self.clients)
         return cohort
-
-    def _join_ranks(
-        self, records: list[tuple[int, dict]], sums: Sums, counters: Tensor, found: WrittenParametersError | None
-    ) -> list[dict[str, Any]]:
-        """Reduce the sums and exchange the staged state, so that every rank knows the whole round.
-
-        Returns:
-            The records of all ranks' clients, in the order of sampling.
-
-        Raises:
-            WrittenParametersError: A frozen parameter was written on some rank.
-        """
-        if self.fabric.world_size == 1 and found is not None:
-            raise found
-        if self.fabric.world_size > 1:
-            mine = [record["client"] for _, record in records if record["status"] == "ok"]
-            kept = {name: {k: row.cpu() for k, row in rows.items()} for name, rows in sums.kept.items()}
-            flat, is_along = sums.flat(), travels_along(self.fabric)
-            payload = (records, self.clients.export_staged(mine), counters.cpu(), kept, flat if is_along else None)
-            gathered = gather_objects(self.fabric, found or payload)
-            errors = [part for part in gathered if isinstance(part, WrittenParametersError)]
-            if errors:
-                raise WrittenParametersError(sorted({name for error in errors for name in error.names}))
-            sums.load(sum(part[-1] for part in gathered) if is_along else sum_over_ranks(self.fabric, flat))
-            records = []
-            for rank, (theirs, staged, their_counters, their_kept, _) in enumerate(gathered):
-                records += theirs
-                counters = torch.maximum(counters, their_counters.to(counters.device))
-                if rank != self.fabric.global_rank:
-                    self.clients.import_staged(staged)
-                    for name, rows in their_kept.items():
-                        sums.kept.setdefault(name, {}).update(rows)
-        if self._buffer_policy != "global":
-            self.server.stage("counters", counters)
-        return [record for _, record in sorted(records, key=lambda item: item[0])]
 
     def _largest_client(self) -> tuple[int, int]:
         """Return the number of local epochs and steps of the client with the most batches."""
