@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.evaluation.evaluator import Models
+from fedbc_lightning.federation.fingerprint import describe_run
 from fedbc_lightning.federation.joined import Trained, join_processes
 from fedbc_lightning.federation.local_models import LocalModels
 from fedbc_lightning.federation.participation import Participation, deal
@@ -37,7 +37,6 @@ from fedbc_lightning.module.round_schedulers import RoundSchedulers
 from fedbc_lightning.module.unreachable import say_which_counts_begin_anew, say_which_schedulers_never_arrive
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.averaged_buffers import AveragedBuffers
-from fedbc_lightning.state import checkpoint
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState, StateDeclaration
 from fedbc_lightning.state.layout import ParameterLayout, WrittenParametersError
@@ -156,7 +155,9 @@ class Federation:
         Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
         scaler = self.engine.scaler
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
-        self.fingerprint = self._describe()
+        self.fingerprint = describe_run(
+            self.layout, self.datamodule, algorithm, declaration, continues_schedules=self._continues
+        )
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
         """Treat frozen parameters that training writes as buffers, with their present values.
@@ -400,84 +401,3 @@ class Federation:
         if self._local.schedule_rounds is None:
             limits["max_epochs"] = self._local.epochs or 1
         self.user.shim.set(**limits, num_training_batches=num_batches, current_client=None, training=False)
-
-    # checkpoints
-
-    def adopt(self, other: Federation) -> None:
-        """Take the committed state of another federation over the same model, data and algorithm."""
-        rows = other.clients.file_rows
-        path = None if rows is None else rows.path
-        self.take_as_buffers(other.layout.written)
-        self.load_state_dict(other.state_dict(), other.module_state(), "the last run", path)
-
-    def _describe(self) -> dict[str, Any]:
-        """Return the fingerprint; it is made once per layout, because it reads the whole partition."""
-        return {
-            "model": self.layout.fingerprint(),
-            "partition": {
-                "number of clients": self.datamodule.num_clients,
-                **{f"{s} samples": int(self.datamodule.num_samples(s).sum()) for s in ("train", "val", "test")},
-                "sha256 of the indices": self.datamodule.partition_hash()[:16],
-            },
-            "algorithm": type(self.algorithm).__name__,
-            "state": self.declaration.fingerprint(),
-            **({"trainer.local_schedules": "continue"} if self._continues else {}),
-        }
-
-    def state_dict(self, *, is_last: bool = True) -> dict[str, Any]:
-        """Return the committed state without z, which :meth:`module_state` holds.
-
-        Args:
-            is_last: True for ``last.ckpt``; any other checkpoint omits the rows that lie in ``clients.bin``.
-        """
-        return {
-            "fingerprint": self.fingerprint,
-            "server": self.server.state_dict(),
-            "clients": self.clients.state_dict(is_last=is_last),
-            "schedule": self.schedule.state_dict(),
-            "grad_scale": self.grad_scale,
-            "written_parameters": self.layout.written,
-            "best_metrics": self.user.best_metrics.values,
-            "per_tensor_optimizer": not self.engine.optimizer.is_flat,
-        }
-
-    def module_state(self, model: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the ``state_dict`` of the user's module with the values of a model, in the master dtype.
-
-        Args:
-            model: The model (d + b,); None takes the committed global model.
-            counters: The model's integer buffers; None takes the committed ones.
-        """
-        model = self.server.model if model is None else model
-        z, buffers = model.split([self.layout.num_parameters, self.layout.num_buffers])
-        state = {name: tensor.detach().cpu().clone() for name, tensor in self.user.module.state_dict().items()}
-        named = self.layout.named_buffers(buffers, self.server["counters"] if counters is None else counters)
-        return state | self.layout.under_all_names(named | self.layout.named_slices(z.cpu()))
-
-    def load_state_dict(
-        self, state: dict[str, Any], module_state: dict[str, Tensor], path: Any, rows_path: Path | None
-    ) -> None:
-        """Restore a checkpoint.
-
-        Args:
-            state: A dictionary that :meth:`state_dict` returned.
-            module_state: A dictionary that :meth:`module_state` returned.
-            path: The path of the checkpoint, for error messages.
-            rows_path: The path of the file with the clients' rows, or None if there is none.
-
-        Raises:
-            ConfigurationError: The checkpoint belongs to another model, partition or algorithm, or its rows cannot be
-                read.
-        """
-        checkpoint.check_fingerprint(state["fingerprint"], self.fingerprint, path)
-        self.user.module.load_state_dict(module_state)
-        self.layout.frozen.mark()
-        z = self.layout.vector_from(module_state).to(self.server.z.device)
-        self.server.values["z"] = z
-        self.server.load_state_dict(state["server"])
-        self.clients.load_state_dict(state["clients"], path, rows_path)
-        self.schedule.load_state_dict(state["schedule"])
-        self.grad_scale = state["grad_scale"]
-        self.user.best_metrics.values = dict(state.get("best_metrics", {}))
-        if state["per_tensor_optimizer"] and self.engine.optimizer.is_flat:
-            self.engine.optimizer.use_per_tensor()

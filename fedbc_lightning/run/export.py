@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbc_lightning.core.errors import ConfigurationError, nearest
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.federation.checkpoint_content import module_state_of
 from fedbc_lightning.run.recorder import lightning_checkpoint
 from fedbc_lightning.state import checkpoint
 
@@ -57,7 +58,7 @@ class Export:
         out = path.with_name(f"round_{trainer.finished_round}_{which}.ckpt") if self.out is None else self.out
         if trainer.is_global_zero:
             self._check(out, path)
-            state = trainer.federation.module_state(*choose_model(trainer, client))
+            state = module_state_of(trainer.federation, *choose_model(trainer, client))
             content = lightning_checkpoint(trainer, state, {checkpoint.SOURCE: _source(trainer, client, path)})
             try:
                 out.parent.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.core.storable import plain_copy
 from fedbc_lightning.core.twins import both
 from fedbc_lightning.evaluation.evaluator import Evaluation
+from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 from fedbc_lightning.module.monitors import logged_only
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.tables import RunLog, read_rows
@@ -235,10 +236,10 @@ def run_checkpoint(
             },
             "settings": settings,
             "rows": num_rows,
-            "federation": trainer.federation.state_dict(is_last=is_last),
+            "federation": state_of(trainer.federation, is_last=is_last),
         },
     }
-    content = lightning_checkpoint(trainer, trainer.federation.module_state(), ours)
+    content = lightning_checkpoint(trainer, module_state_of(trainer.federation), ours)
     trainer.hooks.call_callbacks("on_save_checkpoint", content)
     return content
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from lightning.pytorch import LightningModule
 
 from fedbc_lightning.distributed.fabric import runs_elsewhere
+from fedbc_lightning.federation.checkpoint_content import module_state_of
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -43,7 +44,7 @@ def leave(trainer: FederatedTrainer, path: Path) -> None:
     """Write the state that rank 0 has trained."""
     attributes = {name: getattr(trainer, name) for name in ATTRIBUTES}
     with path.open("wb") as file:
-        pickle.dump((trainer.federation.module_state(), attributes), file)
+        pickle.dump((module_state_of(trainer.federation), attributes), file)
 
 
 def take_over(trainer: FederatedTrainer, model: LightningModule, path: Path) -> None:

@@ -30,6 +30,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import make_fabric, missing_kernels_told
 from fedbc_lightning.distributed.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.evaluation.evaluator import Evaluation, Evaluator
+from fedbc_lightning.federation import checkpoint_content
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.participation import Participation
 from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
@@ -468,7 +469,7 @@ class FederatedTrainer(CallbackView):
                 if saved is not None:
                     self._restore(saved, path)
                 elif not fitting and previous is not None and is_of_last_run:
-                    self.federation.adopt(previous)
+                    checkpoint_content.adopt(self.federation, previous)
                     self.show_federation()
                 elif not fitting:
                     rank_zero_info("No ckpt_path: the model is evaluated as it is, and stands for every client's too.")
@@ -534,12 +535,12 @@ class FederatedTrainer(CallbackView):
 
     def _restore(self, saved: dict[str, Any], path: Path | None) -> None:
         ours = saved[checkpoint.KEY]
-        self.federation.take_as_buffers(ours["federation"].get("written_parameters", []))
+        state = ours["federation"]
+        checkpoint_content.prepare_for(self.federation, state, path or "")
         self.show_federation()
-        checkpoint.check_fingerprint(ours["federation"]["fingerprint"], self.federation.fingerprint, path or "")
         self.user.module.on_load_checkpoint(saved)
         rows_path = None if path is None else path.with_name(row_file.NAME)
-        self.federation.load_state_dict(ours["federation"], saved["state_dict"], path, rows_path)
+        checkpoint_content.load_state(self.federation, state, saved["state_dict"], path, rows_path)
         self.current_round = self.finished_round = ours["round"]
         self.should_stop = ours["should_stop"] and self.max_rounds <= ours["max_rounds"]
         self.saved_rows = ours.get("rows", {})

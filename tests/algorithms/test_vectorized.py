@@ -15,6 +15,7 @@ from algorithms.running import QUIET
 from algorithms.setting import Setting
 from fedbc_lightning import ConfigurationError, FederatedTrainer
 from fedbc_lightning.algorithms import APFL, L2GD, FedLiLS, PerFedAvg, PerFedBC, PFedMe
+from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 
 OWN_STEPS = (APFL, FedLiLS, PerFedAvg, PerFedBC, PFedMe)
 REFUSED = [setting for setting in REPRESENTATIVES if isinstance(setting.build(), L2GD)]
@@ -65,7 +66,7 @@ def test_the_sequential_engines_numbers(tmp_path, setting):
     rounds = 20 if is_long else 6
     stacked = run(tmp_path, setting, "vectorized", rounds)
     single = run(tmp_path, setting, "sequential", rounds)
-    states = [trainer.federation.state_dict() | trainer.federation.module_state() for trainer in (stacked, single)]
+    states = [state_of(trainer.federation) | module_state_of(trainer.federation) for trainer in (stacked, single)]
     for state in states:
         state.pop("fingerprint")
     assert_close(*states)

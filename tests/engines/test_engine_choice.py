@@ -12,6 +12,7 @@ from fedbc_lightning import FedAvg, FedBC
 from fedbc_lightning.algorithms import L2GD
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
+from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 
 
 def fit(root, engine, model=Model, algorithm=FedAvg, ckpt_path=None, **options):
@@ -46,8 +47,8 @@ def test_the_faster_one_and_nothing_of_the_trial_remains(tmp_path, monkeypatch, 
     assert len(trials) == 1
     assert f"trainer.engine: auto takes {kind}: the 5 clients of a round" in caplog.text
     assert isinstance(chosen.federation.engine, VectorizedEngine) == (kind == "vectorized")
-    assert_equal_trees(chosen.federation.state_dict(), asked.federation.state_dict())
-    assert_equal_trees(chosen.federation.module_state(), asked.federation.module_state())
+    assert_equal_trees(state_of(chosen.federation), state_of(asked.federation))
+    assert_equal_trees(module_state_of(chosen.federation), module_state_of(asked.federation))
     tables = [Path(trainer.log_dir, "clients.csv").read_text() for trainer in (chosen, asked)]
     assert tables[0] == tables[1]
 
@@ -62,7 +63,7 @@ def test_a_resumed_run_keeps_its_choice(tmp_path, monkeypatch, kind):
     assert resumed.federation.engine_kind == kind
     assert not trials
     whole = fit(tmp_path, kind, max_rounds=4, name="whole")
-    assert_equal_trees(resumed.federation.state_dict(), whole.federation.state_dict())
+    assert_equal_trees(state_of(resumed.federation), state_of(whole.federation))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from fedbc_lightning.algorithms import APFL, FedAvgPlus, PFedMe, QFedAvg
 from fedbc_lightning.data import ArrayDataset
 from fedbc_lightning.engines.stacked.joint_run import JointRun
 from fedbc_lightning.engines.stacked.lockstep import Lockstep
+from fedbc_lightning.federation.checkpoint_content import state_of
 from fedbc_lightning.local import Linear, Proximal
 
 
@@ -88,7 +89,7 @@ def one_run(found, root, name, member, *, algorithm=FedAvg, model=Model, data=Da
         return
     tables = [read_csv(Path(trainer.log_dir, f"{table}.csv")) for table in ("metrics", "clients")]
     found[name] = {
-        "z": trainer.server.z, "state": trainer.federation.state_dict(), "drawn": beside.drawn,
+        "z": trainer.server.z, "state": state_of(trainer.federation), "drawn": beside.drawn,
         "clients": tables[1], "metrics": without_times(tables[0]),
     }  # fmt: skip
 

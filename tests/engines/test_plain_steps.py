@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fedbc_lightning import SCAFFOLD, FedAvg, FedBC, FedProx
 from fedbc_lightning.algorithms import FedAvgPlus
 from fedbc_lightning.engines.optimizer_run import OptimizerRun
+from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),
@@ -82,9 +83,7 @@ def test_the_same_numbers(tmp_path, monkeypatch, algorithm, model, options):
         monkeypatch.setattr(OptimizerRun, name, lambda *a, real=real, name=name: ways.append(name) or real(*a))
     plain, watched = (run(tmp_path, algorithm, is_watched, model, **options) for is_watched in (False, True))
     assert set(ways) == {"_run_plain_batches", "_run_batch"}
-    first, second = (
-        trainer.federation.state_dict() | trainer.federation.module_state() for trainer in (plain, watched)
-    )
+    first, second = (state_of(trainer.federation) | module_state_of(trainer.federation) for trainer in (plain, watched))
     first.pop("fingerprint"), second.pop("fingerprint")
     torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
     tables = [Path(trainer.log_dir, "clients.csv").read_text() for trainer in (plain, watched)]

@@ -25,6 +25,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.engines.recorded import step_recorder
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
+from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 
 
 class Model(BoringModel):
@@ -153,8 +154,8 @@ def compare(root, monkeypatch, model, algorithm=FedAvg, **options):
     with monkeypatch.context() as patch:
         patch.setattr(step_recorder, "RECORD_AFTER", {"single": 10**9, "mapped": 10**9})
         written = run(root, model, algorithm, name="written", **options)
-    assert_equal_trees(recorded.federation.state_dict(), written.federation.state_dict())
-    assert_equal_trees(recorded.federation.module_state(), written.federation.module_state())
+    assert_equal_trees(state_of(recorded.federation), state_of(written.federation))
+    assert_equal_trees(module_state_of(recorded.federation), module_state_of(written.federation))
     tables = [Path(trainer.log_dir, "clients.csv").read_text() for trainer in (recorded, written)]
     assert tables[0] == tables[1]
 
@@ -202,7 +203,7 @@ def test_resumed_in_a_process_that_has_recorded_nothing(tmp_path, recordings, mo
     torch.manual_seed(0)
     rest = make_trainer(tmp_path, name="half", max_rounds=4, eval_every_n_rounds=0, clients_per_round=4, local_epochs=2)
     rest.fit(Model(), BoringData(), FedAvg(), ckpt_path=Path(half.log_dir, "checkpoints", "last.ckpt"))
-    assert_equal_trees(whole.federation.state_dict(), rest.federation.state_dict())
+    assert_equal_trees(state_of(whole.federation), state_of(rest.federation))
 
 
 class Indexed(Model):

@@ -22,6 +22,7 @@ from fedbc_lightning import SCAFFOLD, ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.algorithms import APFL, ComposedAlgorithm, PerFedAvg, PerFedBC, PFedMe, QFedAvg
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.data import ArrayDataset
+from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.local import Armijo, ModelAgnostic, ProximalTerm, Solver
 from fedbc_lightning.server import DualAscent, WeightedAverage
@@ -197,8 +198,8 @@ def test_resume_is_bitwise(tmp_path, algorithm):
     whole = fit(tmp_path, "vectorized", algorithm, max_rounds=5, name="whole", **SEVEN)
     fit(tmp_path, "vectorized", algorithm, max_rounds=2, name="parts", **SEVEN)
     trainer = fit(tmp_path, "vectorized", algorithm, max_rounds=5, name="parts", ckpt_path="last", **SEVEN)
-    assert_equal_trees(trainer.federation.state_dict(), whole.federation.state_dict())
-    assert_equal_trees(trainer.federation.module_state(), whole.federation.module_state())
+    assert_equal_trees(state_of(trainer.federation), state_of(whole.federation))
+    assert_equal_trees(module_state_of(trainer.federation), module_state_of(whole.federation))
 
 
 class Dropped(Model):

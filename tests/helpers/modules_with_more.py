@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MaxMetric, MeanMetric
 
 from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule
+from fedbc_lightning.federation.checkpoint_content import module_state_of
 from fedbc_lightning.partition import IID
 from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
 
@@ -68,7 +69,7 @@ class Halving(Callback):
 
 def state_of(trainer: FederatedTrainer) -> State:
     """The global model, and every client's own."""
-    state = {f"z {name}": value for name, value in trainer.federation.module_state().items()}
+    state = {f"z {name}": value for name, value in module_state_of(trainer.federation).items()}
     models = trainer.federation.local_model()
     return state | {f"client {k}": models(k)[0] for k in range(6)} if models is not None else state
 

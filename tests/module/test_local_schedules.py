@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from fedbc_lightning import ConfigurationError, FedAvg
 from fedbc_lightning.algorithms import Ditto, PerFedAvg
+from fedbc_lightning.federation.checkpoint_content import module_state_of
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.module import fast_forward
 
@@ -192,7 +193,7 @@ def test_one_client_trains_as_under_lightning(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice about workers
         plain.fit(model, DataLoader(batch, batch_size=16))
-    for name, value in trainer.federation.module_state().items():
+    for name, value in module_state_of(trainer.federation).items():
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-10, atol=1e-12)
 
 

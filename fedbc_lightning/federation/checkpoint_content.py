@@ -1,0 +1,103 @@
+"""What a checkpoint holds of a federation, and how a federation takes it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedbc_lightning.state import checkpoint
+
+if TYPE_CHECKING:
+    from fedbc_lightning.federation.federation import Federation
+
+
+def state_of(federation: Federation, *, is_last: bool = True) -> dict[str, Any]:
+    """Return the committed state except z, which :func:`module_state_of` holds.
+
+    Args:
+        federation: Its committed state is taken.
+        is_last: Whether the state goes into ``last.ckpt``, see the client store's ``state_dict``.
+    """
+    return {
+        "fingerprint": federation.fingerprint,
+        "server": federation.server.state_dict(),
+        "clients": federation.clients.state_dict(is_last=is_last),
+        "schedule": federation.schedule.state_dict(),
+        "grad_scale": federation.grad_scale,
+        "written_parameters": federation.layout.written,
+        "best_metrics": federation.user.best_metrics.values,
+        "per_tensor_optimizer": not federation.engine.optimizer.is_flat,
+    }
+
+
+def module_state_of(
+    federation: Federation, model: Tensor | None = None, counters: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return the ``state_dict`` of the user's module with a model in it, in the master dtype.
+
+    Args:
+        federation: It holds the module and the global model.
+        model: The model (d + b,); None: the committed global one.
+        counters: The model's integer buffers; None: the committed ones.
+    """
+    server, layout = federation.server, federation.layout
+    z, buffers = (server.model if model is None else model).split([layout.num_parameters, layout.num_buffers])
+    state = {name: tensor.detach().cpu().clone() for name, tensor in federation.user.module.state_dict().items()}
+    named = layout.named_buffers(buffers, server["counters"] if counters is None else counters)
+    return state | layout.under_all_names(named | layout.named_slices(z.cpu()))
+
+
+def prepare_for(federation: Federation, state: dict[str, Any], path: str | Path) -> None:
+    """Give a federation the form that a state was saved in; its tensors are taken by :func:`load_state`.
+
+    Args:
+        federation: Its parameters that the saved run found to be written become buffers.
+        state: The state as :func:`state_of` returned it.
+        path: The file it comes from, for messages.
+
+    Raises:
+        ConfigurationError: The state is of another model, partition or algorithm.
+    """
+    federation.take_as_buffers(state.get("written_parameters", []))
+    checkpoint.check_fingerprint(state["fingerprint"], federation.fingerprint, path)
+
+
+def load_state(
+    federation: Federation,
+    state: dict[str, Any],
+    module_state: dict[str, Tensor],
+    path: str | Path | None,
+    rows_path: Path | None,
+) -> None:
+    """Restore a state that the federation was prepared for.
+
+    Args:
+        federation: Its state is replaced.
+        state: The state as :func:`state_of` returned it.
+        module_state: The module's state as :func:`module_state_of` returned it.
+        path: The checkpoint's path, for messages.
+        rows_path: The file with the clients' rows, if they lie in a file.
+
+    Raises:
+        ConfigurationError: The clients' rows cannot be had.
+    """
+    user, layout, server = federation.user, federation.layout, federation.server
+    user.module.load_state_dict(module_state)
+    layout.frozen.mark()
+    server.values["z"] = layout.vector_from(module_state).to(server.z.device)
+    server.load_state_dict(state["server"])
+    federation.clients.load_state_dict(state["clients"], path, rows_path)
+    federation.schedule.load_state_dict(state["schedule"])
+    federation.grad_scale = state["grad_scale"]
+    user.best_metrics.values = dict(state.get("best_metrics", {}))
+    if state["per_tensor_optimizer"] and federation.engine.optimizer.is_flat:
+        federation.engine.optimizer.use_per_tensor()
+
+
+def adopt(federation: Federation, other: Federation) -> None:
+    """Take the committed state of another federation over the same model, data and algorithm."""
+    rows, state = other.clients.file_rows, state_of(other)
+    prepare_for(federation, state, "the last run")
+    load_state(federation, state, module_state_of(other), "the last run", None if rows is None else rows.path)
