@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
@@ -29,41 +27,19 @@ from fedbc_lightning.federation.records import (
     round_metrics,
     say_nobody_is_left,
 )
+from fedbc_lightning.federation.set_up import choose_engine, declare_state, make_bench, show_largest_client
 from fedbc_lightning.federation.single_samples import SingleSamples
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.optimizers import LocalOptimizer, configure
-from fedbc_lightning.module.round_schedulers import RoundSchedulers
-from fedbc_lightning.module.unreachable import say_which_counts_begin_anew, say_which_schedulers_never_arrive
+from fedbc_lightning.module.unreachable import say_which_counts_begin_anew
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.averaged_buffers import AveragedBuffers
 from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState, StateDeclaration
-from fedbc_lightning.state.layout import ParameterLayout, WrittenParametersError
+from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState
+from fedbc_lightning.state.layout import WrittenParametersError
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-
-NUM_ROUNDS_LOOKED_AT = 10
-"""Whose sampled clients decide which engine ``auto`` takes."""
-
-
-class PlannedRound(NamedTuple):
-    """Describes a round before it runs, under the assumption that every loss is finite.
-
-    Attributes:
-        sampled: Indices of the clients that receive z.
-        ids: Indices of the clients that train.
-        steps: Number of local steps of each client in `ids`.
-        bytes_down: Number of bytes that all sampled clients together receive.
-        bytes_up: Number of bytes that all clients in `ids` together send.
-    """
-
-    sampled: list[int]
-    ids: list[int]
-    steps: list[int]
-    bytes_down: int
-    bytes_up: int
 
 
 class Federation:
@@ -109,33 +85,19 @@ class Federation:
         seed: int,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
-        self._local, self.participation, self._seed = local, participation, seed
+        self.local, self.participation, self._seed = local, participation, seed
         self._num_samples = datamodule.num_samples("train")
         user.first_batch = SingleSamples(user.module, datamodule, local, participation, max_rounds).watched
-        self._tell_module_about_largest_client()
-
-        first = configure(user)
-        self.schedule = RoundSchedulers(first.optimizer, first.round_schedulers)
+        show_largest_client(self.user, self.local, self.participation)
+        bench = make_bench(user, datamodule, local, participation, max_rounds, seed)
+        self.schedule, self.layout, self.engine_args = bench.schedule, bench.layout, bench.engine_args
+        self.engine_kind: choice.Kind = (
+            choose_engine(fabric, bench, algorithm, participation, max_rounds) if engine == "auto" else engine
+        )
         self._continues = local.schedule_rounds is not None
-        if self._continues:
-            limits = local.limits(int(participation.num_batches.max()))
-            local_schedules.check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
-        else:
-            say_which_schedulers_never_arrive(first, *self._largest_client(), max_rounds)
-        configured = configure(user)
-        self.layout = ParameterLayout(user.module, [g["params"] for g in configured.optimizer.param_groups])
-        initial, buffer_values = self.layout.read(), self.layout.read_buffers()
-        row = torch.empty(self.layout.num_parameters, dtype=self.layout.dtype, device=user.device)
-        grad = torch.zeros_like(row)
-        row.copy_(initial)
-        self.layout.attach(row)
-        optimizer = LocalOptimizer(user, self.layout, row, grad, configured)
-        args = (user, self.layout, optimizer, row, grad, local, datamodule, seed)
-        self.engine_args = args
-        self.engine_kind: choice.Kind = self._choose_engine(args, max_rounds) if engine == "auto" else engine
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
         self._said_nobody = False
-        self._prepare(initial, buffer_values, self.layout.read_counters())
+        self._prepare(bench.parameters, bench.buffers, self.layout.read_counters())
 
     def _prepare(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
         """Make the engine, the server parts and the declared state, which all depend on the layout."""
@@ -149,7 +111,11 @@ class Federation:
         self.local_models = LocalModels(
             algorithm, self.layout, self._buffer_policy, self._keep_local_models, num_clients, size
         )
-        declaration = self._declare()
+        declaration = declare_state(algorithm, self.server_parts, self.engine, self.participation.num_sampled)
+        self.local_models.declare(declaration)
+        if self._continues:
+            local_schedules.declare(declaration)
+        self.declaration = declaration
         self.make_state(parameters, buffers, counters)
         declared = (*declaration.client_scalars, *declaration.client_vectors)
         Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
@@ -188,52 +154,6 @@ class Federation:
             num_clients, declaration, self.server.model, counters, self.layout.num_parameters, self._client_dtype
         )
 
-    # what the method asks for
-
-    def _choose_engine(self, args: tuple, max_rounds: int) -> choice.Kind:
-        """Return the engine that is faster for rank 0's clients of the first rounds; all ranks take the same."""
-        kind: choice.Kind = "sequential"
-        if self.algorithm.trains_pooled:
-            rank_zero_info("trainer.engine: auto takes sequential; there is one model, trained on all data.")
-        elif self.fabric.is_global_zero:
-            shares = []
-            for round in range(1, min(NUM_ROUNDS_LOOKED_AT, max_rounds) + 1):
-                ids = self.participation.sample(round)
-                steps = self.participation.num_steps(ids)
-                share = self._share(steps)
-                shares.append(choice.Share([ids[p] for p in share], [steps[p] for p in share]))
-            with self.layout.frozen.kept():
-                kind = choice.choose(args, self.algorithm, shares)
-        return self.fabric.broadcast(kind)
-
-    def _declare(self) -> StateDeclaration:
-        """The state of algorithm and server parts, and the clients' last models where they are kept."""
-        algorithm, self.declaration = self.algorithm, StateDeclaration()
-        declaration = self.declaration
-        for callback in self.server_parts:
-            callback.declare_state(declaration)
-            callback.check(self.engine, self.participation.num_sampled)
-        algorithm.declare_state(declaration)
-        if not any(callback.forms_z for callback in self.server_parts):
-            raise ConfigurationError(
-                f"algorithm: {type(algorithm).__name__}.server_callbacks has no part that forms z; add e.g. "
-                "WeightedAverage (a part of your own sets forms_z = True)."
-            )
-        declared = {**declaration.client_scalars, **declaration.client_vectors}
-        for callback in self.server_parts:
-            missing = [name for name in callback.reads if name not in declared]
-            if missing:
-                raise ConfigurationError(
-                    f"algorithm: {type(callback).__name__} reads the client state '{missing[0]}', which nothing "
-                    f"declares; there is: {', '.join(declared) or 'none'}."
-                )
-        self.local_models.declare(declaration)
-        if self._continues:
-            local_schedules.declare(declaration)
-        return declaration
-
-    # a round
-
     def run_round(self, round: int) -> dict[str, float]:
         """Train the sampled clients and stage the next state; nothing is committed.
 
@@ -252,7 +172,7 @@ class Federation:
         sums = self.start_round(self.engine)
         trained = self._train_share(participants.late, sums)
         if round == 1 and trained.error is None and not self._continues:
-            say_which_counts_begin_anew(self.user.shim, *self._largest_client())
+            say_which_counts_begin_anew(self.user.shim, *self.participation.largest_client())
         server.records, counters = join_processes(self.fabric, trained, self.clients, sums)
         if server.buffer_policy != "global":
             server.stage("counters", counters)
@@ -266,7 +186,7 @@ class Federation:
             self._said_nobody = True
             say_nobody_is_left(round)
         server.records += missing_records(participants, self._num_samples)
-        record_bytes(server.records, *self._bytes_of_client())
+        record_bytes(server.records, *bytes_of_client(self.algorithm, self.server_parts, self.layout, server))
         return round_metrics(server)
 
     def start_round(self, engine: SequentialEngine) -> Sums:
@@ -279,72 +199,11 @@ class Federation:
             callback.on_round_start(server, sums)
         return sums
 
-    def plan_round(self, round: int) -> PlannedRound:
-        """Return what a round will do, which depends on (seed, round) only; this sets the server's round."""
-        self.server.round = round
-        participation = self.participation
-        participants = participation.draw(round)
-        sampled, ids = participants.sampled, participants.ids
-        steps = [
-            participation.late_steps(round, client) if client in participants.late else asked
-            for client, asked in zip(ids, participation.num_steps(ids), strict=True)
-        ]
-        if self.algorithm.trains_pooled:
-            steps = [self._local.num_steps(len(self.datamodule.client_train_dataloader(POOLED, seed=self._seed)))]
-        steps = [self.algorithm.num_steps(self.server, asked) for asked in steps]
-        down, up = self._bytes_of_client()
-        return PlannedRound(sampled, ids, steps, down * len(sampled), up * len(ids))
-
-    def _bytes_of_client(self) -> tuple[int, int]:
-        return bytes_of_client(self.algorithm, self.server_parts, self.layout, self.server)
-
-    def commit(self, round: int, metrics: dict[str, float]) -> None:
-        """Make the staged state the current one, and step the schedulers of interval ``round`` with the metrics."""
-        self.schedule.step(round, metrics)
-        valid = self.server.valid_records
-        scales = [record["grad_scale"] for record in valid if "grad_scale" in record]
-        self.grad_scale = min(scales, default=self.grad_scale)
-        self.server.commit()
-        self.clients.commit()
-
-    def rollback(self) -> None:
-        """Discard the staged state."""
-        self.user.best_metrics.rollback()
-        self.server.rollback()
-        self.clients.rollback()
-
-    def load_global(self) -> None:
-        """Write the staged global model into the user's module."""
-        self.engine.load(self.server.staged_model, self.server.staged("counters"))
-        self._tell_module_about_largest_client()
-
-    def models(self) -> Models:
-        """Return the global and the local models to evaluate after this round, as they are staged."""
-        z = self.algorithm.global_model(self.server)
-        return Models(z, self.server.staged("counters"), self.local_model(), self.algorithm.fine_tuning)
-
-    def local_model(self) -> Callable[[int], tuple[Tensor, Tensor]] | None:
-        """Client -> its own model (d + b,) and integer buffers, as staged; None if there are none."""
-        return self.local_models.staged(self.server, self.clients)
-
-    def _share(self, steps: list[int]) -> list[int]:
-        """Return the positions of this rank's clients in the round."""
-        return deal(steps, self.fabric.world_size)[self.fabric.global_rank]
-
-    def make_cohort(self, clients: list[int], positions: list[int]) -> Cohort:
-        """Return a cohort of clients that are trained together, given with their positions in this round."""
-        sizes = [int(self._num_samples.sum())] if POOLED in clients else self._num_samples[clients].tolist()
-        cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
-        cohort.start_counters = self.server["counters"]
-        self.local_models.begin(cohort)
-        if self._continues:
-            local_schedules.begin(cohort)
-        return cohort
-
     def _train_share(self, late: set[int], sums: Sums) -> Trained:
         """Train this rank's clients of the round, cohort by cohort."""
         server = self.server
         steps = self.participation.num_steps(server.ids)
+        share = deal(steps, self.fabric.world_size)[self.fabric.global_rank]
         alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
         counters, records = server["counters"], list[tuple[int, dict[str, Any]]]()
         error: WrittenParametersError | None = None
@@ -353,7 +212,7 @@ class Federation:
             self.user.shim.reads.clear()
         try:
             self.layout.check_trainable()  # a hook before the round may have thawed or written what is frozen
-            for positions in self.engine.group(self._share(steps), steps, alone):
+            for positions in self.engine.group(share, steps, alone):
                 cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
                 records += zip(positions, cohort.records, strict=True)
                 if counters.numel() and cohort.valid.any():
@@ -385,19 +244,41 @@ class Federation:
         cohort.write_back(self.clients)
         return cohort
 
-    def _largest_client(self) -> tuple[int, int]:
-        """Return the number of local epochs and steps of the client with the most batches."""
-        num_batches = int(self.participation.num_batches.max())
-        steps = self._local.num_steps(num_batches)
-        return self._local.epochs or -(-steps // num_batches), steps
+    def make_cohort(self, clients: list[int], positions: list[int]) -> Cohort:
+        """Clients of this round, by their positions in it, that are trained together."""
+        sizes = [int(self._num_samples.sum())] if POOLED in clients else self._num_samples[clients].tolist()
+        cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
+        cohort.start_counters = self.server["counters"]
+        self.local_models.begin(cohort)
+        if self._continues:
+            local_schedules.begin(cohort)
+        return cohort
 
-    def _tell_module_about_largest_client(self) -> None:
-        """Give the module the limits of the client with the most batches.
+    def commit(self, round: int, metrics: dict[str, float]) -> None:
+        """Make the staged state the current one; ``metrics`` are the round's, for schedulers of interval ``round``."""
+        self.schedule.step(round, metrics)
+        valid = self.server.valid_records
+        scales = [record["grad_scale"] for record in valid if "grad_scale" in record]
+        self.grad_scale = min(scales, default=self.grad_scale)
+        self.server.commit()
+        self.clients.commit()
 
-        The module sees them outside of local training, and when ``configure_optimizers`` is called to learn its form.
-        """
-        num_batches = int(self.participation.num_batches.max())
-        limits = self._local.limits(num_batches)
-        if self._local.schedule_rounds is None:
-            limits["max_epochs"] = self._local.epochs or 1
-        self.user.shim.set(**limits, num_training_batches=num_batches, current_client=None, training=False)
+    def rollback(self) -> None:
+        """Forget the staged state."""
+        self.user.best_metrics.rollback()
+        self.server.rollback()
+        self.clients.rollback()
+
+    def load_global(self) -> None:
+        """Write the staged global model into the user's module."""
+        self.engine.load(self.server.staged_model, self.server.staged("counters"))
+        show_largest_client(self.user, self.local, self.participation)
+
+    def models(self) -> Models:
+        """What is evaluated after this round, as staged."""
+        z = self.algorithm.global_model(self.server)
+        return Models(z, self.server.staged("counters"), self.local_model(), self.algorithm.fine_tuning)
+
+    def local_model(self) -> Callable[[int], tuple[Tensor, Tensor]] | None:
+        """Client -> its own model (d + b,) and integer buffers, as staged; None if there are none."""
+        return self.local_models.staged(self.server, self.clients)

@@ -111,6 +111,12 @@ class Participation:
         """Return how many steps each of the clients `ids` is asked to take in a round."""
         return [self._local.num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
 
+    def largest_client(self) -> tuple[int, int]:
+        """Return the local epochs and steps of the client with the most batches."""
+        num_batches = int(self.num_batches.max())
+        steps = self._local.num_steps(num_batches)
+        return self._local.epochs or -(-steps // num_batches), steps
+
     def late_training(self, round: int, client: int) -> LocalTraining:
         """Return the shortened local training of a straggler in a round."""
         rng = numpy_generator(self._seed, "partial work", round, client)

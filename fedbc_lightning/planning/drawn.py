@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedbc_lightning.federation.federation import NUM_ROUNDS_LOOKED_AT, PlannedRound
+from fedbc_lightning.federation.planned_round import PlannedRound, plan_round
+from fedbc_lightning.federation.set_up import NUM_ROUNDS_LOOKED_AT
 from fedbc_lightning.state.row_file import NUM_SLOTS
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def draw_rounds(trainer: FederatedTrainer) -> Drawn:
     steps = up = down = sampled = count = 0
     while count < num_rounds and (count < NUM_ROUNDS_LOOKED_AT or time.perf_counter() < until):
         count += 1
-        round = trainer.federation.plan_round(count)
+        round = plan_round(trainer.federation, count)
         if count <= NUM_ROUNDS_LOOKED_AT:
             first.append(round)
         times.update(round.ids)

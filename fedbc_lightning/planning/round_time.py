@@ -13,8 +13,8 @@ from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.sequential import SequentialEngine
-from fedbc_lightning.federation.federation import PlannedRound
 from fedbc_lightning.federation.participation import deal
+from fedbc_lightning.federation.planned_round import PlannedRound
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer

@@ -1,0 +1,47 @@
+"""What a round will do, known before it is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedbc_lightning.data.datamodule import POOLED
+from fedbc_lightning.federation.records import bytes_of_client
+
+if TYPE_CHECKING:
+    from fedbc_lightning.federation.federation import Federation
+
+
+class PlannedRound(NamedTuple):
+    """What a round does if every loss is finite.
+
+    Attributes:
+        sampled: Indices of the clients that receive z.
+        ids: Indices of the clients that train.
+        steps: Number of local steps of each client in ``ids``.
+        bytes_down: Bytes that all sampled clients together receive.
+        bytes_up: Bytes that all clients in ``ids`` together send.
+    """
+
+    sampled: list[int]
+    ids: list[int]
+    steps: list[int]
+    bytes_down: int
+    bytes_up: int
+
+
+def plan_round(federation: Federation, round: int) -> PlannedRound:
+    """Tell what a round will do; all of it is a function of (seed, round). The server is in that round afterwards."""
+    server, algorithm, participation = federation.server, federation.algorithm, federation.participation
+    server.round = round
+    participants = participation.draw(round)
+    sampled, ids = participants.sampled, participants.ids
+    steps = [
+        participation.late_steps(round, client) if client in participants.late else asked
+        for client, asked in zip(ids, participation.num_steps(ids), strict=True)
+    ]
+    if algorithm.trains_pooled:
+        loader = federation.datamodule.client_train_dataloader(POOLED, seed=server.seed)
+        steps = [federation.local.num_steps(len(loader))]
+    steps = [algorithm.num_steps(server, asked) for asked in steps]
+    down, up = bytes_of_client(algorithm, federation.server_parts, federation.layout, server)
+    return PlannedRound(sampled, ids, steps, down * len(sampled), up * len(ids))

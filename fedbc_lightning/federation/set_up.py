@@ -1,0 +1,150 @@
+"""What a federation is made from: the workbench of the local steps, the engine's kind, and the declared state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.engines import choice
+from fedbc_lightning.engines.sequential import SequentialEngine
+from fedbc_lightning.federation.participation import Participation, deal
+from fedbc_lightning.module import local_schedules
+from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.optimizers import LocalOptimizer, configure
+from fedbc_lightning.module.round_schedulers import RoundSchedulers
+from fedbc_lightning.module.unreachable import say_which_schedulers_never_arrive
+from fedbc_lightning.server import ServerCallback
+from fedbc_lightning.state.declaration import StateDeclaration
+from fedbc_lightning.state.layout import ParameterLayout
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+NUM_ROUNDS_LOOKED_AT = 10
+"""Number of first rounds whose sampled clients decide which engine ``auto`` takes."""
+
+
+class Bench(NamedTuple):
+    """What the user's module and its optimizer give for a run.
+
+    Attributes:
+        schedule: The schedulers that step once per round.
+        layout: Where each parameter lies in the row w; the module's parameters are views of that row.
+        parameters: The initial parameters, (d,).
+        buffers: The initial floating-point buffers, (b,).
+        engine_args: The arguments of either engine.
+    """
+
+    schedule: RoundSchedulers
+    layout: ParameterLayout
+    parameters: Tensor
+    buffers: Tensor
+    engine_args: tuple[Any, ...]
+
+
+def make_bench(
+    user: UserModule,
+    datamodule: FederatedDataModule,
+    local: LocalTraining,
+    participation: Participation,
+    max_rounds: int,
+    seed: int,
+) -> Bench:
+    """Call the user's ``configure_optimizers`` and lay the module's parameters out in one row.
+
+    Args:
+        user: The user's module, moved and converted.
+        datamodule: The clients' data, set up.
+        local: What every client does.
+        participation: Who takes part in a round.
+        max_rounds: T.
+        seed: The run's seed.
+
+    Raises:
+        ConfigurationError: The optimizer is not one that can be used, or schedulers cannot go on in later rounds.
+    """
+    first = configure(user)
+    schedule = RoundSchedulers(first.optimizer, first.round_schedulers)
+    if local.schedule_rounds is not None:
+        limits = local.limits(int(participation.num_batches.max()))
+        local_schedules.check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
+    else:
+        say_which_schedulers_never_arrive(first, *participation.largest_client(), max_rounds)
+    configured = configure(user)
+    layout = ParameterLayout(user.module, [g["params"] for g in configured.optimizer.param_groups])
+    parameters, buffers = layout.read(), layout.read_buffers()
+    row = torch.empty(layout.num_parameters, dtype=layout.dtype, device=user.device)
+    grad = torch.zeros_like(row)
+    row.copy_(parameters)
+    layout.attach(row)
+    optimizer = LocalOptimizer(user, layout, row, grad, configured)
+    engine_args = (user, layout, optimizer, row, grad, local, datamodule, seed)
+    return Bench(schedule, layout, parameters, buffers, engine_args)
+
+
+def show_largest_client(user: UserModule, local: LocalTraining, participation: Participation) -> None:
+    """Show the module the largest client's counts: outside of clients, ``self.trainer`` has these.
+
+    ``configure_optimizers`` sees them, too, when it is called to learn its form.
+    """
+    num_batches = int(participation.num_batches.max())
+    limits = local.limits(num_batches)
+    if local.schedule_rounds is None:
+        limits["max_epochs"] = local.epochs or 1
+    user.shim.set(**limits, num_training_batches=num_batches, current_client=None, training=False)
+
+
+def choose_engine(
+    fabric: Fabric, bench: Bench, algorithm: FederatedAlgorithm, participation: Participation, max_rounds: int
+) -> choice.Kind:
+    """Choose the faster engine by rank 0's clients of the first rounds; the choice is the same on all ranks."""
+    kind: choice.Kind = "sequential"
+    if algorithm.trains_pooled:
+        rank_zero_info("trainer.engine: auto takes sequential; there is one model, trained on all data.")
+    elif fabric.is_global_zero:
+        shares = []
+        for round in range(1, min(NUM_ROUNDS_LOOKED_AT, max_rounds) + 1):
+            ids = participation.sample(round)
+            steps = participation.num_steps(ids)
+            share = deal(steps, fabric.world_size)[0]
+            shares.append(choice.Share([ids[p] for p in share], [steps[p] for p in share]))
+        with bench.layout.frozen.kept():
+            kind = choice.choose(bench.engine_args, algorithm, shares)
+    return fabric.broadcast(kind)
+
+
+def declare_state(
+    algorithm: FederatedAlgorithm, parts: Sequence[ServerCallback], engine: SequentialEngine, num_sampled: int
+) -> StateDeclaration:
+    """Let the method and its server parts declare what they keep, and check that the parts go together.
+
+    Raises:
+        ConfigurationError: A part refuses the engine or the method, no part forms z, or one reads what nobody keeps.
+    """
+    declaration = StateDeclaration()
+    for part in parts:
+        part.declare_state(declaration)
+        part.check(engine, num_sampled)
+    algorithm.declare_state(declaration)
+    if not any(part.forms_z for part in parts):
+        raise ConfigurationError(
+            f"algorithm: {type(algorithm).__name__}.server_callbacks has no part that forms z; add e.g. "
+            "WeightedAverage (a part of your own sets forms_z = True)."
+        )
+    declared = {**declaration.client_scalars, **declaration.client_vectors}
+    for part in parts:
+        missing = [name for name in part.reads if name not in declared]
+        if missing:
+            raise ConfigurationError(
+                f"algorithm: {type(part).__name__} reads the client state '{missing[0]}', which nothing "
+                f"declares; there is: {', '.join(declared) or 'none'}."
+            )
+    return declaration
