@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.planned_round import PlannedRound, plan_round
 from fedbc_lightning.federation.set_up import NUM_ROUNDS_LOOKED_AT
 from fedbc_lightning.state.row_file import NUM_SLOTS
-
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 MAX_DRAW_SECONDS = 2.0
 """Time limit for drawing rounds; rounds beyond it are estimated by the mean of those drawn."""
@@ -41,15 +39,15 @@ class Drawn(NamedTuple):
     is_counted: bool
 
 
-def draw_rounds(trainer: FederatedTrainer) -> Drawn:
-    """Draw the rounds of a trainer that has been set up; all of them if :data:`MAX_DRAW_SECONDS` suffices."""
-    num_rounds, until = trainer.max_rounds, time.perf_counter() + MAX_DRAW_SECONDS
+def draw_rounds(federation: Federation, num_rounds: int) -> Drawn:
+    """Draw the rounds of a run; all of them if :data:`MAX_DRAW_SECONDS` suffices."""
+    until = time.perf_counter() + MAX_DRAW_SECONDS
     first: list[PlannedRound] = []
     times = Counter[int]()
     steps = up = down = sampled = count = 0
     while count < num_rounds and (count < NUM_ROUNDS_LOOKED_AT or time.perf_counter() < until):
         count += 1
-        round = plan_round(trainer.federation, count)
+        round = plan_round(federation, count)
         if count <= NUM_ROUNDS_LOOKED_AT:
             first.append(round)
         times.update(round.ids)
@@ -58,7 +56,7 @@ def draw_rounds(trainer: FederatedTrainer) -> Drawn:
     touched, slots = len(times), sum(min(number, NUM_SLOTS) for number in times.values())
     more = num_rounds / count
     if count < num_rounds:
-        num_clients = trainer.datamodule.num_clients
+        num_clients = federation.datamodule.num_clients
         touched = round_up(num_clients * (1 - (1 - times.total() / count / num_clients) ** num_rounds))
         slots = min(NUM_SLOTS * touched, round_up(times.total() * more))
     steps, up, down, sampled = (round_up(total * more) for total in (steps, up, down, sampled))

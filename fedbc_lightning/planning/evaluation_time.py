@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fedbc_lightning.data.datasets import num_items
-from fedbc_lightning.evaluation.evaluator import Measurement, Task
+from fedbc_lightning.evaluation.evaluator import Evaluator, Measurement, Task
+from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.module.adapter import step_stage
-
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 MAX_EVALUATION_SECONDS = 1.5
 """Time limit for evaluating clients, per split and kind of model; the rest is estimated by numbers of samples."""
@@ -31,18 +29,21 @@ class EvaluationTime(NamedTuple):
     num_metrics: int = 0
 
 
-def time_evaluation(trainer: FederatedTrainer, num_processes: int) -> EvaluationTime:
+def time_evaluation(
+    federation: Federation, evaluator: Evaluator, splits: list[str], num_processes: int
+) -> EvaluationTime:
     """Measure an evaluation of z of round 0; the module holds this z afterwards, too.
 
     Args:
-        trainer: Trainer that has been set up, in one process.
+        federation: A federation that has been set up, in one process.
+        evaluator: Evaluates its models.
+        splits: The splits for which there are data.
         num_processes: Number of processes that will share the clients in the run.
     """
-    evaluator, datamodule = trainer.evaluator, trainer.datamodule
+    datamodule, models = federation.datamodule, federation.models()
     total, longest, num_values, num_metrics = 0.0, 0.0, 0, 0
-    models, splits = trainer.federation.models(), [split for split in ("test", "val") if trainer.has_split(split)]
     for split in splits:
-        stage = step_stage(trainer.user.module, split)
+        stage = step_stage(federation.user.module, split)
         if stage is None:
             continue
         what = Measurement(split, stage, models, 0)
@@ -51,7 +52,7 @@ def time_evaluation(trainer: FederatedTrainer, num_processes: int) -> Evaluation
         for which in ("global", "local"):
             mine = [task for task in tasks if task[0] == which and task[1] >= 0]
             if mine:
-                seconds, samples, width = _evaluate_some(trainer, mine, what)
+                seconds, samples, width = _evaluate_some(evaluator, mine, what)
                 rate = seconds / samples if rate is None else rate
                 total += seconds / samples * int(sizes[[client for _, client in mine]].sum())
                 num_values, num_metrics = num_values + width, num_metrics + 3 * width
@@ -63,22 +64,22 @@ def time_evaluation(trainer: FederatedTrainer, num_processes: int) -> Evaluation
                 evaluator.do([("global", -1)], what)
                 seconds = time.perf_counter() - started
             total, longest = total + seconds, max(longest, seconds)
-    if total < MAX_EVALUATION_SECONDS and trainer.federation.engine.mapped_evaluation("test") is not None:
+    if total < MAX_EVALUATION_SECONDS and federation.engine.mapped_evaluation("test") is not None:
         for _ in range(2):  # the first mapped evaluation does the clients one after another as well
             started = time.perf_counter()
             evaluator.run(splits, models, 0)
         total = min(total, time.perf_counter() - started)
-    trainer.federation.load_global()
+    federation.load_global()
     return EvaluationTime(max(total / num_processes, longest), num_values, num_metrics)
 
 
-def _evaluate_some(trainer: FederatedTrainer, tasks: Sequence[Task], what: Measurement) -> tuple[float, int, int]:
+def _evaluate_some(evaluator: Evaluator, tasks: Sequence[Task], what: Measurement) -> tuple[float, int, int]:
     """Evaluate the first tasks, and return their seconds, their samples, and the number of values of each."""
-    sizes = trainer.datamodule.num_samples(what.split)
+    sizes = evaluator.datamodule.num_samples(what.split)
     samples = width = 0
     started = time.perf_counter()
     for task in tasks:
-        found = trainer.evaluator.do([task], what)
+        found = evaluator.do([task], what)
         samples, width = samples + int(sizes[task[1]]), len(found.get(task, {}))
         if time.perf_counter() - started > MAX_EVALUATION_SECONDS:
             break

@@ -109,11 +109,14 @@ def make_plan(trainer: FederatedTrainer, path: Path | None, *, num_processes: in
 def _measure(trainer: FederatedTrainer, num_processes: int) -> Plan:
     federation, device = trainer.federation, trainer.user.device
     empty = checkpoint_bytes(trainer)
-    drawn = draw_rounds(trainer)
+    drawn = draw_rounds(federation, trainer.max_rounds)
     every = trainer.eval_every_n_rounds
     num_evaluations = 1 + -(-trainer.max_rounds // every) if every else 0
-    evaluation = time_evaluation(trainer, num_processes) if every else EvaluationTime()
-    timer = RoundTimer(trainer, num_processes)
+    evaluation = EvaluationTime()
+    if every:
+        splits = [split for split in ("test", "val") if trainer.has_split(split)]
+        evaluation = time_evaluation(federation, trainer.evaluator, splits, num_processes)
+    timer = RoundTimer(federation, trainer.seed, num_processes)
     round_seconds = timer.time(drawn.first)
     space = Space(trainer, drawn, timer.whole, timer.table_bytes)
     num_trained, steps = sum(len(round.ids) for round in drawn.first), sum(sum(round.steps) for round in drawn.first)

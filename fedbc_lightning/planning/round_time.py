@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -13,11 +13,9 @@ from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.sequential import SequentialEngine
+from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.participation import deal
 from fedbc_lightning.federation.planned_round import PlannedRound
-
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 SLOW_STEP = 0.1
 """Seconds of a step above which it is timed once only."""
@@ -47,10 +45,11 @@ class WholeRounds(NamedTuple):
 
 
 class RoundTimer:
-    """Times rounds of a trainer that has been set up; the module holds z of round 0 afterwards.
+    """Times rounds of a run; the module holds z of round 0 afterwards.
 
     Args:
-        trainer: Trainer that has been set up, in one process.
+        federation: A federation that has been set up, in one process.
+        seed: The seed of the run.
         num_processes: Number of processes that will train.
 
     Attributes:
@@ -59,8 +58,8 @@ class RoundTimer:
         not_timed: Reason why the other engine was not timed; empty if it was.
     """
 
-    def __init__(self, trainer: FederatedTrainer, num_processes: int) -> None:
-        self._trainer, self._federation, self._num_processes = trainer, trainer.federation, num_processes
+    def __init__(self, federation: Federation, seed: int, num_processes: int) -> None:
+        self._federation, self._seed, self._num_processes = federation, seed, num_processes
         self.whole, self.table_bytes, self.not_timed = WholeRounds(), 0, ""
 
     def time(self, rounds: Sequence[PlannedRound]) -> Seconds:
@@ -93,7 +92,7 @@ class RoundTimer:
     def _begin(self, engine: SequentialEngine, number: int, round: PlannedRound) -> None:
         server = self._federation.server
         server.round, server.ids, server.metrics = number, round.ids, {}
-        self._trainer.user.shim.set(training=True)
+        self._federation.user.shim.set(training=True)
         self._federation.start_round(engine)
 
     def _train(self, engine: SequentialEngine, ids: list[int], num_steps: int) -> list[int]:
@@ -105,18 +104,18 @@ class RoundTimer:
         federation.algorithm.client_update(engine, cohort, server)
         tables = federation.declaration.table_names
         if tables and not self.table_bytes:
-            num_batches = int(self._trainer.datamodule.num_batches()[ids].sum())
+            num_batches = int(federation.datamodule.num_batches()[ids].sum())
             self.table_bytes = sum(cohort.staged(name).nbytes for name in tables) // num_batches
         return cohort.steps
 
     def _take_rounds(self, number: int, expected: float) -> WholeRounds:
         """Run a whole round again and again from the initial state; run none if it would take too long."""
-        federation, device, whole = self._federation, self._trainer.user.device, WholeRounds()
+        federation, device, whole = self._federation, self._federation.user.device, WholeRounds()
         if federation.clients.file_rows is not None and federation.clients.row_bytes:
             return whole  # the clients' rows belong into clients.bin, which a plan does not create
         measured, until = list[float](), time.perf_counter() + MAX_ROUND_SECONDS
         while len(measured) < MAX_ROUNDS and time.perf_counter() + expected < until:
-            seed_globals(derive(self._trainer.seed, "round", number), device)
+            seed_globals(derive(self._seed, "round", number), device)
             started = time.perf_counter()
             try:
                 federation.run_round(number)
