@@ -19,8 +19,8 @@ class RoundCheckpoint(Callback):
     ``last.ckpt``, from which a run resumes, is written without this callback.
 
     Args:
-        monitor: Metric that is compared: a column of ``metrics.csv``, e.g. ``global/test_accuracy``, or the name that the
-            module logs, e.g. ``val_loss``, for the metric of the global model.
+        monitor: Metric that is compared: a column of ``metrics.csv``, e.g. ``global/test_accuracy``, or the name that
+            the module logs, e.g. ``val_loss``, for the metric of the global model.
         mode: ``min`` if small values are better, ``max`` if large ones are.
         filename: Name of the checkpoint file in ``checkpoints/``.
     """

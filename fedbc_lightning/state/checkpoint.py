@@ -86,8 +86,8 @@ def load(path: str | Path) -> dict[str, Any]:
             found = re.search(r"GLOBAL (\S+)", str(error))
             raise ConfigurationError(
                 f"checkpoint: '{path}' holds an object of {found.group(1) if found else 'an unknown class'}, which is "
-                "not loaded (weights_only=True, for safety); let the state_dict of callbacks and data and on_save_checkpoint "
-                "hold numbers, strings and tensors only."
+                "not loaded (weights_only=True, for safety); let the state_dict of callbacks and data and "
+                "on_save_checkpoint hold numbers, strings and tensors only."
             ) from error
         raise ConfigurationError(f"ckpt_path: '{path}' cannot be read; is it cut off, or no checkpoint?") from error
     except Exception as error:

@@ -24,7 +24,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch.nn import functional
 
-from fedbc_lightning import joining, meeting
+from fedbc_lightning.distributed import joining, meeting
 
 if os.environ.get("LOCAL_RANK") == os.environ.get("ABSENT_RANK", "none"):
     os._exit(3)

@@ -17,7 +17,7 @@ import time
 
 from lightning.pytorch import Callback
 
-from fedbc_lightning import checkpoint
+from fedbc_lightning.state import checkpoint
 
 if os.environ.get("SLOW_SAVE"):
     save = checkpoint.save_atomically
