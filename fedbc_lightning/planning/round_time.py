@@ -63,7 +63,7 @@ class RoundTimer:
         self.whole, self.table_bytes, self.not_timed = WholeRounds(), 0, ""
 
     def time(self, rounds: Sequence[PlannedRound]) -> Seconds:
-        """Return the mean seconds of the given rounds in the trainer's engine, and in the other one if possible."""
+        """Return the mean seconds of the given rounds in the run's engine, and in the other one if possible."""
         federation, kind = self._federation, self._federation.engine_kind
         other: choice.Kind = "sequential" if kind == "vectorized" else "vectorized"
         trained = [(number, round) for number, round in enumerate(rounds, 1) if round.ids]
