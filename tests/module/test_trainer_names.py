@@ -141,7 +141,7 @@ def test_should_stop_outside_of_clients_ends_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("options", "algorithm", "names"),
     [
-        ({"engine": "vectorized"}, FedAvg, r"should_stop.*trainer.engine: sequential"),
+        ({"engine": "vectorized"}, FedAvg, r"vectorized .*should_stop.*engine: sequential"),
         ({}, FedLiLS, r"should_stop.*fixed number of steps"),
     ],
 )
