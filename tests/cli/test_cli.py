@@ -160,7 +160,7 @@ def test_what_a_terminal_cannot_show_is_escaped_but_never_in_a_config(monkeypatc
     with pytest.raises(SystemExit):
         main()
     terminal.flush()
-    assert rb"multiplier \u03bb_i prices" in terminal.buffer.getvalue()
+    assert rb"\u03bb_i penalises" in terminal.buffer.getvalue()
 
 
 # what is built

@@ -111,9 +111,9 @@ MISTAKES = [
     ),
     ("fit --config tiny.yaml --trainer.buffers avg", 2, "trainer.buffers: got 'avg'; use average, local or global"),
     (
-        "fit --config tiny.yaml --trainer.callbacks Nothing",
+        "fit --config tiny.yaml --trainer.callbacks Xyzzy",
         2,
-        "trainer.callbacks: no class 'Nothing'; there are AggregationMoves, ByzantineClients, RoundCheckpoint, "
+        "trainer.callbacks: no class 'Xyzzy'; there are AggregationMoves, ByzantineClients, RoundCheckpoint, "
         "RoundProgressBar\n",
     ),
     *[
