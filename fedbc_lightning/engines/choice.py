@@ -26,9 +26,9 @@ Kind = Literal["sequential", "vectorized"]
 MAX_SHAPES = 32
 
 SECONDS_TIMED = 0.05
-"""So long a sequence of steps is timed, within an epoch, of 6 steps at least ..."""
+"""Seconds of one timing: a sequence of steps within an epoch, of 6 steps at least."""
 TURNS = 5
-"""... so often, and the median taken."""
+"""Number of timings; the median is used."""
 SLOW_STEP = 1.0
 """Seconds: a step that takes longer is timed once."""
 
@@ -56,9 +56,9 @@ def choose(args: Sequence[Any], algorithm: FederatedAlgorithm, shares: Sequence[
     through the engine that is chosen, to about 1e-7 of the weights.
 
     Args:
-        args: Of the engines.
+        args: Arguments of the engines.
         algorithm: The method.
-        shares: Of a few rounds; steps are timed with the first one's clients.
+        shares: Shares of a few rounds; steps are timed with the first one's clients.
     """
     num_clients = len(shares[0].ids)
     try:

@@ -27,7 +27,7 @@ class ClientRun:
         local: What this client does in this round.
 
     Attributes:
-        w: (d,) after :meth:`finish`: what it ended with, in the master dtype; likewise the following.
+        w: (d,) the iterate that training ended with, in the master dtype. :meth:`finish` sets this and the following.
         buffers: (b,); ``counters`` the integer ones.
         num_updates: K_i, the steps that moved w; steps without any gradient, or that the scaler skipped, do not.
         mean_rates: Mean learning rate of each parameter group over those.

@@ -29,11 +29,11 @@ class OptimizerRun(ClientRun):
     """The loop over epochs, batches and optimizer steps, with the algorithm's terms in every step's gradient.
 
     Args:
-        engine: See the base class; likewise ``cohort``, ``k`` and ``local``.
-        cohort: See there.
-        k: See there.
-        local: See there.
-        terms: Of this client; added to every step's gradient.
+        engine: The engine that trains the client.
+        cohort: The cohort that the client belongs to.
+        k: The client's place in the cohort.
+        local: What local training does.
+        terms: The terms of this client, added to every step's gradient.
         after_step: Applied to w after every optimizer step, or None.
         keep_mean: Whether to record the mean raw gradient.
     """

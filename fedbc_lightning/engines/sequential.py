@@ -40,7 +40,7 @@ log = logging.getLogger("lightning.pytorch." + __name__)  # below Lightning's lo
 
 MAX_COHORT = FEW_ROWS
 BYTES_OF_ROWS = 2**22
-"""Of a cohort's matrices (K, d): what fits into a processor's cache with a step's own tensors."""
+"""Largest size of a cohort's matrices (K, d): they fit into a processor's cache beside a step's own tensors."""
 NUM_MATRICES = 8
 """w, start, terms, staged state and what the server's parts make of them."""
 
@@ -50,7 +50,7 @@ class SequentialEngine:
 
     Args:
         user: The user's module.
-        layout: Of its parameters.
+        layout: The layout of its parameters.
         optimizer: Made for them.
         row: The workbench (d,) that the parameters are views of.
         grad: The gradient row (d,).
@@ -177,9 +177,9 @@ class SequentialEngine:
         """The cohorts of a round: which clients are trained together.
 
         Args:
-            positions: Of the clients in the order of sampling.
-            num_steps: Of each sampled client, by position.
-            alone: Those that train by themselves.
+            positions: Positions of the clients in the order of sampling.
+            num_steps: Number of steps of each sampled client, by position.
+            alone: Positions of the clients that train by themselves.
         """
         together, size = [p for p in positions if p not in alone], 1 if self.has_solver else self.cohort_size
         cohorts = [together[k : k + size] for k in range(0, len(together), size)]
@@ -278,7 +278,7 @@ class SequentialEngine:
         return torch.cat([self._train_loss(cohort, k, model) for k in range(len(cohort))])
 
     def _train_loss(self, cohort: Cohort, k: int, model: Tensor) -> Tensor:
-        """That of client k, (1,)."""
+        """Return the mean training loss of client k, (1,)."""
         client, buffers = cohort.ids[k], cohort.start_buffers
         self.load(model, cohort.start_counters, None if buffers is None else buffers[k])
         seed_globals(derive(self.seed, "train loss", self.round, client), self.user.device)

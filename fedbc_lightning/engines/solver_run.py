@@ -32,7 +32,7 @@ class Batch:
         index: In its epoch.
         size: Samples.
         is_counted: Whether its loss and what it logged were taken already: the first gradient on it counts.
-        loss: Of that gradient.
+        loss: The loss at which that gradient was taken.
     """
 
     data: Any
@@ -46,9 +46,9 @@ class SolverRun(ClientRun):
     """What a solver sees of a client, and the loop that calls it.
 
     Args:
-        engine: See the base class; likewise ``cohort``, K = 1, and ``local``.
-        cohort: See there.
-        local: See there.
+        engine: The engine that trains the client.
+        cohort: The cohort, of this client alone (K = 1).
+        local: What local training does.
         solver: The steps.
         terms: Part of every gradient and loss.
 

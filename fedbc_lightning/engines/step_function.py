@@ -116,8 +116,8 @@ class StepFunction:
 
     Args:
         user: The user's module.
-        layout: Of its parameters.
-        name: Of the step.
+        layout: The layout of its parameters.
+        name: Name of the step, such as ``training_step``.
     """
 
     def __init__(self, user: UserModule, layout: ParameterLayout, name: str = "training_step") -> None:
@@ -157,7 +157,7 @@ class StepFunction:
             self._logged(stand_ins, type(batch)(part.clone() for part in batch), 0)  # type: ignore[call-arg]
 
     def single(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
-        """Of one client: parameters as in the module.
+        """Return the function of one client: parameters as in the module.
 
         Raises:
             NotRecordableError: No loss, or a grouped parameter without a gradient.
@@ -172,7 +172,7 @@ class StepFunction:
         return StepOutput(gradients, loss.detach(), logged)
 
     def mapped(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
-        """Of K clients: every tensor with K in front.
+        """Return the function of K clients: every tensor with K in front.
 
         Raises:
             NotRecordableError: No loss.
@@ -198,7 +198,7 @@ class StepFunction:
         Args:
             parameters: As in the module where all have the same model, else with K in front.
             batch: With K in front.
-            is_one_model: See there.
+            is_one_model: Whether all clients have the same parameters.
 
         Raises:
             NotRecordableError: It logs something else than numbers.

@@ -42,7 +42,7 @@ class UserModule:
     Args:
         module: The user's module.
         fabric: Launched.
-        hooks: Of callbacks and module.
+        hooks: The hooks of callbacks and module.
         shim: What the module sees as ``self.trainer``.
         datamodule: Its batch-transfer hooks go before the module's, as in Lightning.
 

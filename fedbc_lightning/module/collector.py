@@ -198,7 +198,7 @@ class ColumnCollector(MetricCollector):
         return value.detach().expand(self._num_clients)
 
     def results(self) -> list[dict[str, float]]:
-        """Of each client what :meth:`result` gives."""
+        """Return for each client what :meth:`result` gives."""
         self.end_epoch()
         found: list[dict[str, float]] = [{} for _ in range(self._num_clients)]
         for name, (total, weight) in self._totals.items():

@@ -46,8 +46,8 @@ class Configured:
 
     Attributes:
         optimizer: The one optimizer.
-        schedulers: Those of interval ``step`` or ``epoch``: they live inside a client.
-        round_schedulers: Those of interval ``round``, and those that monitor what evaluation logs: they belong to the
+        schedulers: The schedulers of interval ``step`` or ``epoch``: they live inside a client.
+        round_schedulers: Schedulers of interval ``round``, or that monitor what evaluation logs: they belong to the
             server.
         reads_trainer: Whether the call looked at ``self.trainer``, so that it must be made for every client.
     """
@@ -118,7 +118,7 @@ class LocalOptimizer:
 
     Args:
         user: The module.
-        layout: Of its parameters, ordered by the optimizer's groups.
+        layout: The layout of its parameters, ordered by the optimizer's groups.
         row: The workbench row (d,) that the parameters are views of.
         grad: The gradient row (d,).
         configured: The first call's result, made with the module's parameters.
@@ -197,8 +197,8 @@ class LocalOptimizer:
 
         Args:
             lr_scale: Factor on its learning rates.
-            epochs: That the client's schedulers of interval ``epoch`` have seen in earlier rounds.
-            steps: Likewise those of interval ``step``.
+            epochs: Epochs that the client's schedulers of interval ``epoch`` have seen in earlier rounds.
+            steps: Steps that its schedulers of interval ``step`` have seen in earlier rounds.
         """
         if self.is_made_anew:
             self._take(configure(self._user))

@@ -39,7 +39,7 @@ class ModuleTrainer:
     Attributes:
         reads: The names that were read since it was last emptied; of a name that is computed, those it is made of.
         lightning_module: The user's module; None until :meth:`show_module`.
-        run: The run that it belongs to, likewise.
+        run: The run that the module belongs to.
         collector: Returns what collects the values logged at the moment.
         is_client_stopped: Whether the module has set ``should_stop`` inside the client that trains at the moment.
     """

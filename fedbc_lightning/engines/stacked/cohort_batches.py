@@ -16,7 +16,7 @@ from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, kind_of
 from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader, batches_of_each
 
 JOINED_BYTES = 2**28
-"""Of clients' own tensors that are copied into one, anew in each round."""
+"""Largest size of clients' own tensors that are copied into one tensor, anew in each round."""
 
 
 class Stack(NamedTuple):
@@ -37,7 +37,7 @@ class Stack(NamedTuple):
 
 
 def padded(num_rows: int, most: int) -> int:
-    """So many rows are worked on for ``num_rows``: few different numbers, at most a quarter more, at most ``most``.
+    """Return how many rows are worked on for ``num_rows``: few different numbers, at most a quarter more and ``most``.
 
     Each number is a shape of its own for whoever records steps by shape.
 
@@ -55,9 +55,9 @@ def stacked_batches(
     """Step by step: the number of clients that are still at it, and their batches, by shape.
 
     Args:
-        loaders: Of K clients, those with the most steps first.
+        loaders: The loaders of K clients, those with the most steps first.
         num_epochs: Epochs that hold all the steps.
-        num_steps: Of each client, descending.
+        num_steps: Number of steps of each client, descending.
         on_batch: Is called with the batch of each client where each loader makes its own, before the next one is made.
     """
     pools = _pools(loaders)
@@ -161,7 +161,7 @@ def gathered_whole(loaders: Sequence[ClientLoader]) -> list[Tensor] | None:
     """All samples of K clients, in the order of their data sets, each (K, n, ...); None: see :func:`can_gather`.
 
     Args:
-        loaders: Of K clients with n samples each, which they do not shuffle.
+        loaders: The loaders of K clients with n samples each, which do not shuffle.
     """
     pools = _pools(loaders)
     if pools is None:
@@ -175,7 +175,7 @@ def gathered_whole(loaders: Sequence[ClientLoader]) -> list[Tensor] | None:
 
 
 def _own_rows(datasets: Sequence[ArrayDataset]) -> Tensor:
-    """Of each data set its rows of its tensors, one data set after another."""
+    """Return the chosen rows of each data set's tensors, one data set after another."""
     return torch.cat([torch.arange(len(d)) if d.indices is None else d.indices for d in datasets])
 
 

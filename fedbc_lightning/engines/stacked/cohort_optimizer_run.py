@@ -27,10 +27,10 @@ class CohortOptimizerRun(CohortRun):
     leaves. Which clients are mapped together follows from their numbers of samples alone, never from what is recorded.
 
     Args:
-        engine: See the base class; likewise ``cohort``, ``local`` and ``terms``.
-        cohort: See there.
-        local: See there.
-        terms: See there.
+        engine: The vectorized engine.
+        cohort: The K clients.
+        local: What local training does.
+        terms: The method's terms, for all K clients.
         after_step: Applied after every step, or None.
         keep_mean: Whether to record the mean raw gradient.
     """

@@ -209,7 +209,7 @@ class Means(NamedTuple):
     weights: dict[str, Tensor]
 
     def of(self, rows: Tensor) -> Means:
-        """Those of some clients."""
+        """Return the rows of some clients."""
         by_name, weights = ({k: v[rows] for k, v in values.items()} for values in (self.by_name, self.weights))
         return Means(self.plain[rows], by_name, weights)
 
@@ -241,7 +241,7 @@ class Counts:
             self._parts[f"logged {call.name}"].append(Counts.Part(stack.rows, call.value, weight, stack.is_aligned))
 
     def means(self) -> Means:
-        """Of all steps so far."""
+        """Return the counts of all steps so far."""
         plain = torch.zeros(0)
         means, totals = {}, {}
         for name, parts in self._parts.items():

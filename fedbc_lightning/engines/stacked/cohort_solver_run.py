@@ -42,10 +42,10 @@ class CohortSolverRun(CohortRun):
     """What a solver sees of K clients, and the loop that calls it; as many steps for each.
 
     Args:
-        engine: See the base class; likewise ``cohort``, ``local`` and ``terms``.
-        cohort: See there.
-        local: See there.
-        terms: See there.
+        engine: The vectorized engine.
+        cohort: The K clients.
+        local: What local training does.
+        terms: The method's terms, for all K clients.
         solver: The steps.
 
     Attributes:

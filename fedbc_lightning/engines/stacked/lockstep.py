@@ -29,7 +29,7 @@ class Request:
     """Local training that a run waits for.
 
     Attributes:
-        run: Of its cohort.
+        run: The local training of the run's cohort.
         start: (d,) or (K, d), the start models.
         lr_scale: Factor on the user's learning rates.
         purpose: What random draws are for.
@@ -44,7 +44,7 @@ class Request:
 
     @property
     def round(self) -> int:
-        """Of the run."""
+        """Return the round that the run is in."""
         return self.run.engine.round
 
     def load(self) -> None:
@@ -174,7 +174,7 @@ class Member:
     """A run of a :class:`Lockstep`, in a thread of its own.
 
     Args:
-        lockstep: See there.
+        lockstep: The runs that this one belongs to.
         job: The run; gets this, to give it to its engine.
 
     Attributes:
@@ -212,7 +212,8 @@ class Member:
         """Train a cohort of the run's, with those of others if that can be; called by its engine.
 
         Raises:
-            SystemExit: See :meth:`check`; likewise ConfigurationError.
+            SystemExit: The process is to end.
+            ConfigurationError: The runs should not have been trained as one.
         """
         if self._lockstep.reason is None:
             request = self.request = Request(run, start, lr_scale, purpose)
@@ -228,7 +229,7 @@ class Member:
         run.run(start, lr_scale, purpose)
 
     def check(self) -> None:
-        """Before anything is trained.
+        """Raise before anything is trained if this run must not go on.
 
         Raises:
             SystemExit: The process is to end.
@@ -240,7 +241,7 @@ class Member:
             raise self._lockstep.failed
 
     def _wait(self, device: torch.device) -> None:
-        """Until it is this run's turn again."""
+        """Wait until it is this run's turn again."""
         streams, self.generators = (sys.stdout, sys.stderr), Generators(device)
         sys.stdout, sys.stderr = self._outside
         self._lockstep.handed_back.release()

@@ -24,7 +24,7 @@ def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool
     Args:
         engine: Its module and workbench are used.
         w: (d,) the weights.
-        batch: Of one client.
+        batch: A batch of one client.
 
     Returns:
         Whether the step draws random numbers.

@@ -86,7 +86,7 @@ class MappedEvaluation:
         """What each client logged.
 
         Args:
-            loaders: Of K clients with one batch each, of one size.
+            loaders: The loaders of K clients with one batch each, of one size.
             w: Their models (K, d), or (d,) of all.
 
         Raises:

@@ -21,7 +21,7 @@ class StackedOptimizer:
 
     Args:
         configured: A call's result of the user's ``configure_optimizers``.
-        layout: Of the parameters.
+        layout: The layout of the parameters.
     """
 
     def __init__(self, configured: Configured, layout: ParameterLayout) -> None:

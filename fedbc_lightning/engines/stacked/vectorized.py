@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_COHORT = 1024
 BYTES_OF_ROWS = 2**30
-"""Of the matrices (K, d) of a stack."""
+"""Memory for the matrices (K, d) of a stack."""
 NUM_MATRICES = 6
 """w, gradients, optimizer state, differences."""
 
@@ -41,12 +41,12 @@ class VectorizedEngine(SequentialEngine):
     A cohort of one client is the sequential engine's, so everything else that an engine does is inherited.
 
     Args:
-        *args: Of :class:`~fedbc_lightning.engines.sequential.SequentialEngine`.
+        *args: Arguments of :class:`~fedbc_lightning.engines.sequential.SequentialEngine`.
 
     Attributes:
         draws: Whether ``training_step`` draws random numbers, as far as is known.
         beside: Where its run stands beside others of the process; None: it is the only one.
-        most_rows: Of a stack, whose matrices (K, d) fit into the space that is meant for them.
+        most_rows: Largest number of clients whose (K, d) matrices fit into the memory that is meant for them.
 
     Raises:
         NotVectorizableError: Something in the module, the trainer or a callback that cannot be mapped, by name.
@@ -134,7 +134,7 @@ class VectorizedEngine(SequentialEngine):
         """After a client's batch of a stack was made: its making must leave alone what the step of all of them reads.
 
         Args:
-            batch: Of one client.
+            batch: A batch of one client.
 
         Raises:
             NotVectorizableError: It does not.

@@ -22,8 +22,8 @@ def agree(mine: Reads, theirs: Reads, weights: Mapping[int, str]) -> bool:
     """Whether two proofs have read the same; what an object holds beside is of no effect.
 
     Args:
-        mine: Of one proof.
-        theirs: Of another one.
+        mine: What one proof has read.
+        theirs: What another proof has read.
         weights: The identities of the weights of both modules, with their names: these may have other values.
     """
     return all(_all_alike(a, b, weights) for a, b in zip(mine.found(), theirs.found(), strict=True))
