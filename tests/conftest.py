@@ -55,7 +55,7 @@ QUICK_TESTS = {
     "test_conformance.py::test_closed_form_with_partial_participation",
     "test_vectorized.py::test_the_sequential_engines_numbers",
 }
-"""Of the last two the cases of REPRESENTATIVES: one for every method, and so every method in both engines."""
+"""Quick tests. The last two run for the settings in REPRESENTATIVES alone: every method once in each engine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,6 +17,8 @@ from fedbc_lightning.state.layout import ParameterLayout
 class WatchedRun(Protocol):
     """The trainer as these callbacks see it; a callback of the user's may ask it for more.
 
+    Lightning declares its own Trainer in the hooks of callbacks. Ours get this, and so need ``type: ignore[override]``.
+
     Attributes:
         current_round: The round that is under way.
         max_rounds: T.

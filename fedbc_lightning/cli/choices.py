@@ -13,6 +13,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.l2gd import Coin
+from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.local import Penalty, Solver, TermFactory
 from fedbc_lightning.server import (
     AugmentedMean,
@@ -72,11 +73,6 @@ def choices(base: type) -> list[type]:
         if not cls.__module__.startswith("fedbc_lightning.papers.")  # needed by one paper's study, which names the path
     ]
     return sorted(found, key=lambda cls: (not is_ours(cls), cls.__name__))
-
-
-def is_ours(cls: type) -> bool:
-    """Return whether the class belongs to this package."""
-    return cls.__module__.split(".")[0] == "fedbc_lightning"
 
 
 def is_for_yaml(cls: type) -> bool:

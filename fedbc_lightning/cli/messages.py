@@ -17,12 +17,12 @@ from fedbc_lightning.cli.choices import (
     choices,
     import_object,
     is_list,
-    is_ours,
     kind_of,
     subclasses,
 )
 from fedbc_lightning.cli.names import fold
 from fedbc_lightning.core.errors import nearest
+from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.local import Penalty
 from fedbc_lightning.partition import Partitioner

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedbc_lightning.cli.choices import choices, is_ours
+from fedbc_lightning.cli.choices import choices
 from fedbc_lightning.cli.docstrings import Block, import_path, plain, read_docstring
 from fedbc_lightning.cli.names import fold
+from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data.datamodule import SPLITS
 from fedbc_lightning.data.partition_report import save_partition_report
 from fedbc_lightning.trainer.arguments import check_datamodule

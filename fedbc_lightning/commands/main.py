@@ -94,7 +94,7 @@ def _import_uncollected() -> None:
     --help``. All objects that exist at this point are kept to the end, so this is only for a process of our own.
     """
     gc.disable()
-    import fedbc_lightning.cli.federated  # noqa: F401
+    import fedbc_lightning.cli.federated  # noqa: F401 (for what it imports)
 
     gc.freeze()
     gc.enable()

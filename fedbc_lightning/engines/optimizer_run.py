@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.local import AfterStep, Term
 from fedbc_lightning.module.collector import batch_size_of
-from fedbc_lightning.module.visitors import is_ours
 from fedbc_lightning.state.cohort import Cohort
 
 if TYPE_CHECKING:

@@ -6,18 +6,12 @@ from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
 
-PACKAGE = __name__.partition(".")[0]
 SCHEDULERS = (
     lr_scheduler.StepLR, lr_scheduler.MultiStepLR, lr_scheduler.ConstantLR, lr_scheduler.LinearLR,
     lr_scheduler.ExponentialLR, lr_scheduler.PolynomialLR, lr_scheduler.CosineAnnealingLR,
     lr_scheduler.CosineAnnealingWarmRestarts, lr_scheduler.OneCycleLR,
 )  # fmt: skip
 """Schedulers of torch that call no functions of the user's and look at no metrics."""
-
-
-def is_ours(part: Any) -> bool:
-    """Whether a function, or the class of an object, belongs to this package and so leaves the user's module alone."""
-    return str(getattr(part, "__module__", "")).partition(".")[0] == PACKAGE
 
 
 def steps_as_torch(optimizer: Optimizer) -> bool:

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.module.adapter import step_stage
@@ -92,6 +93,4 @@ def _may_be_logged_by_users_code(run: EvaluatedRun) -> bool:
     hooks = run.federation.user.hooks
     listeners = [callback for callback in hooks.callbacks if overrides(callback, "on_round_end", Callback)]
     writers = [*listeners, *run.federation.server_parts]
-    return hooks.listens_itself("on_round_end") or any(
-        type(writer).__module__.partition(".")[0] != "fedbc_lightning" for writer in writers
-    )
+    return hooks.listens_itself("on_round_end") or not all(map(is_ours, writers))

@@ -12,10 +12,11 @@ from test_proof_reach import Moving, run
 from torch.nn import functional
 
 from fedbc_lightning import ConfigurationError, recordable
+from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data.datasets import ArrayDataset
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.recorded import step_recorder
-from fedbc_lightning.module.visitors import is_known_scheduler, is_ours
+from fedbc_lightning.module.visitors import is_known_scheduler
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from fedbc_lightning.module import fast_forward
 
 ROUNDS = 4
 BATCHES = [1, 3, 4, 6, 7, 9]
-"""Of each client, with batches of 16."""
+"""Number of batches of 16 samples that each client has."""
 
 # SequentialLR of torch 2.8 steps its next scheduler in a way that torch itself calls deprecated.
 in_a_row = pytest.mark.filterwarnings(r"ignore:The epoch parameter in `scheduler\.step\(\)` was not necessary")

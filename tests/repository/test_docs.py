@@ -6,9 +6,10 @@ import pytest
 from helpers.scripts import imported_script
 
 from fedbc_lightning.algorithms import ComposedAlgorithm
-from fedbc_lightning.cli.choices import choices, is_for_yaml, is_ours
+from fedbc_lightning.cli.choices import choices, is_for_yaml
 from fedbc_lightning.cli.docstrings import read_docstring, read_parameters
 from fedbc_lightning.cli.names import class_name
+from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.server import ServerCallback, WeightedAverage
 
 TEMPLATE = [

@@ -137,7 +137,7 @@ class StepRecorder:
             if type(tensor) is not Tensor or tensor.layout is not torch.strided:
                 return None
         self._look()
-        key = (kind, type(batch), *[(t.shape, t.stride(), t.dtype) for t in batch])
+        key = (kind, *_form(batch))
         found = self._found.get(key) or self._consider(kind, key, parameters, batch)
         if found is None:
             return None
@@ -339,7 +339,7 @@ class StepRecorder:
 
 
 def _form(batch: Sequence[Tensor]) -> tuple:
-    """What a proof needs to know of a batch."""
+    """Return what a proof, and a recording, depends on of a batch."""
     return type(batch), *[(part.shape, part.stride(), part.dtype) for part in batch]
 
 
@@ -380,6 +380,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return any(getattr(child, name) for child in module.modules() for name in _HOOKS) or any(
-        p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in module.parameters()
-    )
+    has_own = any(getattr(child, name) for child in module.modules() for name in _HOOKS)
+    return has_own or any(map(is_hooked, module.parameters()))
+
+
+def is_hooked(parameter: nn.Parameter) -> bool:
+    """Return whether hooks are registered on a parameter."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

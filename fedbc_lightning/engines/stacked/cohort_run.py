@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError, first_line
+from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.data.loading import ClientLoader, batches_of_each
 from fedbc_lightning.engines.recorded.proof.reads import are_same
@@ -21,7 +22,6 @@ from fedbc_lightning.engines.stacked.mappable import not_a_function
 from fedbc_lightning.engines.step_function import StepOutput, at_entries
 from fedbc_lightning.local import Term
 from fedbc_lightning.module.collector import plain_name
-from fedbc_lightning.module.visitors import is_ours
 from fedbc_lightning.state.cohort import Cohort
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
+from fedbc_lightning.engines.recorded.step_recorder import is_hooked
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.engines.stacked.cohort_optimizer_run import CohortOptimizerRun
 from fedbc_lightning.engines.stacked.cohort_solver_run import CohortSolverRun
@@ -85,7 +86,7 @@ class VectorizedEngine(SequentialEngine):
             "precision other than 32-true and 64-true": self._is_half or isinstance(user.precision, MixedPrecision),
             "accumulate_grad_batches above 1": local.accumulate_grad_batches > 1,
             "hooks that transfer batches": user.has_transfer_hooks,
-            "hooks on its parameters": any(map(_has_hooks, user.module.parameters())),
+            "hooks on its parameters": any(map(is_hooked, user.module.parameters())),
             "hooks on the steps of its optimizer": self.optimizer.has_step_hooks,
         }
 
@@ -177,7 +178,3 @@ class VectorizedEngine(SequentialEngine):
             return
         run = CohortOptimizerRun(self, cohort, local, terms, after_step, record_gradient_mean)
         (run.run if self.beside is None else partial(self.beside.train, run))(start, lr_scale, purpose)
-
-
-def _has_hooks(parameter: nn.Parameter) -> bool:
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
