@@ -38,6 +38,7 @@ ALLOWED_VARIABLES = {
     "MPLCONFIGDIR",
     "CUBLAS_WORKSPACE_CONFIG",  # torch.use_deterministic_algorithms through Lightning
     "HF_HUB_DISABLE_TELEMETRY",
+    "PYDEVD_USE_FRAME_EVAL",  # ipykernel's debugger
     "RDBASE",  # rdkit
     "GDAL_CURL_CA_BUNDLE",  # rasterio
     "PROJ_CURL_CA_BUNDLE",
