@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fedbc_lightning.core.devices import read
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.state.cohort import Cohort, Taken
-
-if TYPE_CHECKING:
-    from fedbc_lightning.core.local_training import LocalTraining
-    from fedbc_lightning.engines.sequential import SequentialEngine
 
 
 class ClientRun:
     """One client's local training, with Lightning's hooks in Lightning's order.
 
     Args:
-        engine: Its module, workbench and optimizer are used.
-        cohort: Where it belongs.
-        k: Which client of it.
-        local: What this client does in this round.
+        bench: The workbench.
+        cohort: The cohort that the client belongs to.
+        k: The client's place in the cohort.
+        local: The local training of this client in this round.
 
     Attributes:
         w: (d,) the iterate that training ended with, in the master dtype. :meth:`finish` sets this and the following.
@@ -38,10 +35,10 @@ class ClientRun:
         record: For the client's row in ``clients.csv``: what it counted and logged.
     """
 
-    def __init__(self, engine: SequentialEngine, cohort: Cohort, k: int, local: LocalTraining) -> None:
-        self.engine, self.cohort, self.local = engine, cohort, local
-        self.user, self.layout, self.optimizer = engine.user, engine.layout, engine.optimizer
-        self.module, self.hooks = engine.user.module, engine.user.hooks
+    def __init__(self, bench: Workbench, cohort: Cohort, k: int, local: LocalTraining) -> None:
+        self.bench, self.cohort, self.local = bench, cohort, local
+        self.user, self.layout, self.optimizer = bench.user, bench.layout, bench.optimizer
+        self.module, self.hooks = bench.user.module, bench.user.hooks
         self.client, self._k = cohort.ids[k], k
         self.num_steps = self.num_updates = 0
         self.losses: list[Tensor] = []  # of the batches that had one, with their sizes
@@ -64,13 +61,11 @@ class ClientRun:
             tells: Whether the module is told at once, see :meth:`tell_module`; if not, only where user code has a
                 part in the batches.
         """
-        engine = self.engine
-        seed_globals(derive(engine.seed, purpose, engine.round, self.client), self.user.device)
+        bench = self.bench
+        seed_globals(derive(bench.seed, purpose, bench.round, self.client), self.user.device)
         buffers = self.cohort.start_buffers
-        engine.load(start, self.cohort.start_counters, None if buffers is None else buffers[self._k])
-        self.loader = engine.datamodule.client_train_dataloader(
-            self.client, engine.round, seed=engine.seed, device=self.user.device
-        )
+        bench.load(start, self.cohort.start_counters, None if buffers is None else buffers[self._k])
+        self.loader = bench.train_loader(self.client)
         self.num_batches = len(self.loader)
         self.first_epoch = self.before.whole_epochs(self.num_batches)
         self.user.shim.start_client()
@@ -104,7 +99,7 @@ class ClientRun:
         """What the client does in a round; a schedule over all rounds is not shortened by one round as a straggler."""
         if self.cohort.taken_before is None:
             return self.local
-        return max(self.engine.local, self.local, key=lambda local: local.num_steps(self.num_batches))
+        return max(self.bench.local, self.local, key=lambda local: local.num_steps(self.num_batches))
 
     @property
     def current_epoch(self) -> int:
@@ -157,7 +152,7 @@ class ClientRun:
             self.hooks.call("on_client_end", self.client)
         # The workbench itself, unless it is about to be used again.
         is_kept = is_last and len(self.cohort) == 1
-        self.w = self.engine.row.to(self.layout.master_dtype, copy=not is_kept)
+        self.w = self.bench.row.to(self.layout.master_dtype, copy=not is_kept)
         self.buffers, self.counters = self.layout.read_buffers(), self.layout.read_counters()
         self.mean_rates = self._rates_on_average()
         logged = self.collector.result()

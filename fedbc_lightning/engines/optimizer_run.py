@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.step_function import StepOutput
+from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, Term
 from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.state.cohort import Cohort
-
-if TYPE_CHECKING:
-    from fedbc_lightning.core.local_training import LocalTraining
-    from fedbc_lightning.engines.sequential import SequentialEngine
 
 
 class MissingGradientError(Exception):
@@ -29,7 +27,7 @@ class OptimizerRun(ClientRun):
     """The loop over epochs, batches and optimizer steps, with the algorithm's terms in every step's gradient.
 
     Args:
-        engine: The engine that trains the client.
+        bench: The workbench.
         cohort: The cohort that the client belongs to.
         k: The client's place in the cohort.
         local: What local training does.
@@ -40,7 +38,7 @@ class OptimizerRun(ClientRun):
 
     def __init__(
         self,
-        engine: SequentialEngine,
+        bench: Workbench,
         cohort: Cohort,
         k: int,
         local: LocalTraining,
@@ -48,19 +46,19 @@ class OptimizerRun(ClientRun):
         after_step: AfterStep | None,
         keep_mean: bool,
     ) -> None:
-        super().__init__(engine, cohort, k, local)
+        super().__init__(bench, cohort, k, local)
         # A term that is zero everywhere must not give a gradient to a parameter that has none.
         self.terms = [term for term in terms if not term.is_zero]
         self.after_step = after_step
         self._replayed: StepOutput | None = None  # the last step, if it was
         self._is_visited = False
         self.num_gradients = 0  # more than steps where an optimizer calls its closure several times
-        self.gradient_sum = torch.zeros_like(engine.grad, dtype=engine.layout.master_dtype) if keep_mean else None
+        self.gradient_sum = torch.zeros_like(bench.grad, dtype=bench.layout.master_dtype) if keep_mean else None
 
     def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> OptimizerRun:
         """Train the client from a model (d + b,); itself."""
         self._start_scaler()
-        self.begin(start, lr_scale, purpose, tells=not self.engine.is_quiet)
+        self.begin(start, lr_scale, purpose, tells=not self.bench.is_quiet)
         epoch = 0
         while not self._is_done(epoch):
             self._run_epoch(epoch)
@@ -75,8 +73,8 @@ class OptimizerRun(ClientRun):
             self.layout.show_gradients(self._replayed.gradients)
         if self.gradient_sum is not None:
             self.gradient_mean = self.gradient_sum / max(self.num_gradients, 1)
-        if self.engine.scaler is not None:
-            self.record["grad_scale"] = self.engine.scaler.get_scale()
+        if self.bench.scaler is not None:
+            self.record["grad_scale"] = self.bench.scaler.get_scale()
 
     def _is_done(self, epoch: int) -> bool:
         if self.user.shim.is_client_stopped:
@@ -86,7 +84,7 @@ class OptimizerRun(ClientRun):
     def _run_epoch(self, epoch: int) -> None:
         self.start_epoch(epoch)
         steps_before = self.num_steps
-        if self.engine.is_plain:
+        if self.bench.is_plain:
             self._run_plain_batches()
         else:
             self._run_batches()
@@ -111,12 +109,12 @@ class OptimizerRun(ClientRun):
 
         :meth:`_run_batch` is what this loop says step by step, with everything that may happen in between.
         """
-        engine, user, optimizer, recorder = self.engine, self.user, self.optimizer, self.engine.recorder
-        layout, grad, terms, collector, shim = self.layout, engine.grad, self.terms, self.collector, user.shim
+        bench, user, optimizer, recorder = self.bench, self.user, self.optimizer, self.bench.recorder
+        layout, grad, terms, collector, shim = self.layout, bench.grad, self.terms, self.collector, user.shim
         batch_size, num_samples = self.loader.batch_size, self.loader.num_samples
         if self.epoch == 0:
             self._is_visited = self._has_visitors()
-            recorder.start(engine.round, has_visitors=self._is_visited)
+            recorder.start(bench.round, has_visitors=self._is_visited)
         step = optimizer.plain_step()
         clips = bool(self.local.gradient_clip_val)
         if layout.num_optimized < layout.num_parameters:
@@ -130,7 +128,7 @@ class OptimizerRun(ClientRun):
                 loss: Tensor | None
                 if replayed is not None:
                     loss = replayed.loss
-                    torch._foreach_copy_(engine.grad_views, list(replayed.gradients))
+                    torch._foreach_copy_(bench.grad_views, list(replayed.gradients))
                     for call in replayed.logged:
                         collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
                     if self._is_visited:
@@ -149,9 +147,9 @@ class OptimizerRun(ClientRun):
                         self.gradient_sum += grad
                         self.num_gradients += 1
                     if terms:
-                        engine.add_terms(terms)
+                        bench.add_terms(terms)
                     if clips:
-                        engine.clip()
+                        bench.clip()
                     step()
                     if self.after_step is not None:
                         self._apply_after_step(self.after_step)
@@ -172,19 +170,19 @@ class OptimizerRun(ClientRun):
 
     @torch.enable_grad()
     def _backward_plain(self, batch: Any, batch_idx: int) -> Tensor | None:
-        """The loss of a batch, with its gradient in the engine's row; None: the module gave none."""
+        """The loss of a batch, with its gradient in the gradient row; None: the module gave none."""
         loss, _ = self.user.training_step(batch, batch_idx)
         for parameter in self.layout.parameters:
             parameter.grad = None
         if loss is None:
             return None
         loss.backward()
-        if not self.layout.gather_gradients(self.engine.optimized_grad):
+        if not self.layout.gather_gradients(self.bench.optimized_grad):
             raise MissingGradientError
         return loss.detach() if loss.ndim == 0 else loss.detach().reshape(())
 
     def _apply_after_step(self, after_step: AfterStep) -> None:
-        self.engine.update_row(lambda w: after_step.apply(w, self.engine.step_sizes(self.optimizer.rates)))
+        self.bench.update_row(lambda w: after_step.apply(w, self.bench.step_sizes(self.optimizer.rates)))
 
     def _run_batch(self, batch: Any, batch_idx: int) -> bool:
         """One micro-batch, and the optimizer step if it completes one; True if a hook ends the epoch."""
@@ -231,7 +229,7 @@ class OptimizerRun(ClientRun):
 
     def _zero_grad(self, batch_idx: int) -> None:
         self.hooks.call("on_before_zero_grad", self.optimizer.optimizer)
-        if self.engine.overridden["optimizer_zero_grad"]:
+        if self.bench.overridden["optimizer_zero_grad"]:
             self.module.optimizer_zero_grad(self.current_epoch, batch_idx, self.optimizer.optimizer)
             return
         for parameter in self.layout.parameters:
@@ -239,9 +237,9 @@ class OptimizerRun(ClientRun):
 
     def _backward(self, loss: Tensor) -> None:
         self.hooks.call("on_before_backward", loss)
-        if self.engine.scaler is not None:
-            loss = self.engine.scaler.scale(loss)
-        if self.engine.overridden["backward"]:
+        if self.bench.scaler is not None:
+            loss = self.bench.scaler.scale(loss)
+        if self.bench.overridden["backward"]:
             self.module.backward(loss)
         else:
             loss.backward()
@@ -261,23 +259,23 @@ class OptimizerRun(ClientRun):
                 self.optimizer.show_gradient(False)
             return None if loss is None else loss.detach()  # as Lightning's; LBFGS makes it a number
 
-        if self.engine.overridden["optimizer_step"]:
+        if self.bench.overridden["optimizer_step"]:
             self.module.optimizer_step(self.current_epoch, batch_idx, optimizer, closure)
         elif self.optimizer.needs_closure:
             optimizer.step(closure)  # type: ignore[arg-type]
         else:
             closure()
-            if self.engine.scaler is None:
+            if self.bench.scaler is None:
                 optimizer.step()
             elif self.is_update:
-                self._step_scaled(self.engine.scaler)
+                self._step_scaled(self.bench.scaler)
         if self.is_update and self.after_step is not None:
             self._apply_after_step(self.after_step)
         self.count_step(batch_idx, is_update=self.is_update)
 
     def _prepare_gradient(self) -> None:
         """Gather the gradient into its row, unscale it, add the terms, let hooks see it, clip it."""
-        engine, layout, grad = self.engine, self.layout, self.engine.grad
+        bench, layout, grad = self.bench, self.layout, self.bench.grad
         if layout.num_optimized < layout.num_parameters:
             grad[layout.num_optimized :].zero_()
         missing: list[int] = []
@@ -286,27 +284,27 @@ class OptimizerRun(ClientRun):
         elif not layout.gather_gradients(grad[: layout.num_optimized]):
             raise MissingGradientError
         self.optimizer.show_gradient()
-        if engine.scaler is not None:
+        if bench.scaler is not None:
             self._expose(missing)
-            engine.scaler.unscale_(self.optimizer.optimizer)
-        if self.gradient_sum is not None and (engine.scaler is None or bool(torch.isfinite(grad).all())):
+            bench.scaler.unscale_(self.optimizer.optimizer)
+        if self.gradient_sum is not None and (bench.scaler is None or bool(torch.isfinite(grad).all())):
             self.gradient_sum += grad
             self.num_gradients += 1
         if self.terms:
-            engine.add_terms(self.terms)
+            bench.add_terms(self.terms)
             missing = []
-        if engine.shows_gradients or not self.optimizer.is_flat:
+        if bench.shows_gradients or not self.optimizer.is_flat:
             self._expose(missing)
         if self.hooks.listens("on_before_optimizer_step"):
             self.hooks.call("on_before_optimizer_step", self.optimizer.optimizer)
             layout.collect_gradients(grad)
-        if engine.overridden["configure_gradient_clipping"]:
+        if bench.overridden["configure_gradient_clipping"]:
             self._clip_by_module()
         else:
-            engine.clip()
+            bench.clip()
 
     def _expose(self, missing: list[int]) -> None:
-        self.layout.expose_gradients(self.engine.grad)
+        self.layout.expose_gradients(self.bench.grad)
         for index in missing:
             self.layout.parameters[index].grad = None
 
@@ -329,7 +327,7 @@ class OptimizerRun(ClientRun):
             )
         finally:
             del self.module.__dict__["clip_gradients"]
-        self.layout.collect_gradients(self.engine.grad)
+        self.layout.collect_gradients(self.bench.grad)
 
     # mixed precision
 
@@ -342,6 +340,6 @@ class OptimizerRun(ClientRun):
 
     def _start_scaler(self) -> None:
         """Each client starts with the server's gradient scale."""
-        scaler = self.engine.scaler
+        scaler = self.bench.scaler
         if scaler is not None:
-            scaler.load_state_dict({**scaler.state_dict(), "scale": self.engine.grad_scale, "_growth_tracker": 0})
+            scaler.load_state_dict({**scaler.state_dict(), "scale": self.bench.grad_scale, "_growth_tracker": 0})

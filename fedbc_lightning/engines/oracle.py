@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedbc_lightning.engines.workbench import Workbench
+from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.collector import MetricCollector
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.sequential import SequentialEngine
-    from fedbc_lightning.module.adapter import UserModule
 
 
 class Oracle:
@@ -23,15 +21,15 @@ class Oracle:
     layers move them.
 
     Args:
-        engine: Its module and workbench are used; the workbench then holds w.
+        bench: The workbench; it then holds w.
         calls_hooks: Whether the hooks around backward are called.
 
     Attributes:
         has_loss: Whether the last evaluation returned a loss, not None.
     """
 
-    def __init__(self, engine: SequentialEngine, *, calls_hooks: bool = True) -> None:
-        self.engine, self.user, self.layout = engine, engine.user, engine.layout
+    def __init__(self, bench: Workbench, *, calls_hooks: bool = True) -> None:
+        self.bench, self.user, self.layout = bench, bench.user, bench.layout
         self._calls_hooks = calls_hooks
         self.has_loss = False
 
@@ -53,15 +51,15 @@ class Oracle:
             loss, _ = self.user.training_step(batch, batch_idx)
             if loss is not None:
                 self._call("on_before_backward", loss)
-                self.user.module.backward(loss) if self.engine.overridden["backward"] else loss.backward()
+                self.user.module.backward(loss) if self.bench.overridden["backward"] else loss.backward()
                 self._call("on_after_backward")
-        gradient = torch.zeros_like(self.engine.grad)
+        gradient = torch.zeros_like(self.bench.grad)
         self.layout.collect_gradients(gradient)
         return self._scalar(loss), gradient.to(self.layout.master_dtype)[None]
 
     def _go_to(self, w: Tensor) -> None:
-        if w.data_ptr() != self.engine.row.data_ptr():
-            self.engine.row.copy_(w[0])
+        if w.data_ptr() != self.bench.row.data_ptr():
+            self.bench.row.copy_(w[0])
 
     def _call(self, hook: str, *args: Any) -> None:
         if self._calls_hooks:
@@ -69,7 +67,7 @@ class Oracle:
 
     def _scalar(self, loss: Tensor | None) -> Tensor:
         self.has_loss = loss is not None
-        zero = torch.zeros((), dtype=self.layout.master_dtype, device=self.engine.row.device)
+        zero = torch.zeros((), dtype=self.layout.master_dtype, device=self.bench.row.device)
         return zero if loss is None else loss.detach().reshape(()).to(zero)
 
 

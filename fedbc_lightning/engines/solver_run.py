@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, numpy_generator, seed_globals
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.oracle import Oracle
+from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import Proximal, Solver, Term
 from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.state.cohort import Cohort
-
-if TYPE_CHECKING:
-    from fedbc_lightning.core.local_training import LocalTraining
-    from fedbc_lightning.engines.sequential import SequentialEngine
 
 
 @dataclass
@@ -46,7 +44,7 @@ class SolverRun(ClientRun):
     """What a solver sees of a client, and the loop that calls it.
 
     Args:
-        engine: The engine that trains the client.
+        bench: The workbench.
         cohort: The cohort, of this client alone (K = 1).
         local: What local training does.
         solver: The steps.
@@ -59,19 +57,19 @@ class SolverRun(ClientRun):
     """
 
     def __init__(
-        self, engine: SequentialEngine, cohort: Cohort, local: LocalTraining, solver: Solver, terms: Sequence[Term]
+        self, bench: Workbench, cohort: Cohort, local: LocalTraining, solver: Solver, terms: Sequence[Term]
     ) -> None:
-        super().__init__(engine, cohort, 0, local)
-        self.solver, self.oracle = solver, Oracle(engine)
-        self.terms = [*(term for term in terms if not term.is_zero), *weight_decay_terms(engine)]
-        self.w = engine.row[None]
+        super().__init__(bench, cohort, 0, local)
+        self.solver, self.oracle = solver, Oracle(bench)
+        self.terms = [*(term for term in terms if not term.is_zero), *weight_decay_terms(bench)]
+        self.w = bench.row[None]
         self._batch: Batch | None = None
         self._raw: Iterator[tuple[int, Any]] | None = None  # the rest of the current epoch
 
     def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> SolverRun:
         """Train the client from a model (d + b,); itself."""
         self.begin(start, lr_scale, purpose)
-        self.w = self.engine.row.to(self.layout.master_dtype, copy=True)[None]
+        self.w = self.bench.row.to(self.layout.master_dtype, copy=True)[None]
         self._quiet_schedulers()
         self.solver.begin(self)
         for _ in range(self.solver.num_steps(self)):
@@ -86,7 +84,7 @@ class SolverRun(ClientRun):
         if self._raw is not None:
             self._end_epoch()
         self.solver.end(self)
-        self.engine.row.copy_(self.w[0])
+        self.bench.row.copy_(self.w[0])
         self.finish(is_last)
         return self
 
@@ -95,7 +93,7 @@ class SolverRun(ClientRun):
     @property
     def rates(self) -> Tensor:
         """The user's current learning rates, (1, 1) or (1, d) by parameter."""
-        return self.engine.step_sizes(self.optimizer.rates)
+        return self.bench.step_sizes(self.optimizer.rates)
 
     def next_batch(self) -> Batch:
         """The next batch of the client's shuffled epochs, which follow one another without end."""
@@ -134,7 +132,7 @@ class SolverRun(ClientRun):
 
     def same_draws(self) -> None:
         """Seed the generators for this step: evaluations that each follow a call see the same random numbers."""
-        seed = derive(self.engine.seed, "same draws", self.engine.round, self.client, step=self.num_steps)
+        seed = derive(self.bench.seed, "same draws", self.bench.round, self.client, step=self.num_steps)
         seed_globals(seed, self.user.device)
 
     def trial_loss(self, w: Tensor, batch: Batch) -> Tensor:
@@ -148,12 +146,12 @@ class SolverRun(ClientRun):
     @property
     def num_components(self) -> int:
         """m, the number of fixed batches into which the client's data is cut."""
-        return len(self.engine.component_shares(self.client))
+        return len(self.bench.component_shares(self.client))
 
     def component_gradient(self, w: Tensor, index: int) -> Tensor:
         r"""∇f_ij(w), (1, d): of fixed batch j, scaled so that the plain mean over j is ∇f_i(w)."""
-        shares = self.engine.component_shares(self.client)
-        batch = self.user.to_device(self.engine.components(self.client)[index])
+        shares = self.bench.component_shares(self.client)
+        batch = self.user.to_device(self.bench.components(self.client)[index])
         size = batch_size_of(batch, 1)
         self.collector.start_batch(batch, size)
         loss, gradient = self.oracle.loss_and_gradient(w, batch, index, is_logged=True)
@@ -171,7 +169,7 @@ class SolverRun(ClientRun):
     def rng(self, purpose: str, *, of_client: bool = True) -> np.random.Generator:
         """A generator that depends on (seed, purpose, round) and, if wanted, the client."""
         client = self.client if of_client else -1
-        return numpy_generator(self.engine.seed, purpose, self.engine.round, client)
+        return numpy_generator(self.bench.seed, purpose, self.bench.round, client)
 
     # parts
 
@@ -198,11 +196,11 @@ class SolverRun(ClientRun):
             self.optimizer.optimizer.step()
 
 
-def weight_decay_terms(engine: SequentialEngine) -> list[Term]:
+def weight_decay_terms(bench: Workbench) -> list[Term]:
     """The L2 penalty of the user's SGD, which is part of its gradient, as a term."""
-    optimizer, layout = engine.optimizer.optimizer, engine.layout
+    optimizer, layout = bench.optimizer.optimizer, bench.layout
     if type(optimizer) is not torch.optim.SGD or not any(g["weight_decay"] for g in optimizer.param_groups):
         return []
-    rates = engine.step_sizes([float(group["weight_decay"]) for group in optimizer.param_groups])
-    zero = torch.zeros(layout.num_parameters, dtype=layout.master_dtype, device=engine.grad.device)
+    rates = bench.step_sizes([float(group["weight_decay"]) for group in optimizer.param_groups])
+    zero = torch.zeros(layout.num_parameters, dtype=layout.master_dtype, device=bench.grad.device)
     return [Proximal(rates, zero)]

@@ -112,7 +112,7 @@ class ClientsTogether:
 
         The generators are seeded again and compared: without a draw they stand where that seed leaves them.
         """
-        device = self._evaluator.engine.user.device
+        device = self._evaluator.engine.bench.user.device
         now = Generators(device)
         self._evaluator.seed_client(client, self._what.round)
         return Generators(device) != now

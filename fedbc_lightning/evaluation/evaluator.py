@@ -18,7 +18,7 @@ from fedbc_lightning.core.metric_names import is_lower_better
 from fedbc_lightning.core.seeding import derive, numpy_generator, seed_globals
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import gather_objects
-from fedbc_lightning.engines.sequential import SequentialEngine
+from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
 from fedbc_lightning.local import FineTuning
 from fedbc_lightning.module.adapter import step_stage
@@ -107,7 +107,7 @@ class Evaluator:
     def __init__(
         self,
         fabric: Fabric,
-        engine: SequentialEngine,
+        engine: BaseEngine,
         datamodule: FederatedDataModule,
         eval_clients: int | float | str | None,
         seed: int,
@@ -126,7 +126,7 @@ class Evaluator:
         """
         evaluation = Evaluation()
         for split in splits:
-            stage = step_stage(self.engine.user.module, split)
+            stage = step_stage(self.engine.bench.user.module, split)
             if stage is not None:
                 results = self._measure(Measurement(split, stage, models, round))
                 self._summarise(evaluation, split, results)
@@ -154,14 +154,14 @@ class Evaluator:
         """Write a client's own model into the module, and fine-tune it there if the method does."""
         assert models.local is not None
         model, counters = models.local(client)
-        self.engine.load(upload(model, models.z.device), upload(counters, models.z.device))
+        self.engine.bench.load(upload(model, models.z.device), upload(counters, models.z.device))
         if models.fine_tuning is not None:
             self.engine.fine_tune(client, models.fine_tuning)
 
     @contextmanager
     def evaluating(self, stage: str, round: int) -> Iterator[None]:
         """Put the module into evaluation mode, without gradients and with Lightning's attributes set for ``stage``."""
-        user = self.engine.user
+        user = self.engine.bench.user
         user.eval_mode()
         user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None,
                       current_epoch=round, global_step=round)  # fmt: skip
@@ -185,7 +185,7 @@ class Evaluator:
         """Do a measurement on all ranks, and return the values of each task by name."""
         tasks, mapped = self.tasks(what.split, what.models), self.engine.mapped_evaluation(what.stage)
         results = self.do(self.share(tasks), what) if mapped is None else ClientsTogether(self, mapped, what).do(tasks)
-        self.engine.user.best_metrics.join(self.fabric)
+        self.engine.bench.user.best_metrics.join(self.fabric)
         merged: dict[Task, dict[str, float]] = {}
         for part in gather_objects(self.fabric, results):
             merged |= part
@@ -201,7 +201,8 @@ class Evaluator:
         Returns:
             The values of each task by name; tasks without data are left out.
         """
-        user, engine, models = self.engine.user, self.engine, what.models
+        bench, models = self.engine.bench, what.models
+        user = bench.user
         results = dict[Task, dict[str, float]]()
         loaded = None
         with self.evaluating(what.stage, what.round):
@@ -213,7 +214,7 @@ class Evaluator:
                 if which == "local":
                     self._load_local(models, client)
                 elif loaded != "global":
-                    engine.load(models.z, models.counters)
+                    bench.load(models.z, models.counters)
                 loaded = which
                 user.best_metrics.key = f"{what.split} {which} {client}"
                 results[which, client] = user.evaluate(loader, what.stage)
@@ -221,11 +222,11 @@ class Evaluator:
 
     def seed_client(self, client: int, round: int) -> None:
         """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""
-        seed_globals(derive(self._seed, "eval", round, client), self.engine.user.device)
+        seed_globals(derive(self._seed, "eval", round, client), self.engine.bench.user.device)
 
     def loader(self, split: str, client: int) -> Any:
         """Return a loader of a client's data, or of all clients' data (-1); None if there are none."""
-        device = self.engine.user.device
+        device = self.engine.bench.user.device
         if client < 0:
             return self.datamodule.pooled_dataloader(split, device=device)
         return self.datamodule.client_eval_dataloader(client, split, device=device)

@@ -28,7 +28,7 @@ def state_of(federation: Federation, *, is_last: bool = True) -> dict[str, Any]:
         "grad_scale": federation.grad_scale,
         "written_parameters": federation.layout.written,
         "best_metrics": federation.user.best_metrics.values,
-        "per_tensor_optimizer": not federation.engine.optimizer.is_flat,
+        "per_tensor_optimizer": not federation.bench.optimizer.is_flat,
     }
 
 
@@ -92,8 +92,8 @@ def load_state(
     federation.schedule.load_state_dict(state["schedule"])
     federation.grad_scale = state["grad_scale"]
     user.best_metrics.values = dict(state.get("best_metrics", {}))
-    if state["per_tensor_optimizer"] and federation.engine.optimizer.is_flat:
-        federation.engine.optimizer.use_per_tensor()
+    if state["per_tensor_optimizer"] and federation.bench.optimizer.is_flat:
+        federation.bench.optimizer.use_per_tensor()
 
 
 def adopt(federation: Federation, other: Federation) -> None:

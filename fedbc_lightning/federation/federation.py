@@ -13,7 +13,7 @@ from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.engines import choice
-from fedbc_lightning.engines.sequential import SequentialEngine
+from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.evaluation.evaluator import Models
 from fedbc_lightning.federation.fingerprint import describe_run
 from fedbc_lightning.federation.joined import Trained, join_processes
@@ -27,10 +27,11 @@ from fedbc_lightning.federation.records import (
     round_metrics,
     say_nobody_is_left,
 )
-from fedbc_lightning.federation.set_up import choose_engine, declare_state, make_bench, show_largest_client
+from fedbc_lightning.federation.set_up import choose_engine, declare_state, round_schedulers, show_largest_client
 from fedbc_lightning.federation.single_samples import SingleSamples
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.optimizers import configure
 from fedbc_lightning.module.unreachable import say_which_counts_begin_anew
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.averaged_buffers import AveragedBuffers
@@ -65,6 +66,8 @@ class Federation:
         clients: :class:`~fedbc_lightning.state.declaration.ClientStore`.
         layout: :class:`~fedbc_lightning.state.layout.ParameterLayout`.
         fingerprint: What must be equal for a checkpoint to be resumed.
+        bench: The workbench of local steps.
+        engine: Trains the clients on the workbench.
         local_models: The clients' own models and buffers, as far as they are kept.
         server_parts: The algorithm's server callbacks, in order.
     """
@@ -89,20 +92,22 @@ class Federation:
         self._num_samples = datamodule.num_samples("train")
         user.first_batch = SingleSamples(user.module, datamodule, local, participation, max_rounds).watched
         show_largest_client(self.user, self.local, self.participation)
-        bench = make_bench(user, datamodule, local, participation, max_rounds, seed)
-        self.schedule, self.layout, self.engine_args = bench.schedule, bench.layout, bench.engine_args
+        self.schedule = round_schedulers(user, local, participation, max_rounds)
+        self.bench = Workbench.of_module(user, configure(user), local, datamodule, seed)
+        self.layout = self.bench.layout
+        initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters()
         self.engine_kind: choice.Kind = (
-            choose_engine(fabric, bench, algorithm, participation, max_rounds) if engine == "auto" else engine
+            choose_engine(fabric, self.bench, algorithm, participation, max_rounds) if engine == "auto" else engine
         )
         self._continues = local.schedule_rounds is not None
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
         self._said_nobody = False
-        self._prepare(bench.parameters, bench.buffers, self.layout.read_counters())
+        self._prepare(*initial)
 
     def _prepare(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
         """Make the engine, the server parts and the declared state, which all depend on the layout."""
         algorithm = self.algorithm
-        self.engine = choice.make_engine(self.engine_kind, *self.engine_args)
+        self.engine = choice.make_engine(self.engine_kind, self.bench)
         algorithm.check(self.engine)
         self.server_parts = algorithm.server_callbacks(self.engine)
         if self.layout.num_buffers and self._buffer_policy != "global":
@@ -119,7 +124,7 @@ class Federation:
         self.make_state(parameters, buffers, counters)
         declared = (*declaration.client_scalars, *declaration.client_vectors)
         Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
-        scaler = self.engine.scaler
+        scaler = self.bench.scaler
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
         self.fingerprint = describe_run(
             self.layout, self.datamodule, algorithm, declaration, continues_schedules=self._continues
@@ -136,6 +141,7 @@ class Federation:
         self.layout.take_as_buffers(names)
         buffers = self.layout.read_buffers()
         buffers[: server["buffers"].numel()] = server["buffers"]
+        self.bench = self.bench.renewed()
         self._prepare(server["z"], buffers, server["counters"])
 
     def make_state(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
@@ -169,7 +175,7 @@ class Federation:
         self.user.shim.set(training=True)
         participants = self.participation.draw(round)
         server.ids = participants.ids
-        sums = self.start_round(self.engine)
+        sums = self.start_round(self.bench)
         trained = self._train_share(participants.late, sums)
         if round == 1 and trained.error is None and not self._continues:
             say_which_counts_begin_anew(self.user.shim, *self.participation.largest_client())
@@ -189,11 +195,10 @@ class Federation:
         record_bytes(server.records, *bytes_of_client(self.algorithm, self.server_parts, self.layout, server))
         return round_metrics(server)
 
-    def start_round(self, engine: SequentialEngine) -> Sums:
-        """Set the engine and the server's parts to the start of the round in ``server.round``."""
+    def start_round(self, bench: Workbench) -> Sums:
+        """Set a workbench and the server's parts to the start of the round in ``server.round``."""
         server = self.server
-        engine.round, engine.grad_scale = server.round, self.grad_scale
-        engine.optimizer.learning_rates = self.schedule.learning_rates
+        bench.start_round(server.round, self.grad_scale, self.schedule.learning_rates)
         sums = Sums(self.user.device)
         for callback in self.server_parts:
             callback.on_round_start(server, sums)
@@ -271,7 +276,7 @@ class Federation:
 
     def load_global(self) -> None:
         """Write the staged global model into the user's module."""
-        self.engine.load(self.server.staged_model, self.server.staged("counters"))
+        self.bench.load(self.server.staged_model, self.server.staged("counters"))
         show_largest_client(self.user, self.local, self.participation)
 
     def models(self) -> Models:

@@ -79,7 +79,7 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
     if is_heard:
         federation.layout.check_replaced(federation.user.module)
     after = Weights.of(federation, with_frozen=not is_resumed and federation.fabric.world_size > 1)
-    federation.engine.attach()  # a hook may have given a parameter other .data, which detaches it from the row
+    federation.bench.attach()  # a hook may have given a parameter other .data, which detaches it from the row
     has_changed = after.differs_from(before)
     _share_scratch(federation)
     if is_resumed:

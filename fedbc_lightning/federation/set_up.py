@@ -1,29 +1,26 @@
-"""What a federation is made from: the workbench of the local steps, the engine's kind, and the declared state."""
+"""What a federation is made from: the schedulers of rounds, the engine's kind, and the declared state."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.engines import choice
-from fedbc_lightning.engines.sequential import SequentialEngine
+from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.federation.participation import Participation, deal
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.optimizers import LocalOptimizer, configure
+from fedbc_lightning.module.optimizers import configure
 from fedbc_lightning.module.round_schedulers import RoundSchedulers
 from fedbc_lightning.module.unreachable import say_which_schedulers_never_arrive
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.state.declaration import StateDeclaration
-from fedbc_lightning.state.layout import ParameterLayout
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -32,41 +29,16 @@ NUM_ROUNDS_LOOKED_AT = 10
 """Number of first rounds whose sampled clients decide which engine ``auto`` takes."""
 
 
-class Bench(NamedTuple):
-    """What the user's module and its optimizer give for a run.
-
-    Attributes:
-        schedule: The schedulers that step once per round.
-        layout: Where each parameter lies in the row w; the module's parameters are views of that row.
-        parameters: The initial parameters, (d,).
-        buffers: The initial floating-point buffers, (b,).
-        engine_args: The arguments of either engine.
-    """
-
-    schedule: RoundSchedulers
-    layout: ParameterLayout
-    parameters: Tensor
-    buffers: Tensor
-    engine_args: tuple[Any, ...]
-
-
-def make_bench(
-    user: UserModule,
-    datamodule: FederatedDataModule,
-    local: LocalTraining,
-    participation: Participation,
-    max_rounds: int,
-    seed: int,
-) -> Bench:
-    """Call the user's ``configure_optimizers`` and lay the module's parameters out in one row.
+def round_schedulers(
+    user: UserModule, local: LocalTraining, participation: Participation, max_rounds: int
+) -> RoundSchedulers:
+    """Return the user's schedulers that step once per round, and check those that step inside clients.
 
     Args:
         user: The user's module, moved and converted.
-        datamodule: The clients' data, set up.
-        local: What every client does.
-        participation: Who takes part in a round.
-        max_rounds: T.
-        seed: The run's seed.
+        local: The local training that every client is asked for.
+        participation: Draws the participants of rounds.
+        max_rounds: Number of rounds, T.
 
     Raises:
         ConfigurationError: The optimizer is not one that can be used, or schedulers cannot go on in later rounds.
@@ -78,16 +50,7 @@ def make_bench(
         local_schedules.check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
     else:
         say_which_schedulers_never_arrive(first, *participation.largest_client(), max_rounds)
-    configured = configure(user)
-    layout = ParameterLayout(user.module, [g["params"] for g in configured.optimizer.param_groups])
-    parameters, buffers = layout.read(), layout.read_buffers()
-    row = torch.empty(layout.num_parameters, dtype=layout.dtype, device=user.device)
-    grad = torch.zeros_like(row)
-    row.copy_(parameters)
-    layout.attach(row)
-    optimizer = LocalOptimizer(user, layout, row, grad, configured)
-    engine_args = (user, layout, optimizer, row, grad, local, datamodule, seed)
-    return Bench(schedule, layout, parameters, buffers, engine_args)
+    return schedule
 
 
 def show_largest_client(user: UserModule, local: LocalTraining, participation: Participation) -> None:
@@ -103,7 +66,7 @@ def show_largest_client(user: UserModule, local: LocalTraining, participation: P
 
 
 def choose_engine(
-    fabric: Fabric, bench: Bench, algorithm: FederatedAlgorithm, participation: Participation, max_rounds: int
+    fabric: Fabric, bench: Workbench, algorithm: FederatedAlgorithm, participation: Participation, max_rounds: int
 ) -> choice.Kind:
     """Choose the faster engine by rank 0's clients of the first rounds; the choice is the same on all ranks."""
     kind: choice.Kind = "sequential"
@@ -117,12 +80,12 @@ def choose_engine(
             share = deal(steps, fabric.world_size)[0]
             shares.append(choice.Share([ids[p] for p in share], [steps[p] for p in share]))
         with bench.layout.frozen.kept():
-            kind = choice.choose(bench.engine_args, algorithm, shares)
+            kind = choice.choose(bench, algorithm, shares)
     return fabric.broadcast(kind)
 
 
 def declare_state(
-    algorithm: FederatedAlgorithm, parts: Sequence[ServerCallback], engine: SequentialEngine, num_sampled: int
+    algorithm: FederatedAlgorithm, parts: Sequence[ServerCallback], engine: BaseEngine, num_sampled: int
 ) -> StateDeclaration:
     """Let the method and its server parts declare what they keep, and check that the parts go together.
 

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Trains cohorts of clients. Algorithms and server parts use this protocol only, so that any engine can run them.
+    """Trains cohorts of clients. Algorithms and server parts use this protocol only, so any engine can run them."""
 
-    Attributes:
-        layout: The layout of the module's parameters in a vector (d,).
-        datamodule: The data module with the clients' data.
-    """
+    @property
+    def layout(self) -> ParameterLayout:
+        """The layout of the module's parameters in a vector (d,)."""
 
-    layout: ParameterLayout
-    datamodule: FederatedDataModule
+    @property
+    def datamodule(self) -> FederatedDataModule:
+        """The data module with the clients' data."""
 
     @property
     def is_plain_sgd(self) -> bool:

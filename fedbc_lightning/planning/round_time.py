@@ -12,7 +12,7 @@ import torch
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines import choice
-from fedbc_lightning.engines.sequential import SequentialEngine
+from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.participation import deal
 from fedbc_lightning.federation.planned_round import PlannedRound
@@ -89,18 +89,18 @@ class RoundTimer:
         found = {kind: seconds[kind] * scale + rest}
         return found | ({other: seconds[other] + rest} if other in seconds else {})
 
-    def _begin(self, engine: SequentialEngine, number: int, round: PlannedRound) -> None:
+    def _begin(self, engine: BaseEngine, number: int, round: PlannedRound) -> None:
         server = self._federation.server
         server.round, server.ids, server.metrics = number, round.ids, {}
         self._federation.user.shim.set(training=True)
-        self._federation.start_round(engine)
+        self._federation.start_round(engine.bench)
 
-    def _train(self, engine: SequentialEngine, ids: list[int], num_steps: int) -> list[int]:
+    def _train(self, engine: BaseEngine, ids: list[int], num_steps: int) -> list[int]:
         """Do the clients' part of a round, keep nothing of it, and return the clients' numbers of steps."""
         federation, server = self._federation, self._federation.server
         cohort = federation.make_cohort(ids, [server.ids.index(client) for client in ids])
         if len(ids) == 1:
-            cohort.local = engine.local  # so that a method's second training takes its part of the steps, too
+            cohort.local = engine.bench.local  # so that a method's second training takes its part of the steps, too
         federation.algorithm.client_update(engine, cohort, server)
         tables = federation.declaration.table_names
         if tables and not self.table_bytes:
@@ -158,7 +158,7 @@ class RoundTimer:
             self.not_timed = "steps are slow"
             return {}
         try:
-            engine = choice.make_trial_engine(federation.engine_args, federation.algorithm, len(shares[0].ids))
+            engine = choice.make_trial_engine(federation.bench, federation.algorithm, len(shares[0].ids))
             self._begin(engine, *begun)
             trial = choice.Trial(engine, self._train, slow_step=SLOW_STEP)
             trial.measure(shares)

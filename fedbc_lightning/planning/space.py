@@ -54,7 +54,7 @@ class Space:
         if not self._whole.seconds:
             width = max((len(round.ids) for round in drawn.first), default=0)
             engine = federation.engine
-            memory["cohort matrices"] = NUM_MATRICES * min(engine.cohort_size, width) * engine.row.nbytes
+            memory["cohort matrices"] = NUM_MATRICES * min(engine.cohort_size, width) * engine.bench.row.nbytes
         device = self._trainer.user.device
         if device.type == "cuda":
             memory["on the GPU, at its peak"] = torch.cuda.max_memory_allocated(device)

@@ -34,7 +34,7 @@ def evaluate_with_hooks(
     hooks, evaluating = trainer.hooks, partial(trainer.evaluator.evaluating, name, round)
     not_kept = partial(not_kept_from_evaluation_hooks, trainer.federation, trainer.evaluator)
     # A step that a hook makes with self.optimizers() changes z; it must not use the moments of the last client.
-    trainer.federation.engine.optimizer.forget()
+    trainer.federation.bench.optimizer.forget()
     start_hooks = (f"on_{name}_model_eval", f"on_{name}_start", f"on_{name}_epoch_start")
     with evaluating(), not_kept(*start_hooks):
         hooks.call_module(f"on_{name}_model_eval")

@@ -64,7 +64,7 @@ class Prediction:
         trainer.hooks.call_module("on_predict_model_eval")
         trainer.hooks.call("on_predict_start")
         with evaluator.evaluating("predict", trainer.finished_round):
-            federation.engine.load(model, counters)
+            federation.bench.load(model, counters)
             trainer.shim.set(predicting=True, predict_dataloaders=loader)
             evaluator.seed_client(owner, trainer.finished_round)
             predictions = list(self._steps(trainer, loader))

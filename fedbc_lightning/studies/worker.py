@@ -123,15 +123,14 @@ def _error_of(task: Task, connection: Connection, place: int, beside: Member | N
     from fedbc_lightning.cli import FederatedCLI
     from fedbc_lightning.cli.arguments import PROG, UsageError
     from fedbc_lightning.core.errors import ConfigurationError, first_line
-    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 
     class Reporter(Callback):
         """Reports every finished round to the scheduler, and tells the engine its place in the lockstep."""
 
         def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
-            engine = trainer.federation.engine
-            if isinstance(engine, VectorizedEngine):
-                engine.beside = beside
+            stacked = trainer.federation.engine.stacked
+            if stacked is not None:
+                stacked.beside = beside
 
         def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
             with suppress(OSError):

@@ -22,7 +22,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from fedbc_lightning import ConfigurationError, FedAvg, FedBC, FederatedDataModule
 from fedbc_lightning.algorithms import PerFedBC
 from fedbc_lightning.data import ArrayDataset
-from fedbc_lightning.engines.stacked import vectorized
+from fedbc_lightning.engines.stacked import stacked_bench
 from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
 from fedbc_lightning.module.adapter import UserModule
 
@@ -512,7 +512,7 @@ def test_own_models_are_stacked_as_far_as_there_is_space(tmp_path, monkeypatch):
         MappedEvaluation, "run", lambda self, loaders, w: num_models.append(w.shape[:-1]) or run(self, loaders, w)
     )
     row_bytes = 4 * sum(parameter.numel() for parameter in Model().parameters())
-    monkeypatch.setattr(vectorized, "BYTES_OF_ROWS", 7 * vectorized.NUM_MATRICES * row_bytes)
+    monkeypatch.setattr(stacked_bench, "BYTES_OF_ROWS", 7 * stacked_bench.NUM_MATRICES * row_bytes)
     rows = evaluate(tmp_path)[0]
     assert_close(rows, evaluate(tmp_path, "sequential")[0])
     assert set(num_models) == {(), (7,), (6,)}

@@ -69,7 +69,7 @@ def test_neither_engine_records_or_maps_it(tmp_path, monkeypatch, name):
     torch.manual_seed(0)
     trainer = make_trainer(tmp_path, name="one after another", **options)
     trainer.fit(Plain(WAYS[name]()), BoringData(), FedAvg())
-    recorder = trainer.federation.engine.recorder
+    recorder = trainer.federation.bench.recorder
     assert recorder.reason is not None
     assert not recorder._found
     with pytest.raises(ConfigurationError, match=r"trainer\.engine: vectorized .*; use engine: sequential"):

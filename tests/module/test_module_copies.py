@@ -52,7 +52,7 @@ def run(root, model, callbacks=(), **options):
     module = model()
     trainer = make_trainer(root, callbacks=list(callbacks), eval_every_n_rounds=0, local_epochs=3, **options)
     trainer.fit(module, BoringData(batch_size=8), FedAvg())
-    return dict(module.state_dict()), trainer.federation.engine.recorder
+    return dict(module.state_dict()), trainer.federation.bench.recorder
 
 
 @pytest.fixture(autouse=True)

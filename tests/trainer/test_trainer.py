@@ -285,7 +285,7 @@ def test_a_parameter_without_gradient_is_left_alone_as_under_torch(tmp_path):
 
     trainer, model = fit(tmp_path, model=make_model(Model))
     assert model.unused.tolist() == [1, 1, 1]
-    assert not trainer.federation.engine.optimizer.is_flat
+    assert not trainer.federation.bench.optimizer.is_flat
     rows = read_csv(f"{trainer.log_dir}/clients.csv")
     assert len(rows) == 9
 
@@ -303,11 +303,11 @@ def test_optimizers_on_flat_slices_equal_per_tensor_ones_bit_for_bit(tmp_path, o
 
     class UseViews(Callback):
         def on_train_start(self, trainer, pl_module):
-            trainer.federation.engine.optimizer.use_per_tensor()
+            trainer.federation.bench.optimizer.use_per_tensor()
 
     trainer.callbacks.append(UseViews())
     trainer.fit(make_model(Model), BoringData(), FedAvg())
-    assert flat.federation.engine.optimizer.is_flat
+    assert flat.federation.bench.optimizer.is_flat
     assert torch.equal(flat.server.z, trainer.server.z)
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data.loading import batches_of_each
 from fedbc_lightning.engines.stacked.cohort_batches import stacked_batches
 from fedbc_lightning.engines.stacked.cohort_run import CohortRun
+from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.local import AfterStep, Term
 from fedbc_lightning.state.cohort import Cohort
-
-if TYPE_CHECKING:
-    from fedbc_lightning.core.local_training import LocalTraining
-    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 
 
 class CohortOptimizerRun(CohortRun):
@@ -27,7 +25,7 @@ class CohortOptimizerRun(CohortRun):
     leaves. Which clients are mapped together follows from their numbers of samples alone, never from what is recorded.
 
     Args:
-        engine: The vectorized engine.
+        stacked: The workbench for many clients at once.
         cohort: The K clients.
         local: What local training does.
         terms: The method's terms, for all K clients.
@@ -36,10 +34,10 @@ class CohortOptimizerRun(CohortRun):
     """
 
     def __init__(
-        self, engine: VectorizedEngine, cohort: Cohort, local: LocalTraining, terms: Sequence[Term],
+        self, stacked: StackedBench, cohort: Cohort, local: LocalTraining, terms: Sequence[Term],
         after_step: AfterStep | None, keep_mean: bool,
     ) -> None:  # fmt: skip
-        super().__init__(engine, cohort, local, terms)
+        super().__init__(stacked, cohort, local, terms)
         self.after_step = after_step
         self.grad = torch.zeros_like(self.w)
         self.gradient_sum = torch.zeros_like(self.w) if keep_mean else None
@@ -62,7 +60,7 @@ class CohortOptimizerRun(CohortRun):
         num_epochs = self.local.epochs or int((-(-np.array(steps) // num_batches)).max())
         terms: list[Any] = self.terms
         num_rows, can_shrink = len(loaders), all(hasattr(term, "first") for term in terms)
-        for active, stacks in stacked_batches(loaders, num_epochs, steps, self.engine.check_visit):
+        for active, stacks in stacked_batches(loaders, num_epochs, steps, self.stacked.check_visit):
             for stack in stacks:
                 for part, output in self.gradients(self.w, stack, self.grad):
                     self.counted.add(part, output)
@@ -78,6 +76,6 @@ class CohortOptimizerRun(CohortRun):
                 optimizer.step(active)
                 if self.after_step is not None:
                     ended = self.w[active:].clone()
-                    self.after_step.apply(self.w, self.engine.step_sizes(optimizer.rates))
+                    self.after_step.apply(self.w, self.bench.step_sizes(optimizer.rates))
                     self.w[active:] = ended
         return steps

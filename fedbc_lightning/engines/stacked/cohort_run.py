@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError, first_line
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.data.loading import ClientLoader, batches_of_each
@@ -19,14 +20,11 @@ from fedbc_lightning.engines.recorded.proof.reads import are_same
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.stacked.cohort_batches import Stack
 from fedbc_lightning.engines.stacked.mappable import not_a_function
+from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.step_function import StepOutput, at_entries
 from fedbc_lightning.local import Term
 from fedbc_lightning.module.collector import plain_name
 from fedbc_lightning.state.cohort import Cohort
-
-if TYPE_CHECKING:
-    from fedbc_lightning.core.local_training import LocalTraining
-    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 
 FEW = 6
 """Below so many clients of an unusual batch size, one step for each costs less than a mapped one."""
@@ -36,7 +34,7 @@ class CohortRun:
     """K clients in lockstep: each gradient is one mapped step of the user's.
 
     Args:
-        engine: Its module and optimizer are used.
+        stacked: The workbench for many clients at once.
         cohort: K clients, those with the most steps first; filled in.
         local: What each does.
         terms: Added to every gradient.
@@ -45,11 +43,13 @@ class CohortRun:
         w: (K, d) the iterates.
     """
 
-    def __init__(self, engine: VectorizedEngine, cohort: Cohort, local: LocalTraining, terms: Sequence[Term]) -> None:
-        self.engine, self.user, self.layout = engine, engine.user, engine.layout
+    def __init__(self, stacked: StackedBench, cohort: Cohort, local: LocalTraining, terms: Sequence[Term]) -> None:
+        self.stacked, self.bench = stacked, stacked.bench
+        self.user, self.layout = self.bench.user, self.bench.layout
         self.cohort, self.local = cohort, local
         self.terms = [term for term in terms if not term.is_zero]
-        self.w = torch.empty(len(cohort), self.layout.num_parameters, dtype=self.layout.dtype, device=engine.row.device)
+        shape, device = (len(cohort), self.layout.num_parameters), self.bench.row.device
+        self.w = torch.empty(shape, dtype=self.layout.dtype, device=device)
         self.counted = Counts(len(cohort))
         self._viewed = self.w
         self._parameters: dict[int, list[Tensor]] = {}  # of the first rows of that
@@ -68,9 +68,9 @@ class CohortRun:
 
     def start_steps(self, lr_scale: float, grad: Tensor) -> None:
         """Make the optimizer as new, and begin what recordings count; see :meth:`begin`."""
-        self.engine.recorder.start(self.engine.round, has_visitors=self.has_visitors())
-        self.optimizer = self.engine.stacked_optimizer
-        self.optimizer.start(self.w, grad, self.engine.optimizer.learning_rates, lr_scale)
+        self.bench.recorder.start(self.bench.round, has_visitors=self.has_visitors())
+        self.optimizer = self.stacked.optimizer
+        self.optimizer.start(self.w, grad, self.bench.optimizer.learning_rates, lr_scale)
 
     def has_visitors(self) -> bool:
         """Whether code that is not this package's runs between the steps: in datasets, or in parts of the method."""
@@ -84,18 +84,17 @@ class CohortRun:
 
     def load(self, start: Tensor, purpose: str) -> None:
         """Seed the generators, load the start models and make loaders; see :meth:`begin`."""
-        engine = self.engine
-        seed_globals(derive(engine.seed, purpose, engine.round, self.cohort.ids[0]), self.user.device)
+        seed_globals(derive(self.bench.seed, purpose, self.bench.round, self.cohort.ids[0]), self.user.device)
         self.w.copy_(start)
         self.user.put_scratch_back()
         self.loaders = list(map(self._loader, self.cohort.ids))
 
     def _loader(self, client: int) -> ClientLoader:
-        engine, user = self.engine, self.user
-        is_own = not is_ours(engine.datamodule.client_train_dataloader) and client != self.cohort.ids[0]
-        before = engine.recorder.sight() if is_own else []
-        loader = engine.datamodule.client_train_dataloader(client, engine.round, seed=engine.seed, device=user.device)
-        if is_own and not are_same(engine.recorder.sight(), before):
+        bench = self.bench
+        is_own = not is_ours(bench.datamodule.client_train_dataloader) and client != self.cohort.ids[0]
+        before = bench.recorder.sight() if is_own else []
+        loader = bench.train_loader(client)
+        if is_own and not are_same(bench.recorder.sight(), before):
             raise not_a_function(NotRecordableError("the data module's client_train_dataloader changes what it reads"))
         return loader
 
@@ -108,7 +107,7 @@ class CohortRun:
             Parts of the stack, with what their steps gave.
         """
         batch = self.user.to_device(stack.tensors)
-        self.engine.check_step(self.w, batch)
+        self.stacked.check_step(self.w, batch)
         num_entries, num_optimized = len(batch[0]), self.layout.num_optimized
         is_few = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
         if not is_few:
@@ -124,7 +123,7 @@ class CohortRun:
             yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
-            if self.engine.beside is None:
+            if self.stacked.beside is None:
                 parameters = [view[0] for view in self._views(w[row : row + 1])]
                 output = self._step("single", parameters, [part[k] for part in batch])
             else:  # twice, for the bits that it has among others: a step of one client is computed in another order
@@ -146,7 +145,7 @@ class CohortRun:
         return self._parameters[num_rows]
 
     def _step(self, kind: str, parameters: Sequence[Tensor], batch: list[Tensor]) -> StepOutput:
-        recorder = self.engine.recorder
+        recorder = self.bench.recorder
         with torch.no_grad():
             output = recorder.step(kind, parameters, batch)
         if output is not None:
@@ -169,13 +168,12 @@ class CohortRun:
 
     def finish(self, steps: list[int], means: Means, gradient_sum: Tensor | None = None) -> None:
         """Fill in the cohort: what local training ended with, what it counted and logged."""
-        cohort, engine = self.cohort, self.engine
-        num_clients = len(cohort)
+        cohort, num_clients = self.cohort, len(self.cohort)
         cohort.w = self.w
         cohort.buffers = self.layout.read_buffers().expand(num_clients, -1)
         cohort.counters = self.layout.read_counters()
         cohort.steps = steps
-        cohort.step_size = engine.step_sizes(self.optimizer.rates).expand(num_clients, -1)
+        cohort.step_size = self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1)
         if cohort.taken_before is not None:
             passed = zip(self.batches_passed(steps), steps, batches_of_each(self.loaders).tolist(), strict=True)
             cohort.taken_after = [taken.plus(*more) for taken, more in zip(cohort.taken_before, passed, strict=True)]

@@ -11,18 +11,18 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.data.loading import batches_of_each
 from fedbc_lightning.engines.solver_run import weight_decay_terms
 from fedbc_lightning.engines.stacked.cohort_batches import Stack, stacked_batches
 from fedbc_lightning.engines.stacked.cohort_run import CohortRun
+from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.local import Solver, Term
 from fedbc_lightning.state.cohort import Cohort
 
 if TYPE_CHECKING:
-    from fedbc_lightning.core.local_training import LocalTraining
     from fedbc_lightning.engines.solver_run import SolverRun
-    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 
 
 @dataclass
@@ -42,7 +42,7 @@ class CohortSolverRun(CohortRun):
     """What a solver sees of K clients, and the loop that calls it; as many steps for each.
 
     Args:
-        engine: The vectorized engine.
+        stacked: The workbench for many clients at once.
         cohort: The K clients.
         local: What local training does.
         terms: The method's terms, for all K clients.
@@ -55,10 +55,10 @@ class CohortSolverRun(CohortRun):
     """
 
     def __init__(
-        self, engine: VectorizedEngine, cohort: Cohort, local: LocalTraining, terms: Sequence[Term], solver: Solver
+        self, stacked: StackedBench, cohort: Cohort, local: LocalTraining, terms: Sequence[Term], solver: Solver
     ) -> None:
-        super().__init__(engine, cohort, local, terms)
-        self.terms += weight_decay_terms(engine)
+        super().__init__(stacked, cohort, local, terms)
+        self.terms += weight_decay_terms(stacked.bench)
         self.solver, self.num_steps, self.num_drawn = solver, 0, 0
         self._batches: Iterator[tuple[int, list[Stack]]] = iter(())
 
@@ -72,7 +72,7 @@ class CohortSolverRun(CohortRun):
         client = cast("SolverRun", self)  # a solver may ask for the same things
         solver, lengths = self.solver, batches_of_each(self.loaders).tolist()
         self.num_batches = torch.tensor(lengths, dtype=torch.float64)[:, None]
-        self.rates = self.engine.step_sizes(self.optimizer.rates)
+        self.rates = self.bench.step_sizes(self.optimizer.rates)
         steps = torch.as_tensor(solver.num_steps(client)).unique()
         if len(steps) > 1:
             raise ConfigurationError(
@@ -82,7 +82,7 @@ class CohortSolverRun(CohortRun):
         num_steps = int(steps)
         num_drawn = num_steps * solver.batches_per_step
         num_epochs = -(-num_drawn // min(lengths))
-        self._batches = stacked_batches(self.loaders, num_epochs, [num_drawn] * len(lengths), self.engine.check_visit)
+        self._batches = stacked_batches(self.loaders, num_epochs, [num_drawn] * len(lengths), self.stacked.check_visit)
         solver.begin(client)
         for _ in range(num_steps):
             solver.step(client)
@@ -128,8 +128,8 @@ class CohortSolverRun(CohortRun):
 
     def same_draws(self) -> None:
         """Seed the generators for this step: evaluations that each follow a call see the same random numbers."""
-        engine = self.engine
-        seed = derive(engine.seed, "same draws", engine.round, self.cohort.ids[0], step=self.num_steps)
+        bench = self.bench
+        seed = derive(bench.seed, "same draws", bench.round, self.cohort.ids[0], step=self.num_steps)
         seed_globals(seed, self.user.device)
 
     def trial_loss(self, w: Tensor, batch: CohortBatch) -> Tensor:

@@ -63,12 +63,13 @@ class JointRun(CohortOptimizerRun):
     """
 
     def __init__(self, runs: Sequence[CohortOptimizerRun], lr_scale: float, experience: Experience) -> None:
-        leader, engine = runs[0], runs[0].engine
+        leader, bench = runs[0], runs[0].bench
         keeps_mean = any(run.gradient_sum is not None for run in runs)
-        super().__init__(engine, Cohort.of_all([run.cohort for run in runs]), leader.local, (), None, keeps_mean)
+        cohort = Cohort.of_all([run.cohort for run in runs])
+        super().__init__(leader.stacked, cohort, leader.local, (), None, keeps_mean)
         self.runs, self._experience, self._is_compared = runs, experience, False
         self._alike: set[tuple] = set()
-        self._model = type(engine.user.module), str(engine.layout.fingerprint())
+        self._model = type(bench.user.module), str(bench.layout.fingerprint())
         loaders = [loader for run in runs for loader in run.loaders]
         order = np.argsort([-self.local.num_steps(len(loader)) for loader in loaders], kind="stable")
         self.loaders = [loaders[k] for k in order]
@@ -80,7 +81,7 @@ class JointRun(CohortOptimizerRun):
         torch.index_select(torch.cat([run.w for run in runs]), 0, place, out=self.w)
         self.terms = [term for kind in JOINABLE for term in joined_terms(kind, runs, place)]
         for run in runs[1:]:
-            run.engine.recorder.start(engine.round, has_visitors=self.has_visitors())
+            run.bench.recorder.start(bench.round, has_visitors=self.has_visitors())
         self.start_steps(lr_scale, self.grad)
 
     def train_all(self) -> None:
@@ -102,7 +103,7 @@ class JointRun(CohortOptimizerRun):
         if stack.is_aligned or stack.size not in self._experience.apart:
             self._check_alike([part[:1] for part in self.user.to_device(stack.tensors)])
             taken = list(super().gradients(w, stack, grad))
-            if self.engine.draws:
+            if self.stacked.draws:
                 raise ApartError("training_step draws random numbers")
             if self._is_as_alone(w, stack, taken):
                 yield from taken
@@ -121,8 +122,8 @@ class JointRun(CohortOptimizerRun):
         proofs: list[Proof | None] = []
         weights: dict[int, str] = {}
         for run in self.runs:
-            run.engine.check_step(run.w, batch)
-            proofs.append(run.engine.recorder.proof([part[0] for part in batch]))
+            run.stacked.check_step(run.w, batch)
+            proofs.append(run.bench.recorder.proof([part[0] for part in batch]))
             weights |= {id(p): e.name for p, e in zip(run.layout.parameters, run.layout.entries, strict=True)}
         first = proofs[0]
         if first is None or any(proof is None or not first.agrees_with(proof, weights) for proof in proofs[1:]):

@@ -45,7 +45,7 @@ class Request:
     @property
     def round(self) -> int:
         """Return the round that the run is in."""
-        return self.run.engine.round
+        return self.run.bench.round
 
     def load(self) -> None:
         """Seed the run's generators, make its loaders, load its start models."""
@@ -53,12 +53,12 @@ class Request:
 
     def kind(self) -> Any:
         """What must be equal for runs to be trained as one; None: this one cannot be."""
-        run, engine = self.run, self.run.engine
+        run, bench = self.run, self.run.bench
         kinds = [type(term) for term in run.terms]
         if run.after_step is not None or len(kinds) > 1 or not set(kinds) <= set(JOINABLE):
             return None
-        model = type(engine.user.module), engine.layout.fingerprint()
-        steps = engine.stacked_optimizer.settings, engine.optimizer.learning_rates, self.lr_scale, run.local
+        model = type(bench.user.module), bench.layout.fingerprint()
+        steps = run.stacked.optimizer.settings, bench.optimizer.learning_rates, self.lr_scale, run.local
         return model, steps, self.purpose
 
 
@@ -68,7 +68,7 @@ def _that_fit(group: Sequence[tuple[Member, Request]]) -> Iterator[list[tuple[Me
     num_rows = 0
     for member, request in group:
         own = len(request.run.cohort)
-        if part and num_rows + own > request.run.engine.most_rows:
+        if part and num_rows + own > request.run.stacked.most_rows:
             yield part
             part, num_rows = [], 0
         part.append((member, request))
@@ -156,7 +156,7 @@ class Lockstep:
             self.reason = str(error)
             if self._num_joined and not isinstance(error, UnlikeError):
                 self.failed = ConfigurationError(
-                    f"together: {error}, which shows only in round {runs[0].engine.round}, so earlier rounds may have "
+                    f"together: {error}, which shows only in round {runs[0].bench.round}, so earlier rounds may have "
                     "other numbers than the run by itself; remove the folders of these runs, and give together: 1."
                 )
             return

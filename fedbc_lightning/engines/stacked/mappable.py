@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -12,17 +12,15 @@ from fedbc_lightning.core.seeding import Generators, preserved_globals
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.recorded.step_recorder import is_same
 from fedbc_lightning.engines.step_function import StepOutput
+from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.collector import reduction
 
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 
-
-def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool:
+def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
     """Take a step of one client in several ways, to see what a mapped one would hide.
 
     Args:
-        engine: Its module and workbench are used.
+        bench: The workbench.
         w: (d,) the weights.
         batch: A batch of one client.
 
@@ -32,8 +30,8 @@ def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool
     Raises:
         NotVectorizableError: It may not be mapped.
     """
-    user, layout, recorder = engine.user, engine.layout, engine.recorder
-    engine.row.copy_(w)
+    user, layout, recorder = bench.user, bench.layout, bench.recorder
+    bench.row.copy_(w)
     parameters = [w[entry.offset : entry.end].view(entry.shape).clone() for entry in layout.entries]
     draws = False
 
@@ -46,7 +44,7 @@ def check_step(engine: VectorizedEngine, w: Tensor, batch: list[Tensor]) -> bool
             return output
 
     try:
-        _prove(engine, batch, lambda: taken(recorder.function.written, batch_idx=0))
+        _prove(bench, batch, lambda: taken(recorder.function.written, batch_idx=0))
         output = taken(recorder.function.written, batch_idx=0)
         recorder.check_metrics()
         if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
@@ -67,18 +65,18 @@ def not_a_function(error: NotRecordableError) -> NotVectorizableError:
     return NotVectorizableError(f"needs a training_step that is a function of weights and batch: {error}")
 
 
-def _prove(engine: VectorizedEngine, batch: list[Tensor], take_step: Callable[[], StepOutput]) -> None:
+def _prove(bench: Workbench, batch: list[Tensor], take_step: Callable[[], StepOutput]) -> None:
     """Prove the step; a module may set up things in its first step, which is then taken first, but not on trial."""
-    engine.recorder.check_hooks()
+    bench.recorder.check_hooks()
     try:
-        engine.recorder.prove(batch)
+        bench.recorder.prove(batch)
     except NotRecordableError as obstacle:
-        if engine.is_trial:
+        if bench.is_trial:
             raise
         try:
             take_step()
         except Exception as error:  # for instance because self.trainer.current_client is nobody here
             raise obstacle from error
-        for metric in engine.user.metrics:
+        for metric in bench.user.metrics:
             metric.reset()
-        engine.recorder.prove(batch)
+        bench.recorder.prove(batch)

@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import LightningModule
@@ -19,10 +18,8 @@ from fedbc_lightning.engines.recorded.proof import Proof
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.stacked.cohort_batches import gathered_whole
 from fedbc_lightning.engines.step_function import StepFunction
+from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.collector import ColumnCollector
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 
 log = logging.getLogger("lightning.pytorch." + __name__)
 
@@ -34,8 +31,9 @@ class MappedEvaluation:
     done both ways all the same (see :class:`~fedbc_lightning.evaluation.clients_together.ClientsTogether`).
 
     Args:
-        engine: Its module is used.
+        bench: The workbench.
         stage: ``"validation"`` or ``"test"``.
+        most_rows: Largest number of models that are evaluated together.
 
     Attributes:
         most_models: That are evaluated together, if each client has its own.
@@ -43,12 +41,12 @@ class MappedEvaluation:
             Of other splits it is not known yet.
     """
 
-    def __init__(self, engine: VectorizedEngine, stage: str) -> None:
-        self._user, self._layout, self._stage = engine.user, engine.layout, stage
-        self._row = engine.row
-        self._function = StepFunction(engine.user, engine.layout, f"{stage}_step")
+    def __init__(self, bench: Workbench, stage: str, most_rows: int) -> None:
+        self._user, self._layout, self._stage = bench.user, bench.layout, stage
+        self._row = bench.row
+        self._function = StepFunction(bench.user, bench.layout, f"{stage}_step")
         self._proofs: dict[tuple, Proof] = {}
-        self.most_models = max(1, engine.most_rows)
+        self.most_models = max(1, most_rows)
         self.reasons: dict[str, str | None] = {}
         self._said: set[str] = set()
 

@@ -1,0 +1,207 @@
+"""What both engines do alike with their workbench: settings that methods ask for, losses, and fine-tuning."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.engines.oracle import Oracle
+from fedbc_lightning.engines.solver_run import weight_decay_terms
+from fedbc_lightning.engines.workbench import Workbench
+from fedbc_lightning.local import AfterStep, FineTuning, Solver, Term
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.layout import ParameterLayout
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
+    from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
+
+
+class BaseEngine(ABC):
+    """Trains and evaluates clients on a workbench; methods see it as a :class:`~fedbc_lightning.local.engine.Engine`.
+
+    Args:
+        bench: The workbench.
+
+    Attributes:
+        cohort_size: Largest number of clients in a cohort.
+        stacked: What the steps of several clients at once need; None if the engine trains one after another.
+        has_solver: Whether the method writes out its own steps, see :meth:`check_solver`.
+    """
+
+    cohort_size: int
+    stacked: StackedBench | None = None
+
+    def __init__(self, bench: Workbench) -> None:
+        self.bench = bench
+        self.has_solver = False
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """The layout of the module's parameters in a vector (d,)."""
+        return self.bench.layout
+
+    @property
+    def datamodule(self) -> FederatedDataModule:
+        """The data module with the clients' data."""
+        return self.bench.datamodule
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether every local step is exactly ``w -= lr * grad``."""
+        return self.bench.is_plain_sgd
+
+    @property
+    def has_full_precision(self) -> bool:
+        """Whether losses and gradients are computed in float32 or float64 throughout."""
+        return self.bench.has_full_precision
+
+    @property
+    def has_schedulers(self) -> bool:
+        """Whether the module's learning rates follow schedulers within local training."""
+        return bool(self.bench.optimizer.schedulers)
+
+    @property
+    def seconds_elsewhere(self) -> float:
+        """Seconds that this engine has waited for other runs of the process."""
+        return 0.0
+
+    def component_shares(self, client: int) -> list[float]:
+        """Return the fractions of the client's samples that lie in each of its fixed batches; they sum to 1."""
+        return self.bench.component_shares(client)
+
+    def mapped_evaluation(self, stage: str) -> MappedEvaluation | None:
+        """Return what evaluates several clients at once in a stage, or None if they are evaluated one by one.
+
+        Args:
+            stage: ``"validation"`` or ``"test"``.
+        """
+        return None
+
+    @abstractmethod
+    def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
+        """Return the cohorts of a round: which clients are trained together.
+
+        Args:
+            positions: Positions of the clients in the order of sampling.
+            num_steps: Number of steps of each sampled client, by position.
+            alone: Positions of the clients that train by themselves.
+        """
+
+    @abstractmethod
+    def solve(
+        self,
+        cohort: Cohort,
+        start: Tensor,
+        terms: Sequence[Term] = (),
+        *,
+        solver: Solver | None = None,
+        after_step: AfterStep | None = None,
+        epochs: int | None = None,
+        lr_scale: float = 1.0,
+        record_gradient_mean: bool = False,
+        purpose: str = "client",
+        is_last: bool = True,
+    ) -> None:
+        """Train a cohort, see :meth:`fedbc_lightning.local.engine.Engine.solve`."""
+
+    def check_solver(self, name: str, solver: Solver | type[Solver]) -> None:
+        """Refuse what a solver's own steps cannot honour, and say once what they leave out of the user's optimizer.
+
+        Args:
+            name: Name of the method, for messages.
+            solver: The solver, or its class.
+
+        Raises:
+            ConfigurationError: The trainer or the module asks for clipping, accumulation, 16-mixed precision, or an
+                ``optimizer_step`` of its own.
+        """
+        self.has_solver = True
+        bench = self.bench
+        asked = {
+            "trainer.gradient_clip_val": bool(bench.local.gradient_clip_val),
+            "trainer.accumulate_grad_batches": bench.local.accumulate_grad_batches > 1,
+            "trainer.precision 16-mixed": bench.scaler is not None,
+            "the module's optimizer_step": bench.overridden["optimizer_step"],
+            "the module's configure_gradient_clipping": bench.overridden["configure_gradient_clipping"],
+        }
+        for what, is_asked in asked.items():
+            if is_asked:
+                raise ConfigurationError(f"{what}: {name} takes plain SGD steps of its own, which know no such thing.")
+        if any(group.get("maximize") for group in bench.optimizer.optimizer.param_groups):
+            raise ConfigurationError(f"model: its optimizer maximizes, and {name} takes descent steps of its own.")
+        if not bench.is_trial:
+            _say_what_is_used(name, solver, bench.optimizer.optimizer)
+
+    def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:
+        """Return each client's mean training loss f_i, (K,), of a model (d + b,) in evaluation mode."""
+        return torch.cat([self._train_loss(cohort, k, model) for k in range(len(cohort))])
+
+    def _train_loss(self, cohort: Cohort, k: int, model: Tensor) -> Tensor:
+        """Return the mean training loss of client k, (1,)."""
+        bench, client, buffers = self.bench, cohort.ids[k], cohort.start_buffers
+        user = bench.user
+        bench.load(model, cohort.start_counters, None if buffers is None else buffers[k])
+        seed_globals(derive(bench.seed, "train loss", bench.round, client), user.device)
+        user.shim.set(current_client=client)
+        user.eval_mode()
+        oracle = Oracle(bench)
+        batches = bench.datamodule.fixed_batches(client, device=user.device)
+        losses = [oracle.loss(bench.row[None], user.to_device(batch), k) for k, batch in enumerate(batches)]
+        user.train_mode()
+        shares = torch.tensor(bench.component_shares(client), dtype=torch.float64)
+        return (torch.stack(losses).cpu().double() @ shares).reshape(1)
+
+    def fine_tune(self, client: int, fine_tuning: FineTuning) -> None:
+        """Take one plain step from the loaded model on the first samples of a client, for its evaluation."""
+        bench = self.bench
+        user, layout = bench.user, bench.layout
+        batch = bench.datamodule.first_batch(client, fine_tuning.split, fine_tuning.batch_size, device=user.device)
+        if batch is None:
+            return
+        buffers, counts = layout.read_buffers(), layout.read_counters()
+        w = bench.row.to(layout.master_dtype)[None]
+        user.train_mode()
+        _, gradient = Oracle(bench, calls_hooks=False).loss_and_gradient(w, user.to_device(batch), 0)
+        for term in weight_decay_terms(bench):
+            term.add_gradient(gradient, w)
+        user.eval_mode()
+        bench.row.copy_((w - fine_tuning.lr * gradient)[0])
+        layout.write_buffers(buffers, counts)
+
+    def _planned(self, cohort: Cohort, epochs: int | None) -> LocalTraining:
+        """Return the local training of a cohort: the trainer's or ``epochs``; a straggler does its part of that."""
+        asked = self.bench.local
+        if epochs is None:
+            return asked if cohort.local is None else cohort.local
+        planned = replace(asked, epochs=epochs, steps=None)
+        if cohort.local is None:
+            return planned
+        (client,) = cohort.ids
+        num_batches = len(self.bench.train_loader(client))
+        share = cohort.local.num_steps(num_batches) / asked.num_steps(num_batches)
+        return replace(planned, epochs=None, steps=max(1, int(share * planned.num_steps(num_batches))))
+
+
+def _say_what_is_used(name: str, solver: Solver | type[Solver], optimizer: torch.optim.Optimizer) -> None:
+    """Say which settings of the user's optimizer a solver uses, unless it uses all of them."""
+    groups, is_sgd = optimizer.param_groups, type(optimizer) is torch.optim.SGD
+    used = ["learning rate"] if solver.uses_lr else []
+    used += ["weight decay"] if is_sgd and any(group["weight_decay"] for group in groups) else []
+    left = {key: max(group.get(key, 0.0) for group in groups) for key in ("momentum", "weight_decay")}
+    left = {key: value for key, value in left.items() if value and not (is_sgd and key == "weight_decay")}
+    if not is_sgd or left or not solver.uses_lr:
+        said = type(optimizer).__name__ + (f" ({', '.join(f'{k} {v:g}' for k, v in left.items())})" if left else "")
+        rank_zero_info(
+            f"{name} takes plain SGD steps: of the model's {said} it uses {' and '.join(used) or 'nothing'}."
+        )

@@ -1,0 +1,81 @@
+"""The workbench for many clients at once: one optimizer on K rows, and the checks that a step may be mapped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from fedbc_lightning.engines.recorded.recording import NotRecordableError
+from fedbc_lightning.engines.stacked.mappable import check_step, not_a_function
+from fedbc_lightning.engines.stacked.stacked_optimizer import StackedOptimizer
+from fedbc_lightning.engines.workbench import Workbench
+from fedbc_lightning.module.optimizers import configure
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.stacked.lockstep import Member
+
+BYTES_OF_ROWS = 2**30
+"""Memory for the matrices (K, d) of a stack."""
+NUM_MATRICES = 6
+"""Number of these matrices: w, gradients, optimizer state, differences."""
+
+
+class StackedBench:
+    """Holds what the steps of K clients at once need beside the workbench.
+
+    Args:
+        bench: The workbench.
+
+    Attributes:
+        bench: The workbench.
+        optimizer: The user's optimizer on K rows.
+        draws: Whether ``training_step`` draws random numbers, as far as is known.
+        beside: Where its run stands beside others of the process; None: it is the only one.
+        most_rows: Largest number of clients whose (K, d) matrices fit into the memory that is meant for them.
+    """
+
+    def __init__(self, bench: Workbench) -> None:
+        self.bench = bench
+        self.optimizer = StackedOptimizer(configure(bench.user), bench.layout)
+        self.draws = False
+        self.beside: Member | None = None
+        self.most_rows = BYTES_OF_ROWS // (NUM_MATRICES * bench.row.nbytes)
+        self._checked: set[tuple] = set()
+
+    def check_step(self, w: Tensor, batch: list[Tensor]) -> None:
+        """Check a step once for each shape of a batch, while it is proven: see ``stacked/mappable.py``.
+
+        Args:
+            w: Weights (K, d), of which the first client's are taken.
+            batch: The batches of K clients, (K, B, ...) each.
+
+        Raises:
+            NotVectorizableError: The step may not be mapped.
+        """
+        bench = self.bench
+        shape = tuple([part.shape[1:] for part in batch])
+        if shape in self._checked and bench.recorder.knows([part[0] for part in batch]):
+            return
+        self._checked.add(shape)
+        draws, self.draws = self.draws, check_step(bench, w[0], [part[0] for part in batch]) or self.draws
+        if self.draws and not draws and not bench.is_trial:
+            rank_zero_info(
+                "trainer.engine: vectorized draws what training_step draws, such as dropout, for a whole cohort at "
+                "once, so its masks depend on who is in it; the sequential engine's depend on the client alone."
+            )
+
+    def check_visit(self, batch: list[Tensor]) -> None:
+        """Check, after a client's batch of a stack was made, that its making left alone what the clients' step reads.
+
+        Args:
+            batch: A batch of one client.
+
+        Raises:
+            NotVectorizableError: It has changed what the step reads.
+        """
+        try:
+            self.bench.recorder.check_visit(self.bench.user.to_device(batch))
+        except NotRecordableError as error:
+            raise not_a_function(error) from error

@@ -1,0 +1,242 @@
+"""The workbench: the user's module on flat rows with its optimizer, where one client after another is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.precision import MixedPrecision
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.core.twins import overrides
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
+from fedbc_lightning.local import Term
+from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
+from fedbc_lightning.module.optimizers import Configured, LocalOptimizer
+from fedbc_lightning.state.layout import ParameterLayout
+
+
+@dataclass(eq=False)
+class Workbench:
+    """Holds the user's module on one row of weights w and one row of gradients, and what its steps depend on.
+
+    An engine holds a workbench and hands it to whatever trains or evaluates a client.
+
+    Attributes:
+        user: The user's module.
+        layout: The layout of its parameters in the rows.
+        optimizer: The user's optimizer and schedulers on the rows.
+        row: The weights w, (d,); the module's parameters are views of this row.
+        grad: The gradient, (d,).
+        local: The local training that every client is asked for.
+        datamodule: The data module, which gives each client's loader.
+        seed: The run's seed.
+        is_trial: True while the engine is timed by ``engine: auto``; nothing is logged then.
+        round: The current round.
+        grad_scale: The scale of gradients at which each client starts in 16-mixed precision.
+        recorder: Replays steps that came often.
+        scaler: The gradient scaler of 16-mixed precision, or None.
+        overridden: Whether the module has its own ``backward``, ``optimizer_step``, ..., by name.
+        shows_gradients: Whether a hook or the module may look at a step's gradients.
+        is_heard: Whether the module or a callback is called for each client or step.
+    """
+
+    user: UserModule
+    layout: ParameterLayout
+    optimizer: LocalOptimizer
+    row: Tensor
+    grad: Tensor
+    local: LocalTraining
+    datamodule: FederatedDataModule
+    seed: int
+    is_trial: bool = False
+
+    def __post_init__(self) -> None:
+        self.round, self.grad_scale = 0, 1.0
+        self.optimized_grad = self.grad[: self.layout.num_optimized]
+        self.grad_views = [
+            self.grad[e.offset : e.end].view(e.shape) for e in self.layout.entries[: self.layout.num_grouped]
+        ]
+        self.recorder = StepRecorder(self.user, self.layout, self.local.record_steps)
+        self._rows = self.grad[None], self.row[None]
+        self.is_half = self.layout.dtype != self.layout.master_dtype
+        self._components: dict[int, list[Any]] = {}
+        self._shares: dict[int, list[float]] = {}
+        self._look_at_module()
+
+    def _look_at_module(self) -> None:
+        """Find out which code of the user's has a part in the steps.
+
+        Raises:
+            ConfigurationError: The gradient scaler of 16-mixed precision does not work with this code.
+        """
+        user, hooks = self.user, self.user.hooks
+        self.scaler = getattr(user.precision, "scaler", None)
+        self.overridden = {
+            name: overrides(user.module, name, LightningModule)
+            for name in ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
+        }
+        if self.scaler is not None and (self.optimizer.needs_closure or self.overridden["optimizer_step"]):
+            raise ConfigurationError(
+                "trainer.precision: 16-mixed scales gradients, which works neither with an optimizer_step of the "
+                "module's own nor with an optimizer that calls its closure, such as LBFGS; use bf16-mixed or 32-true."
+            )
+        self._is_watched = any(map(hooks.listens, STEP_HOOKS)) or any(self.overridden.values())
+        self.shows_gradients = any(map(hooks.listens, ("on_before_optimizer_step", "on_train_batch_end")))
+        self.shows_gradients |= self.overridden["configure_gradient_clipping"]
+        self.is_heard = self._is_watched or any(map(hooks.listens, CLIENT_HOOKS))
+        self._transfers_batches = user.has_transfer_hooks
+
+    @classmethod
+    def of_module(
+        cls, user: UserModule, configured: Configured, local: LocalTraining, datamodule: FederatedDataModule, seed: int
+    ) -> Workbench:
+        """Lay the module's parameters out in one row, in the order of its optimizer's groups.
+
+        Args:
+            user: The user's module, moved and converted.
+            configured: What a call of the user's ``configure_optimizers`` returned.
+            local: The local training that every client is asked for.
+            datamodule: The data module.
+            seed: The run's seed.
+        """
+        layout = ParameterLayout(user.module, [group["params"] for group in configured.optimizer.param_groups])
+        row = torch.empty(layout.num_parameters, dtype=layout.dtype, device=user.device)
+        grad = torch.zeros_like(row)
+        row.copy_(layout.read())
+        layout.attach(row)
+        optimizer = LocalOptimizer(user, layout, row, grad, configured)
+        return cls(user, layout, optimizer, row, grad, local, datamodule, seed)
+
+    def renewed(self, *, is_trial: bool = False) -> Workbench:
+        """Return a workbench on the same rows that has recorded and kept nothing yet."""
+        return replace(self, is_trial=is_trial)
+
+    def start_round(self, round: int, grad_scale: float, learning_rates: list[float] | None) -> None:
+        """Take over what changes from round to round.
+
+        Args:
+            round: The round that begins.
+            grad_scale: The server's scale of gradients.
+            learning_rates: The learning rate of each group, or None for those of ``configure_optimizers``.
+        """
+        self.round, self.grad_scale = round, grad_scale
+        self.optimizer.learning_rates = learning_rates
+
+    # what a step consists of
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether every local step is exactly ``w -= lr * grad``."""
+        return self.optimizer.is_plain_sgd and not self.local.gradient_clip_val and not any(
+            self.overridden[name] for name in ("optimizer_step", "configure_gradient_clipping")
+        )  # fmt: skip
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step consists of forward, backward, terms, clipping and the optimizer's own step alone."""
+        return (
+            self.optimizer.is_flat and not self._is_watched and self.scaler is None
+            and self.local.accumulate_grad_batches == 1
+        )  # fmt: skip
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only ``training_step`` is the user's, so that a client may pass of which the module hears nothing."""
+        optimizer = self.optimizer
+        return self.is_plain and not (
+            self.is_heard or self._transfers_batches or optimizer.schedulers or optimizer.is_made_anew
+            or optimizer.has_step_hooks
+        )  # fmt: skip
+
+    @property
+    def has_full_precision(self) -> bool:
+        """Whether losses and gradients are computed in float32 or float64 throughout."""
+        return self.layout.dtype.itemsize >= 4 and not isinstance(self.user.precision, MixedPrecision)
+
+    def step_sizes(self, rates: Sequence[float]) -> Tensor:
+        """Return learning rates by parameter: (1, 1) if one group holds all, else (1, d), 0 outside of the groups."""
+        layout, device = self.layout, self.grad.device
+        if layout.group_slices == [slice(0, layout.num_parameters)]:
+            return torch.full((1, 1), rates[0], dtype=layout.master_dtype, device=device)
+        sizes = torch.zeros_like(self.grad, dtype=layout.master_dtype)
+        for part, rate in zip(layout.group_slices, rates, strict=True):
+            sizes[part] = rate
+        return sizes[None]
+
+    # a client's data
+
+    def train_loader(self, client: int) -> ClientLoader:
+        """Return the loader of a client's training data in the current round."""
+        return self.datamodule.client_train_dataloader(client, self.round, seed=self.seed, device=self.user.device)
+
+    def components(self, client: int) -> list[Any]:
+        """Return a client's training data in fixed batches, in its own order; they are kept for the run."""
+        if client not in self._components:
+            self._components[client] = list(self.datamodule.fixed_batches(client, device=self.user.device))
+        return self._components[client]
+
+    def component_shares(self, client: int) -> list[float]:
+        """Return the fractions of the client's samples that lie in each of :meth:`components`; they sum to 1."""
+        if client not in self._shares:
+            self._shares[client] = self.datamodule.batch_shares(client)
+        return self._shares[client]
+
+    # the rows
+
+    def attach(self) -> None:
+        """Make the module's parameters views of the row again, where they are not."""
+        if not self.layout.is_attached(self.row):
+            self.layout.attach(self.row)
+
+    def load(self, model: Tensor, counters: Tensor, buffers: Tensor | None = None) -> None:
+        """Write a model into the user's module.
+
+        Args:
+            model: Parameters and floating-point buffers, (d + b,).
+            counters: The integer buffers.
+            buffers: Floating-point buffers (b,) in place of those of the model.
+
+        Raises:
+            ConfigurationError: A parameter was replaced by another tensor, so that the row would not reach it.
+        """
+        if not self.layout.is_attached(self.row):
+            raise ConfigurationError(
+                "model: its parameters were replaced during training (by .to(), .half() or "
+                "load_state_dict(assign=True) inside a hook or step?); change them in place."
+            )
+        has_more = len(model) > self.layout.num_parameters
+        self.row.copy_(model[: self.layout.num_parameters] if has_more else model)
+        if self.layout.has_buffers:
+            values = model[self.layout.num_parameters :] if buffers is None else buffers
+            self.layout.write_buffers(values, counters)
+
+    def add_terms(self, terms: Sequence[Term]) -> None:
+        """Add the gradients of terms to the gradient row, in the master dtype."""
+        if not self.is_half:
+            for term in terms:
+                term.add_gradient(*self._rows)
+            return
+        grad, w = self.grad.to(self.layout.master_dtype)[None], self.row.to(self.layout.master_dtype)[None]
+        for term in terms:
+            term.add_gradient(grad, w)
+        self.grad.copy_(grad[0])
+
+    def update_row(self, update: Callable[[Tensor], None]) -> None:
+        """Change w by a function that works in place on (1, d), in the master dtype."""
+        w = self.row.to(self.layout.master_dtype)[None]
+        update(w)
+        if self.is_half:
+            self.row.copy_(w[0])
+
+    def clip(self) -> None:
+        """Clip the gradient of the optimized parameters."""
+        self.local.clip(self.optimized_grad)
