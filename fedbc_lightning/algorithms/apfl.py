@@ -84,8 +84,8 @@ class APFL(FedAvg):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train w_i from z and v_i from its last value, and stage v_i and α_i."""
-        v = cohort.local_model[:, : server.z.numel()]
-        solver = Mixture(v, cohort.mixture[:, None], self.adaptive)
+        v = cohort["local_model"][:, : server.z.numel()]
+        solver = Mixture(v, cohort["mixture"][:, None], self.adaptive)
         engine.solve(cohort, start=server.model, solver=solver)
         cohort.stage("local_model", torch.cat([solver.v, cohort.buffers], dim=1))
         if self.adaptive:

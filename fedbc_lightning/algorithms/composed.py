@@ -96,7 +96,7 @@ class ComposedAlgorithm(FederatedAlgorithm):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train with the terms from z or x_i, and stage x_i if it is kept."""
-        start = server.model if self.init_from == "global" else cohort.local_model
+        start = server.model if self.init_from == "global" else cohort["local_model"]
         terms = [term.bind(cohort, server) for term in self.terms]
         records_mean = any(getattr(part, "gradient_mean", False) for part in self.parts)
         engine.solve(cohort, start, terms, solver=self.solver, record_gradient_mean=records_mean)

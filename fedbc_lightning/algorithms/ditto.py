@@ -80,7 +80,7 @@ class Ditto(FedAvg):
         terms = [Proximal(self.penalty, server.z)]
         engine.solve(
             cohort,
-            start=cohort.local_model,
+            start=cohort["local_model"],
             terms=terms,
             epochs=self.personal_epochs,
             purpose="personal",

@@ -34,9 +34,9 @@ class _PrimalDual(FederatedAlgorithm):
 
     def minimise(self, engine: Engine, cohort: Cohort, center: Tensor) -> Tensor:
         """Train from x_i with ⟨y_i, w⟩ + ρ/2 ‖w − center‖², stage x_i and y_i, and return the new y_i (K, d)."""
-        terms: list[Term] = [Linear(cohort.multiplier), Proximal(self.rho, center)]
-        engine.solve(cohort, start=cohort.local_model, terms=terms)
-        multiplier = cohort.multiplier + self.rho * (cohort.w - center)
+        terms: list[Term] = [Linear(cohort["multiplier"]), Proximal(self.rho, center)]
+        engine.solve(cohort, start=cohort["local_model"], terms=terms)
+        multiplier = cohort["multiplier"] + self.rho * (cohort.w - center)
         cohort.stage("local_model", cohort.model)
         cohort.stage("multiplier", multiplier)
         return multiplier
@@ -139,7 +139,7 @@ class FedPD(_PrimalDual):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train around the centre z_i, and stage the new z_i."""
-        multiplier = self.minimise(engine, cohort, cohort.center)
+        multiplier = self.minimise(engine, cohort, cohort["center"])
         cohort.stage("center", cohort.w + multiplier / self.rho)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:

@@ -98,7 +98,7 @@ class FedBC(FederatedAlgorithm):
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train with the gradient 2 λ_i (w − z) added in every step, and stage the result as x_i."""
         dual = self.dual_ascent.state(cohort)["dual"]
-        start = server.model if self.init_from == "global" else cohort.local_model
+        start = server.model if self.init_from == "global" else cohort["local_model"]
         engine.solve(cohort, start, terms=[Proximal(2 * dual, server.z)])
         cohort.stage("local_model", cohort.model)
 

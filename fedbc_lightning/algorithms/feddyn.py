@@ -62,9 +62,9 @@ class FedDyn(FederatedAlgorithm):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z with the terms α/2 ‖w − z‖² − ⟨h_i, w⟩, and stage the new h_i."""
-        terms: list[Term] = [Proximal(self.alpha, server.z), Linear(-cohort.correction)]
+        terms: list[Term] = [Proximal(self.alpha, server.z), Linear(-cohort["correction"])]
         engine.solve(cohort, start=server.model, terms=terms)
-        cohort.stage("correction", cohort.correction - self.alpha * (cohort.w - server.z))
+        cohort.stage("correction", cohort["correction"] - self.alpha * (cohort.w - server.z))
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the uniform mean, and then its correction."""

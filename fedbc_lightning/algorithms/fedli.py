@@ -101,7 +101,7 @@ class FedLiLS(FedAvg):
         """Train from z with line searches, and stage each client's last step size."""
         engine.solve(cohort, start=server.model, solver=self.solver)
         has_searched = self.solver.has_searched[:, 0]
-        cohort.stage("last_step", torch.where(has_searched, self.solver.accepted[:, 0], cohort.last_step))
+        cohort.stage("last_step", torch.where(has_searched, self.solver.accepted[:, 0], cohort["last_step"]))
         cohort.record("has_searched", has_searched.double())
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:

@@ -77,9 +77,9 @@ class FedPlus(FederatedAlgorithm):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train with mixing towards z + θ_i, and stage the result as x_i."""
-        away = cohort.local_model[:, : server.z.numel()] - server.z
+        away = cohort["local_model"][:, : server.z.numel()] - server.z
         target = server.z + self.average.bound.prox(away)
-        start = (1 - self.mixing) * cohort.local_model + self.mixing * server.model
+        start = (1 - self.mixing) * cohort["local_model"] + self.mixing * server.model
         engine.solve(cohort, start, after_step=MixWith(self.sigma, target) if self.sigma else None)
         cohort.stage("local_model", cohort.model)
 

@@ -147,7 +147,7 @@ class L2GD(FederatedAlgorithm):
             self.coin.num_zeros(server), self.lr, p, server.num_clients, coupling if self.has_coupling_table else 0.0,
             self.is_stochastic, table, self.num_sampled,
         )  # fmt: skip
-        start = torch.cat([x, cohort.local_model[:, num_parameters:]], dim=1)
+        start = torch.cat([x, cohort["local_model"][:, num_parameters:]], dim=1)
         engine.solve(cohort, start, solver=solver)
         cohort.stage("local_model", cohort.model)
         if self.has_coupling_table:
@@ -163,8 +163,8 @@ class L2GD(FederatedAlgorithm):
         mean(J̄) only, which the server sends; therefore no further exchange is needed.
         """
         p, alpha, center = self.coin.probability, self.lr / server.num_clients, server.z
-        x = cohort.local_model[:, : center.numel()]
-        coupling = cohort.coupling_table if self.has_coupling_table else torch.zeros_like(x)
+        x = cohort["local_model"][:, : center.numel()]
+        coupling = cohort["coupling_table"] if self.has_coupling_table else torch.zeros_like(x)
         for _ in range(self.coin.num_ones(server)):
             pull = self.penalty * (x - center)
             correction = (1 / p - 1) * coupling if self.has_coupling_table else 0.0
@@ -177,10 +177,10 @@ class L2GD(FederatedAlgorithm):
     def _table(self, engine: Engine, cohort: Cohort) -> Tensor:
         """Return a copy of J_i, (K, m, d), which is zero before the first round."""
         (client,) = cohort.ids
-        if cohort.gradient_table.shape[1]:
-            return cohort.gradient_table.clone()
+        if cohort["gradient_table"].shape[1]:
+            return cohort["gradient_table"].clone()
         num_components = len(engine.component_shares(client))
-        return cohort.coupling_table.new_zeros(1, num_components, cohort.coupling_table.shape[1])
+        return cohort["coupling_table"].new_zeros(1, num_components, cohort["coupling_table"].shape[1])
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean x̄, the mean of the J̄_i if the variant has them, and the coin."""

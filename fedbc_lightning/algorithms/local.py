@@ -49,7 +49,7 @@ class Local(FederatedAlgorithm):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from x_i by default local training."""
-        engine.solve(cohort, start=cohort.local_model)
+        engine.solve(cohort, start=cohort["local_model"])
         cohort.stage("local_model", cohort.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:

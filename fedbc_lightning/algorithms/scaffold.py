@@ -72,7 +72,7 @@ class SCAFFOLD(FederatedAlgorithm):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z with the term ⟨c − c_i, w⟩."""
-        terms = [Linear(server["control"] - cohort.control)]
+        terms = [Linear(server["control"] - cohort["control"])]
         engine.solve(cohort, start=server.model, terms=terms, record_gradient_mean=self._uses_gradient_mean(engine))
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:

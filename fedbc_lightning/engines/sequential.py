@@ -17,7 +17,7 @@ from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, Solver, Term
 from fedbc_lightning.local.rows import of_each
 from fedbc_lightning.server.base import FEW_ROWS
-from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.cohort import Cohort, LocalResult
 
 log = logging.getLogger("lightning.pytorch." + __name__)  # below Lightning's logger, whose lines people see
 
@@ -73,7 +73,7 @@ class SequentialEngine(BaseEngine):
                     "algorithm: a method with a solver of its own must call engine.check_solver in check()."
                 )
             solved = SolverRun(self.bench, cohort, local, solver, terms)
-            self._fill_in(cohort, [solved.run(start.reshape(-1), lr_scale, purpose, is_last=is_last)])
+            cohort.take(self._result([solved.run(start.reshape(-1), lr_scale, purpose, is_last=is_last)]))
             return
         runs: list[ClientRun] = []
         own_terms = [[term] if num_clients == 1 else of_each(term, num_clients) for term in terms]
@@ -94,28 +94,26 @@ class SequentialEngine(BaseEngine):
                 self.bench.optimizer.use_per_tensor()
                 run = OptimizerRun(*args).run(own_start, lr_scale, purpose, is_last=is_last)
             runs.append(run)
-        self._fill_in(cohort, runs)
+        cohort.take(self._result(runs))
 
-    def _fill_in(self, cohort: Cohort, runs: Sequence[ClientRun]) -> None:
-        """Take what local training gave into the cohort."""
-        cohort.w = _stacked([run.w for run in runs])
-        cohort.buffers, cohort.counters = _stacked([run.buffers for run in runs]), runs[-1].counters
-        cohort.steps, cohort.losses = [run.num_updates for run in runs], [run.loss for run in runs]
+    def _result(self, runs: Sequence[ClientRun]) -> LocalResult:
+        """Return what the local training of single clients gave, as that of a cohort."""
         sizes = {rates: self.bench.step_sizes(rates) for rates in {run.mean_rates for run in runs}}
-        if cohort.taken_before is not None:
-            cohort.taken_after = [run.taken for run in runs]
-        cohort.step_size = torch.cat([sizes[run.mean_rates] for run in runs])
-        cohort.require_finite(cohort.model)
         gradient_means = [run.gradient_mean for run in runs if run.gradient_mean is not None]
-        if gradient_means:
-            cohort.gradient_mean = _stacked(gradient_means)
-            cohort.require_finite(cohort.gradient_mean)
-        for k, run in enumerate(runs):
-            cohort.records[k].update(run.record)
-            if not run.is_finite:
-                cohort.valid[k] = False
+        return LocalResult(
+            w=_stacked([run.w for run in runs]),
+            buffers=_stacked([run.buffers for run in runs]),
+            counters=runs[-1].counters,
+            steps=[run.num_updates for run in runs],
+            losses=[run.loss for run in runs],
+            are_losses_finite=[run.is_finite for run in runs],
+            step_size=torch.cat([sizes[run.mean_rates] for run in runs]),
+            taken=[run.taken for run in runs],
+            records=[run.record for run in runs],
+            gradient_mean=_stacked(gradient_means) if gradient_means else None,
+        )
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    """(K, n) of K rows; one is not copied."""
+    """Return K rows as (K, n); a single one is not copied."""
     return torch.stack(list(rows)) if len(rows) > 1 else rows[0][None]

@@ -245,7 +245,7 @@ class Federation:
         is_all_valid = cohort.is_all_valid
         for name in self.clients.scalar_names:
             staged = cohort.staged(name)
-            cohort.record(name, staged if is_all_valid else torch.where(cohort.valid, staged, cohort.committed(name)))
+            cohort.record(name, staged if is_all_valid else torch.where(cohort.valid, staged, cohort[name]))
         cohort.write_back(self.clients)
         return cohort
 

@@ -59,7 +59,7 @@ class LocalModels:
     def begin(self, cohort: Cohort) -> None:
         """Let the clients of a cohort start from their own buffers, where these are local."""
         if self._has_local_buffers:
-            cohort.start_buffers, cohort.start_counters = cohort.local_buffers, cohort.local_counters[0]
+            cohort.start_buffers, cohort.start_counters = cohort["local_buffers"], cohort["local_counters"][0]
 
     def stage(self, cohort: Cohort) -> None:
         """Stage what is kept of the clients that a cohort has trained."""

@@ -47,8 +47,8 @@ class ProximalTerm(TermFactory):
     def bind(self, cohort: Cohort, server: ServerState) -> Term:
         """Return a :class:`~fedbc_lightning.local.Proximal` term for this cohort."""
         given = self.coefficient
-        coefficient = getattr(cohort, given) if isinstance(given, str) else given
-        center = server.z if self.center == "z" else getattr(cohort, self.center)[:, : server.z.numel()]
+        coefficient = cohort[given] if isinstance(given, str) else given
+        center = server.z if self.center == "z" else cohort[self.center][:, : server.z.numel()]
         return Proximal(self.factor * coefficient, center)
 
 
@@ -70,7 +70,7 @@ class LinearTerm(TermFactory):
         """Return a :class:`~fedbc_lightning.local.Linear` term for this cohort."""
         vector = torch.zeros_like(server.z)[None]
         for name, factor in self.client.items():
-            vector = vector + factor * getattr(cohort, name)
+            vector = vector + factor * cohort[name]
         for name, factor in self.server.items():
             vector = vector + factor * server[name]
         return Linear(vector)

@@ -32,7 +32,7 @@ def declare(declaration: StateDeclaration) -> None:
 
 def begin(cohort: Cohort) -> None:
     """Tell a cohort what its clients took in earlier rounds; the model of pooled data has the last client's row."""
-    epochs, steps = cohort.committed(EPOCHS).tolist(), cohort.committed(STEPS).tolist()
+    epochs, steps = cohort[EPOCHS].tolist(), cohort[STEPS].tolist()
     cohort.taken_before = [Taken(done, int(count)) for done, count in zip(epochs, steps, strict=True)]
 
 

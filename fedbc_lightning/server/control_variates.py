@@ -51,10 +51,10 @@ class ControlVariates(ServerCallback):
         """Return c_i⁺ of the cohort's clients, (K, d); c_i stays if no step was taken, or only steps of size 0."""
         num_steps = cohort.num_steps.to(cohort.w)[:, None]
         if self.gradient_mean:
-            return torch.where(num_steps > 0, cohort.gradient_mean, cohort.control)
+            return torch.where(num_steps > 0, cohort.gradient_mean, cohort["control"])
         moved = num_steps * cohort.step_size
-        control = cohort.control - server["control"] + (server.z - cohort.w) / moved
-        return torch.where(moved > 0, control, cohort.control)
+        control = cohort["control"] - server["control"] + (server.z - cohort.w) / moved
+        return torch.where(moved > 0, control, cohort["control"])
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
         """Declare the sum of the changes of the c_i."""

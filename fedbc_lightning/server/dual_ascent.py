@@ -114,7 +114,7 @@ class DualAscent(ServerCallback):
 
     def state(self, cohort: Cohort) -> dict[str, Tensor]:
         """Return the multipliers (K,) of a cohort as they are when its clients' turns come."""
-        state = {name: getattr(cohort, name) for name in self._names}
+        state = {name: cohort[name] for name in self._names}
         if self.style == "public":
             self.coast(state, cohort.positions)
         return state

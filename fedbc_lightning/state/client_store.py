@@ -91,6 +91,11 @@ class ClientStore:
         """Return a copy of the committed row of one client, (d,), or (d + b,) for a model."""
         return self._storage(name).read(name, client)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of all declared client state."""
+        return [*self._scalars, *self._vectors.starts, *self._tables.starts]
+
     def __contains__(self, name: str) -> bool:
         """Whether the algorithm declared a client state of this name."""
         return name in self._scalars or name in self._vectors.starts or name in self._tables.starts

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import wide_dtype
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, nearest
 from fedbc_lightning.state.declaration import ClientStore
 
 if TYPE_CHECKING:
@@ -44,11 +45,40 @@ class Taken(NamedTuple):
         return round(self.epochs * num_batches)
 
 
+@dataclass
+class LocalResult:
+    """What local training of K clients gave; an engine hands it to :meth:`Cohort.take`.
+
+    Attributes:
+        w: (K, d) iterates at the end of local training, in the master dtype.
+        buffers: (K, b) floating-point buffers at its end.
+        counters: Integer buffers at its end.
+        steps: K_i of each client, the number of optimizer steps that moved w.
+        losses: Mean over each client's batches of the loss before each step; NaN for a client without a loss.
+        are_losses_finite: Whether all losses of a client's batches were finite, for each client.
+        step_size: (K, d) or (K, 1) mean over the steps of the learning rate of each parameter's optimizer group.
+        taken: The epochs and steps of each client including this round's.
+        records: What each client counted and logged, by column of ``clients.csv``.
+        gradient_mean: (K, d) mean of the raw mini-batch gradients over the steps, or None if it was not asked for.
+    """
+
+    w: Tensor
+    buffers: Tensor
+    counters: Tensor
+    steps: list[int]
+    losses: list[float]
+    are_losses_finite: list[bool]
+    step_size: Tensor
+    taken: list[Taken]
+    records: list[dict[str, Any]]
+    gradient_mean: Tensor | None = None
+
+
 class Cohort:
     """Holds K clients in one round: their iterates, their declared state and their messages.
 
-    Declared client state is read as an attribute: ``cohort.dual`` is (K,), ``cohort.local_model`` (K, d + b). It is the
-    value that was committed in the round before; :meth:`stage` gives the value for the next round.
+    Declared client state is read by its name: ``cohort["dual"]`` is (K,), ``cohort["local_model"]`` (K, d + b). It is
+    the value that was committed in the round before; :meth:`stage` gives the value for the next round.
 
     Attributes:
         ids: The K client indices.
@@ -106,11 +136,51 @@ class Cohort:
         """Number of clients, K."""
         return len(self.ids)
 
-    def __getattr__(self, name: str) -> Tensor:
-        """Return the committed rows (K, ...) of a declared client state."""
-        if name.startswith("_") or name not in self._store:
-            raise AttributeError(f"cohort has no state '{name}': declare it in the algorithm's declare_state")
-        return self.committed(name)
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the committed value (K, ...) of a declared client state; the store is read at the first call only.
+
+        Raises:
+            ConfigurationError: No client state of this name is declared.
+        """
+        if name not in self._state:
+            self._check_declared(name)
+            self._state[name] = self._store.gather(name, self.ids, self._device)
+        return self._state[name]
+
+    if not TYPE_CHECKING:  # mypy would take every misspelt attribute for one that this method returns
+
+        def __getattr__(self, name: str) -> Tensor:
+            """Tell an algorithm that reads declared state as an attribute what to write instead."""
+            if not name.startswith("_") and name in self._store:
+                raise ConfigurationError(f"algorithm: it reads cohort.{name}; write cohort['{name}'] instead.")
+            raise AttributeError(f"cohort has no attribute '{name}'; declared client state is read as cohort['name'].")
+
+    def _check_declared(self, name: str) -> None:
+        """Raise if no client state of this name is declared.
+
+        Raises:
+            ConfigurationError: The message names the declared state, and the one that is spelt most alike.
+        """
+        if name in self._store:
+            return
+        near, names = nearest(name, self._store.names), ", ".join(self._store.names)
+        hint = f"did you mean '{near}'? Declared are" if near else "declare it in declare_state; there is"
+        raise ConfigurationError(f"algorithm: cohort['{name}'] is no declared client state; {hint}: {names or 'none'}.")
+
+    def take(self, result: LocalResult) -> None:
+        """Take what local training gave, and mark the clients as invalid whose losses or results are not finite."""
+        self.w, self.buffers, self.counters = result.w, result.buffers, result.counters
+        self.steps, self.losses, self.step_size = result.steps, result.losses, result.step_size
+        self.require_finite(self.model)
+        if result.gradient_mean is not None:
+            self.gradient_mean = result.gradient_mean
+            self.require_finite(self.gradient_mean)
+        if not all(result.are_losses_finite):
+            self.valid &= torch.tensor(result.are_losses_finite)
+        if self.taken_before is not None:
+            self.taken_after = result.taken
+        for record, more in zip(self.records, result.records, strict=True):
+            record.update(more)
 
     @property
     def num_samples(self) -> Tensor:
@@ -148,19 +218,14 @@ class Cohort:
 
     def stage(self, name: str, value: Tensor) -> None:
         """Give a declared state its value (K, ...) for the next round."""
+        self._check_declared(name)
         expected = self._store.row_shape(name)
         assert expected is None or value.shape == (len(self), *expected), (name, value.shape, expected)
         self._staged[name] = value
 
-    def committed(self, name: str) -> Tensor:
-        """Return the value (K, ...) that the round before committed; the store is read at the first call only."""
-        if name not in self._state:
-            self._state[name] = self._store.gather(name, self.ids, self._device)
-        return self._state[name]
-
     def staged(self, name: str) -> Tensor:
         """Return the value (K, ...) for the next round: the staged one, or the committed one if none was staged."""
-        return self._staged[name] if name in self._staged else self.committed(name)
+        return self._staged[name] if name in self._staged else self[name]
 
     def change(self, name: str) -> Tensor:
         """Return a vector as the next round will read it, minus as this round read it: (K, ...), in the wide dtype.
@@ -169,10 +234,10 @@ class Cohort:
         rounds equals the change of the rows themselves.
         """
         kept = self._store.as_kept(name, self.staged(name))
-        return kept.to(wide_dtype(kept.device)) - self.committed(name)
+        return kept.to(wide_dtype(kept.device)) - self[name]
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise if a declared client state has the name of an attribute of cohorts, and so could not be read.
+        """Raise if a declared client state has the name of an attribute of cohorts, which readers would mistake for it.
 
         Raises:
             ConfigurationError: A name is taken; the message gives it.

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server import ServerCallback, Sums, WeightedAverage
 from fedbc_lightning.state.client_rows import MemoryRows
 from fedbc_lightning.state.cohort import Cohort
@@ -128,3 +129,31 @@ def test_scalars_staged_cohort_after_cohort():
     clients.commit()
     assert clients.scalar("dual").tolist() == [*expected[:5], 0.5]
     assert clients.gather("dual", [5, 0], CPU).tolist() == [0.5, 1.0]
+
+
+def test_declared_state_is_read_by_its_name():
+    cohort = Cohort([4, 1], [0, 1], [5, 2], store(), CPU)
+    assert cohort["dual"].tolist() == [1.0, 1.0]
+    assert cohort["moment"].shape == (2, 7)
+    cohort.stage("dual", torch.tensor([2.0, 3.0], dtype=torch.float64))
+    assert (cohort["dual"].tolist(), cohort.staged("dual").tolist()) == ([1.0, 1.0], [2.0, 3.0])
+
+
+@pytest.mark.parametrize("use", [lambda cohort: cohort["daul"], lambda cohort: cohort.stage("daul", torch.zeros(2))])
+def test_a_misspelt_name_of_state_is_refused_with_the_names_that_are_declared(use):
+    cohort = Cohort([4, 1], [0, 1], [5, 2], store(), CPU)
+    with pytest.raises(
+        ConfigurationError, match=r"cohort\['daul'\] .*did you mean 'dual'\? Declared are: dual, moment\."
+    ):
+        use(cohort)
+    with pytest.raises(ConfigurationError, match=r"declare it in declare_state; there is: dual, moment\."):
+        cohort["z"]
+
+
+def test_state_read_as_an_attribute_is_told_what_to_write():
+    cohort = Cohort([4, 1], [0, 1], [5, 2], store(), CPU)
+    with pytest.raises(ConfigurationError, match=r"it reads cohort\.dual; write cohort\['dual'\] instead\."):
+        _ = cohort.dual
+    with pytest.raises(AttributeError, match=r"no attribute 'daul'; declared client state is read as cohort\['name'\]"):
+        _ = cohort.daul
+    assert not hasattr(cohort, "__deepcopy__")

@@ -24,7 +24,7 @@ from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.step_function import StepOutput, at_entries
 from fedbc_lightning.local import Term
 from fedbc_lightning.module.collector import plain_name
-from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
 
 FEW = 6
 """Below so many clients of an unusual batch size, one step for each costs less than a mapped one."""
@@ -168,29 +168,28 @@ class CohortRun:
 
     def finish(self, steps: list[int], means: Means, gradient_sum: Tensor | None = None) -> None:
         """Fill in the cohort: what local training ended with, what it counted and logged."""
-        cohort, num_clients = self.cohort, len(self.cohort)
-        cohort.w = self.w
-        cohort.buffers = self.layout.read_buffers().expand(num_clients, -1)
-        cohort.counters = self.layout.read_counters()
-        cohort.steps = steps
-        cohort.step_size = self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1)
-        if cohort.taken_before is not None:
-            passed = zip(self.batches_passed(steps), steps, batches_of_each(self.loaders).tolist(), strict=True)
-            cohort.taken_after = [taken.plus(*more) for taken, more in zip(cohort.taken_before, passed, strict=True)]
-        counts = torch.tensor(steps, dtype=torch.float64)
-        cohort.losses = means.plain.tolist()
-        for values in (self.w, means.plain):
-            cohort.require_finite(values)
-        if gradient_sum is not None:
-            cohort.gradient_mean = gradient_sum / counts.to(self.w)[:, None]
-            cohort.require_finite(cohort.gradient_mean)
-        for record, num_steps in zip(cohort.records, steps, strict=True):
-            record["num_steps"] = num_steps
-        for name, values in means.by_name.items():
-            has_logged = (means.weights[name] > 0).tolist()
-            for record, value, is_there in zip(cohort.records, values.tolist(), has_logged, strict=True):
-                if is_there:
-                    record[f"train_{name}"] = value
+        num_clients, counts = len(self.cohort), torch.tensor(steps, dtype=torch.float64)
+        result = LocalResult(
+            w=self.w,
+            buffers=self.layout.read_buffers().expand(num_clients, -1),
+            counters=self.layout.read_counters(),
+            steps=steps,
+            losses=means.plain.tolist(),
+            are_losses_finite=torch.isfinite(means.plain).tolist(),
+            step_size=self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1),
+            taken=self._taken(steps),
+            records=means.records(steps),
+            gradient_mean=gradient_sum / counts.to(self.w)[:, None] if gradient_sum is not None else None,
+        )
+        self.cohort.take(result)
+
+    def _taken(self, steps: list[int]) -> list[Taken]:
+        """Return the epochs and steps of each client including this round's, if local schedules go on with them."""
+        before = self.cohort.taken_before
+        if before is None:
+            return []
+        passed = zip(before, self.batches_passed(steps), steps, batches_of_each(self.loaders).tolist(), strict=True)
+        return [taken.plus(*more) for taken, *more in passed]
 
 
 class Means(NamedTuple):
@@ -210,6 +209,16 @@ class Means(NamedTuple):
         """Return the rows of some clients."""
         by_name, weights = ({k: v[rows] for k, v in values.items()} for values in (self.by_name, self.weights))
         return Means(self.plain[rows], by_name, weights)
+
+    def records(self, steps: Sequence[int]) -> list[dict[str, Any]]:
+        """Return each client's number of steps and means, by column of ``clients.csv``."""
+        records: list[dict[str, Any]] = [{"num_steps": num_steps} for num_steps in steps]
+        for name, values in self.by_name.items():
+            has_logged = (self.weights[name] > 0).tolist()
+            for record, value, is_there in zip(records, values.tolist(), has_logged, strict=True):
+                if is_there:
+                    record[f"train_{name}"] = value
+        return records
 
 
 class Counts:
