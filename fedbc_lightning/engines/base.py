@@ -72,7 +72,7 @@ class BaseEngine(ABC):
         return bool(self.bench.optimizer.schedulers)
 
     @property
-    def seconds_elsewhere(self) -> float:
+    def seconds_waited(self) -> float:
         """Seconds that this engine has waited for other runs of the process."""
         return 0.0
 

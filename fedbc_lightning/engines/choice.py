@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 Kind = Literal["sequential", "vectorized"]
 
 MAX_SHAPES = 32
+"""Largest number of batch sizes on which a step is tried before it is mapped."""
 
 SECONDS_TIMED = 0.05
 """Seconds of one timing: a sequence of steps within an epoch, of 6 steps at least."""
 TURNS = 5
 """Number of timings; the median is used."""
 SLOW_STEP = 1.0
-"""Seconds: a step that takes longer is timed once."""
+"""Seconds above which a step is timed once only."""
 
 
 def make_engine(kind: Kind, bench: Workbench) -> BaseEngine:
@@ -45,30 +46,30 @@ def make_engine(kind: Kind, bench: Workbench) -> BaseEngine:
     return SequentialEngine(bench)
 
 
-class Share(NamedTuple):
-    """What one process trains in a round: clients, and the steps of each."""
+class Workload(NamedTuple):
+    """The clients that one process trains in a round, and the number of steps of each."""
 
     ids: list[int]
     steps: list[int]
 
 
-def choose(bench: Workbench, algorithm: FederatedAlgorithm, shares: Sequence[Share]) -> Kind:
-    """The engine that trains these clients sooner; says which and why.
+def choose(bench: Workbench, algorithm: FederatedAlgorithm, workloads: Sequence[Workload]) -> Kind:
+    """Return the engine that trains these clients sooner, and log which one it is and why.
 
-    Both take a few steps of the run's own clients, of which nothing remains: no number of the run depends on it but
-    through the engine that is chosen, to about 1e-7 of the weights.
+    Both engines take a few steps of the run's own clients, which leave no trace. The choice changes the run's weights
+    by about 1e-7 of their size, because the engines add numbers up in different orders.
 
     Args:
         bench: The run's workbench.
         algorithm: The method.
-        shares: Shares of a few rounds; steps are timed with the first one's clients.
+        workloads: What this process trains in a few rounds; steps are timed with the clients of the first one.
     """
-    num_clients = len(shares[0].ids)
+    num_clients = len(workloads[0].ids)
     try:
         engine = make_trial_engine(bench, algorithm, num_clients)
         with preserved_globals(bench.user.device):
-            seconds = Trial(engine).run(shares)
-        if engine.stacked.draws:
+            seconds = Trial(engine).run(workloads)
+        if engine.stacked.draws_random_numbers:
             raise NotVectorizableError(
                 "would draw what training_step draws, such as dropout, for a whole cohort at once, so that its masks "
                 "depended on who is in it"
@@ -91,7 +92,7 @@ def make_trial_engine(bench: Workbench, algorithm: FederatedAlgorithm, num_clien
     """Return a vectorized engine that is only tried out, on a workbench with the same rows.
 
     Raises:
-        NotVectorizableError: It cannot train them.
+        NotVectorizableError: The vectorized engine cannot train the run's clients.
     """
     from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 
@@ -104,13 +105,13 @@ def make_trial_engine(bench: Workbench, algorithm: FederatedAlgorithm, num_clien
 
 
 Train = Callable[[BaseEngine, list[int], int], Sequence[int]]
-"""Trains clients for so many steps; how many each took."""
+"""Trains the given clients for a number of steps, and returns how many steps each of them took."""
 
 
 class Cost(NamedTuple):
-    """Seconds of a cohort beside its steps, and of one step."""
+    """Seconds that a cohort takes apart from its steps, and seconds of one step."""
 
-    beside: float
+    overhead: float
     step: float
 
 
@@ -118,10 +119,10 @@ class Trial:
     """Times a few steps of both engines.
 
     Args:
-        engine: The vectorized one; with one client it is the sequential one.
+        engine: The engine; a vectorized one trains a single client as the sequential engine does.
         train: What is timed; by default plain local training from the initial model.
-        is_mapped: Whether the engine is the vectorized one; else several clients together are not timed.
-        slow_step: Seconds: a recorded step that takes longer is timed once.
+        is_mapped: Whether to time several clients together as well, for which the engine must be vectorized.
+        slow_step: Seconds above which a recorded step is timed once only.
     """
 
     def __init__(
@@ -132,30 +133,30 @@ class Trial:
         self._is_mapped, self._slow_step = is_mapped, slow_step
         self._start = torch.cat([self._bench.layout.read(), self._bench.layout.read_buffers()])
 
-    def run(self, shares: Sequence[Share]) -> dict[Kind, float]:
-        """Seconds of a round's local training by each engine, on average over the shares, as far as a few steps tell.
+    def run(self, workloads: Sequence[Workload]) -> dict[Kind, float]:
+        """Estimate the seconds of a round's local training by each engine, on average over the workloads.
 
         Raises:
             NotVectorizableError: The clients' steps cannot be mapped.
         """
-        self.measure(shares)
-        predicted = [self.predict(share) for share in shares]
-        return {kind: sum(seconds[kind] for seconds in predicted) / len(shares) for kind in predicted[0]}
+        self.measure(workloads)
+        predicted = [self.predict(workload) for workload in workloads]
+        return {kind: sum(seconds[kind] for seconds in predicted) / len(workloads) for kind in predicted[0]}
 
-    def measure(self, shares: Sequence[Share]) -> None:
-        """Time clients of the first share; see whether those of all can be mapped.
+    def measure(self, workloads: Sequence[Workload]) -> None:
+        """Time clients of the first workload, and check that the clients of all workloads can be mapped.
 
         Raises:
             NotVectorizableError: The clients' steps cannot be mapped.
         """
-        ids, steps = _longest_first(shares[0])
+        ids, steps = _longest_first(workloads[0])
         engine, bench, asked = self._engine, self._bench, self._bench.local
         bench.recorder.record_after = {"single": 2, "mapped": 2}
         try:
-            if engine.has_solver:  # one client's own steps are never replayed
+            if engine.has_solver:  # the steps of a solver are not replayed for one client
                 bench.recorder.record_after = {"single": math.inf, "mapped": 2}
-            if self._is_mapped:  # before any step is timed, for a step with state would find it changed
-                self._check_shapes([client for share in shares for client in share.ids])
+            if self._is_mapped:  # before timing, which would change the state of a step that has some
+                self._check_shapes([client for workload in workloads for client in workload.ids])
             self._one = self._cost(ids[:1])
             if self._is_mapped:
                 most = max(engine.group(range(len(ids)), steps, ()), key=len)
@@ -165,21 +166,21 @@ class Trial:
         finally:
             bench.local = asked
 
-    def predict(self, share: Share) -> dict[Kind, float]:
-        """Seconds of a share's local training by each engine that was timed."""
-        ids, steps = _longest_first(share)
-        seconds: dict[Kind, float] = {"sequential": len(ids) * self._one.beside + sum(steps) * self._one.step}
+    def predict(self, workload: Workload) -> dict[Kind, float]:
+        """Estimate the seconds of a workload's local training by each engine that was timed."""
+        ids, steps = _longest_first(workload)
+        seconds: dict[Kind, float] = {"sequential": len(ids) * self._one.overhead + sum(steps) * self._one.step}
         if self._is_mapped:
             seconds["vectorized"] = self._together(steps)
         return seconds
 
     def _check_shapes(self, ids: list[int]) -> None:
-        """Take a step on each size of a batch: the first of a client, and the last, of which there are several."""
+        """Try a step on each size of batch that occurs: the full size, and the sizes of clients' last batches."""
         bench, datamodule, stacked = self._bench, self._bench.datamodule, self._engine.stacked
         assert stacked is not None
         sizes = datamodule.num_samples("train")
         ids = sorted(ids, key=lambda client: -sizes[client])
-        by_size = {int(sizes[client]) % datamodule.batch_size: client for client in ids}  # the smallest that has it
+        by_size = {int(sizes[client]) % datamodule.batch_size: client for client in ids}  # the smallest client
         w = self._start[None, : bench.layout.num_parameters]
         for client in list(by_size.values())[:MAX_SHAPES]:
             loader = datamodule.client_train_dataloader(client, seed=bench.seed, device=bench.user.device)
@@ -190,25 +191,26 @@ class Trial:
                     stacked.check_step(w, [part[None] for part in batch])
 
     def _together(self, steps: list[int]) -> float:
-        """Seconds of the cohorts of a round; a step of any other width costs what lies between."""
+        """Estimate the seconds of a round's cohorts, linearly in the number of clients that are mapped together."""
         one, two, many, num_many = self._one, self._two, self._many, self._num_many
         seconds = 0.0
         for cohort in self._engine.group(range(len(steps)), steps, ()):
             lengths = [steps[k] for k in cohort][::-1]
-            seconds += many.beside * len(cohort) / num_many
+            seconds += many.overhead * len(cohort) / num_many
             for rank, (length, longer) in enumerate(zip(lengths, [0, *lengths], strict=False)):
-                width = len(cohort) - rank  # so many clients take the steps from `longer` to `length` together
+                width = len(cohort) - rank  # number of clients that take the steps from `longer` to `length` together
                 mapped = two.step + (many.step - two.step) * max(width - 2, 0) / max(num_many - 2, 1)
                 seconds += (length - longer) * (mapped if width > 1 else one.step)
         return seconds
 
     def _cost(self, ids: list[int]) -> Cost:
-        """What training these together costs."""
-        if self._timed(ids, 1)[0] > SLOW_STEP:  # with their data, which may be made when first asked for
-            self._bench.recorder.record_after = dict.fromkeys(("single", "mapped"), math.inf)  # that takes a step more
+        """Measure what it costs to train these clients together."""
+        if self._timed(ids, 1)[0] > SLOW_STEP:  # includes the data, which may be made when first asked for
+            # Without a recording, which would take one more slow step to be compared.
+            self._bench.recorder.record_after = dict.fromkeys(("single", "mapped"), math.inf)
             seconds, num_steps = self._timed(ids, 1)
             return Cost(0.0, seconds / num_steps)
-        self._timed(ids, 3)  # recorded by now
+        self._timed(ids, 3)  # now the step is recorded, which it is after 2 steps
         short, num_steps = self._timed(ids, 1)
         if short > self._slow_step or num_steps > 1:  # some methods take as many steps as they like
             return Cost(0.0, short / num_steps)
@@ -220,7 +222,7 @@ class Trial:
         return Cost(max(short - step, 0.0), step)
 
     def _timed(self, ids: list[int], num_steps: int) -> tuple[float, int]:
-        """Seconds of training these together, and the steps of the one that took most."""
+        """Return the seconds of training these clients together, and the largest number of steps among them."""
         bench = self._bench
         bench.local = replace(bench.local, epochs=None, steps=num_steps)
         started = time.perf_counter()
@@ -236,6 +238,7 @@ class Trial:
         return cohort.steps
 
 
-def _longest_first(share: Share) -> Share:
-    order = sorted(range(len(share.ids)), key=lambda k: (-share.steps[k], share.ids[k]))
-    return Share([share.ids[k] for k in order], [share.steps[k] for k in order])
+def _longest_first(workload: Workload) -> Workload:
+    """Return the workload with the clients that take most steps first."""
+    order = sorted(range(len(workload.ids)), key=lambda k: (-workload.steps[k], workload.ids[k]))
+    return Workload([workload.ids[k] for k in order], [workload.steps[k] for k in order])

@@ -1,4 +1,4 @@
-"""What every way of training one client shares: its start, its batches, its message."""
+"""The part of one client's training that all ways of training share: its start, its epochs, and its result."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ class ClientRun:
         local: The local training of this client in this round.
 
     Attributes:
-        w: (d,) the iterate that training ended with, in the master dtype. :meth:`finish` sets this and the following.
-        buffers: (b,); ``counters`` the integer ones.
-        num_updates: K_i, the steps that moved w; steps without any gradient, or that the scaler skipped, do not.
-        mean_rates: Mean learning rate of each parameter group over those.
-        loss: Mean over its batches; NaN if none had one.
-        gradient_mean: (d,) mean of the raw gradients, where it was asked for.
-        is_finite: Whether all of these were.
-        taken: The epochs and steps of this and earlier rounds, where local schedules go on.
-        record: For the client's row in ``clients.csv``: what it counted and logged.
+        w: Iterate (d,) after training, in the master dtype; :meth:`finish` sets it and what follows.
+        buffers: The floating-point buffers (b,) at the end of training; ``counters`` are the integer buffers.
+        num_updates: K_i, the number of steps that moved w; not those without a gradient, or that the scaler skipped.
+        mean_rates: Mean learning rate of each parameter group over these steps.
+        loss: Mean loss over the client's batches; NaN if no batch had a loss.
+        gradient_mean: The mean (d,) of the raw gradients, or None if it was not asked for.
+        is_finite: Whether all losses were finite.
+        taken: The epochs and steps of this and earlier rounds, at which local schedules continue.
+        record: What the client counted and logged, for its row in ``clients.csv``.
+        is_module_informed: Whether the module was put into training mode and told which client it trains.
     """
 
     def __init__(self, bench: Workbench, cohort: Cohort, k: int, local: LocalTraining) -> None:
@@ -41,25 +42,25 @@ class ClientRun:
         self.module, self.hooks = bench.user.module, bench.user.hooks
         self.client, self._k = cohort.ids[k], k
         self.num_steps = self.num_updates = 0
-        self.losses: list[Tensor] = []  # of the batches that had one, with their sizes
+        self.losses: list[Tensor] = []  # of the batches that have a loss; `sizes` are their sizes
         self.sizes: list[int] = []
         self._updates_by_rate: Counter[tuple[float, ...]] = Counter()  # learning rate of each group -> updates
         self.before = Taken() if cohort.taken_before is None else cohort.taken_before[k]
         self.epoch = self.first_epoch = 0  # the epoch counts within the round, the first one over all rounds
         self.batches_passed = 0
-        self.is_told = False
-        self._metrics: dict[str, Tensor] = {}  # of the last epoch
+        self.is_module_informed = False
+        self._metrics: dict[str, Tensor] = {}  # what the module logged in the last epoch
         self.gradient_mean: Tensor | None = None
 
-    def begin(self, start: Tensor, lr_scale: float, purpose: str, *, tells: bool = True) -> None:
+    def begin(self, start: Tensor, lr_scale: float, purpose: str, *, informs_module: bool = True) -> None:
         """Seed the generators, load the start model, and make loader and optimizer as new.
 
         Args:
             start: The model (d + b,).
             lr_scale: Factor on the user's learning rates.
-            purpose: What the random draws are for.
-            tells: Whether the module is told at once, see :meth:`tell_module`; if not, only where user code has a
-                part in the batches.
+            purpose: Name that seeds the random draws of this training.
+            informs_module: Whether to call :meth:`inform_module` at once; otherwise it is called here only if the
+                user's code has a part in making the batches.
         """
         bench = self.bench
         seed_globals(derive(bench.seed, purpose, bench.round, self.client), self.user.device)
@@ -70,19 +71,20 @@ class ClientRun:
         self.first_epoch = self.before.whole_epochs(self.num_batches)
         self.user.shim.start_client()
         self.collector = self.user.start_collecting()
-        if tells or not self.loader.gathers_plainly:
-            self.tell_module()
+        if informs_module or not self.loader.gathers_plainly:
+            self.inform_module()
         self.optimizer.reset(lr_scale, epochs=self.first_epoch, steps=self.before.steps)
         if self.client not in self.cohort.started:
             self.cohort.started.add(self.client)
             self.hooks.call("on_client_start", self.client)
 
-    def tell_module(self) -> None:
-        """Put the module into training mode and tell it, through ``self.trainer``, where it is.
+    def inform_module(self) -> None:
+        """Put the module into training mode, and let ``self.trainer`` show it which client it trains.
 
-        Before any code of the user's module runs; a client whose steps are all replayed needs none of it.
+        This must happen before any code of the user's module runs. A client whose steps are all replayed runs no such
+        code, and is trained without it.
         """
-        self.is_told = True
+        self.is_module_informed = True
         self.user.train_mode()
         self.user.shim.set(
             **self._whole_training().limits(self.num_batches),
@@ -96,49 +98,49 @@ class ClientRun:
         )
 
     def _whole_training(self) -> LocalTraining:
-        """What the client does in a round; a schedule over all rounds is not shortened by one round as a straggler."""
+        """Return the client's training in a full round: one round as a straggler does not shorten its schedules."""
         if self.cohort.taken_before is None:
             return self.local
         return max(self.bench.local, self.local, key=lambda local: local.num_steps(self.num_batches))
 
     @property
     def current_epoch(self) -> int:
-        """As the module sees it."""
+        """Number of the epoch that the module sees in ``self.trainer``."""
         return self.first_epoch + self.epoch
 
     @property
     def global_step(self) -> int:
-        """As the module sees it."""
+        """Number of steps that the module sees in ``self.trainer``."""
         return self.before.steps + self.num_steps
 
     # epochs
 
     def start_epoch(self, epoch: int) -> None:
-        """The batches of an epoch are about to come."""
+        """Prepare for the batches of an epoch."""
         self.epoch = epoch
         self.loader.set_epoch(epoch)
-        if self.is_told:
+        if self.is_module_informed:
             self.user.shim.set(current_epoch=self.current_epoch)
             self.hooks.call("on_train_epoch_start")
 
     def end_epoch(self) -> None:
-        """The epoch's last batch is done."""
-        if self.is_told:
+        """Call what belongs after the last batch of an epoch."""
+        if self.is_module_informed:
             self.hooks.call("on_train_epoch_end")
         self._metrics = self.collector.current()
-        if self.is_told:
+        if self.is_module_informed:
             self.user.shim.set(callback_metrics=self._metrics)
             self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=True)
             self.layout.check_trainable()
         self.collector.end_epoch()
 
     def count_step(self, batch_idx: int, *, is_update: bool = True) -> None:
-        """An optimizer step was made: count it, with its learning rates, and move the schedulers of steps."""
+        """Count an optimizer step that was made, with its learning rates, and step the schedulers of steps."""
         if is_update:
             self.num_updates += 1
             self._updates_by_rate[self.optimizer.rates] += 1
         self.num_steps += 1
-        if self.is_told:
+        if self.is_module_informed:
             self.user.shim.set(global_step=self.global_step)
         if self.optimizer.schedulers:
             self.optimizer.step_schedulers("step", batch_idx + 1, plateau=False)
@@ -147,10 +149,10 @@ class ClientRun:
     # the end
 
     def finish(self, is_last: bool) -> None:
-        """Take down what local training ended with, what it counted and logged."""
+        """Keep what local training ended with, and what it counted and logged."""
         if is_last:
             self.hooks.call("on_client_end", self.client)
-        # The workbench itself, unless it is about to be used again.
+        # A single client may hand out the workbench's own row: nothing is loaded into it before the cohort was read.
         is_kept = is_last and len(self.cohort) == 1
         self.w = self.bench.row.to(self.layout.master_dtype, copy=not is_kept)
         self.buffers, self.counters = self.layout.read_buffers(), self.layout.read_counters()

@@ -1,4 +1,4 @@
-"""Default local training: epochs over batches with the user's own optimizer, step by step."""
+"""Default local training of one client: epochs over its batches, with steps of the user's own optimizer."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from fedbc_lightning.state.cohort import Cohort
 
 
 class MissingGradientError(Exception):
-    """A step left a grouped parameter without a gradient, which an optimizer on flat slices would decay."""
+    """A step left a parameter of the optimizer without a gradient.
+
+    torch's optimizers leave such a parameter alone. As part of a flat slice, momentum and weight decay would move it.
+    """
 
 
 class OptimizerRun(ClientRun):
-    """The loop over epochs, batches and optimizer steps, with the algorithm's terms in every step's gradient.
+    """Runs the loop over epochs, batches and optimizer steps, and adds the method's terms to every step's gradient.
 
     Args:
         bench: The workbench.
         cohort: The cohort that the client belongs to.
         k: The client's place in the cohort.
-        local: What local training does.
-        terms: The terms of this client, added to every step's gradient.
-        after_step: Applied to w after every optimizer step, or None.
+        local: The local training of this client in this round.
+        terms: The terms of this client, which are added to every step's gradient.
+        after_step: Change that is applied to w after every optimizer step, or None.
         keep_mean: Whether to record the mean raw gradient.
     """
 
@@ -50,15 +53,15 @@ class OptimizerRun(ClientRun):
         # A term that is zero everywhere must not give a gradient to a parameter that has none.
         self.terms = [term for term in terms if not term.is_zero]
         self.after_step = after_step
-        self._replayed: StepOutput | None = None  # the last step, if it was
+        self._replayed: StepOutput | None = None  # the last step, if it was replayed
         self._is_visited = False
-        self.num_gradients = 0  # more than steps where an optimizer calls its closure several times
+        self.num_gradients = 0  # more than steps if an optimizer calls its closure several times
         self.gradient_sum = torch.zeros_like(bench.grad, dtype=bench.layout.master_dtype) if keep_mean else None
 
     def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> OptimizerRun:
-        """Train the client from a model (d + b,); itself."""
+        """Train the client from a model (d + b,) and return this object."""
         self._start_scaler()
-        self.begin(start, lr_scale, purpose, tells=not self.bench.is_quiet)
+        self.begin(start, lr_scale, purpose, informs_module=not self.bench.runs_only_training_step)
         epoch = 0
         while not self._is_done(epoch):
             self._run_epoch(epoch)
@@ -67,7 +70,7 @@ class OptimizerRun(ClientRun):
         return self
 
     def finish(self, is_last: bool) -> None:
-        """Also the mean gradient and the scale; callbacks may look at the gradients of the last step."""
+        """Keep the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
         super().finish(is_last)
         if self._replayed is not None:
             self.layout.show_gradients(self._replayed.gradients)
@@ -84,7 +87,7 @@ class OptimizerRun(ClientRun):
     def _run_epoch(self, epoch: int) -> None:
         self.start_epoch(epoch)
         steps_before = self.num_steps
-        if self.bench.is_plain:
+        if self.bench.takes_plain_steps:
             self._run_plain_batches()
         else:
             self._run_batches()
@@ -105,9 +108,10 @@ class OptimizerRun(ClientRun):
                 break
 
     def _run_plain_batches(self) -> None:
-        """The batches of an epoch where nobody listens to steps or has a part in them: the same numbers, sooner.
+        """Take the steps of an epoch in which no code of the user's runs but ``training_step``.
 
-        :meth:`_run_batch` is what this loop says step by step, with everything that may happen in between.
+        :meth:`_run_batch` gives the same numbers, and calls everything that may happen within a step. This loop leaves
+        that out, because for small models it costs more than the arithmetic.
         """
         bench, user, optimizer, recorder = self.bench, self.user, self.optimizer, self.bench.recorder
         layout, grad, terms, collector, shim = self.layout, bench.grad, self.terms, self.collector, user.shim
@@ -134,8 +138,8 @@ class OptimizerRun(ClientRun):
                     if self._is_visited:
                         layout.show_gradients(replayed.gradients)
                 else:
-                    if not self.is_told:
-                        self.tell_module()
+                    if not self.is_module_informed:
+                        self.inform_module()
                     is_compared = recorder.listen()
                     loss = self._backward_plain(batch, batch_idx)
                     if is_compared:
@@ -159,18 +163,18 @@ class OptimizerRun(ClientRun):
         optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
     def _has_visitors(self) -> bool:
-        """Whether code that is not known runs between the steps: of data, transfers, terms, optimizer, schedulers."""
+        """Return whether code that is not known runs between the steps, in data, transfers, terms or the optimizer."""
         parts = [*self.terms, *([] if self.after_step is None else [self.after_step]), *self.loader.code_between]
         return self.user.has_transfer_hooks or self.optimizer.has_visitors or not all(map(is_ours, parts))
 
     def _written(self, loss: Tensor) -> StepOutput:
-        """The step that was just taken."""
+        """Return the step that was just taken as written."""
         grouped = self.layout.parameters[: self.layout.num_grouped]
         return StepOutput([parameter.grad for parameter in grouped], loss, [])  # type: ignore[misc]
 
     @torch.enable_grad()
     def _backward_plain(self, batch: Any, batch_idx: int) -> Tensor | None:
-        """The loss of a batch, with its gradient in the gradient row; None: the module gave none."""
+        """Write a batch's gradient into the gradient row, and return the loss, or None if the module returned none."""
         loss, _ = self.user.training_step(batch, batch_idx)
         for parameter in self.layout.parameters:
             parameter.grad = None
@@ -185,7 +189,7 @@ class OptimizerRun(ClientRun):
         self.bench.update_row(lambda w: after_step.apply(w, self.bench.step_sizes(self.optimizer.rates)))
 
     def _run_batch(self, batch: Any, batch_idx: int) -> bool:
-        """One micro-batch, and the optimizer step if it completes one; True if a hook ends the epoch."""
+        """Process one batch, with the optimizer step if it completes one; return whether a hook ends the epoch."""
         size = batch_size_of(
             batch, min(self.loader.batch_size, self.loader.num_samples - batch_idx * self.loader.batch_size)
         )
@@ -202,7 +206,7 @@ class OptimizerRun(ClientRun):
         is_last = (batch_idx + 1) % accumulate == 0 or batch_idx + 1 == self.num_batches
 
         def forward_backward() -> Tensor | None:
-            with torch.enable_grad():  # an optimizer's closure may be called without
+            with torch.enable_grad():  # an optimizer may call its closure under no_grad
                 loss, output = self.user.training_step(batch, batch_idx)
                 if is_first:
                     self._zero_grad(batch_idx)
@@ -246,18 +250,18 @@ class OptimizerRun(ClientRun):
         self.hooks.call("on_after_backward")
 
     def _step(self, batch_idx: int, forward_backward: Callable[[], Tensor | None]) -> None:
-        """One optimizer step: backward, terms, hooks, clipping, step; inside the closure where there is one."""
+        """Take one optimizer step: backward, terms, hooks, clipping, step; in a closure if the optimizer wants one."""
         optimizer = self.optimizer.optimizer
 
         def closure() -> Tensor | None:
             loss = forward_backward()
-            # Without a loss there may still be the gradient of earlier batches of the same step.
+            # A batch without a loss may complete a step whose earlier batches have left a gradient.
             self.is_update = loss is not None or self.layout.has_gradient()
             if self.is_update:
                 self._prepare_gradient()
             else:
                 self.optimizer.show_gradient(False)
-            return None if loss is None else loss.detach()  # as Lightning's; LBFGS makes it a number
+            return None if loss is None else loss.detach()  # as Lightning's closure does; LBFGS calls float() on it
 
         if self.bench.overridden["optimizer_step"]:
             self.module.optimizer_step(self.current_epoch, batch_idx, optimizer, closure)
@@ -309,7 +313,7 @@ class OptimizerRun(ClientRun):
             self.layout.parameters[index].grad = None
 
     def _clip_by_module(self) -> None:
-        """The user's ``configure_gradient_clipping``, which may call ``self.clip_gradients``."""
+        """Call the user's ``configure_gradient_clipping``, which may call ``self.clip_gradients``."""
 
         def clip_gradients(optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
             if gradient_clip_val is None:
@@ -332,14 +336,14 @@ class OptimizerRun(ClientRun):
     # mixed precision
 
     def _step_scaled(self, scaler: Any) -> None:
-        """A step through the gradient scaler, which skips it, and lowers its scale, if the gradient overflowed."""
+        """Take a step through the gradient scaler, which skips it and lowers its scale if the gradient overflowed."""
         before = scaler.get_scale()
         scaler.step(self.optimizer.optimizer)
         scaler.update()
         self.is_update = scaler.get_scale() >= before
 
     def _start_scaler(self) -> None:
-        """Each client starts with the server's gradient scale."""
+        """Start with the server's gradient scale, so that no client depends on who was trained before it."""
         scaler = self.bench.scaler
         if scaler is not None:
             scaler.load_state_dict({**scaler.state_dict(), "scale": self.bench.grad_scale, "_growth_tracker": 0})

@@ -1,4 +1,4 @@
-"""Loss and gradient of the user's training_step at any point."""
+"""Evaluates loss and gradient of the user's training_step at any point."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedbc_lightning.module.collector import MetricCollector
 class Oracle:
     """Evaluates the user's ``training_step`` on one batch at a point w (K, d), K = 1, under Fabric's precision.
 
-    What the step logs is dropped unless a collector is listening for it. The floating-point buffers go on as the user's
-    layers move them.
+    What the step logs is dropped unless it is asked for. The floating-point buffers are left as the user's layers move
+    them.
 
     Args:
         bench: The workbench; it then holds w.
@@ -34,7 +34,7 @@ class Oracle:
         self.has_loss = False
 
     def loss(self, w: Tensor, batch: Any, batch_idx: int) -> Tensor:
-        """The loss at w, a scalar in the master dtype; 0 where ``training_step`` returns None."""
+        """Return the loss at w, a scalar in the master dtype; it is 0 if ``training_step`` returns None."""
         self._go_to(w)
         with torch.no_grad(), _unheard(self.user):
             loss, _ = self.user.training_step(batch, batch_idx)
@@ -43,7 +43,7 @@ class Oracle:
     def loss_and_gradient(
         self, w: Tensor, batch: Any, batch_idx: int, *, is_logged: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Loss (scalar) and gradient (1, d) at w, with the hooks around backward; 0 for parameters without one."""
+        """Return the loss, a scalar, and the gradient (1, d) at w; the gradient is 0 for parameters without one."""
         self._go_to(w)
         for parameter in self.layout.parameters:
             parameter.grad = None
@@ -73,7 +73,7 @@ class Oracle:
 
 @contextmanager
 def _unheard(user: UserModule, *, unless: bool = False) -> Iterator[None]:
-    """What ``self.log`` logs inside is dropped."""
+    """Drop what ``self.log`` logs inside, unless told otherwise."""
     collector = user.collector
     if not unless:
         user.collector = MetricCollector()

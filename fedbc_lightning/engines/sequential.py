@@ -19,13 +19,14 @@ from fedbc_lightning.local.rows import of_each
 from fedbc_lightning.server.base import FEW_ROWS
 from fedbc_lightning.state.cohort import Cohort, LocalResult
 
-log = logging.getLogger("lightning.pytorch." + __name__)  # below Lightning's logger, whose lines people see
+log = logging.getLogger("lightning.pytorch." + __name__)  # a child of Lightning's logger, whose lines are shown
 
 MAX_COHORT = FEW_ROWS
+"""Largest number of clients that the server's parts get at once."""
 BYTES_OF_ROWS = 2**22
-"""Largest size of a cohort's matrices (K, d): they fit into a processor's cache beside a step's own tensors."""
+"""Largest size of a cohort's matrices (K, d): they fit into a processor's cache together with a step's tensors."""
 NUM_MATRICES = 8
-"""w, start, terms, staged state and what the server's parts make of them."""
+"""Number of these matrices: w, start, terms, staged state, and what the server's parts make of them."""
 
 
 class SequentialEngine(BaseEngine):
@@ -35,14 +36,14 @@ class SequentialEngine(BaseEngine):
         bench: The workbench.
 
     Attributes:
-        cohort_size: The most clients that the server's parts get at once: one, but for small models.
+        cohort_size: Largest number of clients that the server's parts get at once; above 1 for small models only.
     """
 
     def __init__(self, bench: Workbench) -> None:
         super().__init__(bench)
         layout = bench.layout
         row_bytes = NUM_MATRICES * layout.num_parameters * layout.master_dtype.itemsize
-        is_alone = bench.is_heard or layout.has_buffers
+        is_alone = bench.has_client_hooks or layout.has_buffers
         self.cohort_size = 1 if is_alone else max(1, min(MAX_COHORT, BYTES_OF_ROWS // row_bytes))
 
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:

@@ -23,14 +23,14 @@ from fedbc_lightning.state.cohort import Cohort
 
 @dataclass
 class Batch:
-    """One batch of the stream.
+    """One batch of a client's stream of batches.
 
     Attributes:
-        data: On the device.
-        index: In its epoch.
-        size: Samples.
-        is_counted: Whether its loss and what it logged were taken already: the first gradient on it counts.
-        loss: The loss at which that gradient was taken.
+        data: The batch, on the device.
+        index: Number of the batch in its epoch.
+        size: Number of samples.
+        is_counted: Whether its loss and what it logged were counted already; the first gradient on it counts.
+        loss: The loss at which that first gradient was taken.
     """
 
     data: Any
@@ -41,19 +41,19 @@ class Batch:
 
 
 class SolverRun(ClientRun):
-    """What a solver sees of a client, and the loop that calls it.
+    """Trains a client by a solver, which sees it as a :class:`~fedbc_lightning.local.engine.Client`.
 
     Args:
         bench: The workbench.
         cohort: The cohort, of this client alone (K = 1).
-        local: What local training does.
-        solver: The steps.
-        terms: Part of every gradient and loss.
+        local: The local training of this client in this round.
+        solver: The solver that takes the steps.
+        terms: Terms that are added to every gradient and loss.
 
     Attributes:
-        w: (1, d) the iterate; a solver writes it.
-        num_steps: Steps taken so far.
-        num_batches: Batches per epoch.
+        w: The iterate (1, d), which a solver writes.
+        num_steps: Number of steps taken so far.
+        num_batches: Number of batches per epoch.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class SolverRun(ClientRun):
         self.terms = [*(term for term in terms if not term.is_zero), *weight_decay_terms(bench)]
         self.w = bench.row[None]
         self._batch: Batch | None = None
-        self._raw: Iterator[tuple[int, Any]] | None = None  # the rest of the current epoch
+        self._raw: Iterator[tuple[int, Any]] | None = None  # batches that are left in the current epoch
 
     def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> SolverRun:
-        """Train the client from a model (d + b,); itself."""
+        """Train the client from a model (d + b,) and return this object."""
         self.begin(start, lr_scale, purpose)
         self.w = self.bench.row.to(self.layout.master_dtype, copy=True)[None]
         self._quiet_schedulers()
@@ -92,11 +92,11 @@ class SolverRun(ClientRun):
 
     @property
     def rates(self) -> Tensor:
-        """The user's current learning rates, (1, 1) or (1, d) by parameter."""
+        """The user's current learning rates: (1, 1), or (1, d) if they differ between parameters."""
         return self.bench.step_sizes(self.optimizer.rates)
 
     def next_batch(self) -> Batch:
-        """The next batch of the client's shuffled epochs, which follow one another without end."""
+        """Return the next batch of the client's shuffled data; a new epoch starts whenever one ends."""
         self._end_batch()
         found = next(self._raw, None) if self._raw is not None else None
         if found is None:
@@ -116,11 +116,11 @@ class SolverRun(ClientRun):
         return self._batch
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
-        """g_i(w; batch), (1, d), the terms included."""
+        """Return the mini-batch gradient g_i(w; batch), (1, d), including the terms."""
         return self.loss_and_gradient(w, batch)[1]
 
     def loss_and_gradient(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss at w, a scalar, and its gradient (1, d), the terms included."""
+        """Return the loss at w, a scalar, and its gradient (1, d), both including the terms."""
         loss, gradient = self.oracle.loss_and_gradient(w, batch.data, batch.index, is_logged=not batch.is_counted)
         if not batch.is_counted:
             batch.is_counted, batch.loss = True, loss
@@ -131,12 +131,12 @@ class SolverRun(ClientRun):
         return loss, gradient
 
     def same_draws(self) -> None:
-        """Seed the generators for this step: evaluations that each follow a call see the same random numbers."""
+        """Reset the random generators to this step's seed: call it before each of several comparable evaluations."""
         seed = derive(self.bench.seed, "same draws", self.bench.round, self.client, step=self.num_steps)
         seed_globals(seed, self.user.device)
 
     def trial_loss(self, w: Tensor, batch: Batch) -> Tensor:
-        """The loss at w with the draws of :meth:`same_draws`, the terms included; buffers are put back."""
+        """Return the loss at w including the terms, with the draws of :meth:`same_draws`; buffers are restored."""
         values, counters = self.layout.read_buffers(), self.layout.read_counters()
         self.same_draws()
         loss = self.oracle.loss(w, batch.data, batch.index)
@@ -145,11 +145,11 @@ class SolverRun(ClientRun):
 
     @property
     def num_components(self) -> int:
-        """m, the number of fixed batches into which the client's data is cut."""
+        """Number m of fixed batches into which the client's data is cut."""
         return len(self.bench.component_shares(self.client))
 
     def component_gradient(self, w: Tensor, index: int) -> Tensor:
-        r"""∇f_ij(w), (1, d): of fixed batch j, scaled so that the plain mean over j is ∇f_i(w)."""
+        r"""Return ∇f_ij(w), (1, d), of the fixed batch j = `index`; the plain mean over all j is ∇f_i(w)."""
         shares = self.bench.component_shares(self.client)
         batch = self.user.to_device(self.bench.components(self.client)[index])
         size = batch_size_of(batch, 1)
@@ -162,12 +162,12 @@ class SolverRun(ClientRun):
         return gradient
 
     def full_gradient(self, w: Tensor) -> Tensor:
-        """∇f_i(w), (1, d), over all of the client's data."""
+        """Return ∇f_i(w), (1, d), over all of the client's data."""
         gradients = [self.component_gradient(w, index) for index in range(self.num_components)]
         return torch.stack(gradients).mean(0) if len(gradients) > 1 else gradients[0]
 
     def rng(self, purpose: str, *, of_client: bool = True) -> np.random.Generator:
-        """A generator that depends on (seed, purpose, round) and, if wanted, the client."""
+        """Return a generator that depends on (seed, purpose, round), and on the client if ``of_client`` is True."""
         client = self.client if of_client else -1
         return numpy_generator(self.bench.seed, purpose, self.bench.round, client)
 
@@ -188,7 +188,7 @@ class SolverRun(ClientRun):
         self.end_epoch()
 
     def _quiet_schedulers(self) -> None:
-        """Let the user's optimizer step once without any gradient: schedulers warn of one that never did."""
+        """Let the user's optimizer take a step without gradients: torch's schedulers warn of one that never stepped."""
         if self.optimizer.schedulers and not self.optimizer.needs_closure:
             for parameter in self.layout.parameters:
                 parameter.grad = None
@@ -197,7 +197,7 @@ class SolverRun(ClientRun):
 
 
 def weight_decay_terms(bench: Workbench) -> list[Term]:
-    """The L2 penalty of the user's SGD, which is part of its gradient, as a term."""
+    """Return the weight decay of the user's SGD as a term, because a solver's own steps do not use that optimizer."""
     optimizer, layout = bench.optimizer.optimizer, bench.layout
     if type(optimizer) is not torch.optim.SGD or not any(g["weight_decay"] for g in optimizer.param_groups):
         return []

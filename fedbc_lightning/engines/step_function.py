@@ -1,4 +1,4 @@
-"""The user's steps as functions of weights and batch."""
+"""A step of the user's module as a function of weights and batch: for one client, for K clients, or as written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class LoggedCall:
-    """One call of ``self.log`` inside a step; what is no tensor in it is always the same."""
+    """One call of ``self.log`` inside a step; in a recording, only its tensors differ between steps."""
 
     name: str
     value: Any
@@ -36,9 +36,9 @@ class LoggedCall:
 
 @dataclass
 class StepOutput:
-    """What one step gives: the gradient of each grouped parameter, the loss, and what was logged.
+    """The result of one step: the gradient of each parameter in the optimizer, the loss, and what was logged.
 
-    Mapped over clients, all tensors have K in front.
+    If the step was mapped over K clients, all tensors have K in front.
     """
 
     gradients: Sequence[Tensor]
@@ -47,12 +47,12 @@ class StepOutput:
 
 
 def tensors_of(calls: Sequence[LoggedCall]) -> list[Tensor]:
-    """The values and batch sizes that are tensors."""
+    """Return the values and batch sizes of logged calls that are tensors."""
     return [part for call in calls for part in (call.value, call.batch_size) if isinstance(part, Tensor)]
 
 
 def with_tensors(calls: Sequence[LoggedCall], values: Iterable[Tensor]) -> list[LoggedCall]:
-    """The calls with other tensors in the place of theirs."""
+    """Return the calls with the given tensors in place of their own."""
     tensors = iter(values)
     found = []
     for call in calls:
@@ -68,17 +68,17 @@ def _check_sizes(calls: Sequence[LoggedCall]) -> None:
 
 
 def at_entries(output: StepOutput, entries: Sequence[int] | np.ndarray) -> StepOutput:
-    """What some of the clients of a mapped step gave."""
+    """Return the results of some of the clients of a mapped step."""
     chosen = upload(torch.as_tensor(entries), output.loss.device)
     logged = with_tensors(output.logged, [value[chosen] for value in tensors_of(output.logged)])
     return StepOutput([gradient[chosen] for gradient in output.gradients], output.loss[chosen], logged)
 
 
 class LoggedCalls:
-    """Takes ``self.log`` in place of the collector.
+    """Keeps the calls of ``self.log``; it stands in the place of the module's collector.
 
     Args:
-        collector: Gets the calls as well.
+        collector: Collector that is given the calls as well, or None.
     """
 
     def __init__(self, collector: Any = None) -> None:
@@ -86,7 +86,7 @@ class LoggedCalls:
         self._collector = collector
 
     def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | Tensor | None = None) -> None:
-        """Keep one call."""
+        """Keep one call of ``self.log``."""
         if self._collector is not None:
             self._collector.log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)
         elif isinstance(value, Metric):
@@ -99,20 +99,20 @@ class LoggedCalls:
 
 
 class Step(nn.Module):
-    """``training_step`` and the like as a ``forward``, which ``functional_call`` wants."""
+    """Calls a step of a module in its ``forward``, because ``torch.func.functional_call`` calls nothing else."""
 
     def __init__(self, module: nn.Module, name: str, takes_index: bool) -> None:
         super().__init__()
         self.module, self._takes_index, self._step = module, takes_index, name
 
     def forward(self, batch: Sequence[Tensor], batch_idx: int) -> Any:
-        """What it returns."""
+        """Return what the step returns."""
         step = getattr(self.module, self._step)  # which a callback may have replaced
         return step(*((batch, batch_idx) if self._takes_index else (batch,)))
 
 
 class StepFunction:
-    """One step as a function of parameters and batch, that leaves the module alone.
+    """Evaluates a step as a function of parameters and batch, and leaves the module as it was.
 
     Args:
         user: The user's module.
@@ -126,13 +126,13 @@ class StepFunction:
         self._names = [f"module.{entry.name}" for entry in layout.entries]
 
     def prove(self, batch: Sequence[Tensor]) -> Proof:
-        """Prove that the step is a function of weights and batch, for batches of this form; it leaves no trace.
+        """Prove that the step is a function of weights and batch, for batches of this form; nothing is changed.
 
         Args:
-            batch: One client's; the module is in the mode of the step.
+            batch: A batch of one client; the module must be in the mode of the step.
 
         Raises:
-            NotRecordableError: It is not proven, with the obstacle.
+            NotRecordableError: It cannot be proven; the message names the obstacle.
         """
         user = self.user
         collector, user.collector = user.collector, LoggedCalls()  # type: ignore[assignment]
@@ -150,17 +150,22 @@ class StepFunction:
         """Raise unless all weights that the step uses are those that it is given as arguments.
 
         Raises:
-            NotRecordableError: It has a parameter from somewhere else, for instance a list that was made before.
+            NotRecordableError: The step reaches a parameter in another way, for instance through a list.
         """
         stand_ins = [p.detach().clone().requires_grad_(p.requires_grad) for p in self.layout.parameters]
         with torch.set_grad_enabled(self._name == "training_step"), WithoutTensors(self.layout.parameters):
             self._logged(stand_ins, type(batch)(part.clone() for part in batch), 0)  # type: ignore[call-arg]
 
     def single(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
-        """Return the function of one client: parameters as in the module.
+        """Take the step of one client.
+
+        Args:
+            parameters: The parameters, shaped as in the module.
+            batch: The batch.
+            batch_idx: Number of the batch.
 
         Raises:
-            NotRecordableError: No loss, or a grouped parameter without a gradient.
+            NotRecordableError: There is no loss, or a parameter of the optimizer has no gradient.
         """
         leaves = [parameter.detach().requires_grad_() for parameter in parameters[: self.layout.num_grouped]]
         with torch.enable_grad():
@@ -172,10 +177,15 @@ class StepFunction:
         return StepOutput(gradients, loss.detach(), logged)
 
     def mapped(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
-        """Return the function of K clients: every tensor with K in front.
+        """Take the step of K clients at once; every tensor has K in front.
+
+        Args:
+            parameters: The parameters of the clients.
+            batch: The batches of the clients.
+            batch_idx: Number of the batch.
 
         Raises:
-            NotRecordableError: No loss.
+            NotRecordableError: There is no loss.
         """
         num_grouped = self.layout.num_grouped
         calls: list[LoggedCall] = []
@@ -193,15 +203,15 @@ class StepFunction:
     def evaluated(
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], *, is_one_model: bool
     ) -> list[LoggedCall]:
-        """What a validation or test step of K clients logs; without gradients.
+        """Take a validation or test step of K clients, without gradients, and return what it logs.
 
         Args:
-            parameters: As in the module where all have the same model, else with K in front.
-            batch: With K in front.
+            parameters: The parameters, shaped as in the module if all clients have one model, else with K in front.
+            batch: The batches of the clients, with K in front.
             is_one_model: Whether all clients have the same parameters.
 
         Raises:
-            NotRecordableError: It logs something else than numbers.
+            NotRecordableError: The step logs something else than numbers.
         """
         calls: list[LoggedCall] = []
 
@@ -214,10 +224,10 @@ class StepFunction:
         return with_tensors(calls, step(list(parameters), batch))
 
     def written(self, batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
-        """The module's own step on its own parameters, which are left without gradients.
+        """Take the module's step as it is written, on its own parameters, which are left without gradients.
 
         Raises:
-            NotRecordableError: No loss, or a grouped parameter without a gradient.
+            NotRecordableError: There is no loss, or a parameter of the optimizer has no gradient.
         """
         parameters = self.layout.parameters
         collector, calls = self.user.collector, LoggedCalls()
@@ -243,7 +253,7 @@ class StepFunction:
     def _call(
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
     ) -> tuple[Tensor, list[LoggedCall]]:
-        """The loss, and what was logged."""
+        """Return the loss of a step, and what it logged."""
         output, calls = self._logged(parameters, batch, batch_idx)
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
@@ -253,7 +263,7 @@ class StepFunction:
     def _logged(
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
     ) -> tuple[Any, list[LoggedCall]]:
-        """What the step returns, and what it logs."""
+        """Return what a step returns, and what it logs."""
         collector, calls = self.user.collector, LoggedCalls()
         self.user.collector = calls  # type: ignore[assignment]
         children = list(self.user.module.modules())
@@ -266,7 +276,7 @@ class StepFunction:
         finally:
             self.user.collector = collector
             for child, parameters_before in zip(children, before, strict=True):
-                child._parameters.update(parameters_before)  # a child with two names is not put back by torch
-                if isinstance(child, nn.RNNBase):  # and these keep a list of their weights
+                child._parameters.update(parameters_before)  # torch does not restore a child that has two names
+                if isinstance(child, nn.RNNBase):  # RNNs keep a list of their weights beside the names
                     child._flat_weights = [getattr(child, name) for name in child._flat_weights_names]
         return output, calls.calls

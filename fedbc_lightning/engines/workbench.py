@@ -46,7 +46,7 @@ class Workbench:
         scaler: The gradient scaler of 16-mixed precision, or None.
         overridden: Whether the module has its own ``backward``, ``optimizer_step``, ..., by name.
         shows_gradients: Whether a hook or the module may look at a step's gradients.
-        is_heard: Whether the module or a callback is called for each client or step.
+        has_client_hooks: Whether the module or a callback is called for each client or step.
     """
 
     user: UserModule
@@ -89,10 +89,10 @@ class Workbench:
                 "trainer.precision: 16-mixed scales gradients, which works neither with an optimizer_step of the "
                 "module's own nor with an optimizer that calls its closure, such as LBFGS; use bf16-mixed or 32-true."
             )
-        self._is_watched = any(map(hooks.listens, STEP_HOOKS)) or any(self.overridden.values())
+        self._customizes_steps = any(map(hooks.listens, STEP_HOOKS)) or any(self.overridden.values())
         self.shows_gradients = any(map(hooks.listens, ("on_before_optimizer_step", "on_train_batch_end")))
         self.shows_gradients |= self.overridden["configure_gradient_clipping"]
-        self.is_heard = self._is_watched or any(map(hooks.listens, CLIENT_HOOKS))
+        self.has_client_hooks = self._customizes_steps or any(map(hooks.listens, CLIENT_HOOKS))
         self._transfers_batches = user.has_transfer_hooks
 
     @classmethod
@@ -141,19 +141,19 @@ class Workbench:
         )  # fmt: skip
 
     @property
-    def is_plain(self) -> bool:
+    def takes_plain_steps(self) -> bool:
         """Whether a step consists of forward, backward, terms, clipping and the optimizer's own step alone."""
         return (
-            self.optimizer.is_flat and not self._is_watched and self.scaler is None
+            self.optimizer.is_flat and not self._customizes_steps and self.scaler is None
             and self.local.accumulate_grad_batches == 1
         )  # fmt: skip
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether only ``training_step`` is the user's, so that a client may pass of which the module hears nothing."""
+    def runs_only_training_step(self) -> bool:
+        """Whether local training runs no code of the user's but ``training_step``, so all of it may be replayed."""
         optimizer = self.optimizer
-        return self.is_plain and not (
-            self.is_heard or self._transfers_batches or optimizer.schedulers or optimizer.is_made_anew
+        return self.takes_plain_steps and not (
+            self.has_client_hooks or self._transfers_batches or optimizer.schedulers or optimizer.is_made_anew
             or optimizer.has_step_hooks
         )  # fmt: skip
 

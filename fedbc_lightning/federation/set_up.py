@@ -78,7 +78,7 @@ def choose_engine(
             ids = participation.sample(round)
             steps = participation.num_steps(ids)
             share = deal(steps, fabric.world_size)[0]
-            shares.append(choice.Share([ids[p] for p in share], [steps[p] for p in share]))
+            shares.append(choice.Workload([ids[p] for p in share], [steps[p] for p in share]))
         with bench.layout.frozen.kept():
             kind = choice.choose(bench, algorithm, shares)
     return fabric.broadcast(kind)

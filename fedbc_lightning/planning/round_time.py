@@ -71,7 +71,7 @@ class RoundTimer:
             self.not_timed = "no client of the first rounds trains"
             return {kind: 0.0}
         self._begin(federation.engine, *trained[0])
-        shares = [choice.Share(round.ids, round.steps) for _, round in trained]
+        shares = [choice.Workload(round.ids, round.steps) for _, round in trained]
         trial = choice.Trial(
             federation.engine, self._train, is_mapped=kind == "vectorized" and len(shares[0].ids) > 1,
             slow_step=SLOW_STEP,
@@ -130,12 +130,12 @@ class RoundTimer:
                 federation.load_global()
         return whole
 
-    def _local_seconds(self, trial: choice.Trial, shares: Sequence[choice.Share], num_rounds: int) -> Seconds:
+    def _local_seconds(self, trial: choice.Trial, shares: Sequence[choice.Workload], num_rounds: int) -> Seconds:
         """Predict the seconds of local training per round, in the process that has the most to do."""
         totals: Seconds = {}
         for share in shares:
             parts = [
-                trial.predict(choice.Share([share.ids[p] for p in part], [share.steps[p] for p in part]))
+                trial.predict(choice.Workload([share.ids[p] for p in part], [share.steps[p] for p in part]))
                 for part in deal(share.steps, self._num_processes) if part
             ]  # fmt: skip
             for kind in parts[0]:
@@ -143,7 +143,7 @@ class RoundTimer:
         return {kind: total / num_rounds for kind, total in totals.items()}
 
     def _try_vectorized(
-        self, begun: tuple[int, PlannedRound], shares: Sequence[choice.Share], num_rounds: int, sequential: float
+        self, begun: tuple[int, PlannedRound], shares: Sequence[choice.Workload], num_rounds: int, sequential: float
     ) -> Seconds:
         """Return the seconds of a round in the vectorized engine, if it can be timed; else set ``not_timed``.
 

@@ -107,7 +107,7 @@ class RoundLoop:
     def _advance(self) -> None:
         """Run one round."""
         trainer, federation = self.trainer, self.federation
-        started = time.perf_counter() - federation.engine.seconds_elsewhere
+        started = time.perf_counter() - federation.engine.seconds_waited
         trainer.current_round = round = trainer.finished_round + 1
         trainer.shim.set(current_round=round, current_epoch=round, global_step=round)
         seed_globals(derive(trainer.seed, "round", round), trainer.user.device)
@@ -124,7 +124,7 @@ class RoundLoop:
             return
         federation.load_global()
         trainer.shim.set(callback_metrics=trainer.callback_metrics)  # until here it held the last client's metrics
-        metrics["time/round_seconds"] = time.perf_counter() - federation.engine.seconds_elsewhere - started
+        metrics["time/round_seconds"] = time.perf_counter() - federation.engine.seconds_waited - started
         self._finish(metrics, self._evaluate(round) if self._is_evaluated(round) else Evaluation())
 
     def _is_evaluated(self, round: int) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.stacked.lockstep import Member
+    from fedbc_lightning.engines.stacked.lockstep import LockstepThread
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
@@ -107,16 +107,16 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run(task: Task, connection: Connection, place: int, beside: Member | None) -> None:
+def _run(task: Task, connection: Connection, place: int, lockstep: LockstepThread | None) -> None:
     """Do one run and report its end."""
     started = time.perf_counter()
-    error = _error_of(task, connection, place, beside)
-    seconds = time.perf_counter() - started - (beside.seconds_elsewhere if beside is not None else 0.0)
+    error = _error_of(task, connection, place, lockstep)
+    seconds = time.perf_counter() - started - (lockstep.seconds_waited if lockstep is not None else 0.0)
     with suppress(OSError):  # the scheduler is gone, or is stopping this process
         connection.send(Ended(place, error, seconds))
 
 
-def _error_of(task: Task, connection: Connection, place: int, beside: Member | None) -> str | None:
+def _error_of(task: Task, connection: Connection, place: int, lockstep: LockstepThread | None) -> str | None:
     """Do one run and return the error that ended it, or None."""
     from lightning.pytorch import Callback, LightningModule
 
@@ -130,7 +130,7 @@ def _error_of(task: Task, connection: Connection, place: int, beside: Member | N
         def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
             stacked = trainer.federation.engine.stacked
             if stacked is not None:
-                stacked.beside = beside
+                stacked.lockstep = lockstep
 
         def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
             with suppress(OSError):

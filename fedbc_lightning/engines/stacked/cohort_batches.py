@@ -16,18 +16,19 @@ from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, kind_of
 from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader, batches_of_each
 
 JOINED_BYTES = 2**28
-"""Largest size of clients' own tensors that are copied into one tensor, anew in each round."""
+"""Largest size in bytes of clients' own tensors that are copied into one tensor, anew in each round."""
 
 
 class Stack(NamedTuple):
-    """Batches of one size.
+    """Batches of one size, stacked.
 
     Attributes:
-        rows: Whose they are, int64 (k,).
-        tensors: Each (k, B, ...); where the stack is aligned (m, B, ...), m >= all of ``rows``: entry i is row i's, and
-            those of other rows are some samples to fill the place.
-        size: B.
-        is_aligned: See ``tensors``.
+        rows: Rows of the clients whose batches these are, int64 (k,).
+        tensors: The stacked parts of the batches, (k, B, ...) each; (m, B, ...) with m > max(rows) if the stack is
+            aligned.
+        size: Number of samples per batch, B.
+        is_aligned: Whether entry i of the tensors belongs to row i of w, so that the weights need not be copied. The
+            entries of rows that are not in ``rows`` hold any samples.
     """
 
     rows: np.ndarray
@@ -37,9 +38,9 @@ class Stack(NamedTuple):
 
 
 def padded(num_rows: int, most: int) -> int:
-    """Return how many rows are worked on for ``num_rows``: few different numbers, at most a quarter more and ``most``.
+    """Return the number of rows to compute on for ``num_rows`` of them: at most a quarter more, and at most ``most``.
 
-    Each number is a shape of its own for whoever records steps by shape.
+    There are few such numbers, because each one is a shape of its own that the recorder must record.
 
     Example:
         >>> [padded(k, 30) for k in (1, 2, 5, 9, 17, 29)]
@@ -52,13 +53,13 @@ def padded(num_rows: int, most: int) -> int:
 def stacked_batches(
     loaders: Sequence[ClientLoader], num_epochs: int, num_steps: Sequence[int], on_batch: Callable[[list[Tensor]], None]
 ) -> Iterator[tuple[int, list[Stack]]]:
-    """Step by step: the number of clients that are still at it, and their batches, by shape.
+    """Yield, step by step, the number of clients that are still training, and their batches by shape.
 
     Args:
         loaders: The loaders of K clients, those with the most steps first.
-        num_epochs: Epochs that hold all the steps.
+        num_epochs: Number of epochs that contain all the steps.
         num_steps: Number of steps of each client, descending.
-        on_batch: Is called with the batch of each client where each loader makes its own, before the next one is made.
+        on_batch: Called with the batch of each client before the next one is made, if each loader makes its own.
     """
     pools = _pools(loaders)
     if pools is None:
@@ -67,7 +68,7 @@ def stacked_batches(
 
 
 def can_gather(loaders: Sequence[ClientLoader]) -> bool:
-    """Whether all draw alike from tensors in memory: from the same ones, or from few enough bytes to be joined."""
+    """Return whether all loaders draw alike from tensors in memory that are the same, or small enough to be joined."""
     return _pools(loaders) is not None
 
 
@@ -75,21 +76,21 @@ class _Pools(NamedTuple):
     """The tensors in memory that K clients draw from.
 
     Attributes:
-        pools: Each once.
-        start: Where each client's own begins if they stand one after another, int64 (K,).
+        pools: The different pools.
+        start: First row of each client's pool if the pools stand one after another, int64 (K,).
     """
 
     pools: list[TensorPool]
     start: np.ndarray
 
     def tensors(self, device: torch.device | None) -> list[Tensor]:
-        """Them one after another."""
+        """Return the tensors of all pools, one pool after another."""
         parts = [pool.on(device) for pool in self.pools]
         return [column[0] if len(parts) == 1 else torch.cat(column) for column in zip(*parts, strict=True)]
 
 
 def _pools(loaders: Sequence[ClientLoader]) -> _Pools | None:
-    """None: they do not draw alike from tensors in memory, or from too many bytes to be joined."""
+    """Return the pools that the loaders draw from, or None if :func:`can_gather` is False."""
     first, batch_size = loaders[0].dataset, loaders[0].batch_size
     if not isinstance(first, ArrayDataset) or (first.augment is not None and loaders[0].sampler.seed is not None):
         return None
@@ -114,12 +115,12 @@ def _pools(loaders: Sequence[ClientLoader]) -> _Pools | None:
 def _gathered(
     loaders: Sequence[ClientLoader], pools: _Pools, num_epochs: int, num_steps: np.ndarray
 ) -> Iterator[tuple[int, list[Stack]]]:
-    """From tensors in memory: positions of all batches first, then one gather for every stack."""
+    """Make the batches from tensors in memory: first the positions of all batches, then one gather per few steps."""
     datasets: list[Any] = [loader.dataset for loader in loaders]
     device, batch_size = loaders[0].device, loaders[0].batch_size
     tensors = pools.tensors(device)
     sizes = np.array([loader.num_samples for loader in loaders])
-    length = np.minimum(batches_of_each(loaders) * batch_size, sizes)  # without what is dropped
+    length = np.minimum(batches_of_each(loaders) * batch_size, sizes)  # without the last batch if the loader drops it
     orders = []
     for loader, kept, size in zip(loaders, length.tolist(), sizes.tolist(), strict=True):
         for epoch in range(num_epochs):
@@ -135,7 +136,7 @@ def _gathered(
     bytes_per_row = sum(tensor[:1].nbytes for tensor in tensors) * batch_size
     step = 0
     while step < num_steps[0]:
-        # A few steps are gathered at once, and cut: one operation for many of them while they fit into the cache.
+        # One gather makes the batches of several steps, as many as fit into the cache: it costs less than one for each.
         active = int(np.searchsorted(-num_steps, -step))
         width = padded(active, len(loaders))
         most = max(1, BYTES_AT_ONCE // (bytes_per_row * width))
@@ -158,7 +159,7 @@ def _gathered(
 
 
 def gathered_whole(loaders: Sequence[ClientLoader]) -> list[Tensor] | None:
-    """All samples of K clients, in the order of their data sets, each (K, n, ...); None: see :func:`can_gather`.
+    """Return all samples of K clients in the order of their data sets, (K, n, ...), or None as :func:`can_gather`.
 
     Args:
         loaders: The loaders of K clients with n samples each, which do not shuffle.
@@ -180,7 +181,7 @@ def _own_rows(datasets: Sequence[ArrayDataset]) -> Tensor:
 
 
 def _by_size(tensors: Sequence[Tensor], sizes: np.ndarray, batch_size: int) -> list[Stack]:
-    """Stacks of one step: (m, B, ...) tensors of which row i fills its first ``sizes[i]`` places."""
+    """Return the stacks of one step from tensors (m, B, ...), of which row i fills its first ``sizes[i]`` places."""
     is_full = sizes == batch_size
     stacks = []
     left = np.arange(len(sizes))
@@ -201,7 +202,7 @@ def _repeated(values: np.ndarray, counts: np.ndarray) -> Tensor:
 def _collected(
     loaders: Sequence[ClientLoader], num_epochs: int, num_steps: np.ndarray, on_batch: Callable[[list[Tensor]], None]
 ) -> Iterator[tuple[int, list[Stack]]]:
-    """From any loaders: each gives its next batch, and those of one shape are stacked."""
+    """Make the batches from any loaders: each gives its next batch, and the batches of one shape are stacked."""
 
     def batches(loader: ClientLoader) -> Iterator[Any]:
         for epoch in range(num_epochs):
@@ -225,7 +226,7 @@ def _collected(
 
 
 def _stacked(group: list[tuple[int, list[Tensor]]], width: int) -> Stack:
-    """One stack of the batches of rows; aligned, with ``width`` entries, if that is not twice as many."""
+    """Return one stack of batches by row; it is aligned, with ``width`` entries, if that is at most twice as many."""
     of_row = dict(group)
     is_aligned = 0 < width <= 2 * len(group)
     entries = [of_row.get(row, group[0][1]) for row in range(width)] if is_aligned else list(of_row.values())

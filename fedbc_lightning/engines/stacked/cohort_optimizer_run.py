@@ -1,4 +1,4 @@
-"""Local training of K clients in lockstep by the user's optimizer."""
+"""Local training of K clients at once by the user's optimizer."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from fedbc_lightning.state.cohort import Cohort
 
 
 class CohortOptimizerRun(CohortRun):
-    """The steps of K clients: each is one mapped step, one elementwise optimizer step, and the terms' K gradients.
+    """Trains K clients: each step is one mapped step, the K gradients of the terms, and one elementwise optimizer step.
 
-    Clients stand in the order of their steps, the most first, so that those at work are the first rows; a finished one
-    leaves. Which clients are mapped together follows from their numbers of samples alone, never from what is recorded.
+    The clients with the most steps stand first, so those that are still training are always the first rows. Which
+    clients are mapped together depends on their numbers of samples alone, never on what is recorded, so recording does
+    not change a number.
 
     Args:
         stacked: The workbench for many clients at once.
         cohort: The K clients.
-        local: What local training does.
+        local: The local training of each client.
         terms: The method's terms, for all K clients.
-        after_step: Applied after every step, or None.
+        after_step: Change that is applied to w after every step, or None.
         keep_mean: Whether to record the mean raw gradient.
     """
 
@@ -43,17 +44,17 @@ class CohortOptimizerRun(CohortRun):
         self.gradient_sum = torch.zeros_like(self.w) if keep_mean else None
 
     def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
-        """Train all from their start models (d,) or (K, d) and fill in the cohort."""
+        """Train all clients from their start models (d,) or (K, d), and hand the cohort the result."""
         self.begin(start, lr_scale, purpose, self.grad)
         steps = self.train()
         self.finish(steps, self.counted.means(), self.gradient_sum)
 
     def parts(self) -> list[Any]:
-        """The terms, and what is applied after a step."""
+        """Return the terms, and what is applied after a step."""
         return [*super().parts(), *([] if self.after_step is None else [self.after_step])]
 
     def train(self) -> list[int]:
-        """All steps of all clients; how many each has taken."""
+        """Take all steps of all clients, and return how many each has taken."""
         loaders, optimizer = self.loaders, self.optimizer
         num_batches = batches_of_each(loaders)
         steps = list(map(self.local.num_steps, num_batches.tolist()))
@@ -67,6 +68,7 @@ class CohortOptimizerRun(CohortRun):
             with torch.no_grad():
                 if self.gradient_sum is not None:
                     self.gradient_sum[:active] += self.grad[:active]
+                # The rows of finished clients are left in the terms until they are half of them: cutting costs, too.
                 if can_shrink and active <= num_rows // 2:
                     num_rows = active
                     terms = [term.first(num_rows) for term in terms]

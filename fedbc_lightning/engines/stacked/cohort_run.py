@@ -1,4 +1,4 @@
-"""What every way of training K clients in lockstep shares: their start, their gradients, their message."""
+"""The part that all ways of training K clients at once share: their start, their gradients, and their result."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from fedbc_lightning.module.collector import plain_name
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
 
 FEW = 6
-"""Below so many clients of an unusual batch size, one step for each costs less than a mapped one."""
+"""Number of clients below which single steps cost less than a mapped step on batches of an unusual size."""
 
 
 class CohortRun:
-    """K clients in lockstep: each gradient is one mapped step of the user's.
+    """Trains K clients in lockstep: one mapped step of the user's gives the gradients of all.
 
     Args:
         stacked: The workbench for many clients at once.
-        cohort: K clients, those with the most steps first; filled in.
-        local: What each does.
-        terms: Added to every gradient.
+        cohort: The K clients, those with the most steps first; it takes the result.
+        local: The local training of each client.
+        terms: Terms that are added to every gradient.
 
     Attributes:
-        w: (K, d) the iterates.
+        w: The iterates, (K, d).
     """
 
     def __init__(self, stacked: StackedBench, cohort: Cohort, local: LocalTraining, terms: Sequence[Term]) -> None:
@@ -52,38 +52,38 @@ class CohortRun:
         self.w = torch.empty(shape, dtype=self.layout.dtype, device=device)
         self.counted = Counts(len(cohort))
         self._viewed = self.w
-        self._parameters: dict[int, list[Tensor]] = {}  # of the first rows of that
+        self._parameters: dict[int, list[Tensor]] = {}  # views of its first rows, by their number
 
     def begin(self, start: Tensor, lr_scale: float, purpose: str, grad: Tensor) -> None:
         """Seed the generators, load the start models (d,) or (K, d), and make loaders and optimizer as new.
 
         Args:
-            start: The models.
+            start: The start models.
             lr_scale: Factor on the user's learning rates.
-            purpose: What the random draws are for.
-            grad: (K, d), where the optimizer will find gradients.
+            purpose: Name that seeds the random draws of this training.
+            grad: Matrix (K, d) in which the optimizer will find the gradients.
         """
         self.load(start, purpose)
         self.start_steps(lr_scale, grad)
 
     def start_steps(self, lr_scale: float, grad: Tensor) -> None:
-        """Make the optimizer as new, and begin what recordings count; see :meth:`begin`."""
+        """Make the optimizer as new, and tell the recorder that steps begin."""
         self.bench.recorder.start(self.bench.round, has_visitors=self.has_visitors())
         self.optimizer = self.stacked.optimizer
         self.optimizer.start(self.w, grad, self.bench.optimizer.learning_rates, lr_scale)
 
     def has_visitors(self) -> bool:
-        """Whether code that is not this package's runs between the steps: in datasets, or in parts of the method."""
+        """Return whether code from outside of this package runs between the steps, in datasets or in the method."""
         return not all(
             map(is_ours, [*self.parts(), *(part for loader in self.loaders for part in loader.code_between)])
         )
 
     def parts(self) -> list[Any]:
-        """The parts of the method that have code of their own in each step."""
+        """Return the parts of the method whose code runs in each step."""
         return list(self.terms)
 
     def load(self, start: Tensor, purpose: str) -> None:
-        """Seed the generators, load the start models and make loaders; see :meth:`begin`."""
+        """Seed the generators, load the start models, and make the loaders."""
         seed_globals(derive(self.bench.seed, purpose, self.bench.round, self.cohort.ids[0]), self.user.device)
         self.w.copy_(start)
         self.user.put_scratch_back()
@@ -104,7 +104,7 @@ class CohortRun:
         """Write the gradients at ``w`` (K, d) of one stack of batches into their rows of ``grad`` (K, d).
 
         Yields:
-            Parts of the stack, with what their steps gave.
+            Parts of the stack, with the results of their steps.
         """
         batch = self.user.to_device(stack.tensors)
         self.stacked.check_step(self.w, batch)
@@ -123,10 +123,12 @@ class CohortRun:
             yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
-            if self.stacked.beside is None:
+            if self.stacked.lockstep is None:
                 parameters = [view[0] for view in self._views(w[row : row + 1])]
                 output = self._step("single", parameters, [part[k] for part in batch])
-            else:  # twice, for the bits that it has among others: a step of one client is computed in another order
+            else:
+                # Runs in lockstep need the bits that this client has among others. A step of one client adds numbers up
+                # in another order than a mapped one, so the client is mapped with a copy of itself.
                 twice = [torch.stack([part[k], part[k]]) for part in batch]
                 output = self._step("mapped", self._views(torch.stack([w[row], w[row]])), twice)
                 output = at_entries(output, [0])
@@ -134,7 +136,7 @@ class CohortRun:
             yield stack._replace(rows=np.array([row]), is_aligned=False), output
 
     def _views(self, rows: Tensor) -> list[Tensor]:
-        """Each parameter (k, ...) of rows (k, d)."""
+        """Return each parameter, (k, ...), as a view of the rows (k, d)."""
         return [rows[:, entry.offset : entry.end].view(len(rows), *entry.shape) for entry in self.layout.entries]
 
     def _aligned(self, w: Tensor, num_rows: int) -> list[Tensor]:
@@ -163,11 +165,11 @@ class CohortRun:
     # the end
 
     def batches_passed(self, steps: list[int]) -> list[int]:
-        """How many batches each client has seen in so many steps."""
+        """Return the number of batches that each client has seen in its steps."""
         return steps
 
     def finish(self, steps: list[int], means: Means, gradient_sum: Tensor | None = None) -> None:
-        """Fill in the cohort: what local training ended with, what it counted and logged."""
+        """Hand the cohort what local training ended with, and what it counted and logged."""
         num_clients, counts = len(self.cohort), torch.tensor(steps, dtype=torch.float64)
         result = LocalResult(
             w=self.w,
@@ -193,12 +195,12 @@ class CohortRun:
 
 
 class Means(NamedTuple):
-    """What K clients' steps gave, over all of each.
+    """Means of what K clients' steps gave, over all steps of each client.
 
     Attributes:
-        plain: (K,) the plain mean of the losses.
-        by_name: Plain name -> (K,) mean weighted by batch size.
-        weights: Plain name -> (K,) its weight; 0: the client has not logged it, its mean is none.
+        plain: Plain means (K,) of the losses.
+        by_name: Means (K,) weighted by batch size, of the losses and of what was logged, by name.
+        weights: Sums (K,) of these weights, by name; 0 for a client that has not logged a value of this name.
     """
 
     plain: Tensor
@@ -222,14 +224,16 @@ class Means(NamedTuple):
 
 
 class Counts:
-    """The losses and logged values of K clients over their steps; looked at once, at the end, not in every step.
+    """Keeps the losses and logged values of K clients' steps, and reads them at the end.
+
+    To read a value of a GPU waits for all of its work, so no step reads one.
 
     Args:
-        num_clients: K.
+        num_clients: Number of clients, K.
     """
 
     class Part(NamedTuple):
-        """One value of one step: of all rows (m,), of which only some count, or of ``rows`` (k,)."""
+        """One value of one step: (m,) for all rows, of which only ``rows`` count, or (k,) for ``rows`` alone."""
 
         rows: np.ndarray
         values: Tensor | float
@@ -241,14 +245,14 @@ class Counts:
         self._parts: dict[str, list[Counts.Part]] = defaultdict(list)
 
     def add(self, stack: Stack, output: StepOutput) -> None:
-        """Take a step's."""
+        """Keep the loss and the logged values of a step."""
         self._parts["loss"].append(Counts.Part(stack.rows, output.loss, stack.size, stack.is_aligned))
         for call in output.logged:
             weight = stack.size if call.batch_size is None else call.batch_size
             self._parts[f"logged {call.name}"].append(Counts.Part(stack.rows, call.value, weight, stack.is_aligned))
 
     def means(self) -> Means:
-        """Return the counts of all steps so far."""
+        """Return the means over all steps so far."""
         plain = torch.zeros(0)
         means, totals = {}, {}
         for name, parts in self._parts.items():
@@ -268,7 +272,7 @@ class Counts:
 
 
 def _joined(parts: list[Counts.Part]) -> Tensor:
-    """The values that count, of one step after the other, float64; one copy from the device."""
+    """Return the values that count, step after step, in float64; they are copied from the device at once."""
     device = next((part.values.device for part in parts if isinstance(part.values, Tensor)), None)
     values, chosen, start = [], [], 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Local training of K clients in lockstep by a solver that writes out its own steps."""
+"""Local training of K clients at once by a solver that writes out its own steps."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class CohortBatch:
     """The next batch of every client.
 
     Attributes:
-        stacks: By size.
-        is_counted: Whether their losses and what they logged were taken already: the first gradient on them counts.
+        stacks: The batches, stacked by size.
+        is_counted: Whether their losses and what they logged were counted already; the first gradient on them counts.
     """
 
     stacks: list[Stack]
@@ -39,19 +39,19 @@ class CohortBatch:
 
 
 class CohortSolverRun(CohortRun):
-    """What a solver sees of K clients, and the loop that calls it; as many steps for each.
+    """Trains K clients by a solver, which takes equally many steps for each of them.
 
     Args:
         stacked: The workbench for many clients at once.
         cohort: The K clients.
-        local: What local training does.
+        local: The local training of each client.
         terms: The method's terms, for all K clients.
-        solver: The steps.
+        solver: The solver that takes the steps.
 
     Attributes:
-        num_steps: Steps taken so far.
-        num_batches: Batches per epoch, (K, 1) float64.
-        rates: The user's learning rates, (1, 1) or (1, d) by parameter.
+        num_steps: Number of steps taken so far.
+        num_batches: Number of batches per epoch of each client, (K, 1) float64.
+        rates: The user's learning rates: (1, 1), or (1, d) if they differ between parameters.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class CohortSolverRun(CohortRun):
         self._batches: Iterator[tuple[int, list[Stack]]] = iter(())
 
     def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
-        """Train all from their start models (d,) or (K, d) and fill in the cohort.
+        """Train all clients from their start models (d,) or (K, d), and hand the cohort the result.
 
         Raises:
-            ConfigurationError: The clients do not take as many steps each.
+            ConfigurationError: The solver takes different numbers of steps for the clients.
         """
         self.begin(start, lr_scale, purpose, self.w)
         client = cast("SolverRun", self)  # a solver may ask for the same things
@@ -91,20 +91,20 @@ class CohortSolverRun(CohortRun):
         self.finish([num_steps] * len(lengths), self.counted.means())
 
     def batches_passed(self, steps: list[int]) -> list[int]:
-        """As many as the solver has drawn, which may be several in a step."""
+        """Return the number of batches that the solver has drawn, which may be several per step."""
         return [self.num_drawn] * len(steps)
 
     def parts(self) -> list[Any]:
-        """The terms and the solver."""
+        """Return the terms and the solver."""
         return [*super().parts(), self.solver]
 
     # what a solver asks for
 
     def next_batch(self) -> CohortBatch:
-        """The next batch of each client's shuffled epochs, which follow one another without end.
+        """Return the next batch of each client's shuffled data; a new epoch starts whenever one ends.
 
         Raises:
-            ConfigurationError: The solver draws more than it says.
+            ConfigurationError: The solver draws more batches than its ``batches_per_step`` allows.
         """
         try:
             _, stacks = next(self._batches)
@@ -118,29 +118,29 @@ class CohortSolverRun(CohortRun):
         return CohortBatch(stacks)
 
     def gradient(self, w: Tensor, batch: CohortBatch) -> Tensor:
-        """g_i(w_i; batch_i), (K, d), the terms included."""
+        """Return the mini-batch gradients g_i(w_i; batch_i), (K, d), including the terms."""
         return self._evaluated(w, batch)[1]
 
     def loss_and_gradient(self, w: Tensor, batch: CohortBatch) -> tuple[Tensor, Tensor]:
-        """The losses at w, (K, 1), and their gradients (K, d), the terms included."""
+        """Return the losses at w, (K, 1), and their gradients (K, d), both including the terms."""
         loss, gradient = self._evaluated(w, batch)
         return self._with_terms(loss, w), gradient
 
     def same_draws(self) -> None:
-        """Seed the generators for this step: evaluations that each follow a call see the same random numbers."""
+        """Reset the random generators to this step's seed: call it before each of several comparable evaluations."""
         bench = self.bench
         seed = derive(bench.seed, "same draws", bench.round, self.cohort.ids[0], step=self.num_steps)
         seed_globals(seed, self.user.device)
 
     def trial_loss(self, w: Tensor, batch: CohortBatch) -> Tensor:
-        """The losses at w, (K, 1), with the draws of :meth:`same_draws`, the terms included."""
+        """Return the losses at w, (K, 1), including the terms, with the draws of :meth:`same_draws`."""
         self.same_draws()
         return self._with_terms(self._evaluated(w, batch)[0], w)
 
     # parts
 
     def _evaluated(self, w: Tensor, batch: CohortBatch) -> tuple[Tensor, Tensor]:
-        """Loss (K, 1) without the terms, gradient (K, d) with them."""
+        """Return the losses (K, 1) without the terms, and the gradients (K, d) with them."""
         loss, gradient = w.new_empty(len(w), 1), torch.zeros_like(w)
         for stack in batch.stacks:
             for part, output in self.gradients(w, stack, gradient):

@@ -1,4 +1,4 @@
-"""``log_softmax`` over a few classes for many samples, with the kernel that is fast for it."""
+"""Computes ``log_softmax`` over a few classes for many samples by the kernel that is fast for this shape."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor, fx
 aten = torch.ops.aten
 
 MIN_SAMPLES, MIN_CLASSES, MAX_CLASSES = 1000, 5, 16
-"""Otherwise torch's own kernel is about as fast, or faster."""
+"""Bounds of the shapes for which this pays: outside of them torch's own kernel is about as fast, or faster."""
 UNIT = 64
-"""Samples come in multiples of this: a rest that fills no vector register would be worked on by scalar instructions,
-which give other bits now and then."""
+"""The number of samples is filled up to a multiple of this: scalar instructions would compute a rest that fills no
+vector register, and they give other bits now and then."""
 AT_ONCE = 4096
-"""Samples whose copies stay in the cache."""
+"""Number of samples that are computed at a time, so that their copies stay in the cache."""
 NUM_COMPARED = 2**15
-"""Random samples of each scale whose results must be the same."""
+"""Number of random samples of each scale whose results are compared with those of torch's kernel."""
 
 
 def by_columns(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """``aten._log_softmax(x, dim, half_to_float)`` for ``dim`` the last one, (..., C).
+    """Compute ``aten._log_softmax(x, dim, half_to_float)`` over the last dimension of (..., C).
 
     On a CPU, torch works on the last dimension row by row; where C numbers do not fill a vector register (16 float32
     with AVX-512), that is without vector instructions. Over the first dimension it works on many samples at once, which
@@ -36,7 +36,7 @@ def by_columns(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def backward_by_columns(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """``aten._log_softmax_backward_data`` of the same arguments, see :func:`by_columns`."""
+    """Compute ``aten._log_softmax_backward_data`` in the manner of :func:`by_columns`."""
     result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
     for rows, outputs, into in _blocks(gradient, output, result):
         columns = torch._log_softmax_backward_data(_columns(rows), _columns(outputs), 0, dtype)
@@ -45,12 +45,12 @@ def backward_by_columns(gradient: Tensor, output: Tensor, dim: int, dtype: torch
 
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors (..., C) as (number of samples, C), some samples at a time."""
+    """Yield the tensors (..., C) as (number of samples, C), some samples at a time."""
     return zip(*[tensor.reshape(-1, tensor.shape[-1]).split(AT_ONCE) for tensor in tensors], strict=True)
 
 
 def _columns(rows: Tensor) -> Tensor:
-    """(M, C) as (C, M), with zeros after the samples."""
+    """Return (M, C) as (C, M), with zeros after the samples."""
     num_samples, num_classes = rows.shape
     columns = rows.new_empty(num_classes, -(-num_samples // UNIT) * UNIT)
     columns[:, :num_samples] = rows.t()
@@ -67,7 +67,7 @@ REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
 def use_columns(graph: fx.Graph, device: torch.device) -> None:
     """Let a recorded graph use :func:`by_columns` where it gives the same bits.
 
-    It does where torch's own kernel adds up one number after another, which is where it is slow.
+    The bits are the same where torch's own kernel adds up one number after another, which is also where it is slow.
     """
     if device.type != "cpu":
         return
@@ -81,7 +81,7 @@ def _kind(node: fx.Node) -> tuple[int, torch.dtype]:
 
 
 def _is_for_columns(node: fx.Node) -> bool:
-    """Whether it works on few classes of many samples, in the last dimension."""
+    """Return whether an operation works on few classes of many samples, in the last dimension."""
     shape, dtype = node.meta["val"].shape, node.meta["val"].dtype
     is_cast = any(source.meta["val"].dtype != dtype for source in node.all_input_nodes)
     dim = node.args[-2]
@@ -92,7 +92,7 @@ def _is_for_columns(node: fx.Node) -> bool:
 
 @cache
 def _is_same(target: Any, num_classes: int, dtype: torch.dtype) -> bool:
-    """Whether the replacement gives the same bits on this machine, for numbers of every scale and classes left out."""
+    """Return whether the replacement gives the same bits on this machine, for numbers of several scales and -inf."""
     generator = torch.Generator().manual_seed(0)
     for scale in (0.1, 1.0, 5.0, 30.0):
         shape = NUM_COMPARED + 1, num_classes

@@ -1,4 +1,4 @@
-"""Cohorts of several runs trained as one."""
+"""Local training of the cohorts of several runs as one cohort."""
 
 from __future__ import annotations
 
@@ -19,55 +19,56 @@ from fedbc_lightning.local import Linear, Proximal, Term
 from fedbc_lightning.state.cohort import Cohort
 
 JOINABLE = (Proximal, Linear)
-"""Terms that are known to treat every row alike, whoever else is there; a run has at most one of them."""
+"""Terms that treat each row by itself, whatever the other rows are; a run has at most one of them."""
 
 
-class ApartError(Exception):
-    """Runs cannot be trained as one, with the reason."""
+class NotJoinableError(Exception):
+    """Runs cannot be trained as one; the message gives the reason."""
 
 
-class UnlikeError(ApartError):
-    """From here on the steps of runs are different functions; until then they were the same."""
+class DifferentStepsError(NotJoinableError):
+    """The steps of runs have become different functions; until then they were the same, and so were their bits."""
 
 
 @dataclass
-class Experience:
-    """What is known of steps taken for several runs at once.
+class KnownSteps:
+    """What was learned about steps that are taken for several runs at once.
 
     Attributes:
-        compared: Shapes of mapped steps that were compared with the runs' own.
-        apart: Sizes of batches whose steps each run takes by itself: their bits depend on where a row stands. Those of
-            one sample do in most models, for matrix times vector is computed differently at different addresses.
+        compared: Shapes of mapped steps that were compared with the steps of single runs.
+        separate_sizes: Batch sizes whose steps each run takes by itself, because the bits depend on the place of a row.
+            This holds for single samples in most models: a product of matrix and vector is computed differently at
+            different memory addresses.
     """
 
     compared: set[tuple] = field(default_factory=set)
-    apart: set[int] = field(default_factory=lambda: {1})
+    separate_sizes: set[int] = field(default_factory=lambda: {1})
 
 
 class JointRun(CohortOptimizerRun):
-    """The cohorts of several runs as one: the rows of all, sorted by steps, one mapped step and one optimizer step.
+    """Trains the cohorts of several runs as one: all their rows share one mapped step and one optimizer step.
 
-    Each row gets the bits that it gets in its own run, or :class:`ApartError` is raised: what all runs together gave is
-    compared with what each run's own module gives for its own rows, in the first full step of every round, and with one
-    run's for each new shape of a step. That the modules' steps are the same function is proven: they read the same
-    values, such as options. The rest of a step (terms, clipping, optimizer) treats each row by itself; it is not
-    compared.
+    Each row gets the bits that it gets in its own run, or :class:`NotJoinableError` is raised. To find out, results for
+    all runs are compared with what single runs compute for their own rows: in the first full step of every round with
+    all runs, and for each new shape of a step with one run. It is proven that the modules' steps are the same function,
+    which includes the values that they read, such as options. The rest of a step (terms, clipping, optimizer) treats
+    each row by itself and is not compared.
 
     Args:
-        runs: Loaded; of one model, optimizer and local training, in the same round.
+        runs: Runs that are loaded, with one model, optimizer and local training, in the same round.
         lr_scale: Factor on the user's learning rates.
-        experience: Added to.
+        known_steps: What was learned in earlier rounds; this run adds to it.
 
     Raises:
-        ApartError: See above, or the step draws random numbers.
+        NotJoinableError: The bits of some row are different, or the step draws random numbers.
     """
 
-    def __init__(self, runs: Sequence[CohortOptimizerRun], lr_scale: float, experience: Experience) -> None:
+    def __init__(self, runs: Sequence[CohortOptimizerRun], lr_scale: float, known_steps: KnownSteps) -> None:
         leader, bench = runs[0], runs[0].bench
         keeps_mean = any(run.gradient_sum is not None for run in runs)
         cohort = Cohort.of_all([run.cohort for run in runs])
         super().__init__(leader.stacked, cohort, leader.local, (), None, keeps_mean)
-        self.runs, self._experience, self._is_compared = runs, experience, False
+        self.runs, self._known_steps, self._is_compared = runs, known_steps, False
         self._alike: set[tuple] = set()
         self._model = type(bench.user.module), str(bench.layout.fingerprint())
         loaders = [loader for run in runs for loader in run.loaders]
@@ -85,11 +86,11 @@ class JointRun(CohortOptimizerRun):
         self.start_steps(lr_scale, self.grad)
 
     def train_all(self) -> None:
-        """All steps of all runs' clients; each run's cohort is filled in."""
+        """Take all steps of the clients of all runs, and hand each run's cohort its result."""
         before = Generators(self.user.device)
         steps = self.train()
         if Generators(self.user.device) != before:
-            raise ApartError("something in their steps draws random numbers")
+            raise NotJoinableError("something in their steps draws random numbers")
         means = self.counted.means()
         for run, rows in zip(self.runs, self._rows, strict=True):
             torch.index_select(self.w, 0, rows, out=run.w)
@@ -99,23 +100,23 @@ class JointRun(CohortOptimizerRun):
             run.finish([steps[row] for row in rows.tolist()], means.of(rows.cpu()), summed if is_asked else None)
 
     def gradients(self, w: Tensor, stack: Stack, grad: Tensor) -> Iterator[tuple[Stack, StepOutput]]:
-        """See the base class."""
-        if stack.is_aligned or stack.size not in self._experience.apart:
+        """Write the gradients of one stack of batches as the base class does, if each row gets its own run's bits."""
+        if stack.is_aligned or stack.size not in self._known_steps.separate_sizes:
             self._check_alike([part[:1] for part in self.user.to_device(stack.tensors)])
             taken = list(super().gradients(w, stack, grad))
-            if self.stacked.draws:
-                raise ApartError("training_step draws random numbers")
+            if self.stacked.draws_random_numbers:
+                raise NotJoinableError("training_step draws random numbers")
             if self._is_as_alone(w, stack, taken):
                 yield from taken
                 return
             if stack.is_aligned:
-                raise ApartError("the step of a client has other bits when more clients are mapped with it")
-            self._experience.apart.add(stack.size)
+                raise NotJoinableError("the step of a client has other bits when more clients are mapped with it")
+            self._known_steps.separate_sizes.add(stack.size)
         for k in np.unique(self._owner[stack.rows]).tolist():
             yield from self._own_gradients(k, w, stack, grad)
 
     def _check_alike(self, batch: list[Tensor]) -> None:
-        """Raise unless the steps of all runs are the same function of weights and such a batch, (1, B, ...) each."""
+        """Raise unless the steps of all runs are the same function of weights and batches of this form, (1, B, ...)."""
         form = tuple([(part.shape, part.stride(), part.dtype) for part in batch])
         if form in self._alike:
             return
@@ -127,16 +128,16 @@ class JointRun(CohortOptimizerRun):
             weights |= {id(p): e.name for p, e in zip(run.layout.parameters, run.layout.entries, strict=True)}
         first = proofs[0]
         if first is None or any(proof is None or not first.agrees_with(proof, weights) for proof in proofs[1:]):
-            raise UnlikeError("their steps read different values, such as options of their models")
+            raise DifferentStepsError("their steps read different values, such as options of their models")
         self._alike.add(form)
 
     def _own_gradients(self, k: int, w: Tensor, stack: Stack, grad: Tensor) -> Iterator[tuple[Stack, StepOutput]]:
-        """A run's rows of a stack as it takes them by itself: with their weights in its own matrix."""
+        """Take the step of one run's rows of a stack as this run does by itself, with the weights in its own matrix."""
         run, mine = self.runs[k], self._owner[stack.rows] == k
         rows, own_rows = stack.rows[mine], self._own_row[stack.rows[mine]]
         of_row = dict(zip(own_rows.tolist(), rows.tolist(), strict=True))
         entries = rows if stack.is_aligned else np.flatnonzero(mine)
-        if stack.is_aligned:  # entry i is row i's; others fill their places
+        if stack.is_aligned:  # entry i belongs to row i; the places of other rows are filled with any entry
             filled = np.full(own_rows.max() + 1, entries[0])
             filled[own_rows] = entries
             entries = filled
@@ -152,8 +153,8 @@ class JointRun(CohortOptimizerRun):
         grad[here] = run.grad[there]
 
     def _is_as_alone(self, w: Tensor, stack: Stack, taken: Sequence[tuple[Stack, StepOutput]]) -> bool:
-        """Whether a step of all runs gave what their own give; looked at for all of them, for one, or not at all."""
-        compared = self._experience.compared
+        """Return whether a step of all runs gave what the runs' own steps give; most steps are not compared again."""
+        compared = self._known_steps.compared
         shape = (*self._model, stack.is_aligned, *[part.shape for part in stack.tensors])
         is_first = stack.is_aligned and not self._is_compared
         if shape in compared and not is_first:
@@ -176,13 +177,13 @@ class JointRun(CohortOptimizerRun):
 
 
 def joined_terms(kind: type, runs: Sequence[CohortOptimizerRun], place: Tensor) -> list[Term]:
-    """At most one term for the rows of all runs; it is zero for those without such a term."""
+    """Return at most one term of this kind for the rows of all runs; it is zero for runs without such a term."""
     terms = [next((term for term in run.terms if type(term) is kind), None) for run in runs]
     return [kind.joined(terms, [run.w for run in runs], place)] if any(terms) else []  # type: ignore[attr-defined]
 
 
 def _values(part: Stack, output: StepOutput) -> Iterator[tuple[int, Tensor]]:
-    """Loss and logged values of each row of a part."""
+    """Yield each row of a part with its loss and logged values."""
     columns = [
         torch.as_tensor(value).reshape(-1).double() for value in (output.loss, *(c.value for c in output.logged))
     ]
@@ -191,5 +192,5 @@ def _values(part: Stack, output: StepOutput) -> Iterator[tuple[int, Tensor]]:
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Bit for bit but for the kind of NaN, on every device."""
+    """Return whether two tensors are equal bit for bit; any two NaN are equal."""
     return torch.equal(a, b) or torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Runs of one process that train their clients together, bit for bit as each would alone."""
+"""Trains the clients of several runs of one process together; each run gets the bits that it would get alone."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.core.seeding import Generators
 from fedbc_lightning.engines.stacked.cohort_batches import can_gather
 from fedbc_lightning.engines.stacked.cohort_optimizer_run import CohortOptimizerRun
-from fedbc_lightning.engines.stacked.joint_run import JOINABLE, ApartError, Experience, JointRun, UnlikeError
+from fedbc_lightning.engines.stacked.joint_run import (
+    JOINABLE,
+    DifferentStepsError,
+    JointRun,
+    KnownSteps,
+    NotJoinableError,
+)
 
 MAX_ERRORS = 3
-"""After so many errors in training as one, of whatever run, it is given up."""
+"""Number of errors in joint training, of any runs, after which it is given up."""
 
 
 @dataclass
@@ -30,10 +36,10 @@ class Request:
 
     Attributes:
         run: The local training of the run's cohort.
-        start: (d,) or (K, d), the start models.
+        start: The start models, (d,) or (K, d).
         lr_scale: Factor on the user's learning rates.
-        purpose: What random draws are for.
-        seconds: Its share, by steps, of the time that it took; None: it is not done, and the run is to do it itself.
+        purpose: Name that seeds the random draws.
+        seconds: The run's part, by steps, of the seconds of joint training; None if the run must train by itself.
     """
 
     run: CohortOptimizerRun
@@ -44,15 +50,15 @@ class Request:
 
     @property
     def round(self) -> int:
-        """Return the round that the run is in."""
+        """Number of the round that the run is in."""
         return self.run.bench.round
 
     def load(self) -> None:
-        """Seed the run's generators, make its loaders, load its start models."""
+        """Seed the generators, make the run's loaders, and load its start models."""
         self.run.load(self.start, self.purpose)
 
     def kind(self) -> Any:
-        """What must be equal for runs to be trained as one; None: this one cannot be."""
+        """Return what must be equal for runs to be trained as one, or None if this run cannot be joined."""
         run, bench = self.run, self.run.bench
         kinds = [type(term) for term in run.terms]
         if run.after_step is not None or len(kinds) > 1 or not set(kinds) <= set(JOINABLE):
@@ -62,32 +68,33 @@ class Request:
         return model, steps, self.purpose
 
 
-def _that_fit(group: Sequence[tuple[Member, Request]]) -> Iterator[list[tuple[Member, Request]]]:
-    """Parts of a group whose matrices (K, d) fit into the space that one run may take for its own."""
-    part: list[tuple[Member, Request]] = []
+def _parts_that_fit(group: Sequence[tuple[LockstepThread, Request]]) -> Iterator[list[tuple[LockstepThread, Request]]]:
+    """Yield parts of a group whose matrices (K, d) fit into the memory that a single run may take."""
+    part: list[tuple[LockstepThread, Request]] = []
     num_rows = 0
-    for member, request in group:
+    for thread, request in group:
         own = len(request.run.cohort)
         if part and num_rows + own > request.run.stacked.most_rows:
             yield part
             part, num_rows = [], 0
-        part.append((member, request))
+        part.append((thread, request))
         num_rows += own
     yield part
 
 
 class Lockstep:
-    """Runs in threads, of which one works at a time: a run stops where its clients train, until all others are there.
+    """Runs several runs in threads, of which one works at a time, and trains their clients together.
 
-    Then those of one kind and round are trained as one (``joint_run.py``); those that are ahead, after a resume, wait
-    for the others. What a run finds in the process's generators, and where it prints, is its own. What ends a run ends
-    that one; SIGTERM ends all of them, each at its last finished round.
+    A run stops where its clients train until all other runs have come there. Then the runs of one kind and round are
+    trained as one (``joint_run.py``). Runs that are ahead, because they were resumed, wait for the others. Each run has
+    its own state of the process's random generators, and its own standard output. An error ends the run that raised it;
+    SIGTERM ends all runs, each at its last finished round.
 
     Attributes:
-        reason: Why the runs are not trained as one; None: they are.
-        failed: Why they should not have been before; None: they were rightly.
-        ended_by: What ends them all; None: nothing does.
-        handed_back: Released by a run whose turn is over.
+        reason: The reason why the runs are not trained as one, or None if they are.
+        failed: The error of runs that turn out to have been joined wrongly in earlier rounds, or None.
+        ended_by: What ends all runs, or None.
+        handed_back: Semaphore that a run releases when its turn is over.
     """
 
     def __init__(self) -> None:
@@ -95,26 +102,26 @@ class Lockstep:
         self.ended_by: BaseException | None = None
         self.handed_back = threading.Semaphore(0)
         self.failed: ConfigurationError | None = None
-        self._experience = Experience()
+        self._known_steps = KnownSteps()
         self._num_joined = self._num_errors = 0
 
-    def run(self, jobs: Sequence[Callable[[Member], None]]) -> None:
-        """Do all of them; to be called in the main thread.
+    def run(self, jobs: Sequence[Callable[[LockstepThread], None]]) -> None:
+        """Do all runs; call this in the main thread.
 
         Raises:
-            SystemExit: SIGTERM came; the runs have ended before.
+            SystemExit: SIGTERM has come, and all runs have ended.
         """
-        members = [Member(self, job) for job in jobs]
+        threads = [LockstepThread(self, job) for job in jobs]
         before = signal.signal(signal.SIGTERM, self._end)
         try:
-            for member in members:
-                self._let(member)
-            while waiting := [(member, member.request) for member in members if member.request is not None]:
+            for thread in threads:
+                self._resume(thread)
+            while waiting := [(thread, thread.request) for thread in threads if thread.request is not None]:
                 first = min(request.round for _, request in waiting)
-                now = [(member, request) for member, request in waiting if request.round == first]
+                now = [(thread, request) for thread, request in waiting if request.round == first]
                 self._train(now)
-                for member, _ in now:
-                    self._let(member)
+                for thread, _ in now:
+                    self._resume(thread)
         finally:
             signal.signal(signal.SIGTERM, before)
         if self.ended_by is not None:
@@ -123,44 +130,44 @@ class Lockstep:
     def _end(self, number: int, frame: FrameType | None) -> None:
         self.ended_by = SystemExit(143)
 
-    def _let(self, member: Member) -> None:
+    def _resume(self, thread: LockstepThread) -> None:
         """Let a run work until it waits again, or ends."""
-        member.go_on()
+        thread.resume()
         self.handed_back.acquire()
 
-    def _train(self, waiting: Sequence[tuple[Member, Request]]) -> None:
-        """Train what these runs wait for, those of one kind as one."""
-        kinds: list[tuple[Any, list[tuple[Member, Request]]]] = []
-        for member, request in waiting:
+    def _train(self, waiting: Sequence[tuple[LockstepThread, Request]]) -> None:
+        """Train what these runs wait for; runs of one kind are trained as one."""
+        kinds: list[tuple[Any, list[tuple[LockstepThread, Request]]]] = []
+        for thread, request in waiting:
             kind = request.kind()
             same = next((found for other, found in kinds if kind is not None and kind == other), None)
             if same is None:
                 kinds.append((kind, same := []))
-            same.append((member, request))
+            same.append((thread, request))
         for _, group in kinds:
-            for part in _that_fit(group):
+            for part in _parts_that_fit(group):
                 if len(part) > 1 and self.reason is None and self.ended_by is None:
                     self._train_as_one(part)
 
-    def _train_as_one(self, group: Sequence[tuple[Member, Request]]) -> None:
+    def _train_as_one(self, group: Sequence[tuple[LockstepThread, Request]]) -> None:
         runs = [request.run for _, request in group]
         started = time.perf_counter()
         try:
-            for member, request in group:
+            for thread, request in group:
                 request.load()
-                member.generators = Generators(request.run.user.device)
+                thread.generators = Generators(request.run.user.device)
             if not can_gather([loader for run in runs for loader in run.loaders]):
-                raise ApartError("their data are not tensors in memory, or too large to be joined")
-            JointRun(runs, group[0][1].lr_scale, self._experience).train_all()
-        except ApartError as error:
+                raise NotJoinableError("their data are not tensors in memory, or too large to be joined")
+            JointRun(runs, group[0][1].lr_scale, self._known_steps).train_all()
+        except NotJoinableError as error:
             self.reason = str(error)
-            if self._num_joined and not isinstance(error, UnlikeError):
+            if self._num_joined and not isinstance(error, DifferentStepsError):
                 self.failed = ConfigurationError(
                     f"together: {error}, which shows only in round {runs[0].bench.round}, so earlier rounds may have "
                     "other numbers than the run by itself; remove the folders of these runs, and give together: 1."
                 )
             return
-        except Exception as error:  # what is wrong with a run it meets by itself, too, and ends by it
+        except Exception as error:  # each run then trains by itself, and the one at fault ends with its error
             self._num_errors += 1
             self.reason = first_line(error) if self._num_errors == MAX_ERRORS else None
             return
@@ -170,30 +177,30 @@ class Lockstep:
             request.seconds = (time.perf_counter() - started) * own / sum(steps)
 
 
-class Member:
-    """A run of a :class:`Lockstep`, in a thread of its own.
+class LockstepThread:
+    """A thread of a :class:`Lockstep` that does one run.
 
     Args:
-        lockstep: The runs that this one belongs to.
-        job: The run; gets this, to give it to its engine.
+        lockstep: The lockstep that the run belongs to.
+        job: Does the run; it is called with this object, which it gives to the run's engine.
 
     Attributes:
-        request: What it waits for; None: it has ended.
-        generators: What it will find when it goes on.
-        seconds_elsewhere: For which it has waited for others.
+        request: The local training that the run waits for, or None if it has ended.
+        generators: The state of the random generators with which the run continues.
+        seconds_waited: Seconds that the run has waited for other runs.
     """
 
-    def __init__(self, lockstep: Lockstep, job: Callable[[Member], None]) -> None:
+    def __init__(self, lockstep: Lockstep, job: Callable[[LockstepThread], None]) -> None:
         self._lockstep, self._job = lockstep, job
         self.request: Request | None = None
         self.generators: Generators | None = None
-        self.seconds_elsewhere = 0.0
+        self.seconds_waited = 0.0
         self._turn = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._has_said = False
 
-    def go_on(self) -> None:
-        """Let it work; the lockstep is told when it waits again or has ended."""
+    def resume(self) -> None:
+        """Let the run work; it releases ``handed_back`` when it waits again or has ended."""
         self._turn.release()
         if not self._thread.ident:
             self._thread.start()
@@ -209,31 +216,32 @@ class Member:
             self._lockstep.handed_back.release()
 
     def train(self, run: CohortOptimizerRun, start: Tensor, lr_scale: float, purpose: str) -> None:
-        """Train a cohort of the run's, with those of others if that can be; called by its engine.
+        """Train a cohort of the run, together with those of other runs if possible; its engine calls this.
 
         Raises:
-            SystemExit: The process is to end.
-            ConfigurationError: The runs should not have been trained as one.
+            SystemExit: The process must end.
+            ConfigurationError: The runs were joined wrongly in earlier rounds.
         """
         if self._lockstep.reason is None:
             request = self.request = Request(run, start, lr_scale, purpose)
             started = time.perf_counter()
             self._wait(run.user.device)
-            self.seconds_elsewhere += time.perf_counter() - started - (request.seconds or 0.0)
+            self.seconds_waited += time.perf_counter() - started - (request.seconds or 0.0)
             if request.seconds is not None:
                 return
         self.check()
         if self._lockstep.reason is not None and not self._has_said:
             self._has_said = True
-            print(f"Trained apart from the runs beside it: {self._lockstep.reason}.", flush=True)  # into its own log
+            # The run's own log is its standard output.
+            print(f"Trained apart from the runs beside it: {self._lockstep.reason}.", flush=True)
         run.run(start, lr_scale, purpose)
 
     def check(self) -> None:
         """Raise before anything is trained if this run must not go on.
 
         Raises:
-            SystemExit: The process is to end.
-            ConfigurationError: The runs should not have been trained as one.
+            SystemExit: The process must end.
+            ConfigurationError: The runs were joined wrongly in earlier rounds.
         """
         if self._lockstep.ended_by is not None:
             raise self._lockstep.ended_by

@@ -1,4 +1,4 @@
-"""Whether a step of the user's may be mapped over clients: it is taken in several ways, which must agree."""
+"""Checks whether a step of the user's may be mapped over clients: it is taken in several ways, which must agree."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fedbc_lightning.module.collector import reduction
 
 
 def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
-    """Take a step of one client in several ways, to see what a mapped one would hide.
+    """Take a step of one client in several ways, to find what a mapped step would do differently.
 
     Args:
         bench: The workbench.
-        w: (d,) the weights.
+        w: The weights, (d,).
         batch: A batch of one client.
 
     Returns:
-        Whether the step draws random numbers.
+        True if the step draws random numbers.
 
     Raises:
-        NotVectorizableError: It may not be mapped.
+        NotVectorizableError: The step may not be mapped.
     """
     user, layout, recorder = bench.user, bench.layout, bench.recorder
     bench.row.copy_(w)
@@ -61,12 +61,12 @@ def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
 
 
 def not_a_function(error: NotRecordableError) -> NotVectorizableError:
-    """The error for a step that is not a function of weights and batch."""
+    """Return the error for a step that is not a function of weights and batch."""
     return NotVectorizableError(f"needs a training_step that is a function of weights and batch: {error}")
 
 
 def _prove(bench: Workbench, batch: list[Tensor], take_step: Callable[[], StepOutput]) -> None:
-    """Prove the step; a module may set up things in its first step, which is then taken first, but not on trial."""
+    """Prove the step, if need be after a first step, in which a module may set up things; on trial none is taken."""
     bench.recorder.check_hooks()
     try:
         bench.recorder.prove(batch)
@@ -75,7 +75,7 @@ def _prove(bench: Workbench, batch: list[Tensor], take_step: Callable[[], StepOu
             raise
         try:
             take_step()
-        except Exception as error:  # for instance because self.trainer.current_client is nobody here
+        except Exception as error:  # for instance because self.trainer.current_client is None here
             raise obstacle from error
         for metric in bench.user.metrics:
             metric.reset()

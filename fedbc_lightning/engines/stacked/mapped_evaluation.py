@@ -1,4 +1,4 @@
-"""Several clients' evaluation by one mapped validation or test step."""
+"""Evaluates several clients by one mapped validation or test step."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ log = logging.getLogger("lightning.pytorch." + __name__)
 
 
 class MappedEvaluation:
-    """The user's ``validation_step`` or ``test_step`` under ``vmap``, for clients of one batch each.
+    """Runs the user's ``validation_step`` or ``test_step`` under ``vmap``, for clients of one batch each.
 
-    The step must be a function of weights and batch, which is proven for each form of a batch. The first evaluation is
-    done both ways all the same (see :class:`~fedbc_lightning.evaluation.clients_together.ClientsTogether`).
+    The step must be a function of weights and batch, which is proven for each form of a batch. Nevertheless the first
+    evaluation is done in both ways and compared, see
+    :class:`~fedbc_lightning.evaluation.clients_together.ClientsTogether`.
 
     Args:
         bench: The workbench.
@@ -36,9 +37,9 @@ class MappedEvaluation:
         most_rows: Largest number of models that are evaluated together.
 
     Attributes:
-        most_models: That are evaluated together, if each client has its own.
-        reasons: Split -> why its clients are evaluated one after another, the same on all ranks; None: they are not.
-            Of other splits it is not known yet.
+        most_models: Largest number of models that are evaluated together, if each client has its own.
+        reasons: Map from a split to the reason why its clients are evaluated one after another, the same on all ranks,
+            or to None if they are evaluated together. A split that is not in the map was not evaluated yet.
     """
 
     def __init__(self, bench: Workbench, stage: str, most_rows: int) -> None:
@@ -51,7 +52,7 @@ class MappedEvaluation:
         self._said: set[str] = set()
 
     def obstacle(self) -> str | None:
-        """What of the module or a callback has a part in the evaluation of each client; None: nothing is known."""
+        """Return what in the module or a callback is called for each client, so that nothing can be mapped, or None."""
         user, stage = self._user, self._stage
         hooks = [name for name in (f"on_{stage}_batch_start", f"on_{stage}_batch_end") if user.hooks.listens(name)]
         of_module = (f"on_{stage}_epoch_start", f"on_{stage}_epoch_end")
@@ -62,12 +63,13 @@ class MappedEvaluation:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Raise if torch maps an operation of a step inside by doing it once for each client.
+        """Raise if torch maps an operation of a step inside by running it once for each client.
 
-        The module's own parameters are NaN meanwhile: a step that reaches them on another way gives other numbers.
+        The module's own parameters are NaN meanwhile, so that a step that reaches them in another way than through its
+        arguments gives NaN.
 
         Raises:
-            NotRecordableError: It does.
+            NotRecordableError: torch warns of such an operation.
         """
         kept = self._row.clone()
         self._row.fill_(torch.nan)
@@ -81,15 +83,15 @@ class MappedEvaluation:
             raise NotRecordableError("torch would do one of its operations for each of them in turn")
 
     def run(self, loaders: Sequence[ClientLoader | None], w: Tensor) -> list[dict[str, float]]:
-        """What each client logged.
+        """Return what each client logged.
 
         Args:
-            loaders: The loaders of K clients with one batch each, of one size.
-            w: Their models (K, d), or (d,) of all.
+            loaders: The loaders of K clients with one batch each; all batches have the same size.
+            w: The models of the clients, (K, d), or the one model of all, (d,).
 
         Raises:
-            NotRecordableError: The data are not of this form, or the step logs something else than numbers.
-            Exception: What the step raises when it is mapped.
+            NotRecordableError: The data do not have this form, or the step logs something else than numbers.
+            Exception: Whatever the step raises when it is mapped.
         """
         there = [loader for loader in loaders if loader is not None and len(loader) == 1]
         if len(there) < len(loaders) or len({loader.num_samples for loader in there}) > 1:
@@ -97,7 +99,7 @@ class MappedEvaluation:
         batch = gathered_whole(there)
         if batch is None:
             raise NotRecordableError("their data are not tensors in memory of one kind")
-        self._user.start_collecting()  # scratch buffers are as each client finds them
+        self._user.start_collecting()  # puts scratch buffers back to what each client finds
         batch = self._user.to_device(batch)
         self._prove([part[0] for part in batch])
         parameters = [w[..., e.offset : e.end].view(*w.shape[:-1], *e.shape) for e in self._layout.entries]
@@ -115,7 +117,7 @@ class MappedEvaluation:
             self._proofs[form] = self._function.prove(batch)
 
     def say(self, reason: str) -> None:
-        """Tell why clients are not evaluated together, each reason once."""
+        """Log why clients are not evaluated together, each reason once."""
         if reason not in self._said:
             self._said.add(reason)
             name = type(self._user.module).__name__

@@ -14,10 +14,10 @@ from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.optimizers import configure
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.stacked.lockstep import Member
+    from fedbc_lightning.engines.stacked.lockstep import LockstepThread
 
 BYTES_OF_ROWS = 2**30
-"""Memory for the matrices (K, d) of a stack."""
+"""Bytes that the matrices (K, d) of a cohort may take."""
 NUM_MATRICES = 6
 """Number of these matrices: w, gradients, optimizer state, differences."""
 
@@ -31,16 +31,16 @@ class StackedBench:
     Attributes:
         bench: The workbench.
         optimizer: The user's optimizer on K rows.
-        draws: Whether ``training_step`` draws random numbers, as far as is known.
-        beside: Where its run stands beside others of the process; None: it is the only one.
+        draws_random_numbers: Whether ``training_step`` is known to draw random numbers.
+        lockstep: The run's thread, if it is trained in lockstep with other runs of the process; otherwise None.
         most_rows: Largest number of clients whose (K, d) matrices fit into the memory that is meant for them.
     """
 
     def __init__(self, bench: Workbench) -> None:
         self.bench = bench
         self.optimizer = StackedOptimizer(configure(bench.user), bench.layout)
-        self.draws = False
-        self.beside: Member | None = None
+        self.draws_random_numbers = False
+        self.lockstep: LockstepThread | None = None
         self.most_rows = BYTES_OF_ROWS // (NUM_MATRICES * bench.row.nbytes)
         self._checked: set[tuple] = set()
 
@@ -59,8 +59,10 @@ class StackedBench:
         if shape in self._checked and bench.recorder.knows([part[0] for part in batch]):
             return
         self._checked.add(shape)
-        draws, self.draws = self.draws, check_step(bench, w[0], [part[0] for part in batch]) or self.draws
-        if self.draws and not draws and not bench.is_trial:
+        draws_now = check_step(bench, w[0], [part[0] for part in batch])
+        is_new = draws_now and not self.draws_random_numbers
+        self.draws_random_numbers |= draws_now
+        if is_new and not bench.is_trial:
             rank_zero_info(
                 "trainer.engine: vectorized draws what training_step draws, such as dropout, for a whole cohort at "
                 "once, so its masks depend on who is in it; the sequential engine's depend on the client alone."

@@ -1,4 +1,4 @@
-"""The user's optimizer on the rows of many clients at once."""
+"""Runs the user's optimizer on the rows of many clients at once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedbc_lightning.state.layout import ParameterLayout
 
 
 class StackedOptimizer:
-    """One elementwise optimizer whose parameters are the columns of each group in a matrix of K rows.
+    """Holds one elementwise optimizer, whose parameters are the columns of each group in a matrix of K rows.
 
-    Such an optimizer treats every element alike, so its step on (K, d) is the step of K clients. Their number of steps
-    so far is the same, which Adam's bias correction needs.
+    An elementwise optimizer treats every element alike, so its step on (K, d) is the step of K clients. All K clients
+    have taken the same number of steps so far, which Adam's bias correction relies on.
 
     Args:
-        configured: A call's result of the user's ``configure_optimizers``.
+        configured: What a call of the user's ``configure_optimizers`` returned.
         layout: The layout of the parameters.
     """
 
@@ -31,7 +31,7 @@ class StackedOptimizer:
         self._leaves: list[tuple[nn.Parameter, Tensor]] = []
 
     def start(self, w: Tensor, grad: Tensor, learning_rates: Sequence[float] | None, lr_scale: float) -> None:
-        """Be as new, for the rows of ``w`` (K, d), whose gradients will stand in ``grad`` (K, d)."""
+        """Start anew on the rows of ``w`` (K, d), whose gradients will stand in ``grad`` (K, d)."""
         self._optimizer.state.clear()
         self._leaves = []
         for k, (group, part) in enumerate(zip(self._optimizer.param_groups, self._slices, strict=True)):
@@ -48,7 +48,7 @@ class StackedOptimizer:
 
     @property
     def settings(self) -> tuple[type, list[dict[str, object]]]:
-        """What it is, and how each group is set up by the user."""
+        """The optimizer's class, and the settings that the user gave each group."""
         return type(self._optimizer), self._fresh
 
     @property
@@ -57,7 +57,7 @@ class StackedOptimizer:
         return [float(group.get("lr", 0.0)) for group in self._optimizer.param_groups]
 
     def step(self, num_rows: int) -> None:
-        """One step of the first rows; the others have taken their last one before."""
+        """Take one step of the first rows; the clients of the other rows have finished."""
         for leaf, grad in self._leaves:
             if len(leaf) != num_rows:
                 self._keep(leaf, num_rows)

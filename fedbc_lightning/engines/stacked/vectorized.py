@@ -23,6 +23,7 @@ from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
 from fedbc_lightning.state.cohort import Cohort
 
 MAX_COHORT = 1024
+"""Largest number of clients in a cohort."""
 
 
 class VectorizedEngine(BaseEngine):
@@ -53,10 +54,10 @@ class VectorizedEngine(BaseEngine):
         self.cohort_size = max(2, min(MAX_COHORT, self.stacked.most_rows))
 
     @property
-    def seconds_elsewhere(self) -> float:
+    def seconds_waited(self) -> float:
         """Seconds that this engine has waited for other runs of the process."""
-        beside = self.stacked.beside
-        return 0.0 if beside is None else beside.seconds_elsewhere
+        lockstep = self.stacked.lockstep
+        return 0.0 if lockstep is None else lockstep.seconds_waited
 
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
         """Return cohorts of clients of similar length, the longest first; a solver's have one length each."""
@@ -104,9 +105,9 @@ class VectorizedEngine(BaseEngine):
         is_last: bool = True,
     ) -> None:
         """Train a cohort, all clients at once unless there is only one, or the longest do not stand first."""
-        stacked, beside = self.stacked, self.stacked.beside
-        if beside is not None:
-            beside.check()
+        stacked, lockstep = self.stacked, self.stacked.lockstep
+        if lockstep is not None:
+            lockstep.check()
         local = self._planned(cohort, epochs)
         if len(cohort) == 1 or (solver is None and epochs is not None and not self._is_sorted(cohort, local)):
             self._one_by_one.solve(
@@ -120,10 +121,10 @@ class VectorizedEngine(BaseEngine):
             CohortSolverRun(stacked, cohort, local, terms, solver).run(start, lr_scale, purpose)
             return
         run = CohortOptimizerRun(stacked, cohort, local, terms, after_step, record_gradient_mean)
-        if beside is None:
+        if lockstep is None:
             run.run(start, lr_scale, purpose)
         else:
-            beside.train(run, start, lr_scale, purpose)
+            lockstep.train(run, start, lr_scale, purpose)
 
 
 def _problems(bench: Workbench) -> dict[str, bool]:
