@@ -1,4 +1,4 @@
-"""When a step of the user's ``training_step`` may be replayed, and when it must be run."""
+"""Decides when a step of the user's ``training_step`` may be replayed, and when it must be run as written."""
 
 from __future__ import annotations
 
@@ -37,44 +37,58 @@ if TYPE_CHECKING:
 log = logging.getLogger("lightning.pytorch." + __name__)
 
 RECORD_AFTER = {"single": 500, "mapped": 60}
-"""Steps of one shape that pay for recording it: 100 to 200 ms against 0.1 ms, or 1 ms for a mapped one, in each."""
+"""Number of steps of one shape after which it is recorded.
+
+To record takes 100 to 200 ms; a replay saves 0.1 ms in each step, and 1 ms in a mapped one.
+"""
 NUM_TRIALS = 3
 """Number of replays that are compared with the step as written before replays are trusted."""
 COMPARE_EVERY = 64
 """Once replays are trusted, one step in this many is still run as written and compared."""
 MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
+"""Largest numbers of recordings, and of shapes that are counted: they bound the memory of data with many shapes."""
 
 
 @dataclass
 class Recording:
-    """A recorded step, what it logs, whether it draws random numbers, how often it came, and when it was compared."""
+    """A recorded step.
+
+    Attributes:
+        replay: Takes the step.
+        calls: What the step logs.
+        draws_random_numbers: Whether the step draws random numbers.
+        num_uses: Number of steps of this shape since it was recorded.
+        num_trials: Number of replays that were compared with the step as written, up to ``NUM_TRIALS``.
+        compared_in: The last round in which a replay was compared.
+    """
 
     replay: Replay
     calls: list[LoggedCall]
-    draws: bool
+    draws_random_numbers: bool
     num_uses: int = 0
     num_trials: int = 0
     compared_in: int = -1
 
 
 class StepRecorder:
-    """Replays steps whose shapes came often: the operations of the module's own step, on the same numbers.
+    """Records steps whose shapes come often, and replays their operations.
 
-    A recording holds what ``training_step`` did once, so what it does must be a function of parameters and batch. With
-    ``record_steps: auto`` that is proven before a shape is recorded, see ``recorded/proof/``; what the proof rests on
-    is compared before each client, after each step as written, and before each step where other code than what is known
-    to leave the module alone runs in between. With ``true`` the user vouches for it. In both cases the first replays of
-    each shape, one in each round, and one in 64 are run as written and compared, on a CPU bit for bit.
+    A recording holds what ``training_step`` did once, so the step must be a function of parameters and batch. With
+    ``record_steps: auto`` this is proven before a shape is recorded, see ``recorded/proof/``. The values that a proof
+    rests on are compared again before each client, after each step as written, and before each step if code runs in
+    between that is not known to leave the module alone. With ``true`` the user vouches for the step instead. In both
+    cases some steps are run as written and compared with the replay, bit for bit on a CPU: the first ones of each
+    shape, one in each round, and one in 64.
 
     Args:
         user: The user's module.
         layout: The layout of its parameters.
-        record_steps: ``trainer.record_steps``.
+        record_steps: Which steps are recorded, as in ``trainer.record_steps``.
 
     Attributes:
-        function: The step as a function.
-        record_after: Kind -> number of steps of one shape before it is recorded.
-        reason: Why steps are not recorded; None: they are.
+        function: The step as a function of parameters and batch.
+        record_after: Number of steps of one shape before it is recorded, by kind.
+        reason: The reason why steps are not recorded, or None if they are.
     """
 
     def __init__(self, user: UserModule, layout: ParameterLayout, record_steps: RecordSteps = "auto") -> None:
@@ -99,14 +113,14 @@ class StepRecorder:
             self.reason = "hooks are called between clients"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy gets: neither proofs, which are about the objects of this process, nor recordings."""
+        """Return the state of a copy, without recordings and proofs, which are about the objects of this process."""
         return {**vars(self), "_proofs": {}, "_counts": {}, "_found": {}, "_waiting": None, "_heard": None}
 
     def start(self, round: int, *, has_visitors: bool) -> None:
-        """Steps of a client or cohort begin: forget proofs and recordings if something that the step reads has changed.
+        """Prepare for the steps of a client or cohort; forget everything if something that the step reads has changed.
 
         Args:
-            round: The present round.
+            round: The current round.
             has_visitors: Whether code of the user's, such as a dataset's, runs between these steps.
         """
         self._has_visitors = has_visitors
@@ -117,15 +131,17 @@ class StepRecorder:
         self._round, self._is_looked_at = round, False
 
     def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
-        """The replayed step, or None: it is to be run as written, and given to :meth:`compare`; without autograd.
+        """Return the replayed step, or None if the caller must run it as written and give it to :meth:`compare`.
+
+        Call this under ``torch.no_grad``.
 
         Args:
             kind: ``"single"`` or ``"mapped"``, see :class:`StepFunction`.
-            parameters: As the kind wants them.
-            batch: One batch, or K.
+            parameters: The parameters of one client, or of K clients.
+            batch: The batch of one client, or those of K clients.
         """
         output = self._step(kind, parameters, batch)
-        # A mapped step is proven; one of a single client may be of a form that is not, and may change anything.
+        # A mapped step is proven. A single client's batch may have a form that is not; its step may change anything.
         self._is_looked_at &= output is not None or kind == "mapped"
         return output
 
@@ -145,23 +161,23 @@ class StepRecorder:
         if found.num_trials == NUM_TRIALS and found.num_uses % COMPARE_EVERY:
             if found.compared_in == self._round:
                 return self._replay(found, parameters, batch)
-            if kind == "mapped" and not found.draws:
+            if kind == "mapped" and not found.draws_random_numbers:
                 return self._compare_first(found, parameters, batch)
-        with torch.random.fork_rng(_cuda(self._user.device)) if found.draws else nullcontext():
+        with torch.random.fork_rng(_cuda(self._user.device)) if found.draws_random_numbers else nullcontext():
             try:
                 self._waiting = found, self._replay(found, parameters, batch)
-            except Exception as error:  # some kernels cannot be called as they were traced
+            except Exception as error:  # some kernels refuse the arguments with which they were traced
                 self._stop(f"torch cannot replay it: {first_line(error)}")
         return None
 
     def prove(self, batch: Sequence[Tensor]) -> None:
-        """Make sure that a step on such a batch of one client is a function of weights and batch.
+        """Prove, unless this was done, that a step on such a batch is a function of weights and batch.
 
         Args:
-            batch: One client's, on the device.
+            batch: A batch of one client, on the device.
 
         Raises:
-            NotRecordableError: That is not proven, and nobody vouches for it.
+            NotRecordableError: It cannot be proven, and the user does not vouch for it.
         """
         if not self.knows(batch):
             self._user.train_mode()
@@ -169,43 +185,45 @@ class StepRecorder:
             self._proofs[_form(batch)] = self.function.prove(batch)
 
     def knows(self, batch: Sequence[Tensor]) -> bool:
-        """Whether a step on such a batch of one client is proven, and the proof still holds, or somebody vouches."""
+        """Return whether a step on such a batch of one client is proven and the proof holds, or the user vouches."""
         self._look()
         return self._is_vouched or _form(batch) in self._proofs
 
     def proof(self, batch: Sequence[Tensor]) -> Proof | None:
-        """The proof of a step on such a batch of one client; None: somebody vouches.
+        """Return the proof of a step on such a batch of one client, or None if the user vouches for it.
 
         Raises:
-            NotRecordableError: It is not proven.
+            NotRecordableError: It cannot be proven.
         """
         self.prove(batch)
         return self._proofs.get(_form(batch))
 
     def check_visit(self, batch: Sequence[Tensor]) -> None:
-        """Raise if making one client's batch of a stack changes what the step reads: the clients' step is one.
+        """Raise if making one client's batch of a stack has changed what the step reads.
+
+        All batches of a stack go into one step, which would see the changes of all of them at once.
 
         Args:
-            batch: One client's, on the device.
+            batch: A batch of one client, on the device.
 
         Raises:
-            NotRecordableError: It does.
+            NotRecordableError: What the step reads has changed.
         """
         if not self._has_visitors or self._is_vouched:
             return
         if not self._proofs:
-            with suppress(NotRecordableError):  # the obstacle is told where the step is taken
+            with suppress(NotRecordableError):  # the step itself will report the obstacle
                 self.prove(batch)
         elif not self._hold():
             raise NotRecordableError("code that makes the batches changes what it reads")
 
     def sight(self) -> list[Any]:
-        """What the steps would read now, in the places that are known."""
+        """Return what proven steps would read now in the places from which they read."""
         with self._user.autocast():
             return [value for proof in self._proofs.values() for value in proof.sight()]
 
     def listen(self) -> bool:
-        """Before a step as written: whether it is going to be compared; then what it logs is kept for that."""
+        """Return, before a step as written, whether it will be compared; if so, keep what it logs."""
         if self._waiting is None:
             return False
         self._heard = LoggedCalls(self._user.collector)
@@ -213,7 +231,7 @@ class StepRecorder:
         return True
 
     def compare(self, written: StepOutput | None) -> None:
-        """After a step as written: its numbers must be those of the replay; None: it gave none."""
+        """Compare a step as written, or None if it had no loss, with its replay; record no more if they differ."""
         heard, self._heard = self._heard, None
         if heard is not None:
             self._user.collector = heard._collector
@@ -237,7 +255,7 @@ class StepRecorder:
         return StepOutput(results[:first], results[first], calls and with_tensors(calls, results[first + 1 :]))
 
     def _compare_first(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
-        """The replayed step of K clients, if for the first of them it is the step as written."""
+        """Return the replayed step of K clients, or None if for the first client the step as written differs."""
         found.compared_in = self._round
         replayed = self._replay(found, parameters, batch)
         first = [parameter[0].clone() for parameter in parameters]
@@ -257,13 +275,13 @@ class StepRecorder:
         return None
 
     def _look(self) -> None:
-        """Forget all if something that was read has changed, unless nobody has done anything since the last look."""
+        """Forget everything if something that was read has changed; look only if code has run since the last look."""
         if (self._has_visitors or not self._is_looked_at) and not self._hold():
             self._forget()
         self._is_looked_at = True
 
     def _hold(self) -> bool:
-        with self._user.autocast():  # in which they were made: it sets the default dtype for double precision
+        with self._user.autocast():  # as when the proofs were made: it sets the default dtype for double precision
             return all(proof.holds() for proof in self._proofs.values())
 
     def _forget(self) -> None:
@@ -272,11 +290,12 @@ class StepRecorder:
         self._counts.clear()
 
     def _consider(self, kind: str, key: tuple, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
-        """A recording, once a shape has come often enough."""
+        """Return a recording of a shape once it has come often enough, or None."""
         if len(self._counts) > MAX_SHAPES:
             self._counts.clear()
         count = self._counts[key] = self._counts.get(key, 0) + 1
-        is_double = len({id(tensor) for tensor in batch}) < len(batch)  # one tensor twice is one input of a recording
+        # A tensor that stands twice in a batch would be a single input of the recording.
+        is_double = len({id(tensor) for tensor in batch}) < len(batch)
         if count < self.record_after[kind] or len(self._found) >= MAX_RECORDINGS or is_double:
             return None
         try:
@@ -292,7 +311,8 @@ class StepRecorder:
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
             output = take_step(tensors[: len(parameters)], type(batch)(tensors[len(parameters) :]), 0)
-            calls[:] = with_tensors(output.logged, repeat(torch.empty(0)))  # theirs go with the recording
+            # The values belong to the trace; a replay puts its own in their place.
+            calls[:] = with_tensors(output.logged, repeat(torch.empty(0)))
             return (*output.gradients, output.loss, *tensors_of(output.logged))
 
         self.check_hooks()
@@ -307,7 +327,7 @@ class StepRecorder:
         """Raise if torch's hooks are registered on the module's layers or parameters.
 
         Raises:
-            NotRecordableError: They are.
+            NotRecordableError: Hooks are registered.
         """
         if _has_hooks(self._module):
             raise NotRecordableError("hooks are registered on its layers or parameters")
@@ -316,7 +336,7 @@ class StepRecorder:
         """Raise if a step of this client has updated a Metric.
 
         Raises:
-            NotRecordableError: It has.
+            NotRecordableError: A Metric was updated.
         """
         if any(metric.update_called for metric in self._user.metrics):
             raise NotRecordableError("it updates a torchmetrics Metric")
@@ -344,7 +364,7 @@ def _form(batch: Sequence[Tensor]) -> tuple:
 
 
 def is_same(written: StepOutput, replayed: StepOutput, tolerance: float = 0.0) -> bool:
-    """Whether two outputs agree: on a CPU bit for bit, or to a share of the largest element of each tensor."""
+    """Return whether two outputs agree: bit for bit on a CPU, else to a fraction of each tensor's largest element."""
     pairs = list(zip(written.logged, replayed.logged, strict=False))
     if len(written.logged) != len(replayed.logged) or len(written.gradients) != len(replayed.gradients):
         return False
@@ -354,11 +374,12 @@ def is_same(written: StepOutput, replayed: StepOutput, tolerance: float = 0.0) -
     values += ((a.batch_size, b.batch_size) for a, b in pairs)
     values += zip(written.gradients, replayed.gradients, strict=True)
     verdicts = [_is_near(a, b, tolerance) for a, b in values]
-    return not any(verdict is False for verdict in verdicts) and all(read(verdicts))  # those of a device at once
+    # `read` waits once for the verdicts of a device, not once for each.
+    return not any(verdict is False for verdict in verdicts) and all(read(verdicts))
 
 
 def _is_near(a: Any, b: Any, tolerance: float) -> bool | Tensor:
-    """Whether two values agree; what a device has to say is not waited for."""
+    """Return whether two values agree; the verdict of a device is returned as a tensor, without waiting for it."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return type(a) is type(b) and (a == b or (a != a and b != b))
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -366,7 +387,7 @@ def _is_near(a: Any, b: Any, tolerance: float) -> bool | Tensor:
     if not a.numel() or (a.device.type == "cpu" and torch.equal(a, b)):
         return True
     if a.device.type != "cpu":
-        tolerance = 1e-3  # atomics add in any order
+        tolerance = 1e-3  # atomic additions of a GPU come in any order
     a, b = (value.to(wide_dtype(a.device)) for value in (a, b))
     scale = a.nan_to_num(0.0, 0.0, 0.0).abs().max()
     return ((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= tolerance * scale)).all()

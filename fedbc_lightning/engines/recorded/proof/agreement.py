@@ -1,4 +1,4 @@
-"""Whether the steps of two modules are the same function: they are if they have read the same all along."""
+"""Decides whether the steps of two modules are the same function: they are if both have read the same all along."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BY_IDENTITY = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType
 
 
 def agree(mine: Reads, theirs: Reads, weights: Mapping[int, str]) -> bool:
-    """Whether two proofs have read the same; what an object holds beside is of no effect.
+    """Return whether two proofs have read the same; what the steps have not read has no effect on them.
 
     Args:
         mine: What one proof has read.
@@ -34,7 +34,7 @@ def _all_alike(left: Any, right: Any, weights: Mapping[int, str]) -> bool:
 
 
 def _alike(a: Any, b: Any, weights: Mapping[int, str]) -> bool:
-    """Whether two values are worth the same; the content of objects and collections was read by itself."""
+    """Return whether two values count as the same; contents of objects are compared by reads of their own."""
     if a is b:
         return True
     if type(a) is not type(b):

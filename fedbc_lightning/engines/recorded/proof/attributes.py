@@ -1,4 +1,4 @@
-"""Attributes, as Python finds them, with every place that was looked at taken down."""
+"""Reads attributes as Python finds them, and keeps every place that was looked at."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ FUNCTIONS = (
 
 
 def _is_of_library(cls: type) -> bool:
-    """Whether a class is the one that its package has under its name: the text of a class may say what it likes."""
+    """Return whether a class is the one that its package has under its name, which a class could claim wrongly."""
     home = sys.modules.get(cls.__module__)
     if cls.__module__.partition(".")[0] not in LIBRARIES or home is None:
         return False
@@ -88,11 +88,11 @@ class Attributes:
         self._evaluator, self._reads = evaluator, evaluator.reads
 
     def get(self, owner: Any, name: str) -> Any:
-        """The value of an attribute.
+        """Return the value of an attribute.
 
         Raises:
-            AttributeError: There is none.
-            NotRecordableError: It cannot be told where it comes from.
+            AttributeError: There is no such attribute.
+            NotRecordableError: It is not clear where the attribute comes from.
         """
         value = self._found(owner, name)
         if value is MISSING:
@@ -101,11 +101,11 @@ class Attributes:
         return value
 
     def of_class(self, cls: type, name: str) -> Any:
-        """What a class and its bases hold under a name, or MISSING; changes of classes are seen."""
+        """Return what a class and its bases hold under a name, or MISSING; changes of classes are seen."""
         for base in cls.__mro__:
             value = base.__dict__.get(name, MISSING)
             if value is MISSING and _is_of_library(base):
-                self._reads.length(base.__dict__, base)  # for all names at once, of which there are many
+                self._reads.length(base.__dict__, base)  # stands for all names at once, of which there are many
             elif base.__flags__ & HEAP_TYPE:
                 self._reads.item(base.__dict__, base, name)
             if value is not MISSING:
@@ -113,7 +113,7 @@ class Attributes:
         return MISSING
 
     def special(self, owner: Any, name: str) -> Any:
-        """A method of the owner's class with the owner bound to it, as operators look it up; MISSING: there is none."""
+        """Return a method of the owner's class, bound to the owner, as operators look it up, or MISSING."""
         static = self.of_class(type(owner), name)
         return MISSING if static is MISSING else self._bound(static, owner, type(owner), name)
 
@@ -159,7 +159,7 @@ class Attributes:
             self._evaluator.refuse(f"uses a {type(tensor).__qualname__}, a tensor of a class of its own")
         if name in known.TENSOR_PROPERTIES or known.is_tensor_method(name):
             return getattr(tensor, name)
-        if not hasattr(Tensor, name):  # a recording sees a tensor that stands for this one, without attributes
+        if not hasattr(Tensor, name):  # in a recording a fake tensor stands for this one, without its attributes
             self._evaluator.refuse(f"reads '{name}' of a tensor, an attribute that is not torch's")
         return self._evaluator.refuse(f"uses {name} of a tensor, which is more than its values")
 
@@ -227,10 +227,10 @@ class Attributes:
         if not is_made:
             self._reads.kind(owner)
         static = self.of_class(kind, name)
-        if static is not MISSING and hasattr(type(static), "__set__"):  # before the object's own attributes
+        if static is not MISSING and hasattr(type(static), "__set__"):  # goes before own attributes
             try:
                 return self._bound(static, owner, kind, name)
-            except AttributeError as error:  # after which Python asks __getattr__
+            except AttributeError as error:  # Python then calls __getattr__
                 self._evaluator.check_known(error)
                 if self.of_class(kind, "__getattr__") not in (MISSING, nn.Module.__getattr__):
                     self._evaluator.refuse(f"reads '{name}', a property that is not there")
@@ -238,7 +238,7 @@ class Attributes:
         fields = getattr(owner, "__dict__", None) if is_made else self._reads.fields(owner)
         if fields is not None and not is_made and not (name == "training" and self._evaluator.is_own(owner)):
             value = self._reads.item(fields, fields, name)
-        else:  # the step's, or `training`, which the engine sets before the steps of each kind
+        else:  # made by the step, or `training`, which the engine sets before steps
             value = (fields or {}).get(name, MISSING)
         if value is not MISSING:
             return value
@@ -255,7 +255,7 @@ class Attributes:
         return self.registered(owner, name)
 
     def registered(self, owner: nn.Module, name: str) -> Any:
-        """A parameter, buffer or child of a module, as ``nn.Module.__getattr__`` finds it, or MISSING."""
+        """Return a parameter, buffer or child of a module, as ``nn.Module.__getattr__`` finds it, or MISSING."""
         for items in self._reads.registered(owner):
             value = self._reads.item(items, items, name)
             if value is not MISSING:
@@ -263,7 +263,7 @@ class Attributes:
         return MISSING
 
     def _bound(self, static: Any, owner: Any, kind: type, name: str) -> Any:
-        """What becomes of a class's attribute when it is read through an instance."""
+        """Return what becomes of a class's attribute when it is read through an instance."""
         if is_a(static, types.FunctionType):
             return types.MethodType(static, owner)
         if type(static) is property:

@@ -1,4 +1,4 @@
-"""Calls: into the source of Python functions, and of what is known to be a function of its arguments."""
+"""Calls functions: Python functions by their source, others if they are known to depend on their arguments alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Calls:
 
     Args:
         evaluator: Evaluates Python functions.
-        log: ``self.log`` of the user's module, as a function: called as it is, with numbers and tensors.
+        log: The function behind ``self.log``, which is called as it is, with numbers and tensors.
     """
 
     def __init__(self, evaluator: Evaluator, log: Any) -> None:
@@ -85,7 +85,7 @@ class Calls:
         }  # fmt: skip
 
     def of_node(self, node: ast.Call) -> Any:
-        """The value of a call."""
+        """Return the value of a call."""
         evaluator = self._evaluator
         if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
             return self._super()
@@ -102,7 +102,7 @@ class Calls:
         return self.call(function, tuple(args), kwargs)
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a function gives."""
+        """Call a function and return its result."""
         if is_a(function, Closure):
             return self._closure(function, args, kwargs)
         if is_a(function, types.MethodType):
@@ -150,7 +150,7 @@ class Calls:
         cells: dict[str, Any] = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         for name, value in bound.items():
             if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-                self._objects.made(value)  # the tuple of *args and the dict of **kwargs come into being with the call
+                self._objects.made(value)  # the tuple of *args and the dict of **kwargs are new with each call
         return self._evaluator.run(Frame(name_of(function), code, function.__globals__, cells, bound), node)
 
     def _bound(
@@ -185,7 +185,7 @@ class Calls:
         return self.call(function, (owner, *args), kwargs)
 
     def _logged(self, log: types.MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """``self.log``, which is told numbers and tensors; the call is part of what the step gives."""
+        """Call ``self.log`` with numbers and tensors; the call is part of the result of the step."""
         for value in (*args, *kwargs.values()):
             if is_a(value, Metric):
                 self._evaluator.refuse("logs a torchmetrics Metric")
@@ -252,7 +252,7 @@ class Calls:
         return self._objects.made(self._native(function, args, kwargs))
 
     def _descriptor(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A method called through its class, such as ``torch.Tensor.add(x, y)`` or ``dict.get(d, k)``."""
+        """Return a method called through its class, such as ``torch.Tensor.add(x, y)`` or ``dict.get(d, k)``."""
         if function is object.__init__ and self._objects.is_made(args[0]) and len(args) == 1:
             return None
         owner = function.__objclass__
@@ -261,14 +261,14 @@ class Calls:
         return self._refuse(function)
 
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call what is written in C, or of torch's own, once it is sure that it runs nobody else's code."""
+        """Call a function that is written in C, or one of torch's, after a check that it runs no other code."""
         self._check(args, kwargs)
         self._check_values(function, args, kwargs)
         result = function(*args, **kwargs)
         return self._objects.made(result) if function in (sorted, list, dict, set) else result
 
     def _check_values(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse where values of tensors would be looked at behind the dispatcher, or errors of kernels be handled."""
+        """Refuse calls that look at values of tensors behind torch's dispatcher, or whose errors the step handles."""
         has_tensor = any(map(holds_tensor, (*args, *kwargs.values(), getattr(function, "__self__", None))))
         if has_tensor:
             self._evaluator.check_not_caught()
@@ -335,7 +335,7 @@ class Calls:
         return instance
 
     def _data_instance(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An instance of a dataclass whose ``__init__`` does nothing but set attributes."""
+        """Return an instance of a dataclass whose ``__init__`` does nothing but set attributes."""
         from dataclasses import MISSING as NO_FACTORY
 
         fields = vars(cls)["__dataclass_fields__"].values()
@@ -401,7 +401,7 @@ class Calls:
         return isinstance(value, classes)
 
     def _check_abstract(self, cls: type, value: Any) -> None:
-        """Refuse abstract classes that decide by code of their own; take down what is registered with others."""
+        """Refuse abstract classes that decide by code of their own; keep what is registered with other ones."""
         hooks = [base for base in cls.__mro__[:-1] if "__subclasshook__" in vars(base)]
         if any(base.__module__ not in ("collections.abc", "typing", "abc") for base in hooks):
             self._refuse(cls)
@@ -433,13 +433,13 @@ class Calls:
         return next(iterator, *default)
 
     def _iterator(self, items: Any, *sources: Any, function: Any = None) -> Any:
-        """An iterator over items that Python would make one by one from these sources, and maybe by a function."""
+        """Return an iterator over items that Python would make one by one from these sources, perhaps by a function."""
         frame = function.parent if is_a(function, Closure) else self._evaluator.frame
         names = function.code.co_freevars if is_a(function, Closure) else ()
         return self._objects.iterator(list(items), self._objects.lazy(frame, names, sources))
 
     def _chained(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
-        """An iterator of itertools over the items of others, such as ``islice``, all at once."""
+        """Return an iterator of itertools, such as ``islice``, over items that are all made at once."""
         return self._iterator(kind(*[a if is_plain(a) else self._items(a) for a in args], **kwargs), *args)
 
     def _map(self, function: Any, many: tuple[Any, ...]) -> Any:
@@ -447,7 +447,7 @@ class Calls:
         return self._iterator(self._called_later(function, rows), *many, function=function)
 
     def _called_later(self, function: Any, rows: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """The results of calls that Python would make when they are asked for."""
+        """Return the results of calls that Python would make later, when the results are asked for."""
         self._evaluator.num_generators += 1
         try:
             return [self.call(function, row, {}) for row in rows]
@@ -485,7 +485,7 @@ class Calls:
 
 
 def _flat(classes: Any) -> list[Any]:
-    """The classes of the second argument of ``isinstance``."""
+    """Return the classes of the second argument of ``isinstance``."""
     if is_a(classes, tuple):
         return [cls for inner in classes for cls in _flat(inner)]
     if is_a(classes, types.UnionType):

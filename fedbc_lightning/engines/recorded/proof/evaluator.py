@@ -26,25 +26,25 @@ MAX_NODES, MAX_DEPTH = 300_000, 150
 class Evaluator:
     """Evaluates Python functions, and refuses all that it does not know to be free of side effects before it happens.
 
-    It runs on the objects of the program themselves. What was there before may be read, and each read is taken down;
-    only what came into being inside may be changed. Calls go into the source of Python functions; functions written in
-    C are called if they are on the list of what is allowed. What is not understood is refused.
+    It works on the objects of the program themselves. Objects that existed before may be read, and each read is kept;
+    only objects that the step has made may be changed. Python functions are evaluated from their source; functions
+    written in C are called if they are on the list of allowed ones. What is not understood is refused.
 
     Args:
-        reads: Takes down what is read.
+        reads: Keeps what is read.
         module: The user's module.
         log: The function behind its ``self.log``.
 
     Attributes:
-        reads: What was read.
-        objects: What came into being inside.
-        attributes: How attributes are read.
-        calls: How functions are called.
-        names: How names are read and stored.
-        expressions: How expressions are evaluated.
-        statements: How statements are run.
-        num_catching: How many ``try`` statements that handle errors there are around the present node.
-        num_generators: How many generator expressions, or functions that Python would call later, there are around it.
+        reads: Keeps what is read.
+        objects: Knows the objects that the step has made.
+        attributes: Reads attributes.
+        calls: Calls functions.
+        names: Reads and stores names.
+        expressions: Evaluates expressions.
+        statements: Runs statements.
+        num_catching: Number of ``try`` statements with handlers around the current node.
+        num_generators: Number of generator expressions, and of functions that Python would call later, around it.
     """
 
     def __init__(self, reads: Reads, module: nn.Module, *, log: Any) -> None:
@@ -64,11 +64,11 @@ class Evaluator:
         return self._frames[-1]
 
     def is_own(self, module: Any) -> bool:
-        """Whether a module is a part of the user's module, whose mode the engine sets."""
+        """Return whether a module is part of the user's module, so that the engine sets its training mode."""
         return any(module is other for other in self._module.modules())
 
     def refuse(self, reason: str) -> NoReturn:
-        """Stop: the step does, or may do, something beside computing its result.
+        """Raise, because the step does something else than computing its result, or may do so.
 
         Raises:
             NotRecordableError: Always.
@@ -81,7 +81,7 @@ class Evaluator:
         return self.calls.call(function, tuple(args), kwargs)
 
     def run(self, frame: Frame, node: ast.FunctionDef | ast.Lambda) -> Any:
-        """The result of a function whose arguments are in its frame."""
+        """Run a function whose arguments are in its frame, and return its result."""
         if len(self._frames) >= MAX_DEPTH:
             self.refuse(f"calls functions inside functions, {MAX_DEPTH} deep")
         self._frames.append(frame)
@@ -103,23 +103,23 @@ class Evaluator:
         return self.objects.iterator(frame.yielded, self.objects.lazy(outer, frame.code.co_freevars, arguments))
 
     def value(self, node: ast.expr) -> Any:
-        """The value of an expression."""
+        """Return the value of an expression."""
         self.count()
         return self.expressions.value(node)
 
     def count(self) -> None:
-        """One more expression, or turn of a loop."""
+        """Count an expression, or a turn of a loop; too many are refused."""
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
             self.refuse("takes more steps of Python than are looked at")
 
     def known_error(self, error: Exception) -> Exception:
-        """An error that Python raises just so: only such errors may be caught by the step; itself."""
+        """Return an error after marking it as one that Python itself raises, which alone the step may catch."""
         self._known_errors.append((error, self._num_lazy()))
         return error
 
     def _num_lazy(self) -> int:
-        """How many generators there are around the present node, whose errors Python would raise later."""
+        """Return the number of generators around the current node, whose errors Python would raise later."""
         return self.num_generators + sum(is_generator(frame.code) for frame in self._frames)
 
     def check_known(self, error: Exception) -> None:
@@ -133,7 +133,7 @@ class Evaluator:
             self.refuse("computes inside of a try whose errors it handles")
 
     def values(self, nodes: Iterable[ast.expr]) -> list[Any]:
-        """The values of expressions, with those of starred ones in their place."""
+        """Return the values of expressions; a starred expression gives all its items."""
         found: list[Any] = []
         for node in nodes:
             if isinstance(node, ast.Starred):

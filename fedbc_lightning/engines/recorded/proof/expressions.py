@@ -1,4 +1,4 @@
-"""Python's expressions, evaluated one by one with everything that they look at in sight."""
+"""Evaluates Python's expressions one by one, and keeps everything that they read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Expressions:
         }  # fmt: skip
 
     def value(self, node: ast.expr) -> Any:
-        """The value of an expression."""
+        """Return the value of an expression."""
         evaluate = self._expressions.get(type(node))
         if evaluate is None:
             self._evaluator.refuse(f"has the expression `{ast.unparse(node)}`, which is not understood")
@@ -158,7 +158,7 @@ class Expressions:
         return format(value, "" if node.format_spec is None else self._evaluator.value(node.format_spec))
 
     def closure(self, node: ast.FunctionDef | ast.Lambda) -> Closure:
-        """The function that a definition makes."""
+        """Return the function that a definition makes."""
         frame, arguments = self._evaluator.frame, node.args
         keyword = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         return Closure(
@@ -199,7 +199,7 @@ class Expressions:
             self._objects.check_lists(lists)
 
     def _generate_one(self, node: Any, depth: int, names: dict[str, Any], found: list[Any]) -> None:
-        """What a comprehension gives for the present values of its names, up to one of its loops."""
+        """Return what a comprehension gives for the current values of its names, from one of its loops inwards."""
         if depth + 1 < len(node.generators):
             more = self._objects.items(self._evaluator.value(node.generators[depth + 1].iter))
             self._generate(node, depth + 1, more, names, found)

@@ -1,4 +1,4 @@
-"""A function that is being evaluated: its names, its arguments, and what it has closed over."""
+"""Frames of functions that are being evaluated: their names, arguments and closures."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ GENERATOR_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 @dataclass
 class Frame:
-    """One call of a Python function.
+    """Holds one call of a Python function.
 
     Attributes:
         name: The function's name for messages.
-        code: Its code, which tells the kinds of its names.
-        globals: Its module's names.
-        cells: Name -> what it has closed over: a cell of a real function, or the frame of a function that is being
-            evaluated, or the names of a comprehension in it.
-        locals: Name -> value.
-        inner: Names of comprehensions around the present node, innermost last.
+        code: The function's code object, which says for each name where it lies.
+        globals: The global names of the function's module.
+        cells: What the function has closed over, by name: a cell of a real function, the frame of a function that is
+            being evaluated, or the names of a comprehension in it.
+        locals: Values of local variables by name.
+        inner: Names of the comprehensions around the current node, innermost last.
         yielded: What a generator has yielded so far.
-        caught: The exceptions whose handlers are being run, innermost last.
+        caught: Exceptions whose handlers are being run, innermost last.
     """
 
     name: str
@@ -42,18 +42,18 @@ class Frame:
     caught: list[BaseException] = field(default_factory=list)
 
     def is_local(self, name: str) -> bool:
-        """Whether a name is a local variable, maybe of an inner function too."""
+        """Return whether a name is a local variable, which inner functions may use as well."""
         return name in self.code.co_varnames or name in self.code.co_cellvars
 
     def private(self, name: str) -> str:
-        """A name as the compiler has it: ``__x`` inside a class has the name of the class before it.
+        """Return a name as the compiler stores it: it puts the name of the class before ``__x`` inside a class.
 
         Raises:
-            NotRecordableError: It cannot be told.
+            NotRecordableError: The class is not known.
         """
         if not name.startswith("__") or name.endswith("__"):
             return name
-        parts = getattr(self.code, "co_qualname", "").split(".")  # Python 3.10 does not have it
+        parts = getattr(self.code, "co_qualname", "").split(".")  # Python 3.10 has no co_qualname
         known = {name for code in (self.code, *inner_codes(self.code)) for name in (*code.co_names, *code.co_varnames)}
         found = {f"_{part.lstrip('_')}{name}" for part in parts} & known
         if len(found) != 1:
@@ -63,15 +63,15 @@ class Frame:
 
 @dataclass
 class Closure:
-    """A function that came into being while another one was evaluated.
+    """A function that was made while another one was evaluated.
 
     Attributes:
-        node: Its definition.
-        code: Its code.
-        parent: The frame that it was made in.
-        defaults: The defaults of its last positional arguments.
-        keyword_defaults: The defaults of its keyword-only arguments.
-        inner: The names of comprehensions around it.
+        node: The definition of the function.
+        code: Its code object.
+        parent: The frame in which it was made.
+        defaults: Defaults of its last positional arguments.
+        keyword_defaults: Defaults of its keyword-only arguments.
+        inner: Names of the comprehensions around it.
     """
 
     node: Definition
@@ -82,7 +82,7 @@ class Closure:
     inner: list[dict[str, Any]]
 
     def frame(self) -> Frame:
-        """A frame for one call."""
+        """Return a frame for one call of the function."""
         cells = {name: self._cell(name) for name in self.code.co_freevars}
         return Frame(f"{self.parent.name}.{self.code.co_name}", self.code, self.parent.globals, cells)
 
@@ -97,7 +97,7 @@ def bind(
     code: CodeType, args: Sequence[Any], kwargs: dict[str, Any], defaults: Sequence[Any],
     keyword_defaults: dict[str, Any], name: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """The local variables that a call begins with.
+    """Return the local variables that a call begins with.
 
     Raises:
         TypeError: The function does not take these arguments, as Python would say.
@@ -133,12 +133,12 @@ def bind(
 
 
 def is_generator(code: CodeType) -> bool:
-    """Whether calling the function gives a generator."""
+    """Return whether a call of the function gives a generator."""
     return bool(code.co_flags & inspect.CO_GENERATOR)
 
 
 def body_of(node: Definition) -> list[ast.stmt]:
-    """The statements of a definition."""
+    """Return the statements of a definition."""
     if isinstance(node, ast.Lambda):
         return [ast.copy_location(ast.Return(node.body), node.body)]
     return node.body

@@ -1,4 +1,4 @@
-"""What the proof knows to be a function of its arguments: an allow-list, for everything else is refused.
+"""Lists what the proof knows to be a function of its arguments; everything else is refused.
 
 Operations of torch may be on it although they can write into tensors or look at their values: both are seen by
 :class:`~fedbc_lightning.engines.recorded.proof.operations.OnlyPure`, under which the proof evaluates a step.
@@ -62,25 +62,25 @@ METACLASSES = (type, type(nn.Parameter), type(Tensor))
 
 
 def _functions_of(*places: Any) -> dict[int, Any]:
-    """Functions of torch by their identities: those that these modules hold under some name."""
+    """Return the functions of torch that these modules hold under some name, by their identities."""
     kinds = types.FunctionType, types.BuiltinFunctionType
     found = [value for place in places for name, value in vars(place).items() if not name.startswith("__")]
     return {id(f): f for f in found if isinstance(f, kinds) and _is_of_torch(f)}
 
 
 def _home(function: Any) -> str:
-    """The module in which a function was written, whatever it says of itself."""
+    """Return the module in which a function was written, whatever its ``__module__`` says."""
     names = getattr(function, "__globals__", None)
     return str(names["__name__"] if names is not None else function.__module__)
 
 
 def _is_of_torch(function: Any) -> bool:
-    """Whether a function was written in torch."""
+    """Return whether a function was written in torch."""
     return _home(function).partition(".")[0] == "torch"
 
 
 def _operations() -> dict[int, Any]:
-    """Builtin functions of ``torch`` that are operators by their names, by their identities."""
+    """Return the builtin functions of ``torch`` that are operators according to their names, by their identities."""
     found = {}
     for name, value in vars(torch).items():
         is_builtin = isinstance(value, types.BuiltinFunctionType) and getattr(value, "__self__", None) is None
@@ -119,7 +119,7 @@ DUNDERS = frozenset({
 
 
 def is_tensor_method(name: str) -> bool:
-    """Whether a method of a tensor is an operator, or tells the form of the tensor."""
+    """Return whether a method of a tensor is an operator, or returns the form of the tensor."""
     if name.startswith("_"):
         return name in DUNDERS
     return name in TENSOR_METHODS or (name not in NOT_OPERATIONS and hasattr(aten, name))
@@ -129,7 +129,7 @@ DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 
 def is_layer(kind: type) -> bool:
-    """Whether a class is one of torch's own layers, whose ``forward`` keeps nothing but in buffers."""
+    """Return whether a class is one of torch's own layers, whose ``forward`` keeps state in buffers only."""
     home = sys.modules.get(kind.__module__)
     functions = [value for base in kind.__mro__[:-2] for value in vars(base).values()]
     getters = [value.fget if isinstance(value, property) else value for value in functions]
@@ -154,6 +154,6 @@ def patches() -> list[tuple[Any, Any]]:
 
 
 def is_torch_whole() -> bool:
-    """Whether all functions in these places were written there."""
+    """Return whether the functions in these places are torch's own, and none was replaced."""
     functions = [value for home in HOMES for value in home.values() if isinstance(value, types.FunctionType)]
     return all(_is_of_torch(function) for function in functions)

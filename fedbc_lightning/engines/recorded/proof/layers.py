@@ -1,4 +1,4 @@
-"""torch's own layers, which are called as they are, and the walks over a module's parts."""
+"""Calls torch's own layers as they are, and walks over a module's parts."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Layers:
     """Knows which modules may be called without looking into their ``forward``.
 
     Args:
-        evaluator: Takes down what they read.
+        evaluator: Keeps what the layers read.
     """
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator, self._reads = evaluator, evaluator.reads
 
     def can_call(self, module: nn.Module) -> bool:
-        """Whether it is a layer of torch's with nothing but layers of torch's in it; takes down all they hold.
+        """Return whether a module consists of torch's own layers alone; all that they hold counts as read.
 
         Raises:
-            NotRecordableError: Hooks are registered on it, or its class has a ``__call__`` of its own.
+            NotRecordableError: Hooks are registered on the module, or its class has a ``__call__`` of its own.
         """
         self._check_call(module)
         parts = list(module.modules())
@@ -75,7 +75,7 @@ class Layers:
         return True
 
     def make(self, kind: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A layer of torch's without weights, such as a loss; MISSING: it is none of them."""
+        """Make a layer of torch's without weights, such as a loss; return MISSING for all other classes."""
         if kind.__module__ not in WITHOUT_WEIGHTS or kind in WITH_WEIGHTS or not known.is_layer(kind):
             return MISSING
         for name in REGISTRATION_HOOKS:
@@ -87,7 +87,7 @@ class Layers:
         return self._evaluator.objects.made(kind(*args, **kwargs))
 
     def walked(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What one of torch's walks over a module gives, such as ``parameters()``; MISSING: it is none of them."""
+        """Return the result of one of torch's walks over a module, such as ``parameters()``, or MISSING."""
         if function not in WALKS or not args or not is_a(args[0], nn.Module):
             return MISSING
         for child in args[0].modules():
@@ -120,7 +120,7 @@ class Layers:
         self._reads.length(hooks)
 
     def _is_plain_layer(self, layer: nn.Module) -> bool:
-        """Whether all that it holds is plain, torch's, or tensors."""
+        """Return whether a layer holds plain values, tensors and objects of torch alone."""
         return all(name in NOT_READ or _is_readable(value) for name, value in vars(layer).items())
 
     def _read(self, layer: nn.Module) -> None:

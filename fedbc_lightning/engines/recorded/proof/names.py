@@ -1,4 +1,4 @@
-"""Names: where their values lie, and what may be stored under them."""
+"""Reads names where the compiler has placed their values, and stores values under them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Names:
         self._evaluator, self._objects, self._reads = evaluator, evaluator.objects, evaluator.reads
 
     def value(self, name: str) -> Any:
-        """The value of a name, as the compiler has settled where it is looked up.
+        """Return the value of a name from the place where the compiler looks it up.
 
         Raises:
-            NameError: It has none.
+            NameError: The name has no value.
         """
         frame = self._evaluator.frame
         name = frame.private(name)
@@ -80,7 +80,7 @@ class Names:
             self._evaluator.refuse(f"assigns to `{ast.unparse(target)}`, which is not understood")
 
     def store_name(self, name: str, value: Any) -> None:
-        """Assign a value to a name, as the compiler has settled where it lies."""
+        """Assign a value to a name in the place where the compiler puts it."""
         frame = self._evaluator.frame
         name = frame.private(name)
         if frame.is_local(name):

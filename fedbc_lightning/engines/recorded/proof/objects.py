@@ -1,4 +1,4 @@
-"""The objects that a step handles: it may change those that it made itself, and read all others."""
+"""Watches the objects that a step handles: it may change objects that it has made, and read all others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RETURN_TYPES = tuple(kind for kind in vars(torch.return_types).values() if isins
 
 
 class BatchIndex:
-    """Stands for ``batch_idx``: it may be handed on, and nothing else."""
+    """Stands for ``batch_idx``, which a step may hand on, and do nothing else with."""
 
 
 BATCH_INDEX = BatchIndex()
@@ -45,13 +45,13 @@ BATCH_INDEX = BatchIndex()
 
 @dataclass(frozen=True)
 class Lazy:
-    """What a generator looks at.
+    """Keeps what a generator reads.
 
     Attributes:
-        frame: The function whose names it uses.
-        values: Their values when it was made.
-        sources: What it goes through.
-        num_changes: How many changes there were until then.
+        frame: The function whose names the generator uses.
+        values: Values of these names when the generator was made.
+        sources: What the generator iterates over.
+        num_changes: Number of changes of objects before the generator was made.
     """
 
     frame: Frame
@@ -61,13 +61,13 @@ class Lazy:
 
 
 class Objects:
-    """What may be done to objects, and what code of theirs that would run.
+    """Decides what may be done to objects, and evaluates code of theirs that this runs.
 
     Args:
         evaluator: Evaluates that code.
 
     Attributes:
-        gone_through: Lists and dicts of the step's own that were gone through, and what they held then.
+        gone_through: Lists and dicts of the step's own that were iterated over, with their content at that time.
     """
 
     def __init__(self, evaluator: Evaluator) -> None:
@@ -82,20 +82,20 @@ class Objects:
     # made inside
 
     def made(self, value: Any) -> Any:
-        """A value that came into being just now and that nobody else holds; itself."""
+        """Return a value after marking it as made by the step; nobody else may hold it."""
         if not is_plain(value):
             self._made[id(value)] = value
         return value
 
     def is_made(self, value: Any) -> bool:
-        """Whether the value came into being inside the step."""
+        """Return whether the step has made the value."""
         return id(value) in self._made
 
     def iterator(self, items: list[Any], lazy: Lazy | None = None) -> Any:
-        """An iterator that nobody else has.
+        """Return an iterator that nobody else has.
 
         Args:
-            items: What it gives.
+            items: The items of the iterator.
             lazy: What they are made from, if Python would make them one by one when they are asked for.
         """
         iterator = self.made(iter(items))
@@ -104,18 +104,18 @@ class Objects:
         return iterator
 
     def walk(self, items: Iterable[Any]) -> Any:
-        """An iterator over what was there before the step, which no step changes."""
+        """Return an iterator over what was there before the step, which no step changes."""
         iterator = self.made(iter(list(items)))
         self._walks.add(id(iterator))
         return iterator
 
     def lazy(self, frame: Frame, names: Iterable[str], sources: tuple[Any, ...] = ()) -> Lazy:
-        """What an iterator that is made now will look at: these names of a function, and what it goes through."""
+        """Return what an iterator that is made now will read: names of a function, and what it iterates over."""
         values = {name: frame.locals[name] for name in names if name in frame.locals}
         return Lazy(frame, values, sources, len(self._changed))
 
     def lazy_of(self, iterator: Any) -> Lazy | None:
-        """What the items of an iterator are made from, if Python would make them later."""
+        """Return what the items of an iterator are made from, if Python would make them later."""
         return self._lazy.get(id(iterator))
 
     def check_lazy(self, lazy: Lazy | None) -> None:
@@ -127,7 +127,7 @@ class Objects:
             self._evaluator.refuse("changes what a generator looks at before the generator has ended")
 
     def keep(self, value: Any) -> None:
-        """An iterator gets a name: it may then be used once, and as a whole, if it is a generator expression."""
+        """Give an iterator a name; a generator expression may then be used only once, and as a whole."""
         if type(value) is ITERATOR and self.is_made(value):
             lazy = self.lazy_of(value)
             if id(value) not in self._walks and (lazy is None or lazy.sources):
@@ -135,30 +135,30 @@ class Objects:
             self._kept.add(id(value))
 
     def check_new(self, value: Any) -> None:
-        """Refuse to go through an iterator step by step that is not used where it is made."""
+        """Refuse to iterate step by step over an iterator that is not used where it is made."""
         if id(value) in self._kept:
             self._evaluator.refuse("goes through a generator that it has kept")
 
     def check_lists(self, lists: Iterable[tuple[Collection[Any], list[Any]]]) -> None:
-        """Refuse if lists have changed that are being gone through.
+        """Refuse if lists have changed while they were iterated over.
 
         Args:
-            lists: Each as it is now, with what it held.
+            lists: Pairs of a list and its earlier content.
         """
         if any(len(now) != len(then) or any(map(operator.is_not, now, then)) for now, then in lists):
             self._evaluator.refuse("changes a list or dict while it goes through it")
 
     def changed(self, value: Any) -> None:
-        """Take down that an object of the step's own has been changed."""
+        """Keep in mind that an object of the step's own was changed."""
         self._changed.append(id(value))
 
     # handing values to code that is not evaluated
 
     def check(self, value: Any, seen: set[int] | None = None) -> None:
-        """Take down the whole of a value that code written in C is about to see, and refuse what has code of its own.
+        """Read the whole of a value that code written in C will see, and refuse values with code of their own.
 
         Raises:
-            NotRecordableError: It may run code that is not looked at.
+            NotRecordableError: The value may run code that is not evaluated.
         """
         kind = type(value)
         if is_plain(value) or is_one_of(kind, (Tensor, nn.Parameter, range, torch.finfo, torch.iinfo)):
@@ -198,7 +198,7 @@ class Objects:
             self._refuse_use(key)
 
     def check_identity(self, value: Any) -> None:
-        """Refuse to ask whether a tensor is the same object: others stand for it when a step is replayed or mapped."""
+        """Refuse to ask whether a tensor is the same object: a replayed or mapped step gets other tensors."""
         if holds_tensor(value):
             self._evaluator.refuse("asks whether a tensor is the same object")
 
@@ -210,14 +210,14 @@ class Objects:
                 self._evaluator.refuse(f"writes a {type(part).__qualname__} into a string")
 
     def check_operands(self, operation: ast.operator, left: Any, right: Any) -> None:
-        """As :meth:`check`, for the operands of an operator."""
+        """Check the operands of an operator as :meth:`check` does."""
         if isinstance(operation, ast.Mod) and is_one_of(type(left), (str, bytes)):
             self.check_text(right)
         for value in (left, right):
             self.check_operand(value)
 
     def check_operand(self, value: Any) -> None:
-        """As :meth:`check`, for one operand of an operator."""
+        """Check one operand of an operator as :meth:`check` does."""
         if is_a(value, Tensor):
             self._evaluator.check_not_caught()
         self.check(value)
@@ -240,13 +240,13 @@ class Objects:
         self._evaluator.refuse(f"uses a {kind.__module__}.{kind.__qualname__} in a way that is not looked through")
 
     def has_plain_equality(self, value: Any) -> bool:
-        """Whether ``==`` and ``!=`` compare it by identity."""
+        """Return whether ``==`` and ``!=`` compare a value by identity."""
         return type(value).__eq__ is object.__eq__ and type(value).__ne__ is object.__ne__
 
     # reading
 
     def items(self, value: Any) -> list[Any]:
-        """What iterating over a value gives."""
+        """Return the items that an iteration over a value gives."""
         kind = type(value)
         if is_one_of(kind, (*LISTS, *SETS, torch.Size)) or is_named_tuple(kind):
             return self._items_of_collection(value)
@@ -278,7 +278,7 @@ class Objects:
         return found
 
     def mapping(self, value: Any) -> dict[Any, Any]:
-        """All items of a dict."""
+        """Return all items of a dict."""
         if not is_a(value, dict) or not self._is_as_in_dict(value, "keys"):
             self._evaluator.refuse(f"takes all items of a {type(value).__qualname__}")
         for key in dict.keys(value):
@@ -288,7 +288,7 @@ class Objects:
         return dict(dict.items(value))
 
     def item(self, owner: Any, key: Any) -> Any:
-        """``owner[key]``."""
+        """Return ``owner[key]``."""
         kind = type(owner)
         if is_a(owner, dict) and self._is_as_in_dict(owner, "__getitem__") and not hasattr(kind, "__missing__"):
             return self._item_of_dict(owner, key)
@@ -314,14 +314,14 @@ class Objects:
         return value
 
     def get(self, owner: dict[Any, Any], key: Any, default: Any = None) -> Any:
-        """``owner.get(key, default)``."""
+        """Return ``owner.get(key, default)``."""
         try:
             return self._item_of_dict(owner, key)
         except KeyError:
             return default
 
     def contains(self, owner: Any, item: Any) -> bool:
-        """``item in owner``."""
+        """Return ``item in owner``."""
         if is_a(owner, dict) and self._is_as_in_dict(owner, "__contains__"):
             return self.get(owner, item, MISSING) is not MISSING
         method = self._evaluator.attributes.special(owner, "__contains__")
@@ -335,7 +335,7 @@ class Objects:
         return item in owner
 
     def length(self, owner: Any) -> Any:
-        """``len(owner)``."""
+        """Return ``len(owner)``."""
         method = self._evaluator.attributes.special(owner, "__len__")
         if is_a(method, types.MethodType) and not is_a(owner, Tensor):
             return self._evaluator.call(method, (), {})
@@ -347,7 +347,7 @@ class Objects:
         return len(owner)
 
     def truth(self, value: Any) -> bool:
-        """Whether a value is true."""
+        """Return whether a value is true."""
         kind = type(value)
         if value is BATCH_INDEX:
             self._evaluator.refuse("uses batch_idx")
@@ -380,19 +380,19 @@ class Objects:
         self._evaluator.refuse(what)
 
     def set_attribute(self, owner: Any, name: str, value: Any, target: ast.Attribute) -> None:
-        """``owner.name = value``."""
+        """Do ``owner.name = value``."""
         self.check_attribute(owner, target)
         object.__setattr__(owner, name, value)
         self.changed(owner)
 
     def check_item(self, owner: Any, target: ast.Subscript) -> None:
-        """Refuse to set an item of what the step has not made; a tensor's are looked at as operations."""
+        """Refuse to set an item of what the step has not made; items of tensors are checked as operations."""
         if is_a(owner, Tensor) or (self.is_made(owner) and is_one_of(type(owner), (list, dict, np.ndarray))):
             return
         self._evaluator.refuse(f"changes `{ast.unparse(target.value)}`")
 
     def set_item(self, owner: Any, key: Any, value: Any, target: ast.Subscript) -> None:
-        """``owner[key] = value``."""
+        """Do ``owner[key] = value``."""
         self.check_item(owner, target)
         self.check(key)
         if type(owner) is not dict and (type(owner) is not list or type(key) is slice):
@@ -407,24 +407,24 @@ class Objects:
 
 
 def is_one_of(kind: type, kinds: Iterable[type]) -> bool:
-    """Whether a class is one of these; ``in`` would ask a metaclass of the user's whether it is equal."""
+    """Return whether a class is one of these; ``in`` would ask a metaclass of the user's whether it is equal."""
     return any(kind is other for other in kinds)
 
 
 def holds_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, or a collection with one in it, at any depth that is looked through."""
+    """Return whether a value is a tensor, or a collection with one in it, at any depth that is looked through."""
     if is_one_of(type(value), (*MAPPINGS, *VIEWS)) or is_a(value, (list, tuple, set, frozenset)):
         return any(map(holds_tensor, dict.values(value) if is_a(value, dict) else value))
     return is_a(value, Tensor)
 
 
 def is_known_class(value: Any) -> bool:
-    """Whether a value is a class that is hashed and compared as classes are."""
+    """Return whether a value is a class that is hashed and compared as classes are."""
     return is_one_of(type(value), (*known.METACLASSES, ABCMeta, enum.EnumMeta))
 
 
 def is_named_tuple(kind: type) -> bool:
-    """Whether a class came from ``namedtuple``, with no operators or methods of its own, or is one of torch's."""
+    """Return whether a class is a ``namedtuple`` without operators and methods of its own, or one of torch's."""
     if is_one_of(kind, RETURN_TYPES):
         return True
     if kind.__bases__ != (tuple,) or not hasattr(kind, "_fields"):
@@ -438,7 +438,7 @@ def is_named_tuple(kind: type) -> bool:
 
 
 def _reachable(values: Iterable[Any]) -> set[int]:
-    """The identities of all objects that can be reached from values through collections and attributes."""
+    """Return the identities of all objects that can be reached from values through collections and attributes."""
     found: set[int] = set()
     waiting = list(values)
     while waiting:

@@ -1,4 +1,4 @@
-"""What tensor operations a step makes: none of them may write outside of it or show Python a value."""
+"""Watches a step's tensor operations: none may write outside of the step, or show Python a value."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ aten = torch.ops.aten
 
 
 class OnlyPure(TorchDispatchMode):
-    """Lets an operation pass if it is a function of its arguments, or writes into what came into being inside.
+    """Lets an operation pass if it is a function of its arguments, or writes into tensors that the step has made.
 
-    It stands below autograd, so that it sees every operation, whoever called it.
+    A dispatch mode stands below autograd, so it sees every operation, whoever called it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: dict[int, Any] = {}  # storages, kept so that no other one gets their address
+        self._made: dict[int, Any] = {}  # storages of these tensors, kept alive so that no other one gets their address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -41,10 +41,10 @@ class OnlyPure(TorchDispatchMode):
 
 
 class WithoutTensors(TorchDispatchMode):
-    """Refuses operations on certain tensors, and on all others that share their memory.
+    """Refuses operations on certain tensors, and on all tensors that share their memory.
 
     Args:
-        tensors: No operation may have them as arguments.
+        tensors: Tensors that no operation may have as arguments.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -59,10 +59,10 @@ class WithoutTensors(TorchDispatchMode):
 
 
 def check_values(operation: Any, args: Any) -> None:
-    """Raise if Python can see values of tensors by an operation, or by the shape of its result.
+    """Raise if an operation, or the shape of its result, shows Python values of tensors.
 
     Raises:
-        NotRecordableError: It can.
+        NotRecordableError: It does.
     """
     tags = getattr(operation, "tags", ())
     if operation is aten._local_scalar_dense.default or torch.Tag.data_dependent_output in tags:

@@ -1,4 +1,4 @@
-"""The proof of one step for batches of one form."""
+"""Proves one step for batches of one form."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from fedbc_lightning.engines.recorded.recording import NotRecordableError
 
 
 class Proof:
-    """That a step is a function of weights and batch while what it read stays as it was.
+    """Shows that a step is a function of weights and batch, as long as what it read stays as it was.
 
     Args:
-        reads: What it read.
+        reads: What the step read.
     """
 
     def __init__(self, reads: Reads) -> None:
         self._reads, self._torch = reads, known.patches()
 
     def holds(self) -> bool:
-        """Whether everything that the step read is as it was."""
+        """Return whether everything that the step read is as it was."""
         return self._reads.hold()
 
     def sight(self) -> list[Any]:
-        """What the step would read now in the same places."""
+        """Return what the step would read now in the same places."""
         return self._reads.sight()
 
     def agrees_with(self, other: Proof, weights: Mapping[int, str]) -> bool:
@@ -45,24 +45,24 @@ class Proof:
         return agree(self._reads, other._reads, weights)
 
     def holds_for_torch(self) -> bool:
-        """Whether torch's own functions are those that they were, which is worth a look once a round."""
+        """Return whether torch's own functions are those that they were; once in a round is often enough."""
         return known.patches() == self._torch
 
 
 def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: Callable[..., None]) -> Proof:
     """Prove that a step of the module is a function of weights and batch, for batches of this form.
 
-    The step is evaluated on the module's own weights; nothing it may have changed has been changed.
+    The step is evaluated on the module's own weights, and nothing is changed by that.
 
     Args:
-        module: In the mode that the step runs in; its ``log`` is replaced.
-        step: The name of the method.
-        batch: An example.
+        module: The module, in the mode in which the step runs; its ``log`` is replaced.
+        step: Name of the method.
+        batch: An example of a batch.
         takes_index: Whether the step takes ``batch_idx``.
-        log: The function behind ``self.log``, which takes down what it is told.
+        log: The function behind ``self.log``.
 
     Raises:
-        NotRecordableError: It is not proven; the message names the obstacle.
+        NotRecordableError: The step cannot be proven; the message names the obstacle.
     """
     reads = Reads()
     evaluator = Evaluator(reads, module, log=log)
@@ -88,7 +88,7 @@ def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: C
 
 
 def _has_listeners() -> bool:
-    """Whether a mode beside the default device's is on, or autograd's anomaly mode, or hooks on what it saves."""
+    """Return whether a torch mode other than the default device's is on, or autograd detects anomalies or has hooks."""
     modes = _get_current_function_mode_stack()
     return bool(
         any(type(mode) is not DeviceContext for mode in modes)
@@ -99,7 +99,7 @@ def _has_listeners() -> bool:
 
 
 def _default_device() -> torch.device | None:
-    """The device of new tensors; torch 2.8 fails to tell it once it was reset."""
+    """Return the device of new tensors; torch 2.8's own function fails after the device was reset."""
     try:
         return torch.get_default_device()
     except AttributeError:

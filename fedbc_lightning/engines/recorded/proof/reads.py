@@ -1,4 +1,4 @@
-"""What a proven step has read beside its weights, its batch and its own objects, and whether that is still the same."""
+"""Keeps what a proven step has read apart from weights, batch and its own objects, and compares it later."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ MISSING = object()
 
 
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """As ``isinstance``, but by the type alone: ``isinstance`` asks for ``__class__``, which may be the user's code."""
+    """Check the class as ``isinstance`` does, but by the type alone: ``__class__`` may be code of the user's."""
     return issubclass(type(value), kinds)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value cannot change."""
+    """Return whether a value cannot change."""
     kind = type(value)
     if kind.__module__ == "numpy" and issubclass(kind, np.generic):
-        return not issubclass(kind, np.void)  # whose fields can be set
+        return not issubclass(kind, np.void)  # fields of a np.void can be set
     return any(kind is other for other in PLAIN)
 
 
 def is_same(now: Any, then: Any) -> bool:
-    """Whether a read gives what it gave before: the same object, or an equal plain value of the same type."""
+    """Return whether a read gives what it gave before: the same object, or an equal plain value of the same type."""
     if now is then:
         return True
     return type(now) is type(then) and is_plain(now) and repr(now) == repr(then)
 
 
 class Reads:
-    """The reads of one proof; a step is the function that was proven as long as they give the same.
+    """Keeps the reads of one proof; a step is the proven function as long as they give the same.
 
     Every object that a read gave is kept, so that no other object can take its place under the same identity.
     """
@@ -51,14 +51,14 @@ class Reads:
         self._tensors: list[tuple[Tensor, tuple[Any, ...]]] = []
         self._others: list[tuple[Callable[[], Any], Any]] = []
         self._contents: list[tuple[Callable[[], list[Any]], list[Any]]] = []
-        self._known: dict[tuple[int, Any], Any] = {}  # with their owners, whose identities stay taken
+        self._known: dict[tuple[int, Any], Any] = {}  # keeps owners alive, and their identities taken
 
     def item(self, mapping: Mapping[Any, Any], owner: Any, key: Any) -> Any:
         """Read one item of a mapping, for instance an attribute; MISSING if there is none.
 
         Args:
             mapping: A dict, or the ``__dict__`` of a class.
-            owner: What it belongs to; the ``__dict__`` of a class is another object each time.
+            owner: The owner of the mapping, because the ``__dict__`` of a class is another object at each access.
             key: The key of the item.
         """
         get: Callable[..., Any] = partial(dict.get, mapping) if isinstance(mapping, dict) else mapping.get
@@ -85,29 +85,29 @@ class Reads:
         return value
 
     def setting(self, read: Callable[[], Any]) -> None:
-        """Take down a global setting, such as torch's default dtype."""
+        """Keep a global setting, such as torch's default dtype."""
         self._others.append((read, read()))
 
     def length(self, collection: Any, owner: Any = None) -> None:
-        """Take down that a collection, for instance a dict of hooks, has so many items; see :meth:`item`."""
+        """Keep the number of items of a collection, for instance a dict of hooks; arguments as in :meth:`item`."""
         if self._is_new(collection if owner is None else owner, "length"):
             self._lengths.append((collection, len(collection)))
 
     def sequence(self, items: Any) -> None:
-        """Take down all items of a list, a tuple or a set, in order."""
+        """Keep all items of a list, a tuple or a set, in order."""
         self._content(items, list)
 
     def mapping(self, items: Any) -> None:
-        """Take down all items of a dict, in order."""
+        """Keep all items of a dict, in order."""
         self._content(items, lambda now: [part for pair in dict.items(now) for part in pair])
 
     def array(self, array: np.ndarray) -> None:
-        """Take down the content of a NumPy array."""
+        """Keep the content of a NumPy array."""
         if self._is_new(array, "array"):
             self._others.append((lambda: _bytes_of(array), _bytes_of(array)))
 
     def kind(self, owner: Any) -> None:
-        """Take down of which class an object is, and what the bases of that are."""
+        """Keep the class of an object, and the bases of this class."""
         kind = type(owner)
         if self._is_new(owner, "kind"):
             self._others.append((lambda: type(owner), kind))
@@ -127,13 +127,13 @@ class Reads:
         return [self.item(fields, fields, name) for name in ("_parameters", "_buffers", "_modules")]
 
     def tree(self, module: nn.Module) -> None:
-        """Take down which parameters, buffers and modules a module has, at every depth."""
+        """Keep which parameters, buffers and modules a module has, at every depth."""
         for child in module.modules():
             for items in self.registered(child):
                 self.mapping(items)
 
     def hold(self) -> bool:
-        """Whether all reads give what they gave."""
+        """Return whether all reads give what they gave in the proof."""
         for get, key, then in self._items:
             now = get(key, MISSING)
             if now is not then and not is_same(now, then):
@@ -148,14 +148,14 @@ class Reads:
         )
 
     def sight(self) -> list[Any]:
-        """What the reads give now."""
+        """Return what the reads give now."""
         items = [get(key, MISSING) for get, key, _ in self._items]
         contents = [part for read, _ in self._contents for part in (*read(), "end")]
         lengths = [len(collection) for collection, _ in self._lengths]
         return [*items, *contents, *lengths, *(read() for read, _ in self._others)]
 
     def found(self) -> list[Any]:
-        """Everything that was found, in the order in which it was read: keys and values, lengths, forms."""
+        """Return everything that was found, in the order in which it was read: keys and values, lengths, forms."""
         items = [part for _, key, value in self._items for part in (key, value)]
         contents = [tuple(then) for _, then in self._contents]
         forms = [(tensor, *form) for tensor, form in self._tensors]
@@ -175,13 +175,13 @@ class Reads:
                 self._form(item)
 
     def _form(self, value: Any) -> None:
-        """Take down what code can see of a tensor beside its values; recorded operations read those each time."""
+        """Keep what code can see of a tensor except for its values, which recorded operations read in every step."""
         if is_a(value, Tensor) and self._is_new(value, "form"):
             self._tensors.append((value, _form_of(value)))
 
 
 def are_same(now: Any, then: Any) -> bool:
-    """Whether two lists of what was read are the same, one by one."""
+    """Return whether two lists of what was read are the same, one by one."""
     return len(now) == len(then) and all(map(is_same, now, then))
 
 

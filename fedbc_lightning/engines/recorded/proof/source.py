@@ -1,4 +1,4 @@
-"""The syntax tree of a function, accepted only if it compiles to the very code that the function runs."""
+"""Finds the syntax tree of a function, and accepts it only if it compiles to the code that the function runs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Definition = ast.FunctionDef | ast.Lambda
 
 
 def definition_of(function: FunctionType) -> Definition:
-    """The definition of a Python function.
+    """Return the definition of a Python function.
 
-    The file is compiled again, and the function's code must be in the result: a file that was edited since it was
-    imported, and code that was changed after it was compiled, are noticed.
+    The file is compiled again, and the function's code must be in the result. This finds files that were edited after
+    their import, and code that was changed after it was compiled.
 
     Raises:
-        NotRecordableError: There is no source, or it is not what the function runs.
+        NotRecordableError: There is no source, or the function runs other code.
     """
     code = function.__code__
     lines = tuple(linecache.getlines(code.co_filename, function.__globals__))
@@ -31,10 +31,10 @@ def definition_of(function: FunctionType) -> Definition:
 
 
 def inner_definition(parent: CodeType, node: Definition) -> CodeType:
-    """The code of a function that is defined inside another one.
+    """Return the code of a function that is defined inside another one.
 
     Raises:
-        NotRecordableError: Several of its functions begin in the same line.
+        NotRecordableError: Several inner functions begin in the same line.
     """
     name = "<lambda>" if isinstance(node, ast.Lambda) else node.name
     found = [code for code in inner_codes(parent) if (code.co_name, code.co_firstlineno) == (name, node.lineno)]
@@ -46,7 +46,7 @@ def inner_definition(parent: CodeType, node: Definition) -> CodeType:
 
 
 def name_of(function: object) -> str:
-    """The name of a function or class for messages, with its module."""
+    """Return the name of a function or class for messages, with its module."""
     name = getattr(function, "__qualname__", getattr(function, "__name__", repr(function)))
     module = getattr(function, "__module__", None)
     return f"{module}.{name}" if module and module not in ("__main__", "builtins") else str(name)
@@ -54,7 +54,7 @@ def name_of(function: object) -> str:
 
 @lru_cache(maxsize=256)
 def _definitions(text: str, filename: str) -> dict[CodeType, Definition]:
-    """Code -> definition, without those that cannot be told apart."""
+    """Return the definitions by code, without those that cannot be distinguished."""
     try:
         tree = ast.parse(text)
         compiled = compile(text, filename, "exec", dont_inherit=True)
@@ -78,7 +78,7 @@ def _definitions(text: str, filename: str) -> dict[CodeType, Definition]:
 
 
 def _is_renamed(code: CodeType, other: CodeType) -> bool:
-    """Whether code is other code under another name, as torch's decorators make it for profilers."""
+    """Return whether two codes differ by name alone: torch's decorators rename functions for profilers."""
     if code.co_firstlineno != other.co_firstlineno:
         return False
     names = {name: getattr(other, name) for name in ("co_name", "co_qualname") if hasattr(other, name)}
@@ -86,7 +86,7 @@ def _is_renamed(code: CodeType, other: CodeType) -> bool:
 
 
 def _is_of(code: CodeType, node: Definition) -> bool:
-    """Whether code comes from a definition, of several in one line; Python 3.10 does not tell."""
+    """Return whether code comes from this one of several definitions in a line; Python 3.10 does not say it."""
     body = node.body if isinstance(node, ast.Lambda) else node.body[-1]
     place = (body.lineno, body.end_lineno, body.col_offset, body.end_col_offset)
     return hasattr(code, "co_positions") and place in set(code.co_positions())

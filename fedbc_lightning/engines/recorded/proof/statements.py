@@ -1,4 +1,4 @@
-"""Python's statements, run one by one with everything that they change in sight."""
+"""Runs Python's statements one by one, and checks everything that they change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IN_PLACE: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class ReturnError(Exception):
-    """Leaves a function with its value."""
+    """Leaves a function, with its value."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Statements:
     """Runs statements for an evaluator.
 
     Args:
-        evaluator: Evaluates the expressions in them.
+        evaluator: Evaluates the expressions in the statements.
     """
 
     def __init__(self, evaluator: Evaluator) -> None:
@@ -153,7 +153,7 @@ class Statements:
         self.block(node.orelse)
 
     def _goes_on(self, body: Sequence[ast.stmt]) -> bool:
-        """Do the body of a loop; whether the loop goes on."""
+        """Run the body of a loop, and return whether the loop goes on."""
         try:
             self.block(body)
         except ContinueError:

@@ -1,4 +1,4 @@
-"""The decorator by which a user vouches for a function that the proof of a step does not look through."""
+"""The decorator by which a user vouches for a function that the proof of a step does not evaluate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def recordable(function: Function) -> Function:
     are compared with the step as written now and then all the same.
 
     Args:
-        function: The function; itself is returned.
+        function: The function, which is returned as it is.
 
     Example:
         >>> @recordable
@@ -27,5 +27,6 @@ def recordable(function: Function) -> Function:
         >>> smooth(1.0)
         0.9
     """
-    setattr(function, VOUCHED, function)  # functools.wraps copies attributes to functions that nobody vouches for
+    # The value is the function itself: functools.wraps copies attributes to wrappers, for which nobody vouches.
+    setattr(function, VOUCHED, function)
     return function
