@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fedbc_lightning.callbacks.watched_run import WatchedRun
+    from fedbc_lightning.run.view import RunView
 
 
 class AggregationMoves(Callback):
@@ -29,23 +29,23 @@ class AggregationMoves(Callback):
         server may lie between a client's last model and its next start.
     """
 
-    def on_fit_start(self, trainer: WatchedRun, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_fit_start(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
         """Refuse a run without the clients' own models."""
         if not trainer.federation.local_models.exist:
             raise ConfigurationError("trainer.keep_local_models: AggregationMoves compares them; set it to true.")
 
-    def on_client_start(self, trainer: WatchedRun, pl_module: LightningModule, client: int) -> None:
+    def on_client_start(self, trainer: RunView, pl_module: LightningModule, client: int) -> None:
         """Log the distance from the client's previous own model to its starting point."""
         own, _ = own_model(trainer, client)
         self._start = trainer.layout.read().clone()
         _log_distance(pl_module, "moved_by_server", self._start, own[: self._start.numel()])
 
-    def on_client_end(self, trainer: WatchedRun, pl_module: LightningModule, client: int) -> None:
+    def on_client_end(self, trainer: RunView, pl_module: LightningModule, client: int) -> None:
         """Log the distance from the client's starting point to its trained model."""
         _log_distance(pl_module, "moved_by_training", trainer.layout.read(), self._start)
 
 
-def own_model(trainer: WatchedRun, client: int) -> tuple[Tensor, Tensor]:
+def own_model(trainer: RunView, client: int) -> tuple[Tensor, Tensor]:
     """Return a client's own model (d + b,) and its integer buffers, as of the last committed round.
 
     Raises:

@@ -13,7 +13,7 @@ from fedbc_lightning.core.seeding import generator, numpy_generator
 from fedbc_lightning.federation.sampling import num_sampled
 
 if TYPE_CHECKING:
-    from fedbc_lightning.callbacks.watched_run import WatchedRun
+    from fedbc_lightning.run.view import RunView
 
 
 class ByzantineClients(Callback):
@@ -50,7 +50,7 @@ class ByzantineClients(Callback):
         count = num_sampled(self.fraction, num_clients) if self.fraction else 0
         return sorted(numpy_generator(seed, "byzantine").choice(num_clients, count, replace=False).tolist())
 
-    def on_fit_start(self, trainer: WatchedRun, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_fit_start(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
         """Draw the attackers and print their indices."""
         self._attackers = self.clients(trainer.datamodule.num_clients, trainer.seed)
         rank_zero_info(
@@ -59,7 +59,7 @@ class ByzantineClients(Callback):
         )
 
     @torch.no_grad()
-    def on_client_end(self, trainer: WatchedRun, pl_module: LightningModule, client: int) -> None:
+    def on_client_end(self, trainer: RunView, pl_module: LightningModule, client: int) -> None:
         """Replace an attacker's model by the one that it sends."""
         if client not in self._attackers:
             return

@@ -15,8 +15,8 @@ from rich.table import Column, Table
 from fedbc_lightning.core.twins import both
 
 if TYPE_CHECKING:
-    from fedbc_lightning.callbacks.watched_run import WatchedRun
     from fedbc_lightning.data import FederatedDataModule
+    from fedbc_lightning.run.view import RunView
 
 
 class RoundProgressBar(Callback):
@@ -33,7 +33,7 @@ class RoundProgressBar(Callback):
         self._last_line = 0.0
         self._first: dict[str, float] = {}
 
-    def on_train_start(self, trainer: WatchedRun, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
         """Describe the run, and open the bar."""
         if not trainer.is_global_zero:
             return
@@ -60,14 +60,14 @@ class RoundProgressBar(Callback):
             )
             self._progress.start()
 
-    def on_validation_end(self, trainer: WatchedRun, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_validation_end(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
         """Remember the initial model's numbers."""
         if self._console is not None and trainer.current_round == self._first_round:
             self._first = _numbers(trainer)
             if self._progress is None:
                 self._console.print(f"round {trainer.current_round:>4}  {_line(self._first)}", soft_wrap=True)
 
-    def on_round_end(self, trainer: WatchedRun, pl_module: LightningModule) -> None:
+    def on_round_end(self, trainer: RunView, pl_module: LightningModule) -> None:
         """Show the numbers of the finished round."""
         if self._console is None:
             return
@@ -84,11 +84,11 @@ class RoundProgressBar(Callback):
                 soft_wrap=True,
             )
 
-    def on_exception(self, trainer: WatchedRun, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]
+    def on_exception(self, trainer: RunView, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]
         """Leave the terminal as it was."""
         self._stop()
 
-    def on_train_end(self, trainer: WatchedRun, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
         """Print the table, the run folder and the command that shows the curves."""
         if self._console is None:
             return
@@ -110,7 +110,7 @@ class RoundProgressBar(Callback):
             self._progress.stop()
             self._progress = None
 
-    def _summary(self, trainer: WatchedRun) -> Table:
+    def _summary(self, trainer: RunView) -> Table:
         rounds = trainer.current_round - self._first_round
         seconds = time.perf_counter() - self._started
         table = Table(title=f"{rounds} round{'s' * (rounds != 1)} in {seconds:.1f} s", title_justify="left")
@@ -124,7 +124,7 @@ class RoundProgressBar(Callback):
         return table
 
 
-def describe(trainer: WatchedRun) -> str:
+def describe(trainer: RunView) -> str:
     """Describe the run: algorithm, model, clients and rounds in one line, then notes on missing metrics."""
     federation, layout = trainer.federation, trainer.layout
     processes = f" on {trainer.world_size} processes" if trainer.world_size > 1 else ""
@@ -156,7 +156,7 @@ def _describe_test_data(data: FederatedDataModule) -> str:
     return "\nNo test data: nothing is evaluated. The data bring none, and none was cut off the clients' own."
 
 
-def _numbers(trainer: WatchedRun) -> dict[str, float]:
+def _numbers(trainer: RunView) -> dict[str, float]:
     """Return the key numbers by name, the most telling first: metrics of the evaluation, losses last."""
     metrics: dict[str, Any] = trainer.callback_metrics
     logged = [name.removeprefix("global/test_") for name in metrics if name.startswith("global/test_")]

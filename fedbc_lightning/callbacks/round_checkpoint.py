@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule
 from fedbc_lightning.state import checkpoint
 
 if TYPE_CHECKING:
-    from fedbc_lightning.callbacks.watched_run import WatchedRun
+    from fedbc_lightning.run.view import RunView
 
 
 class RoundCheckpoint(Callback):
@@ -39,7 +39,7 @@ class RoundCheckpoint(Callback):
         """Key of the state in a checkpoint; it differs for callbacks with other arguments."""
         return self._generate_state_key(monitor=self.monitor, mode=self.mode, filename=self.filename)
 
-    def on_validation_end(self, trainer: WatchedRun, pl_module: LightningModule) -> None:  # type: ignore[override]
+    def on_validation_end(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
         """Write a checkpoint if the round is the best so far; called after each round that has logged the metric."""
         value = float(trainer.callback_metrics[self.monitor])
         if self.best is None or (value > self.best if self.mode == "max" else value < self.best):

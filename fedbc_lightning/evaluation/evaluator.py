@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -90,12 +90,22 @@ class Measurement:
     round: int
 
 
+class EngineHolder(Protocol):
+    """An object that holds the engine.
+
+    Attributes:
+        engine: The engine, which another one may replace before the first round is committed.
+    """
+
+    engine: BaseEngine
+
+
 class Evaluator:
     """Evaluates the global model z and the clients' own models; the tasks are divided among the ranks.
 
     Args:
         fabric: Fabric that has been launched.
-        engine: Engine whose module and workbench are used.
+        holder: Object that holds the engine whose module and workbench are used.
         datamodule: Data of the clients.
         eval_clients: Clients to evaluate: a number, a fraction, or ``"all"``; None is all, but at most 1,000.
         seed: Seed of the run, which alone determines the clients that are drawn; they are the same in every round.
@@ -107,14 +117,19 @@ class Evaluator:
     def __init__(
         self,
         fabric: Fabric,
-        engine: BaseEngine,
+        holder: EngineHolder,
         datamodule: FederatedDataModule,
         eval_clients: int | float | str | None,
         seed: int,
     ) -> None:
-        self.fabric, self.engine, self.datamodule, self._seed = fabric, engine, datamodule, seed
+        self.fabric, self._holder, self.datamodule, self._seed = fabric, holder, datamodule, seed
         self.client_ids = draw_clients(datamodule.num_clients, eval_clients, seed)
         self.has_told_writes = False
+
+    @property
+    def engine(self) -> BaseEngine:
+        """The engine whose module and workbench are used."""
+        return self._holder.engine
 
     def run(self, splits: Sequence[str], models: Models, round: int) -> Evaluation:
         """Evaluate models on splits; nothing is done if the module has no ``test_step`` and no ``validation_step``.

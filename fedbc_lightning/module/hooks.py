@@ -61,6 +61,10 @@ class Hooks:
         for method in self._find(name)[0]:
             method(self._trainer, self._module, *args)
 
+    def call_callback(self, callback: Callback, name: str, *args: Any) -> None:
+        """Call the hook on one of the callbacks, whether it overrides it or not."""
+        getattr(callback, name)(self._trainer, self._module, *args)
+
     def _find(self, name: str) -> tuple[list[Callable], Callable | None]:
         if name not in self._found:
             callbacks = [getattr(c, name) for c in self.callbacks if overrides(c, name, Callback)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,10 +12,8 @@ from fedbc_lightning.planning.drawn import draw_rounds
 from fedbc_lightning.planning.evaluation_time import EvaluationTime, time_evaluation
 from fedbc_lightning.planning.round_time import RoundTimer
 from fedbc_lightning.planning.space import Space, checkpoint_bytes
+from fedbc_lightning.run.run import Run
 from fedbc_lightning.state.layout import WrittenParametersError
-
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
 @dataclass
@@ -76,55 +72,52 @@ class Plan:
         return self.max_rounds * self.round_seconds[self.engine] + self.num_evaluations * self.evaluation_seconds
 
 
-def make_plan(trainer: FederatedTrainer, path: Path | None, *, num_processes: int) -> Plan:
-    """Measure a trainer that has been set up for ``fit``; the module holds z of round 0 afterwards.
+def make_plan(run: Run, *, num_processes: int) -> Plan:
+    """Measure a run that has been set up for ``fit``; the module holds z of round 0 afterwards.
 
     Args:
-        trainer: Trainer that has been set up, in one process.
-        path: Path of a checkpoint; always None, because a plan starts at round 0.
+        run: Run that has been set up, in one process.
         num_processes: Number of processes that will train.
 
     Raises:
         ConfigurationError: A setting cannot be honoured; ``fit`` would raise the same in its first rounds.
     """
-    federation, device = trainer.federation, trainer.user.device
+    federation, device = run.federation, run.user.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with kept_from_start_hooks(federation, is_resumed=False):
-        trainer.hooks.call_callbacks("setup", "fit")
+        run.hooks.call_callbacks("setup", "fit")
         for name in ("on_fit_start", "on_train_start"):
-            getattr(trainer.user.module, name)()
-    trainer.show_federation()
+            getattr(run.user.module, name)()
     frozen = federation.layout.frozen.copies()
     try:
-        return _measure(trainer, num_processes)
+        return _measure(run, num_processes)
     except WrittenParametersError as error:
         begin_again(federation, error, frozen)
-        trainer.show_federation()
-        return _measure(trainer, num_processes)
+        return _measure(run, num_processes)
     finally:
         federation.layout.frozen.put_back(frozen)
 
 
-def _measure(trainer: FederatedTrainer, num_processes: int) -> Plan:
-    federation, device = trainer.federation, trainer.user.device
-    empty = checkpoint_bytes(trainer)
-    drawn = draw_rounds(federation, trainer.max_rounds)
-    every = trainer.eval_every_n_rounds
-    num_evaluations = 1 + -(-trainer.max_rounds // every) if every else 0
+def _measure(run: Run, num_processes: int) -> Plan:
+    federation, device, settings = run.federation, run.user.device, run.settings
+    empty = checkpoint_bytes(run)
+    drawn = draw_rounds(federation, settings.max_rounds)
+    every = settings.eval_every_n_rounds
+    num_evaluations = 1 + -(-settings.max_rounds // every) if every else 0
     evaluation = EvaluationTime()
     if every:
-        splits = [split for split in ("test", "val") if trainer.has_split(split)]
-        evaluation = time_evaluation(federation, trainer.evaluator, splits, num_processes)
-    timer = RoundTimer(federation, trainer.seed, num_processes)
+        splits = [split for split in ("test", "val") if run.has_split(split)]
+        evaluation = time_evaluation(federation, run.evaluator, splits, num_processes)
+    timer = RoundTimer(federation, run.seed, num_processes)
     round_seconds = timer.time(drawn.first)
-    space = Space(trainer, drawn, timer.whole, timer.table_bytes)
+    space = Space(run, drawn, timer.whole, timer.table_bytes)
     num_trained, steps = sum(len(round.ids) for round in drawn.first), sum(sum(round.steps) for round in drawn.first)
     return Plan(
-        algorithm=str(federation.algorithm), model=type(trainer.user.module).__name__,
+        algorithm=str(federation.algorithm), model=type(run.user.module).__name__,
         engine=federation.engine_kind, device=str(device), num_processes=num_processes,
-        num_parameters=trainer.layout.num_parameters, num_clients=trainer.datamodule.num_clients,
-        max_rounds=trainer.max_rounds, clients_per_round=num_trained / len(drawn.first),
+        num_parameters=federation.layout.num_parameters, num_clients=run.datamodule.num_clients,
+        max_rounds=settings.max_rounds, clients_per_round=num_trained / len(drawn.first),
         steps_per_client=steps / max(num_trained, 1), steps_per_round=steps / len(drawn.first),
         num_steps=drawn.num_steps, is_counted=drawn.is_counted, round_seconds=round_seconds,
         not_timed=timer.not_timed, evaluation_seconds=evaluation.seconds, num_evaluations=num_evaluations,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, cast
 
 import torch
 
@@ -14,10 +14,9 @@ from fedbc_lightning.planning.drawn import Drawn, round_up
 from fedbc_lightning.planning.evaluation_time import EvaluationTime
 from fedbc_lightning.planning.round_time import WholeRounds
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run.recorder import run_checkpoint, settings, states_of_users
-
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
+from fedbc_lightning.run.hyper_parameters import hyper_parameters
+from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run_checkpoint import run_checkpoint, states_of_users
 
 BYTES_OF_VALUE, BYTES_OF_EVENT, BYTES_OF_HISTOGRAM = 18, 70, 1000
 """Rough sizes in bytes: a value in a table, and a value and a histogram in TensorBoard's events."""
@@ -29,23 +28,23 @@ class Space:
     """Estimates the memory and disk use of one run.
 
     Args:
-        trainer: Trainer that has been set up, and whose rounds have been measured.
+        run: Run that has been set up, and whose rounds have been measured.
         drawn: Totals over its rounds.
         whole: Measurements of whole rounds.
         table_bytes: Bytes of a row of the clients' tables, which have a row per batch.
     """
 
-    def __init__(self, trainer: FederatedTrainer, drawn: Drawn, whole: WholeRounds, table_bytes: int) -> None:
-        self._trainer, self._drawn, self._whole = trainer, drawn, whole
+    def __init__(self, run: Run, drawn: Drawn, whole: WholeRounds, table_bytes: int) -> None:
+        self._run, self._drawn, self._whole = run, drawn, whole
         self._tables = 0
         if table_bytes:
-            per_client = float(trainer.datamodule.num_batches().mean()) * table_bytes
-            per_client += len(trainer.federation.declaration.table_names) * BYTES_OF_TENSOR
+            per_client = float(run.datamodule.num_batches().mean()) * table_bytes
+            per_client += len(run.federation.declaration.table_names) * BYTES_OF_TENSOR
             self._tables = round_up(drawn.num_touched * per_client)
 
     def memory(self) -> dict[str, int]:
         """Return the bytes that this process held at its peak, and those that a run adds, by description."""
-        federation, drawn = self._trainer.federation, self._drawn
+        federation, drawn = self._run.federation, self._drawn
         memory = {"now, at its peak": peak_memory()}
         num_rows = drawn.num_touched if federation.clients.file_rows is None else 0
         rows = num_rows * federation.clients.row_bytes + self._tables
@@ -55,7 +54,7 @@ class Space:
             width = max((len(round.ids) for round in drawn.first), default=0)
             engine = federation.engine
             memory["cohort matrices"] = NUM_MATRICES * min(engine.cohort_size, width) * engine.bench.row.nbytes
-        device = self._trainer.user.device
+        device = self._run.user.device
         if device.type == "cuda":
             memory["on the GPU, at its peak"] = torch.cuda.max_memory_allocated(device)
         return memory
@@ -68,9 +67,9 @@ class Space:
             evaluation: Measured cost of one evaluation.
             num_evaluations: Number of evaluations in the run.
         """
-        trainer, clients, disk = self._trainer, self._trainer.federation.clients, dict[str, int]()
+        run, settings, clients, disk = self._run, self._run.settings, self._run.federation.clients, dict[str, int]()
         num_metrics = evaluation.num_metrics + self._whole.num_metrics
-        if trainer.enable_checkpointing:
+        if settings.enable_checkpointing:
             checkpoint = checkpoint_bytes + num_metrics * BYTES_OF_METRIC + self._tables
             if clients.file_rows is None:
                 checkpoint += self._drawn.num_touched * clients.row_bytes
@@ -78,28 +77,28 @@ class Space:
                 checkpoint += self._drawn.num_touched * clients.file_rows.checksum_bytes
             disk["last.ckpt"] = checkpoint
             disk["last.ckpt again, while it is written"] = checkpoint
-            kept = sum(isinstance(callback, RoundCheckpoint) for callback in trainer.hooks.callbacks)
+            kept = sum(isinstance(callback, RoundCheckpoint) for callback in run.hooks.callbacks)
             if kept:
                 disk["checkpoints of chosen rounds"] = kept * checkpoint
         if clients.file_rows is not None:
             disk["clients.bin, at most"] = self._drawn.num_slots * clients.row_bytes
-        evaluated = len(trainer.evaluator.client_ids)
+        evaluated = len(run.evaluator.client_ids)
         disk["tables, roughly"] = (
             self._drawn.num_sampled * (self._whole.record_bytes or 6 * BYTES_OF_VALUE)
             + num_evaluations * evaluated * (evaluation.num_values + 1) * BYTES_OF_VALUE
-            + (trainer.max_rounds + 1) * num_metrics * BYTES_OF_VALUE
+            + (settings.max_rounds + 1) * num_metrics * BYTES_OF_VALUE
         )
-        if trainer.logger_setting is None or trainer.logger_setting is True:
+        if settings.logger is None or settings.logger is True:
             histograms = num_evaluations * (evaluation.num_values + len(clients.scalar_names)) * BYTES_OF_HISTOGRAM
-            disk["events, roughly"] = trainer.max_rounds * num_metrics * BYTES_OF_EVENT + histograms
+            disk["events, roughly"] = settings.max_rounds * num_metrics * BYTES_OF_EVENT + histograms
         return disk
 
 
-def checkpoint_bytes(trainer: FederatedTrainer) -> int:
+def checkpoint_bytes(run: Run) -> int:
     """Return the size of ``last.ckpt`` as it would be now, before any client has rows."""
     sink = _Counting()
     no_rows = dict.fromkeys(run_folder.TABLES, 0)
-    content = run_checkpoint(trainer, settings(trainer), states_of_users(trainer), no_rows, is_last=True)
+    content = run_checkpoint(run, hyper_parameters(run), states_of_users(run), no_rows, is_last=True)
     torch.save(content, cast("IO[bytes]", sink))
     return sink.size
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError, nearest
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation.checkpoint_content import module_state_of
-from fedbc_lightning.run.recorder import lightning_checkpoint
+from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run_checkpoint import lightning_checkpoint
 from fedbc_lightning.state import checkpoint
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
 @dataclass  # not frozen, because Lightning cannot pass frozen dataclasses to processes that it spawns
@@ -40,12 +38,11 @@ class Export:
         if self.out is not None:
             self._check(self.out)
 
-    def write(self, trainer: FederatedTrainer, path: Path) -> Path:
+    def write(self, run: Run) -> Path:
         """Write the model; the module holds z afterwards.
 
         Args:
-            trainer: Trainer that has been set up and restored.
-            path: Checkpoint from which the trainer was restored.
+            run: Run that has been set up, and restored from a checkpoint.
 
         Returns:
             The file that was written.
@@ -53,19 +50,20 @@ class Export:
         Raises:
             ConfigurationError: The client or the model does not exist, or the file cannot be written.
         """
-        client = None if self.client is None else find_client(self.client, trainer.datamodule)
+        assert run.path is not None, "export asks for a checkpoint"
+        client, path = None if self.client is None else find_client(self.client, run.datamodule), run.path
         which = "global" if client is None else f"client_{client}"
-        out = path.with_name(f"round_{trainer.finished_round}_{which}.ckpt") if self.out is None else self.out
-        if trainer.is_global_zero:
+        out = path.with_name(f"round_{run.progress.finished_round}_{which}.ckpt") if self.out is None else self.out
+        if run.fabric.is_global_zero:
             self._check(out, path)
-            state = module_state_of(trainer.federation, *choose_model(trainer, client))
-            content = lightning_checkpoint(trainer, state, {checkpoint.SOURCE: _source(trainer, client, path)})
+            state = module_state_of(run.federation, *choose_model(run, client))
+            content = lightning_checkpoint(run, state, {checkpoint.SOURCE: _source(run, client, path)})
             try:
                 out.parent.mkdir(parents=True, exist_ok=True)
                 checkpoint.save_atomically(content, out)
             except OSError as error:
                 raise ConfigurationError(f"out: cannot write '{out}' ({error.strerror}).") from error
-        trainer.federation.load_global()
+        run.federation.load_global()
         return out
 
     def _check(self, out: Path, path: Path | None = None) -> None:
@@ -97,13 +95,13 @@ def find_client(client: str | int, datamodule: FederatedDataModule) -> int:
     return number
 
 
-def choose_model(trainer: FederatedTrainer, client: int | None) -> tuple[Tensor, Tensor]:
+def choose_model(run: Run, client: int | None) -> tuple[Tensor, Tensor]:
     """Return a model (d + b,) and its integer buffers: the global one, or a client's own.
 
     Raises:
         ConfigurationError: The clients' models were not kept, or the algorithm trains on pooled data.
     """
-    federation = trainer.federation
+    federation = run.federation
     if client is None:
         return federation.algorithm.global_model(federation.server), federation.server["counters"]
     if federation.algorithm.trains_pooled:
@@ -114,17 +112,17 @@ def choose_model(trainer: FederatedTrainer, client: int | None) -> tuple[Tensor,
             f"client: {federation.algorithm} has no models of clients, and their last ones were not kept; leave client "
             "out, or train with trainer.keep_local_models: true."
         )
-    return trainer.evaluator.local_model(models, client, trainer.finished_round)
+    return run.evaluator.local_model(models, client, run.progress.finished_round)
 
 
-def _source(trainer: FederatedTrainer, client: int | None, path: Path) -> dict[str, Any]:
+def _source(run: Run, client: int | None, path: Path) -> dict[str, Any]:
     """Describe the origin of the model: run, checkpoint, round, algorithm and client."""
-    algorithm, names = trainer.federation.algorithm, trainer.datamodule.client_names
+    algorithm, names = run.federation.algorithm, run.datamodule.client_names
     fine_tuning = None if client is None else algorithm.fine_tuning
     return {
         "run": "/".join(path.resolve().parent.parent.parts[-2:]),
         "checkpoint": path.name,
-        "round": trainer.finished_round,
+        "round": run.progress.finished_round,
         "algorithm": str(algorithm),
         "client": client,
         "client_name": None if client is None or names is None else names[client],

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from lightning.pytorch import Callback
-from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.twins import overrides
-from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.module.monitors import OF_EVALUATION, how_to_validate, name_in_log
+from fedbc_lightning.run.run import Run
 
 
-class EvaluatedRun(Protocol):
-    """A run, as far as these checks ask about it.
-
-    Attributes:
-        federation: What is trained.
-        eval_every_n_rounds: After how many rounds it is evaluated; 0: never.
-        current_round: The round that is under way.
-        callback_metrics: What has been logged, by name.
-    """
-
-    federation: Federation
-    eval_every_n_rounds: int
-    current_round: int
-    callback_metrics: dict[str, Tensor]
-
-    def has_split(self, split: str) -> bool:
-        """Whether any client, or all of them together, have data of the split."""
-
-
-def check_what_schedulers_monitor(run: EvaluatedRun) -> None:
+def check_what_schedulers_monitor(run: Run) -> None:
     """Raise, before training, if nothing will be logged of what a scheduler of the server monitors.
 
     Raises:
@@ -46,22 +24,22 @@ def check_what_schedulers_monitor(run: EvaluatedRun) -> None:
             raise ConfigurationError(f"model: a scheduler monitors '{name}', which evaluation logs, but {problem}.")
 
 
-def problem_of(run: EvaluatedRun, monitor: str) -> str | None:
+def problem_of(run: Run, monitor: str) -> str | None:
     """Why no evaluation of a run will log a metric, and what to do; None: nothing is known against it."""
     name = name_in_log(monitor, ())
     split = next((split for split in ("val", "test") if f"/{split}_" in name), None)
     if split is not None and not run.has_split(split):
         return "there is no test data" if split == "test" else (
-            f"there is no validation data; {how_to_validate(run.federation.datamodule)}"
+            f"there is no validation data; {how_to_validate(run.datamodule)}"
         )  # fmt: skip
-    if not run.eval_every_n_rounds:
+    if not run.settings.eval_every_n_rounds:
         return "trainer.eval_every_n_rounds is 0; set it to 1 or more"
-    if split is not None and step_stage(run.federation.user.module, split) is None:
+    if split is not None and step_stage(run.user.module, split) is None:
         return "the module has neither validation_step nor test_step; add one"
     return None
 
 
-def refuse_if_nothing_logs(run: EvaluatedRun, callback: Callback, monitor: str, *, is_evaluated: bool) -> None:
+def refuse_if_nothing_logs(run: Run, callback: Callback, monitor: str, *, is_evaluated: bool) -> None:
     """Raise if what a callback monitors was not logged when it should have been at the latest.
 
     A metric of an evaluation should be there after that of round 0, which comes before training, unless code of the
@@ -77,20 +55,20 @@ def refuse_if_nothing_logs(run: EvaluatedRun, callback: Callback, monitor: str, 
         ConfigurationError: It was not logged, with the reason where one is known.
     """
     is_of_evaluation = name_in_log(monitor, ()).startswith(OF_EVALUATION)
-    is_late = bool(run.current_round) and (is_evaluated or not run.eval_every_n_rounds)
+    is_late = bool(run.progress.current_round) and (is_evaluated or not run.settings.eval_every_n_rounds)
     if is_of_evaluation and not is_late:
-        is_due = is_evaluated or not run.eval_every_n_rounds
+        is_due = is_evaluated or not run.settings.eval_every_n_rounds
         is_late = is_due and (monitor.startswith(OF_EVALUATION) or not _may_be_logged_by_users_code(run))
     if is_late:
         problem = problem_of(run, monitor) if is_of_evaluation else None
-        there = f"which nothing logs; there is: {', '.join(sorted(run.callback_metrics))}."
+        there = f"which nothing logs; there is: {', '.join(sorted(run.progress.callback_metrics))}."
         why = there if problem is None else f"which evaluation logs, but {problem}."
         raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} monitors '{monitor}', {why}")
 
 
-def _may_be_logged_by_users_code(run: EvaluatedRun) -> bool:
+def _may_be_logged_by_users_code(run: Run) -> bool:
     """Whether hooks at the end of a round, or parts of the server, are not our own, and may log any name."""
-    hooks = run.federation.user.hooks
+    hooks = run.hooks
     listeners = [callback for callback in hooks.callbacks if overrides(callback, "on_round_end", Callback)]
     writers = [*listeners, *run.federation.server_parts]
     return hooks.listens_itself("on_round_end") or not all(map(is_ours, writers))

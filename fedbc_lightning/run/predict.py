@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -17,9 +16,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.run.export import choose_model, find_client
-
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
+from fedbc_lightning.run.run import Run
 
 
 @dataclass
@@ -35,20 +32,19 @@ class Prediction:
     client: str | int | None
     dataloaders: Iterable[Any] | None
 
-    def run(self, trainer: FederatedTrainer, path: Path | None) -> list[Any]:
+    def predict(self, run: Run) -> list[Any]:
         """Return the value of ``predict_step`` for each batch, on the CPU; the module holds z afterwards.
 
         Args:
-            trainer: Trainer that has been set up and restored.
-            path: Checkpoint from which the trainer was restored, or None.
+            run: Run that has been set up, and restored if there is a checkpoint.
 
         Raises:
             ConfigurationError: The client or the model does not exist, or there is nothing to predict on.
         """
-        client = None if self.client is None else find_client(self.client, trainer.datamodule)
-        evaluator, federation = trainer.evaluator, trainer.federation
+        client = None if self.client is None else find_client(self.client, run.datamodule)
+        evaluator, federation = run.evaluator, run.federation
         owner = POOLED if client is None else client
-        loader = _of_the_user(trainer) if self.dataloaders is None else self.dataloaders
+        loader = _of_the_user(run) if self.dataloaders is None else self.dataloaders
         if loader is None:
             loader = evaluator.loader("test", owner)
         if loader is None:
@@ -59,22 +55,22 @@ class Prediction:
                     "dataloaders: several were given; give one DataLoader, and call predict for each."
                 )
             loader = loader[0]
-        model, counters = choose_model(trainer, client)
-        trainer.hooks.call_callbacks("setup", "predict")
-        trainer.hooks.call_module("on_predict_model_eval")
-        trainer.hooks.call("on_predict_start")
-        with evaluator.evaluating("predict", trainer.finished_round):
+        model, counters = choose_model(run, client)
+        run.hooks.call_callbacks("setup", "predict")
+        run.hooks.call_module("on_predict_model_eval")
+        run.hooks.call("on_predict_start")
+        with evaluator.evaluating("predict", run.progress.finished_round):
             federation.bench.load(model, counters)
-            trainer.shim.set(predicting=True, predict_dataloaders=loader)
-            evaluator.seed_client(owner, trainer.finished_round)
-            predictions = list(self._steps(trainer, loader))
-            trainer.shim.set(predicting=False)
-        trainer.hooks.call("on_predict_end")
+            run.shim.set(predicting=True, predict_dataloaders=loader)
+            evaluator.seed_client(owner, run.progress.finished_round)
+            predictions = list(self._steps(run, loader))
+            run.shim.set(predicting=False)
+        run.hooks.call("on_predict_end")
         federation.load_global()
         return predictions
 
-    def _steps(self, trainer: FederatedTrainer, loader: Iterable[Any]) -> Iterable[Any]:
-        user, hooks = trainer.user, trainer.hooks
+    def _steps(self, run: Run, loader: Iterable[Any]) -> Iterable[Any]:
+        user, hooks = run.user, run.hooks
         step, cpu = user.module.predict_step, torch.device("cpu")
         takes_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
         user.start_collecting()
@@ -89,11 +85,11 @@ class Prediction:
         hooks.call("on_predict_epoch_end")
 
 
-def _of_the_user(trainer: FederatedTrainer) -> Iterable[Any] | None:
+def _of_the_user(run: Run) -> Iterable[Any] | None:
     """What ``predict_dataloader`` gives, as under lightning.Trainer: the data module's, else the model's; or None."""
-    data, model = trainer.datamodule.users_module, trainer.user.module
+    data, model = run.datamodule.users_module, run.user.module
     if overrides(data, "predict_dataloader", DataHooks):
-        if data is not trainer.datamodule:
+        if data is not run.datamodule:
             data.setup("predict")  # a wrapped module has been set up for training
         return data.predict_dataloader()
     return model.predict_dataloader() if overrides(model, "predict_dataloader", DataHooks) else None

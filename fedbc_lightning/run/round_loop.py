@@ -5,10 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import torch
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import derive, seed_globals
@@ -26,152 +22,150 @@ from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, say_which_hooks_are_never_called
 from fedbc_lightning.run.monitored import refuse_if_nothing_logs
 from fedbc_lightning.run.recorder import Recorder
+from fedbc_lightning.run.run import Run
 from fedbc_lightning.state import row_file
 from fedbc_lightning.state.layout import WrittenParametersError
 
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
-
 
 class RoundLoop:
-    """Runs the rounds of a trainer, from its last finished round to its last round.
+    """Trains a run from its last finished round to its last round.
 
     Args:
-        trainer: Trainer that has been set up, and restored if it resumes.
-        path: Checkpoint from which the trainer was restored, or None.
+        run: Run that has been set up for ``fit``, and restored if it resumes.
+        recorder: Recorder of the run.
     """
 
-    def __init__(self, trainer: FederatedTrainer, path: Path | None) -> None:
-        self.trainer = trainer
-        self.federation, self.hooks = trainer.federation, trainer.hooks
-        self._is_resumed = path is not None
-        self.recorder = trainer.recorder = Recorder(trainer, path, trainer.logger_setting)
-        self._not_kept_from = partial(not_kept_from_evaluation_hooks, trainer.federation, trainer.evaluator)
-        self._take_state()
-        trainer.log_dir, trainer.loggers = str(self.recorder.folder), self.recorder.loggers
-        trainer.shim.set(loggers=trainer.loggers, logger=trainer.logger, log_dir=trainer.log_dir)
+    def __init__(self, run: Run, recorder: Recorder) -> None:
+        self._run, self._recorder, self._progress = run, recorder, run.progress
+        self._federation, self._hooks = run.federation, run.hooks
+        self._is_resumed = run.path is not None
+        self._not_kept_from = partial(not_kept_from_evaluation_hooks, run.federation, run.evaluator)
+        self._open_rows()
+        progress = run.progress
+        progress.write_to(str(recorder.folder), recorder.loggers)
+        run.shim.set(loggers=progress.loggers, logger=progress.logger, log_dir=progress.log_dir)
 
     def run(self) -> None:
         """Run all rounds; however this ends, checkpoint and module hold the last finished round afterwards."""
-        trainer = self.trainer
+        run, progress = self._run, self._progress
         failure: BaseException | None = None
-        with Interrupts(is_spokesman=trainer.is_global_zero) as self.interrupts:
+        with Interrupts(is_spokesman=run.fabric.is_global_zero) as self._interrupts:
             try:
                 self._call_start_hooks()
                 if not self._is_resumed:
                     self._start()
-                while trainer.finished_round < trainer.max_rounds and not trainer.should_stop:
+                while progress.finished_round < run.settings.max_rounds and not progress.should_stop:
                     self._advance()
                     check()
             except BaseException as error:
-                failure = cause = self.interrupts.end(error)
-                self.federation.rollback()
-                trainer.current_round = trainer.finished_round
+                failure = cause = self._interrupts.end(error)
+                self._federation.rollback()
+                progress.roll_back()
                 with suppress(ConfigurationError):  # replaced parameters cannot be loaded; ``error`` reports them
-                    self.federation.load_global()
-                self.hooks.call_callbacks("on_exception", cause)
-                trainer.datamodule.users_module.on_exception(cause)
+                    self._federation.load_global()
+                self._hooks.call_callbacks("on_exception", cause)
+                run.datamodule.users_module.on_exception(cause)
                 if cause is not error:
                     raise cause from None
                 raise
             finally:
-                self.recorder.close(failure)
-            self.federation.load_global()
-        self.hooks.call("on_train_end")
-        self.hooks.call("on_fit_end")
+                self._recorder.close(failure)
+            self._federation.load_global()
+        self._hooks.call("on_train_end")
+        self._hooks.call("on_fit_end")
 
-    def _take_state(self) -> None:
-        """Show the federation's state to callbacks, and open the clients' rows if they lie in a file."""
-        trainer = self.trainer
-        trainer.show_federation()
-        if trainer.clients.file_rows is not None:
-            rows_path = (self.recorder.folder / run_folder.LAST).with_name(row_file.NAME)
-            with self.recorder.disk_told():
-                trainer.clients.file_rows.open(rows_path, trainer._fabric)
+    def _open_rows(self) -> None:
+        """Open the clients' rows if they lie in a file."""
+        rows = self._federation.clients.file_rows
+        if rows is not None:
+            with self._recorder.disk_told():
+                rows.open((self._recorder.folder / run_folder.LAST).with_name(row_file.NAME), self._run.fabric)
 
     def _call_start_hooks(self) -> None:
-        say_which_hooks_are_never_called(self.hooks)
-        with kept_from_start_hooks(self.federation, is_resumed=self._is_resumed):
-            self.hooks.call_callbacks("setup", "fit")
-            self.hooks.call("on_fit_start")
-            self.hooks.call("on_train_start")
-        if self.trainer.server is not self.federation.server:
-            self._take_state()
+        say_which_hooks_are_never_called(self._hooks)
+        server = self._federation.server
+        with kept_from_start_hooks(self._federation, is_resumed=self._is_resumed):
+            self._hooks.call_callbacks("setup", "fit")
+            self._hooks.call("on_fit_start")
+            self._hooks.call("on_train_start")
+        if self._federation.server is not server:  # what the hooks wrote became the initial model
+            self._open_rows()
 
     def _start(self) -> None:
         """Evaluate the initial model and record it as round 0."""
-        evaluation = self._evaluate(0) if self.trainer.eval_every_n_rounds else Evaluation()
-        self.federation.schedule.check(evaluation.metrics)
+        evaluation = self._evaluate(0) if self._run.settings.eval_every_n_rounds else Evaluation()
+        self._federation.schedule.check(evaluation.metrics)
         self._finish({}, evaluation)
 
     def _advance(self) -> None:
         """Run one round."""
-        trainer, federation = self.trainer, self.federation
+        run, federation = self._run, self._federation
         started = time.perf_counter() - federation.engine.seconds_waited
-        trainer.current_round = round = trainer.finished_round + 1
-        trainer.shim.set(current_round=round, current_epoch=round, global_step=round)
-        seed_globals(derive(trainer.seed, "round", round), trainer.user.device)
+        round = self._progress.begin_round()
+        run.shim.set(current_round=round, current_epoch=round, global_step=round)
+        seed_globals(derive(run.seed, "round", round), run.user.device)
         frozen = federation.layout.frozen.copies() if round == 1 else {}
         with kept_from_round_hooks(federation, "on_round_start"):
-            self.hooks.call("on_round_start")
+            self._hooks.call("on_round_start")
         try:
             metrics = federation.run_round(round)
         except WrittenParametersError as error:
             begin_again(federation, error, frozen)
-            self._take_state()
-            self.recorder.write_again()
+            self._open_rows()
+            self._recorder.write_again()
             self._advance()
             return
         federation.load_global()
-        trainer.shim.set(callback_metrics=trainer.callback_metrics)  # until here it held the last client's metrics
+        run.shim.set(callback_metrics=self._progress.callback_metrics)  # until here it held the last client's metrics
         metrics["time/round_seconds"] = time.perf_counter() - federation.engine.seconds_waited - started
         self._finish(metrics, self._evaluate(round) if self._is_evaluated(round) else Evaluation())
 
     def _is_evaluated(self, round: int) -> bool:
-        every = self.trainer.eval_every_n_rounds
-        return bool(every) and (round % every == 0 or round == self.trainer.max_rounds)
+        settings = self._run.settings
+        every = settings.eval_every_n_rounds
+        return bool(every) and (round % every == 0 or round == settings.max_rounds)
 
     def _evaluate(self, round: int) -> Evaluation:
         started = time.perf_counter()
-        splits = [split for split in ("test", "val") if self.trainer.has_split(split)]
+        splits = [split for split in ("test", "val") if self._run.has_split(split)]
         if round:
             with self._not_kept_from("on_validation_model_zero_grad"):
-                self.hooks.call_module("on_validation_model_zero_grad")
-        evaluation = evaluate_with_hooks(self.trainer, splits, round, "validation")
+                self._hooks.call_module("on_validation_model_zero_grad")
+        evaluation = evaluate_with_hooks(self._run, splits, round, "validation")
         told = self._not_kept_from("on_validation_end")
-        with self.trainer.evaluator.evaluating("validation", round), told:
-            self.hooks.call_module("on_validation_end")
-        self.hooks.call_module("on_validation_model_train")
+        with self._run.evaluator.evaluating("validation", round), told:
+            self._hooks.call_module("on_validation_end")
+        self._hooks.call_module("on_validation_model_train")
         evaluation.metrics["time/eval_seconds"] = time.perf_counter() - started
         return evaluation
 
     def _finish(self, metrics: dict[str, float], evaluation: Evaluation) -> None:
         """Commit the round and call the hooks that see its numbers; signals are deferred meanwhile."""
-        trainer = self.trainer
-        round = trainer.current_round
-        trainer.evaluation = evaluation
+        run, progress = self._run, self._progress
+        round = progress.current_round
+        progress.evaluation = evaluation
         metrics |= evaluation.metrics
         self._publish(metrics)
-        with self.interrupts.deferred():
+        with self._interrupts.deferred():
             if round:
-                self.federation.commit(round, metrics)
-            trainer.user.best_metrics.commit()
-            trainer.finished_round = round
-            collector = trainer.user.start_collecting()
-            trainer.shim.set(current_epoch=round, global_step=round)
-            seed_globals(derive(trainer.seed, "round end", round), trainer.user.device)
+                self._federation.commit(round, metrics)
+            run.user.best_metrics.commit()
+            progress.finish_round()
+            collector = run.user.start_collecting()
+            run.shim.set(current_epoch=round, global_step=round)
+            seed_globals(derive(run.seed, "round end", round), run.user.device)
             try:
                 if round:
-                    with kept_from_round_hooks(self.federation, "on_round_end"):
-                        self.hooks.call("on_round_end")
-                    self.federation.server.commit()
+                    with kept_from_round_hooks(self._federation, "on_round_end"):
+                        self._hooks.call("on_round_end")
+                    self._federation.server.commit()
                 metrics |= collector.logged()
                 self._publish(metrics)
                 with self._not_kept_from("on_validation_end"):
                     self._call_validation_end(metrics, bool(evaluation.metrics))
             finally:
-                records = self.federation.server.records if round else []
-                self.recorder.record(round, metrics, records, evaluation)
+                records = self._federation.server.records if round else []
+                self._recorder.record(round, metrics, records, evaluation)
 
     def _call_validation_end(self, metrics: dict[str, float], is_evaluated: bool) -> None:
         """Call ``on_validation_end`` after each evaluated round; if a callback monitors a name, when that was logged.
@@ -179,23 +173,23 @@ class RoundLoop:
         Raises:
             ConfigurationError: A monitored name was not logged by the latest time at which it can be.
         """
-        trainer = self.trainer
-        for callback in self.hooks.callbacks:
+        logged = self._progress.callback_metrics
+        for callback in self._hooks.callbacks:
             monitor = getattr(callback, "monitor", None)
             if monitor is None:
                 if is_evaluated:
-                    callback.on_validation_end(trainer, trainer.user.module)  # type: ignore[arg-type]
+                    self._hooks.call_callback(callback, "on_validation_end")
                 continue
-            name = name_in_log(str(monitor), trainer.callback_metrics)
-            if name not in trainer.callback_metrics:
-                refuse_if_nothing_logs(trainer, callback, str(monitor), is_evaluated=is_evaluated)
+            name = name_in_log(str(monitor), logged)
+            if name not in logged:
+                refuse_if_nothing_logs(self._run, callback, str(monitor), is_evaluated=is_evaluated)
             elif name in metrics:
-                with readable_as(monitor, name, trainer.callback_metrics):
-                    callback.on_validation_end(trainer, trainer.user.module)  # type: ignore[arg-type]
-        if trainer.world_size > 1:
-            trainer.should_stop = any(gather_objects(trainer._fabric, trainer.should_stop))
+                with readable_as(monitor, name, logged):
+                    self._hooks.call_callback(callback, "on_validation_end")
+        fabric, progress = self._run.fabric, self._progress
+        if fabric.world_size > 1:
+            progress.should_stop = any(gather_objects(fabric, progress.should_stop))
 
     def _publish(self, metrics: dict[str, float]) -> None:
-        trainer = self.trainer
-        trainer.callback_metrics |= {name: torch.tensor(value) for name, value in metrics.items()}
-        trainer.shim.set(callback_metrics=trainer.callback_metrics)
+        self._progress.publish(metrics)
+        self._run.shim.set(callback_metrics=self._progress.callback_metrics)

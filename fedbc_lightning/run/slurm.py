@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
@@ -17,9 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.distributed.interrupts import StoppedError
 from fedbc_lightning.run import folder as run_folder
-
-if TYPE_CHECKING:
-    from fedbc_lightning.trainer.trainer import FederatedTrainer
+from fedbc_lightning.run.progress import Progress
 
 
 def job_id() -> str | None:
@@ -43,22 +40,28 @@ def checkpoint_before(folder: Path) -> Path | None:
 
 
 @contextmanager
-def requeued(trainer: FederatedTrainer) -> Iterator[None]:
+def requeued(experiment: Path, fn: TrainerFn, progress: Progress, *, is_writer: bool) -> Iterator[None]:
     """Requeue the job if SIGUSR1 stopped the run; ``sbatch --signal=SIGUSR1@90`` sends it 90 s before the time limit.
 
     A note in the experiment's folder names the checkpoint from which the requeued job resumes; a run that finishes
     removes the note.
+
+    Args:
+        experiment: Folder of all runs of this name.
+        fn: The verb; only training runs have a note.
+        progress: How far the run has come; it tells the run folder.
+        is_writer: Whether this process writes the note.
     """
-    note = note_of(trainer.default_root_dir / trainer.name) if trainer.is_global_zero else None
+    note = note_of(experiment) if is_writer else None
     try:
         yield
     except StoppedError as stop:
-        last = Path(trainer.log_dir or "") / run_folder.LAST
+        last = Path(progress.log_dir or "") / run_folder.LAST
         if stop.number == signal.SIGUSR1 and note is not None and last.is_file():
             note.write_text(f"{last.resolve()}\n", encoding="utf-8")
             _requeue(str(job_id()))
         raise
-    if note is not None and trainer.state.fn == TrainerFn.FITTING:
+    if note is not None and fn == TrainerFn.FITTING:
         note.unlink(missing_ok=True)
 
 

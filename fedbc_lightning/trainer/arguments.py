@@ -24,6 +24,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from lightning.pytorch.core.hooks import DataHooks
 
+from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.twins import AnyCallback, AnyDataModule, both, overrides
 from fedbc_lightning.data import FederatedDataModule
@@ -149,6 +150,16 @@ def check_datamodule(datamodule: Any, model: Any = None) -> None:
             "fedbc_lightning.PartitionedDataModule(data, partitioner)."
         )
     raise ConfigurationError(f"data: got {type(datamodule).__name__}; give a FederatedDataModule.")
+
+
+def check_algorithm(algorithm: Any) -> None:
+    """Refuse what is no federated algorithm.
+
+    Raises:
+        ConfigurationError: It is None or anything else.
+    """
+    if not isinstance(algorithm, FederatedAlgorithm):
+        raise ConfigurationError(f"algorithm: got {algorithm!r}; give a FederatedAlgorithm, e.g. FedBC(dual_lr=1e-3).")
 
 
 def default_callbacks(callbacks: list[Callback], enable_progress_bar: bool) -> list[Callback]:

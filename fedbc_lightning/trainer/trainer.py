@@ -6,67 +6,58 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
-import torch
 from lightning.fabric import Fabric
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core import determinism
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.seeding import global_seed, preserved_globals
+from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.core.storage import quiet_event_writers
 from fedbc_lightning.core.twins import AnyCallback, AnyLogger
-from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import make_fabric, missing_kernels_told
 from fedbc_lightning.distributed.lifeline import WAS_KILLED, Lifeline, LostProcessError
-from fedbc_lightning.evaluation.evaluator import Evaluation, Evaluator
-from fedbc_lightning.federation import checkpoint_content
-from fedbc_lightning.federation.federation import Federation
-from fedbc_lightning.federation.participation import Participation
 from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.federation.stragglers import Stragglers
-from fedbc_lightning.module.adapter import UserModule, check_module, unwrapped
+from fedbc_lightning.module.adapter import check_module, unwrapped
 from fedbc_lightning.module.hooks import Hooks
-from fedbc_lightning.module.monitors import how_to_validate
-from fedbc_lightning.module.shim import ModuleTrainer
 from fedbc_lightning.planning import Plan, make_plan
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run import slurm
-from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks
+from fedbc_lightning.run.evaluation_hooks import evaluate_once
 from fedbc_lightning.run.export import Export
+from fedbc_lightning.run.handover import handover, leave, take_over
 from fedbc_lightning.run.lock import RunLock
-from fedbc_lightning.run.monitored import check_what_schedulers_monitor
 from fedbc_lightning.run.predict import Prediction
-from fedbc_lightning.run.recorder import Recorder, refuse_other_seed, settings, warn_of_other_settings
+from fedbc_lightning.run.recorder import Recorder
+from fedbc_lightning.run.restore import begin
+from fedbc_lightning.run.resume import find_checkpoint, how_to_resume
 from fedbc_lightning.run.round_loop import RoundLoop
-from fedbc_lightning.state import checkpoint, row_file
-from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState
-from fedbc_lightning.trainer.arguments import check_arguments, check_callbacks, check_datamodule, default_callbacks
-from fedbc_lightning.trainer.callback_view import CallbackView
-from fedbc_lightning.trainer.handover import handover, leave, take_over
-
-Task = Callable[["FederatedTrainer", Any], Any]
-"""Function that is run with a trainer that has been set up, and the checkpoint from which it was restored, or None."""
-
-
-STAGES: dict[TrainerFn, Literal["fit", "validate", "test", "predict"]] = {
-    TrainerFn.FITTING: "fit", TrainerFn.VALIDATING: "validate", TrainerFn.TESTING: "test",
-    TrainerFn.PREDICTING: "predict",
-}  # fmt: skip
-"""Value of the argument ``stage`` of ``setup`` for each verb of the trainer."""
+from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.set_up import Beginning, Request, set_up
+from fedbc_lightning.run.settings import RunSettings
+from fedbc_lightning.run.view import RunView
+from fedbc_lightning.state import checkpoint
+from fedbc_lightning.state.declaration import BufferPolicy
+from fedbc_lightning.trainer.arguments import (
+    check_algorithm,
+    check_arguments,
+    check_callbacks,
+    check_datamodule,
+    default_callbacks,
+)
 
 
-class FederatedTrainer(CallbackView):
+class FederatedTrainer(RunView):
     """Trains a LightningModule on the clients of a FederatedDataModule with a federated algorithm.
 
     Names follow ``lightning.Trainer`` wherever the meaning is the same.
@@ -173,9 +164,10 @@ class FederatedTrainer(CallbackView):
         seed: int | None = None,
     ) -> None:
         check_arguments(locals())
-        self.max_rounds = max_rounds
-        self.clients_per_round = clients_per_round
-        self.local = LocalTraining(
+        determinism.prepare(deterministic)
+        callbacks = [callbacks] if isinstance(callbacks, AnyCallback) else list(callbacks or [])
+        check_callbacks(callbacks)
+        local = LocalTraining(
             epochs=None if local_steps is not None else (local_epochs or 1),
             steps=local_steps,
             accumulate_grad_batches=accumulate_grad_batches,
@@ -184,43 +176,17 @@ class FederatedTrainer(CallbackView):
             record_steps=record_steps,
             schedule_rounds=max(1, max_rounds) if local_schedules == "continue" else None,
         )
-        self.sampler = sampler or UniformSampler()
-        self.stragglers = stragglers
-        self._fabric_settings = (accelerator, strategy, devices, num_nodes, precision)
-        self.precision, self.num_nodes = precision, num_nodes
-        self.deterministic = deterministic
-        determinism.prepare(deterministic)
-        callbacks = [callbacks] if isinstance(callbacks, AnyCallback) else list(callbacks or [])
-        check_callbacks(callbacks)
-        self.callbacks: list[Callback] = default_callbacks(callbacks, enable_progress_bar)
-        self.logger_setting = logger
-        self.eval_every_n_rounds = eval_every_n_rounds
-        self.eval_clients = eval_clients
-        self.buffers = buffers
-        self.keep_local_models = keep_local_models
-        self.client_dtype = client_dtype
-        self.engine: Literal["sequential", "vectorized", "auto"] = engine
-        self.enable_checkpointing = enable_checkpointing
-        self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
-        self.default_root_dir = Path(default_root_dir)
-        self.name = name
-        self._seed = seed
-        self._fabric: Fabric = make_fabric(*self._fabric_settings)
-
-        self.current_round = self.finished_round = 0
-        self.should_stop = False
-        self.callback_metrics: dict[str, Tensor] = {}
-        self.result: Any = None
-        self.recorder: Recorder
-        self.run_lock: RunLock
-        self.saved_rows: dict[str, int] = {}
-        self._takes_other_seed = False
-        self.evaluation = Evaluation()
-        self.state = SimpleNamespace(fn=None, stage=None)
-        self.log_dir: str | None = None
-        self.loggers: list[Any] = []
-        self.server: ServerState
-        self.clients: ClientStore
+        settings = RunSettings(
+            max_rounds=max_rounds, clients_per_round=clients_per_round, local=local,
+            sampler=sampler or UniformSampler(), stragglers=stragglers, engine=engine, accelerator=accelerator,
+            strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision, deterministic=deterministic,
+            callbacks=default_callbacks(callbacks, enable_progress_bar), logger=logger,
+            eval_every_n_rounds=eval_every_n_rounds, eval_clients=eval_clients, buffers=buffers,
+            keep_local_models=keep_local_models, client_dtype=client_dtype, enable_checkpointing=enable_checkpointing,
+            checkpoint_every_n_rounds=checkpoint_every_n_rounds, default_root_dir=Path(default_root_dir), name=name,
+            seed=seed,
+        )  # fmt: skip
+        super().__init__(settings, make_fabric(accelerator, strategy, devices, num_nodes, precision))
 
     # what users call
 
@@ -246,8 +212,7 @@ class FederatedTrainer(CallbackView):
         Raises:
             ConfigurationError: A setting cannot be honoured.
         """
-        self._takes_other_seed = other_seed
-        self._launch(TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path)
+        self._launch(TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, self._train, other_seed)
 
     def validate(
         self,
@@ -261,7 +226,7 @@ class FederatedTrainer(CallbackView):
         Returns:
             The metrics by name, as in ``metrics.csv``.
         """
-        return self._launch(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path)
+        return self._launch(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path, evaluate_once)
 
     def test(
         self,
@@ -275,7 +240,7 @@ class FederatedTrainer(CallbackView):
         Returns:
             The metrics by name, as in ``metrics.csv``.
         """
-        return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path)
+        return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, evaluate_once)
 
     def predict(
         self,
@@ -305,7 +270,7 @@ class FederatedTrainer(CallbackView):
             ConfigurationError: The client or the model does not exist, or there is nothing to predict on.
         """
         prediction = Prediction(client, dataloaders)
-        return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, prediction.run)
+        return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, prediction.predict)
 
     def export(
         self,
@@ -364,221 +329,88 @@ class FederatedTrainer(CallbackView):
         Raises:
             ConfigurationError: A setting cannot be honoured; :meth:`fit` would raise the same.
         """
-        fabric = self._fabric
-        accelerator, _, devices, _, precision = self._fabric_settings
-        self._fabric = make_fabric(accelerator, "auto", devices[:1] if isinstance(devices, list) else 1, 1, precision)
-        self.num_nodes, self.log_dir = 1, None
-        try:
-            task = partial(make_plan, num_processes=fabric.world_size)
-            self._launch(TrainerFn.FITTING, model, datamodule, algorithm, None, task)
-        finally:
-            self._fabric, self.num_nodes = fabric, self._fabric_settings[3]
-        return self.result
+        settings, num_processes = self.settings, self.world_size
+        devices = settings.devices[:1] if isinstance(settings.devices, list) else 1
+        alone = copy(self)  # callbacks are given a trainer with one process; this one stays as it is
+        RunView.__init__(
+            alone,
+            replace(settings, strategy="auto", devices=devices, num_nodes=1),
+            make_fabric(settings.accelerator, "auto", devices, 1, settings.precision),
+        )
+        task = partial(make_plan, num_processes=num_processes)
+        return alone._launch(TrainerFn.FITTING, model, datamodule, algorithm, None, task)
+
+    def how_to_resume(self) -> str:
+        """Return a sentence that tells the user how to resume a run that broke off."""
+        if self.state.fn != TrainerFn.FITTING:
+            return how_to_resume(None)
+        if self.log_dir is None:
+            return how_to_resume(run_folder.last_checkpoint(self.settings.experiment))
+        return how_to_resume(Path(self.log_dir) / run_folder.LAST)
 
     # the run
 
     def _launch(
         self, fn: TrainerFn, model: Any, datamodule: Any, algorithm: Any, ckpt_path: str | os.PathLike | None,
-        task: Task | None = None,
+        task: Callable[[Run], Any], takes_other_seed: bool = False,
     ) -> Any:  # fmt: skip
+        """Run a task in all processes, and return its result."""
         model = unwrapped(model)
         check_module(model)
         check_datamodule(datamodule, model)
-        if not isinstance(algorithm, FederatedAlgorithm):
-            raise ConfigurationError(
-                f"algorithm: got {algorithm!r}; give a FederatedAlgorithm, e.g. FedBC(dual_lr=1e-3)."
-            )
+        check_algorithm(algorithm)
+        request = Request(fn, model, datamodule, algorithm, ckpt_path, task, takes_other_seed)
         self.state.fn = fn
-        self.current_round = self.finished_round = 0
-        self.should_stop = False
-        self.callback_metrics = {}
+        self.progress = self.progress.of_next_run()
+        launch: Any = self._fabric.launch
         try:
-            with handover(self._fabric) as result:
-                function: Any = _run_in_process
-                self._fabric.launch(function, self, result, model, datamodule, algorithm, ckpt_path, task)
-                if result is not None:
-                    take_over(self, model, result)
+            with handover(self._fabric) as file:
+                result = launch(_run_in_process, self, request, file)
+                outcome = None if file is None else take_over(file)
         except (ProcessRaisedException, ProcessExitedException) as error:
             raise self._error_of(error) from None
-        return self.result
+        if outcome is None:
+            return result
+        model.load_state_dict(outcome.module_state)
+        self._run, self._outcome, self.progress = None, outcome, outcome.progress
+        return outcome.result
 
     def _error_of(self, error: ProcessException) -> Exception:
         """Return the error to raise for a failed process: its own one if that has a message for the user."""
         if isinstance(error, ProcessExitedException):
-            who = f"process {error.error_index} of {self._fabric.world_size} (counted from 0)"
+            who = f"process {error.error_index} of {self.world_size} (counted from 0)"
             return LostProcessError(f"{who} {WAS_KILLED} {self.how_to_resume()}")
         module = re.escape(ConfigurationError.__module__)  # also of its subclasses for what an engine cannot do
         found = re.search(rf"^{module}\.\w+: (.*)", str(error), re.M | re.S)
         return ConfigurationError(found[1].strip()) if found else error
 
-    def how_to_resume(self, folder: Path | None = None) -> str:
-        """Return a sentence that tells the user how to resume a run that broke off.
-
-        Args:
-            folder: Run folder; None: that of ``log_dir``, or else of the newest run of this name.
-        """
-        folder = Path(self.log_dir) if folder is None and self.log_dir is not None else folder
-        last = (
-            run_folder.last_checkpoint(self.default_root_dir / self.name)
-            if folder is None
-            else folder / run_folder.LAST
-        )
-        if self.state.fn != TrainerFn.FITTING or last is None or not last.is_file():
-            return "There is no checkpoint to go on from."
-        return f"Go on by the same command with ckpt_path: {last}"
-
-    def _resolve(self, ckpt_path: str | os.PathLike | None, fn: TrainerFn) -> Path | None:
-        folder = self.default_root_dir / self.name
-        before = slurm.checkpoint_before(folder) if fn == TrainerFn.FITTING else None
-        if before is not None:
-            rank_zero_info(f"SLURM: this job was requeued, and goes on from '{before}'.")
-            return before
-        if ckpt_path != "last":
-            return None if ckpt_path is None else Path(ckpt_path)
-        found = run_folder.last_checkpoint(folder)
-        if found is None and fn != TrainerFn.FITTING:
-            raise ConfigurationError(f"ckpt_path: there is no last.ckpt under '{folder}'.")
-        if found is None:
-            rank_zero_info(f"No last.ckpt under '{folder}': starting at round 0.")
-        return found
-
-    def _run(self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
-             ckpt_path: str | os.PathLike | None, task: Task | None) -> None:  # fmt: skip
-        """Set up and restore in this process, then run the task, or else train or evaluate."""
-        path = self._fabric.broadcast(self._resolve(ckpt_path, self.state.fn))
-        self.seed = global_seed() if self._seed is None else self._seed
+    def _perform(self, request: Request, lock: RunLock) -> tuple[Run, Any]:
+        """Set a run up in this process and do its task; return both the run and the result."""
+        settings, fabric, model = self.settings, self._fabric, request.model
+        path = fabric.broadcast(find_checkpoint(request.ckpt_path, settings.experiment, request.fn))
         own = model.configure_callbacks()
         own = [own] if isinstance(own, AnyCallback) else list(own)
         check_callbacks(own)
-        self.hooks = Hooks(self, model, [*self.callbacks, *own])
-        previous = getattr(self, "federation", None)
-        self.datamodule = datamodule
-        run = None if path is None else run_folder.run_of(path)
-        if run is not None and self.state.fn == TrainerFn.FITTING and self._fabric.is_global_zero:
-            self.run_lock.take(run)  # first: another process could replace the checkpoint while this one reads it
-        saved = None if path is None else checkpoint.load(path)
-        fitting = self.state.fn == TrainerFn.FITTING
-        stage = STAGES[self.state.fn]
-        engine = self.engine
-        if engine == "auto" and (saved is not None or not fitting):  # a run keeps the engine it chose
-            engine = saved[checkpoint.KEY]["settings"]["trainer.engine"] if saved is not None else "sequential"
-        is_of_last_run = previous is not None and previous.user.module is model
-        with preserved_globals(self._fabric.device), _left_on_the_cpu(model):
-            self._set_up(model, datamodule, algorithm, stage, engine, saved)
-            try:
-                if saved is not None:
-                    self._restore(saved, path)
-                elif not fitting and previous is not None and is_of_last_run:
-                    checkpoint_content.adopt(self.federation, previous)
-                    self.show_federation()
-                elif not fitting:
-                    rank_zero_info("No ckpt_path: the model is evaluated as it is, and stands for every client's too.")
-                if task is not None:
-                    self.result = task(self, path)
-                elif fitting:
-                    RoundLoop(self, path).run()
-                    self.result = None
-                else:
-                    self.result = self._evaluate_only(stage, is_of_run=saved is not None or is_of_last_run)
-            finally:
-                self.user.detach()
-                self.hooks.call("teardown", stage)
-                datamodule.teardown(stage)
-
-    def _set_up(self, model: LightningModule, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm,
-                stage: str, engine: Literal["sequential", "vectorized", "auto"],
-                saved: dict[str, Any] | None) -> None:  # fmt: skip
-        fabric = self._fabric
-        self.shim = ModuleTrainer(
-            max_rounds=self.max_rounds, current_round=0, datamodule=datamodule, logger=None, loggers=[],
-            callback_metrics={}, callbacks=self.callbacks, is_global_zero=fabric.is_global_zero,
-            # One process trains a client, so world_size is 1; the rank lets a module print or write on rank 0 only.
-            global_rank=fabric.global_rank, local_rank=fabric.local_rank, world_size=1, num_nodes=1, num_devices=1,
-            progress_bar_callback=None, precision=self.precision,
-            default_root_dir=str(self.default_root_dir), log_dir=None,
-            accumulate_grad_batches=self.local.accumulate_grad_batches,
-            gradient_clip_val=self.local.gradient_clip_val,
-            gradient_clip_algorithm=self.local.gradient_clip_algorithm,
-        )  # fmt: skip
-        self.shim.show_module(model, self, fabric)
-        datamodule.trainer = self.shim  # type: ignore[assignment]
-        if fabric.local_rank == 0:
-            datamodule.prepare_data()
-            model.prepare_data()
-        fabric.barrier()
-        datamodule.set_up(stage, saved)
-        datamodule.validate_clients()
-        model._trainer = self.shim  # type: ignore[assignment]
-        model.setup(stage)
-        self.hooks.call_module("configure_sharded_model")  # its older name, which Lightning calls, too
-        model.configure_model()
-        self.user = UserModule(model, fabric, self.hooks, self.shim, datamodule)
-        self.user.attach()
-        participation = Participation(
-            datamodule, algorithm, self.local, self.sampler, self.clients_per_round, self.stragglers, self.seed
+        hooks = Hooks(self, model, [*settings.callbacks, *own])
+        folder = None if path is None else run_folder.run_of(path)
+        if folder is not None and request.fn == TrainerFn.FITTING and fabric.is_global_zero:
+            lock.take(folder)  # first: another process could replace the checkpoint while this one reads it
+        is_of_last_run = self._run is not None and self._run.user.module is model
+        beginning = Beginning(
+            path, None if path is None else checkpoint.load(path), self._run if is_of_last_run else None
         )
-        client_dtype = None if self.client_dtype is None else getattr(torch, self.client_dtype)
-        self.federation = Federation(
-            fabric, self.user, datamodule, algorithm, self.local, participation, self.buffers, self.keep_local_models,
-            client_dtype, engine, self.max_rounds, self.seed,
-        )  # fmt: skip
-        self.layout = self.federation.layout
-        self.evaluator = Evaluator(fabric, self.federation.engine, datamodule, self.eval_clients, self.seed)
-        self.show_federation()
-        if stage == "fit":
-            check_what_schedulers_monitor(self)
+        with preserved_globals(fabric.device), _left_on_the_cpu(model):
+            run = self._run = set_up(request, settings, fabric, hooks, self.progress, lock, beginning)
+            try:
+                begin(run, beginning, takes_other_seed=request.takes_other_seed)
+                return run, request.task(run)
+            finally:
+                run.tear_down()
 
-    def show_federation(self) -> None:
-        """Take over the federation's server, clients and engine, which it may have replaced by new ones."""
-        self.server, self.clients = self.federation.server, self.federation.clients
-        self.evaluator.engine = self.federation.engine
-
-    def _restore(self, saved: dict[str, Any], path: Path | None) -> None:
-        ours = saved[checkpoint.KEY]
-        state = ours["federation"]
-        checkpoint_content.prepare_for(self.federation, state, path or "")
-        self.show_federation()
-        self.user.module.on_load_checkpoint(saved)
-        rows_path = None if path is None else path.with_name(row_file.NAME)
-        checkpoint_content.load_state(self.federation, state, saved["state_dict"], path, rows_path)
-        self.current_round = self.finished_round = ours["round"]
-        self.should_stop = ours["should_stop"] and self.max_rounds <= ours["max_rounds"]
-        self.saved_rows = ours.get("rows", {})
-        if self.state.fn == TrainerFn.FITTING and not self._takes_other_seed:
-            refuse_other_seed(ours["settings"], self.seed, path)
-        warn_of_other_settings(ours["settings"], settings(self))
-        self.callback_metrics = {name: torch.tensor(value) for name, value in ours["callback_metrics"].items()}
-        for callback in self.hooks.callbacks:
-            callback.on_load_checkpoint(self, self.user.module, saved)  # type: ignore[arg-type]
-            if callback.state_key in saved["callbacks"]:
-                callback.load_state_dict(saved["callbacks"][callback.state_key])
-
-    def has_split(self, split: str) -> bool:
-        """Return whether there is data of the split, of any client or shared by all."""
-        return bool(self.datamodule.num_samples(split).any()) or self.datamodule.pooled_dataset(split) is not None
-
-    def evaluate(self, splits: list[str], round: int) -> Evaluation:
-        """Evaluate the staged models on splits that exist; the module holds z again afterwards."""
-        federation = self.federation
-        evaluation = self.evaluator.run(splits, federation.models(), round)
-        federation.load_global()
-        return evaluation
-
-    def _evaluate_only(self, stage: str, *, is_of_run: bool) -> dict[str, float]:
-        split = "val" if stage == "validate" else "test"
-        name: Literal["validation", "test"] = "validation" if stage == "validate" else "test"
-        if not self.has_split(split):
-            raise ConfigurationError(
-                f"data: there is no validation data; {how_to_validate(self.datamodule, is_of_run=is_of_run)}."
-                if split == "val" else "data: there is no test data to evaluate on."
-            )  # fmt: skip
-        self.shim.set(current_round=self.current_round)
-        self.hooks.call_callbacks("setup", stage)
-        self.evaluation = evaluate_with_hooks(self, [split], self.current_round, name)
-        self.callback_metrics = {key: torch.tensor(value) for key, value in self.evaluation.metrics.items()}
-        self.hooks.call(f"on_{name}_end")
-        self.hooks.call_module(f"on_{name}_model_train")
-        return self.evaluation.metrics
+    def _train(self, run: Run) -> None:
+        """Train a run that was set up for :meth:`fit`."""
+        self._recorder = Recorder(run)
+        RoundLoop(run, self._recorder).run()
 
 
 @contextmanager
@@ -590,20 +422,24 @@ def _left_on_the_cpu(model: LightningModule) -> Iterator[None]:
         model.cpu()
 
 
-def _run_in_process(fabric: Fabric, trainer: FederatedTrainer, result: Path | None, *arguments: Any) -> None:
-    """Run the trainer in one of the launched processes.
+def _run_in_process(fabric: Fabric, trainer: FederatedTrainer, request: Request, file: Path | None) -> Any:
+    """Do what the user asks in one of the launched processes, and return the result to a caller that trains itself.
 
     Args:
         fabric: Fabric of this process, which has been launched.
         trainer: Trainer of this process.
-        result: File to which rank 0 writes its result for a caller that does not train itself; None: there is none.
-        *arguments: Arguments of :meth:`FederatedTrainer._run`.
+        request: What the user asks for.
+        file: File to which rank 0 writes the outcome for a caller that does not train itself; None: there is none.
     """
-    trainer._fabric = fabric
-    alike = determinism.deterministic_algorithms(trainer.deterministic)
-    told = missing_kernels_told(trainer.precision)
-    lifeline = Lifeline(fabric, lambda: trainer.current_round).held(trainer.how_to_resume)
-    with lifeline, slurm.requeued(trainer), told, alike, quiet_event_writers(), RunLock() as trainer.run_lock:
-        trainer._run(*arguments)
-    if result is not None and fabric.is_global_zero:
-        leave(trainer, result)
+    settings, progress = trainer.settings, trainer.progress
+    alike = determinism.deterministic_algorithms(settings.deterministic)
+    told = missing_kernels_told(settings.precision)
+    lifeline = Lifeline(fabric, lambda: progress.current_round).held(trainer.how_to_resume)
+    requeued = slurm.requeued(settings.experiment, request.fn, progress, is_writer=fabric.is_global_zero)
+    with lifeline, requeued, told, alike, quiet_event_writers(), RunLock() as lock:
+        run, result = trainer._perform(request, lock)
+    if file is None:
+        return result
+    if fabric.is_global_zero:
+        leave(run, result, file)
+    return None

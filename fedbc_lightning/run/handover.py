@@ -1,0 +1,71 @@
+"""Hands the trained state from forked or spawned processes to the process that called ``fit``."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedbc_lightning.distributed.fabric import runs_elsewhere
+from fedbc_lightning.federation.checkpoint_content import module_state_of
+from fedbc_lightning.run.progress import Progress
+from fedbc_lightning.run.run import Run
+from fedbc_lightning.state.declaration import ClientStore, ServerState
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+
+@dataclass
+class Outcome:
+    """What a run in other processes leaves to the process that called the trainer.
+
+    Attributes:
+        server: State of the server.
+        clients: State of the clients.
+        progress: How far the run has come, without its loggers.
+        module_state: State dict of the user's module, with z in it.
+        result: Value that the verb returns.
+    """
+
+    server: ServerState
+    clients: ClientStore
+    progress: Progress
+    module_state: dict[str, Tensor]
+    result: Any
+
+
+@contextmanager
+def handover(fabric: Fabric) -> Iterator[Path | None]:
+    """Yield the path to which rank 0 writes its outcome for the caller; None if the caller itself trains.
+
+    A file is used because it can have any size. The launcher's own way back is a pipe that is read after the processes
+    have ended. A process cannot end before its pipe is read, so more than the pipe holds (64 KiB) would never arrive.
+    """
+    if not runs_elsewhere(fabric):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="fedbc_lightning_") as folder:
+        yield Path(folder) / "outcome.pkl"
+
+
+def leave(run: Run, result: Any, path: Path) -> None:
+    """Write the outcome of a run on rank 0."""
+    federation, progress = run.federation, run.progress.without_loggers()
+    outcome = Outcome(federation.server, federation.clients, progress, module_state_of(federation), result)
+    with path.open("wb") as file:
+        pickle.dump(outcome, file)
+
+
+def take_over(path: Path) -> Outcome | None:
+    """Read the outcome that rank 0 has written; None on other machines, which have no such file."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return pickle.load(file)

@@ -1,0 +1,82 @@
+"""What a run's checkpoints contain; each is a checkpoint of Lightning with one more key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+from torch import Tensor
+
+from fedbc_lightning.core.storable import plain_copy
+from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
+from fedbc_lightning.module.monitors import logged_only
+from fedbc_lightning.run.hyper_parameters import plain_values
+from fedbc_lightning.run.run import Run
+from fedbc_lightning.state import checkpoint
+
+
+def run_checkpoint(
+    run: Run,
+    hyper_parameters: dict[str, Any],
+    states: dict[str, Any],
+    num_rows: dict[str, int],
+    *,
+    is_last: bool,
+) -> dict[str, Any]:
+    """Return the content of a checkpoint that resumes a run, see :meth:`Recorder.checkpoint`."""
+    ours: dict[str, Any] = {
+        **states,
+        checkpoint.KEY: {
+            "format": checkpoint.FORMAT,
+            "round": run.progress.finished_round,
+            "max_rounds": run.settings.max_rounds,
+            "should_stop": run.progress.should_stop,
+            "callback_metrics": {
+                name: float(v)
+                for name, v in logged_only(run.progress.callback_metrics).items()
+                if not name.startswith("time/")
+            },
+            "settings": hyper_parameters,
+            "rows": num_rows,
+            "federation": state_of(run.federation, is_last=is_last),
+        },
+    }
+    content = lightning_checkpoint(run, module_state_of(run.federation), ours)
+    run.hooks.call_callbacks("on_save_checkpoint", content)
+    return content
+
+
+def states_of_users(run: Run) -> dict[str, Any]:
+    """What callbacks and the user's data module want to keep, under Lightning's keys.
+
+    Callbacks stand by ``state_key`` under ``callbacks``, the data module under the name of its class; only those that
+    have any state.
+    """
+    callbacks = {callback.state_key: callback.state_dict() for callback in run.hooks.callbacks}
+    data = run.datamodule.users_module
+    states = {"callbacks": {key: state for key, state in callbacks.items() if state}}
+    states |= {type(data).__qualname__: state for state in (data.state_dict(),) if state}
+    return {key: plain_copy(state, is_snapshot=True) for key, state in states.items()}
+
+
+def lightning_checkpoint(run: Run, state: dict[str, Tensor], ours: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a checkpoint that ``MyModule.load_from_checkpoint`` reads.
+
+    Args:
+        run: Run whose round and module are written.
+        state: State dict of the module.
+        ours: Additional entries, which Lightning ignores.
+    """
+    module = run.user.module
+    content: dict[str, Any] = {
+        "pytorch-lightning_version": lightning.__version__,
+        "epoch": run.progress.finished_round,
+        "global_step": run.progress.finished_round,
+        "state_dict": state,
+        **ours,
+    }
+    if module.hparams:
+        content[module.CHECKPOINT_HYPER_PARAMS_NAME] = module._hparams_name
+        content[module.CHECKPOINT_HYPER_PARAMS_KEY] = plain_values(dict(module.hparams))
+    module.on_save_checkpoint(content)
+    return plain_copy(content)  # the entries of module and callbacks may hold NumPy's numbers

@@ -1,0 +1,155 @@
+"""Sets a run up: the user's data and module, the federation, the evaluator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
+
+from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.core.seeding import global_seed
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.evaluation.evaluator import Evaluator
+from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.federation.participation import Participation
+from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.hooks import Hooks
+from fedbc_lightning.module.shim import ModuleTrainer
+from fedbc_lightning.run.lock import RunLock
+from fedbc_lightning.run.monitored import check_what_schedulers_monitor
+from fedbc_lightning.run.progress import Progress
+from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.settings import RunSettings
+from fedbc_lightning.state import checkpoint
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+
+class Request(NamedTuple):
+    """What the user asks of a verb of the trainer.
+
+    Attributes:
+        fn: The verb.
+        model: The user's module.
+        datamodule: The data.
+        algorithm: The method.
+        ckpt_path: Checkpoint from which the run is restored, ``last``, or None.
+        task: Function that does the work with the run that was set up, and returns the result of the verb.
+        takes_other_seed: Whether the run may resume with another seed than that of its checkpoint.
+    """
+
+    fn: TrainerFn
+    model: LightningModule
+    datamodule: FederatedDataModule
+    algorithm: FederatedAlgorithm
+    ckpt_path: str | os.PathLike | None
+    task: Callable[[Run], Any]
+    takes_other_seed: bool = False
+
+
+class Beginning(NamedTuple):
+    """The state from which a run begins.
+
+    Attributes:
+        path: Checkpoint from which the run is restored; None if there is none.
+        saved: Content of the checkpoint.
+        previous: The trainer's last run with the same module, whose state is evaluated if there is no checkpoint.
+    """
+
+    path: Path | None
+    saved: dict[str, Any] | None
+    previous: Run | None
+
+
+def set_up(
+    request: Request,
+    settings: RunSettings,
+    fabric: Fabric,
+    hooks: Hooks,
+    progress: Progress,
+    lock: RunLock,
+    beginning: Beginning,
+) -> Run:
+    """Set a run up in this process, before the state of a checkpoint is restored.
+
+    Args:
+        request: What the user asks for.
+        settings: What the user chose.
+        fabric: Fabric that has been launched.
+        hooks: The hooks of callbacks and module.
+        progress: Progress of the run, at its beginning.
+        lock: Locks the run folder.
+        beginning: The state from which the run begins.
+
+    Raises:
+        ConfigurationError: A setting cannot be honoured.
+    """
+    datamodule, algorithm = request.datamodule, request.algorithm
+    seed = global_seed() if settings.seed is None else settings.seed
+    shim = _make_shim(settings, fabric, datamodule)
+    shim.show_module(request.model, progress, fabric)
+    _set_users_parts_up(request, fabric, shim, hooks, beginning.saved)
+    user = UserModule(request.model, fabric, hooks, shim, datamodule)
+    user.attach()
+    participation = Participation(
+        datamodule, algorithm, settings.local, settings.sampler, settings.clients_per_round, settings.stragglers, seed
+    )
+    client_dtype = None if settings.client_dtype is None else getattr(torch, settings.client_dtype)
+    federation = Federation(
+        fabric, user, datamodule, algorithm, settings.local, participation, settings.buffers,
+        settings.keep_local_models, client_dtype, _engine(request, settings, beginning.saved), settings.max_rounds,
+        seed,
+    )  # fmt: skip
+    evaluator = Evaluator(fabric, federation, datamodule, settings.eval_clients, seed)
+    is_trained = beginning.saved is not None or beginning.previous is not None
+    run = Run(
+        request.fn, settings, seed, fabric, federation, evaluator, progress, lock, beginning.path, is_trained
+    )  # fmt: skip
+    if request.fn == TrainerFn.FITTING:
+        check_what_schedulers_monitor(run)
+    return run
+
+
+def _engine(request: Request, settings: RunSettings, saved: dict[str, Any] | None) -> Any:
+    """Return the engine that is asked for; where it is ``auto``, a run keeps the engine that it chose."""
+    if settings.engine != "auto" or (saved is None and request.fn == TrainerFn.FITTING):
+        return settings.engine
+    return "sequential" if saved is None else saved[checkpoint.KEY]["settings"]["trainer.engine"]
+
+
+def _make_shim(settings: RunSettings, fabric: Fabric, datamodule: FederatedDataModule) -> ModuleTrainer:
+    return ModuleTrainer(
+        max_rounds=settings.max_rounds, current_round=0, datamodule=datamodule, logger=None, loggers=[],
+        callback_metrics={}, callbacks=settings.callbacks, is_global_zero=fabric.is_global_zero,
+        # One process trains a client, so world_size is 1; the rank lets a module print or write on rank 0 only.
+        global_rank=fabric.global_rank, local_rank=fabric.local_rank, world_size=1, num_nodes=1, num_devices=1,
+        progress_bar_callback=None, precision=settings.precision,
+        default_root_dir=str(settings.default_root_dir), log_dir=None,
+        accumulate_grad_batches=settings.local.accumulate_grad_batches,
+        gradient_clip_val=settings.local.gradient_clip_val,
+        gradient_clip_algorithm=settings.local.gradient_clip_algorithm,
+    )  # fmt: skip
+
+
+def _set_users_parts_up(
+    request: Request, fabric: Fabric, shim: ModuleTrainer, hooks: Hooks, saved: dict[str, Any] | None
+) -> None:
+    """Call the hooks that prepare the user's data and module, in Lightning's order."""
+    model, datamodule, stage = request.model, request.datamodule, request.fn.value
+    datamodule.trainer = shim  # type: ignore[assignment]
+    if fabric.local_rank == 0:
+        datamodule.prepare_data()
+        model.prepare_data()
+    fabric.barrier()
+    datamodule.set_up(stage, saved)
+    datamodule.validate_clients()
+    model._trainer = shim  # type: ignore[assignment]
+    model.setup(stage)
+    hooks.call_module("configure_sharded_model")  # its older name, which Lightning calls, too
+    model.configure_model()
