@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from lightning.pytorch import LightningModule
 
 from fedbc_lightning.distributed.fabric import runs_elsewhere
 from fedbc_lightning.federation.checkpoint_content import module_state_of
@@ -30,14 +30,12 @@ class Outcome:
         server: State of the server.
         clients: State of the clients.
         progress: How far the run has come, without its loggers.
-        module_state: State dict of the user's module, with z in it.
         result: Value that the verb returns.
     """
 
     server: ServerState
     clients: ClientStore
     progress: Progress
-    module_state: dict[str, Tensor]
     result: Any
 
 
@@ -56,16 +54,18 @@ def handover(fabric: Fabric) -> Iterator[Path | None]:
 
 
 def leave(run: Run, result: Any, path: Path) -> None:
-    """Write the outcome of a run on rank 0."""
-    federation, progress = run.federation, run.progress.without_loggers()
-    outcome = Outcome(federation.server, federation.clients, progress, module_state_of(federation), result)
+    """Write the outcome of a run on rank 0, and the state of the user's module with z in it."""
+    federation = run.federation
+    outcome = Outcome(federation.server, federation.clients, run.progress.without_loggers(), result)
     with path.open("wb") as file:
-        pickle.dump(outcome, file)
+        pickle.dump((module_state_of(federation), outcome), file)
 
 
-def take_over(path: Path) -> Outcome | None:
-    """Read the outcome that rank 0 has written; None on other machines, which have no such file."""
+def take_over(model: LightningModule, path: Path) -> Outcome | None:
+    """Load the state of rank 0 into the caller's model, and return the outcome; None on other machines."""
     if not path.exists():
         return None
     with path.open("rb") as file:
-        return pickle.load(file)
+        module_state, outcome = pickle.load(file)
+    model.load_state_dict(module_state)
+    return outcome

@@ -1,41 +1,12 @@
-"""Finds the checkpoint from which a run goes on, and tells the user how to go on after a run that broke off."""
+"""Tells the user how to resume a run that broke off."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run import slurm
-
-
-def find_checkpoint(ckpt_path: str | os.PathLike | None, experiment: Path, fn: TrainerFn) -> Path | None:
-    """Return the checkpoint that the user means; None if the run begins anew.
-
-    Args:
-        ckpt_path: Path of a checkpoint, or ``last``, or None.
-        experiment: Folder of all runs of this name, in which ``last`` is looked for.
-        fn: The verb; a training run may begin anew if there is no ``last``.
-
-    Raises:
-        ConfigurationError: There is no ``last.ckpt`` to evaluate.
-    """
-    before = slurm.checkpoint_before(experiment) if fn == TrainerFn.FITTING else None
-    if before is not None:
-        rank_zero_info(f"SLURM: this job was requeued, and goes on from '{before}'.")
-        return before
-    if ckpt_path != "last":
-        return None if ckpt_path is None else Path(ckpt_path)
-    found = run_folder.last_checkpoint(experiment)
-    if found is None and fn != TrainerFn.FITTING:
-        raise ConfigurationError(f"ckpt_path: there is no last.ckpt under '{experiment}'.")
-    if found is None:
-        rank_zero_info(f"No last.ckpt under '{experiment}': starting at round 0.")
-    return found
 
 
 def how_to_resume(last: Path | None) -> str:
@@ -47,3 +18,16 @@ def how_to_resume(last: Path | None) -> str:
     if last is None or not last.is_file():
         return "There is no checkpoint to go on from."
     return f"Go on by the same command with ckpt_path: {last}"
+
+
+def how_to_resume_last(fn: TrainerFn, experiment: Path, log_dir: str | None) -> str:
+    """Return the sentence of :func:`how_to_resume` for the run that a trainer is in, or was in last.
+
+    Args:
+        fn: The verb; only training runs can be resumed.
+        experiment: Folder of all runs of this name.
+        log_dir: The run folder; None if it is not known yet, so that the newest run of this name is meant.
+    """
+    if fn != TrainerFn.FITTING:
+        return how_to_resume(None)
+    return how_to_resume(run_folder.last_checkpoint(experiment) if log_dir is None else Path(log_dir, run_folder.LAST))

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
-from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.seeding import global_seed
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
@@ -20,51 +15,17 @@ from fedbc_lightning.federation.participation import Participation
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.shim import ModuleTrainer
+from fedbc_lightning.run.beginning import Beginning
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.monitored import check_what_schedulers_monitor
 from fedbc_lightning.run.progress import Progress
+from fedbc_lightning.run.request import Request
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.state import checkpoint
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-
-
-class Request(NamedTuple):
-    """What the user asks of a verb of the trainer.
-
-    Attributes:
-        fn: The verb.
-        model: The user's module.
-        datamodule: The data.
-        algorithm: The method.
-        ckpt_path: Checkpoint from which the run is restored, ``last``, or None.
-        task: Function that does the work with the run that was set up, and returns the result of the verb.
-        takes_other_seed: Whether the run may resume with another seed than that of its checkpoint.
-    """
-
-    fn: TrainerFn
-    model: LightningModule
-    datamodule: FederatedDataModule
-    algorithm: FederatedAlgorithm
-    ckpt_path: str | os.PathLike | None
-    task: Callable[[Run], Any]
-    takes_other_seed: bool = False
-
-
-class Beginning(NamedTuple):
-    """The state from which a run begins.
-
-    Attributes:
-        path: Checkpoint from which the run is restored; None if there is none.
-        saved: Content of the checkpoint.
-        previous: The trainer's last run with the same module, whose state is evaluated if there is no checkpoint.
-    """
-
-    path: Path | None
-    saved: dict[str, Any] | None
-    previous: Run | None
 
 
 def set_up(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
@@ -123,6 +123,18 @@ def check_callbacks(callbacks: list[Callback]) -> None:
                 "trainer.callbacks: EarlyStopping(check_on_train_epoch_end=True) would check after each client's "
                 "epoch; leave it out: it then checks after each evaluated round."
             )
+
+
+def callbacks_of(model: LightningModule) -> list[Callback]:
+    """Return the callbacks that the module brings along.
+
+    Raises:
+        ConfigurationError: One of them is refused, see :func:`check_callbacks`.
+    """
+    own = model.configure_callbacks()
+    callbacks = [own] if isinstance(own, AnyCallback) else list(own)
+    check_callbacks(callbacks)
+    return callbacks
 
 
 def check_datamodule(datamodule: Any, model: Any = None) -> None:

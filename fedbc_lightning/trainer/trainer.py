@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -12,43 +11,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.fabric import Fabric
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core import determinism
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import preserved_globals
-from fedbc_lightning.core.storage import quiet_event_writers
 from fedbc_lightning.core.twins import AnyCallback, AnyLogger
-from fedbc_lightning.distributed.fabric import make_fabric, missing_kernels_told
-from fedbc_lightning.distributed.lifeline import WAS_KILLED, Lifeline, LostProcessError
+from fedbc_lightning.distributed.fabric import make_fabric
 from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.module.adapter import check_module, unwrapped
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.planning import Plan, make_plan
-from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run import slurm
+from fedbc_lightning.run.beginning import begin, find_beginning
 from fedbc_lightning.run.evaluation_hooks import evaluate_once
 from fedbc_lightning.run.export import Export
-from fedbc_lightning.run.handover import handover, leave, take_over
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.predict import Prediction
+from fedbc_lightning.run.processes import run_in_processes
 from fedbc_lightning.run.recorder import Recorder
-from fedbc_lightning.run.restore import begin
-from fedbc_lightning.run.resume import find_checkpoint, how_to_resume
+from fedbc_lightning.run.request import Request
 from fedbc_lightning.run.round_loop import RoundLoop
 from fedbc_lightning.run.run import Run
-from fedbc_lightning.run.set_up import Beginning, Request, set_up
+from fedbc_lightning.run.set_up import set_up
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.run.view import RunView
-from fedbc_lightning.state import checkpoint
 from fedbc_lightning.state.declaration import BufferPolicy
 from fedbc_lightning.trainer.arguments import (
+    callbacks_of,
     check_algorithm,
     check_arguments,
     check_callbacks,
@@ -340,14 +332,6 @@ class FederatedTrainer(RunView):
         task = partial(make_plan, num_processes=num_processes)
         return alone._launch(TrainerFn.FITTING, model, datamodule, algorithm, None, task)
 
-    def how_to_resume(self) -> str:
-        """Return a sentence that tells the user how to resume a run that broke off."""
-        if self.state.fn != TrainerFn.FITTING:
-            return how_to_resume(None)
-        if self.log_dir is None:
-            return how_to_resume(run_folder.last_checkpoint(self.settings.experiment))
-        return how_to_resume(Path(self.log_dir) / run_folder.LAST)
-
     # the run
 
     def _launch(
@@ -362,43 +346,17 @@ class FederatedTrainer(RunView):
         request = Request(fn, model, datamodule, algorithm, ckpt_path, task, takes_other_seed)
         self.state.fn = fn
         self.progress = self.progress.of_next_run()
-        launch: Any = self._fabric.launch
-        try:
-            with handover(self._fabric) as file:
-                result = launch(_run_in_process, self, request, file)
-                outcome = None if file is None else take_over(file)
-        except (ProcessRaisedException, ProcessExitedException) as error:
-            raise self._error_of(error) from None
+        result, outcome = run_in_processes(self, self._fabric, request, self._perform)
         if outcome is None:
             return result
-        model.load_state_dict(outcome.module_state)
         self._run, self._outcome, self.progress = None, outcome, outcome.progress
         return outcome.result
-
-    def _error_of(self, error: ProcessException) -> Exception:
-        """Return the error to raise for a failed process: its own one if that has a message for the user."""
-        if isinstance(error, ProcessExitedException):
-            who = f"process {error.error_index} of {self.world_size} (counted from 0)"
-            return LostProcessError(f"{who} {WAS_KILLED} {self.how_to_resume()}")
-        module = re.escape(ConfigurationError.__module__)  # also of its subclasses for what an engine cannot do
-        found = re.search(rf"^{module}\.\w+: (.*)", str(error), re.M | re.S)
-        return ConfigurationError(found[1].strip()) if found else error
 
     def _perform(self, request: Request, lock: RunLock) -> tuple[Run, Any]:
         """Set a run up in this process and do its task; return both the run and the result."""
         settings, fabric, model = self.settings, self._fabric, request.model
-        path = fabric.broadcast(find_checkpoint(request.ckpt_path, settings.experiment, request.fn))
-        own = model.configure_callbacks()
-        own = [own] if isinstance(own, AnyCallback) else list(own)
-        check_callbacks(own)
-        hooks = Hooks(self, model, [*settings.callbacks, *own])
-        folder = None if path is None else run_folder.run_of(path)
-        if folder is not None and request.fn == TrainerFn.FITTING and fabric.is_global_zero:
-            lock.take(folder)  # first: another process could replace the checkpoint while this one reads it
-        is_of_last_run = self._run is not None and self._run.user.module is model
-        beginning = Beginning(
-            path, None if path is None else checkpoint.load(path), self._run if is_of_last_run else None
-        )
+        beginning = find_beginning(request, settings.experiment, fabric, lock, self._run)
+        hooks = Hooks(self, model, [*settings.callbacks, *callbacks_of(model)])
         with preserved_globals(fabric.device), _left_on_the_cpu(model):
             run = self._run = set_up(request, settings, fabric, hooks, self.progress, lock, beginning)
             try:
@@ -420,26 +378,3 @@ def _left_on_the_cpu(model: LightningModule) -> Iterator[None]:
         yield
     finally:
         model.cpu()
-
-
-def _run_in_process(fabric: Fabric, trainer: FederatedTrainer, request: Request, file: Path | None) -> Any:
-    """Do what the user asks in one of the launched processes, and return the result to a caller that trains itself.
-
-    Args:
-        fabric: Fabric of this process, which has been launched.
-        trainer: Trainer of this process.
-        request: What the user asks for.
-        file: File to which rank 0 writes the outcome for a caller that does not train itself; None: there is none.
-    """
-    settings, progress = trainer.settings, trainer.progress
-    alike = determinism.deterministic_algorithms(settings.deterministic)
-    told = missing_kernels_told(settings.precision)
-    lifeline = Lifeline(fabric, lambda: progress.current_round).held(trainer.how_to_resume)
-    requeued = slurm.requeued(settings.experiment, request.fn, progress, is_writer=fabric.is_global_zero)
-    with lifeline, requeued, told, alike, quiet_event_writers(), RunLock() as lock:
-        run, result = trainer._perform(request, lock)
-    if file is None:
-        return result
-    if fabric.is_global_zero:
-        leave(run, result, file)
-    return None

@@ -1,0 +1,85 @@
+"""Runs a verb of the trainer in all processes of a run, and brings its result back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric import Fabric
+from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
+
+from fedbc_lightning.core import determinism
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.storage import quiet_event_writers
+from fedbc_lightning.distributed.fabric import missing_kernels_told
+from fedbc_lightning.distributed.lifeline import WAS_KILLED, Lifeline, LostProcessError
+from fedbc_lightning.run import slurm
+from fedbc_lightning.run.handover import Outcome, handover, leave, take_over
+from fedbc_lightning.run.lock import RunLock
+from fedbc_lightning.run.request import Request
+from fedbc_lightning.run.resume import how_to_resume_last
+from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.view import RunView
+
+Perform = Callable[[Request, RunLock], tuple[Run, Any]]
+"""Function that does in one process what is asked, and returns the run that it has set up, and the result."""
+
+
+def run_in_processes(
+    trainer: RunView, fabric: Fabric, request: Request, perform: Perform
+) -> tuple[Any, Outcome | None]:
+    """Start the processes, and let each of them perform what is asked.
+
+    Args:
+        trainer: Trainer of the run.
+        fabric: Fabric of the trainer, which starts the processes.
+        request: What the user asks for.
+        perform: Function that each process calls.
+
+    Returns:
+        The result in a process that takes part in the run, and the outcome in a process that only started the others;
+        the other one of the two is None.
+
+    Raises:
+        ConfigurationError: A setting cannot be honoured.
+        LostProcessError: A process was killed.
+    """
+    launch: Any = fabric.launch
+    try:
+        with handover(fabric) as file:
+            result = launch(_run_in_process, trainer, request, perform, file)
+            return result, None if file is None else take_over(request.model, file)
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        raise _error_of(error, fabric.world_size, _how_to_resume(trainer, request)) from None
+
+
+def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform: Perform, file: Path | None) -> Any:
+    """Perform what is asked in one of the processes; if there is a file, rank 0 writes the outcome to it."""
+    settings, progress = trainer.settings, trainer.progress
+    alike = determinism.deterministic_algorithms(settings.deterministic)
+    told = missing_kernels_told(settings.precision)
+    lifeline = Lifeline(fabric, lambda: progress.current_round).held(lambda: _how_to_resume(trainer, request))
+    requeued = slurm.requeued(settings.experiment, request.fn, progress, is_writer=fabric.is_global_zero)
+    with lifeline, requeued, told, alike, quiet_event_writers(), RunLock() as lock:
+        run, result = perform(request, lock)
+    if file is None:
+        return result
+    if fabric.is_global_zero:
+        leave(run, result, file)
+    return None
+
+
+def _how_to_resume(trainer: RunView, request: Request) -> str:
+    return how_to_resume_last(request.fn, trainer.settings.experiment, trainer.progress.log_dir)
+
+
+def _error_of(error: ProcessException, world_size: int, resume: str) -> Exception:
+    """Return the error to raise for a failed process: its own one if that has a message for the user."""
+    if isinstance(error, ProcessExitedException):
+        who = f"process {error.error_index} of {world_size} (counted from 0)"
+        return LostProcessError(f"{who} {WAS_KILLED} {resume}")
+    module = re.escape(ConfigurationError.__module__)  # also of its subclasses for what an engine cannot do
+    found = re.search(rf"^{module}\.\w+: (.*)", str(error), re.M | re.S)
+    return ConfigurationError(found[1].strip()) if found else error
