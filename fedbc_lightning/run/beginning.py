@@ -15,8 +15,7 @@ from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run import slurm
 from fedbc_lightning.run.hyper_parameters import hyper_parameters, refuse_other_seed, warn_of_other_settings
 from fedbc_lightning.run.lock import RunLock
-from fedbc_lightning.run.request import Request
-from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run import Request, Run
 from fedbc_lightning.state import checkpoint, row_file
 
 if TYPE_CHECKING:

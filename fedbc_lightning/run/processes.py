@@ -16,11 +16,10 @@ from fedbc_lightning.core.storage import quiet_event_writers
 from fedbc_lightning.distributed.fabric import missing_kernels_told
 from fedbc_lightning.distributed.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.run import slurm
+from fedbc_lightning.run.folder import how_to_resume_last
 from fedbc_lightning.run.handover import Outcome, handover, leave, take_over
 from fedbc_lightning.run.lock import RunLock
-from fedbc_lightning.run.request import Request
-from fedbc_lightning.run.resume import how_to_resume_last
-from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run import Request, Run
 from fedbc_lightning.run.view import RunView
 
 Perform = Callable[[Request, RunLock], tuple[Run, Any]]

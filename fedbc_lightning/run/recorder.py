@@ -21,7 +21,6 @@ from fedbc_lightning.core.twins import both
 from fedbc_lightning.evaluation.evaluator import Evaluation
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.hyper_parameters import hyper_parameters
-from fedbc_lightning.run.resume import how_to_resume
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_checkpoint import run_checkpoint, states_of_users
 from fedbc_lightning.run.tables import RunLog, read_rows
@@ -70,7 +69,7 @@ class Recorder:
 
     def disk_told(self) -> AbstractContextManager[None]:
         """Turn errors of the file system in the run folder into an error of one line."""
-        return storage.told(self.folder, how_to_resume(self.folder / run_folder.LAST))
+        return storage.told(self.folder, run_folder.how_to_resume(self.folder / run_folder.LAST))
 
     def record(
         self, round: int, metrics: dict[str, float], records: list[dict[str, Any]], evaluation: Evaluation

@@ -40,6 +40,7 @@ class RoundLoop:
         self._federation, self._hooks = run.federation, run.hooks
         self._is_resumed = run.path is not None
         self._not_kept_from = partial(not_kept_from_evaluation_hooks, run.federation, run.evaluator)
+        self._interrupts = Interrupts(is_spokesman=run.fabric.is_global_zero)
         self._open_rows()
         progress = run.progress
         progress.write_to(str(recorder.folder), recorder.loggers)
@@ -49,7 +50,7 @@ class RoundLoop:
         """Run all rounds; however this ends, checkpoint and module hold the last finished round afterwards."""
         run, progress = self._run, self._progress
         failure: BaseException | None = None
-        with Interrupts(is_spokesman=run.fabric.is_global_zero) as self._interrupts:
+        with self._interrupts:
             try:
                 self._call_start_hooks()
                 if not self._is_resumed:

@@ -1,13 +1,17 @@
-"""One run: everything that its set-up has made, for the loop over rounds and for all other verbs of the trainer."""
+"""One run: what the user asks of it, and everything that its set-up makes for the loop over rounds and other tasks."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
+from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluation, Evaluator
 from fedbc_lightning.federation.federation import Federation
@@ -86,3 +90,25 @@ class Run:
         self.user.detach()
         self.hooks.call("teardown", stage)
         self.datamodule.teardown(stage)
+
+
+class Request(NamedTuple):
+    """One call of a verb of the trainer.
+
+    Attributes:
+        fn: The verb.
+        model: The user's module.
+        datamodule: The data.
+        algorithm: The method.
+        ckpt_path: Checkpoint from which the run is restored, ``last``, or None.
+        task: Function that does the work with the run that was set up, and returns the result of the verb.
+        takes_other_seed: Whether the run may resume with another seed than that of its checkpoint.
+    """
+
+    fn: TrainerFn
+    model: LightningModule
+    datamodule: FederatedDataModule
+    algorithm: FederatedAlgorithm
+    ckpt_path: str | os.PathLike | None
+    task: Callable[[Run], Any]
+    takes_other_seed: bool = False

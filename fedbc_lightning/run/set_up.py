@@ -19,8 +19,7 @@ from fedbc_lightning.run.beginning import Beginning
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.monitored import check_what_schedulers_monitor
 from fedbc_lightning.run.progress import Progress
-from fedbc_lightning.run.request import Request
-from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run import Request, Run
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.state import checkpoint
 

@@ -32,9 +32,8 @@ from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.predict import Prediction
 from fedbc_lightning.run.processes import run_in_processes
 from fedbc_lightning.run.recorder import Recorder
-from fedbc_lightning.run.request import Request
 from fedbc_lightning.run.round_loop import RoundLoop
-from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run import Request, Run
 from fedbc_lightning.run.set_up import set_up
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.run.view import RunView
