@@ -13,6 +13,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.l2gd import Coin
+from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.local import Penalty, Solver, TermFactory
 from fedbc_lightning.server import (
@@ -110,8 +111,8 @@ def type_hint(cls: type, argument: str) -> Any:
     """Return the type of an argument of a class or its base classes; None if it has no such argument."""
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     parser.add_class_arguments(cls, "class", fail_untyped=False, as_group=False)
-    found = [action for action in parser._actions if action.dest == f"class.{argument}"]
-    return getattr(found[0], "_typehint", None) if found else None
+    found = [action for action in private_cli.actions(parser) if action.dest == f"class.{argument}"]
+    return private_cli.type_hint(found[0]) if found else None
 
 
 def base_at(path: str, sections: Mapping[str, type], chosen: Mapping[str, type] | None = None) -> type | None:

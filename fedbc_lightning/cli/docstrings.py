@@ -19,6 +19,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from fedbc_lightning.algorithms.base import usual_name
+from fedbc_lightning.core import private_cli
 
 _TITLE = re.compile(r"([A-Z][\w -]*?)(::?)")
 MARKUP = re.compile(
@@ -108,7 +109,7 @@ def read_parameters(cls: type) -> list[Parameter]:
             default=None if action.required else _as_yaml(action.default),
             meaning=" ".join((action.help or "").split()),
         )
-        for action in parser._actions
+        for action in private_cli.actions(parser)
         if action.dest.startswith("class.") and not action.dest.endswith(".help")
     ]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from jsonargparse import SUPPRESS, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, _get_module_type, _InstantiatorFn
+from lightning.pytorch.cli import LightningArgumentParser
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.arguments import PROG, SUBCOMMANDS, option_values, prepare_arguments
@@ -26,7 +26,7 @@ from fedbc_lightning.cli.parser import CLASS_KEYS, EITHER, FederatedArgumentPars
 from fedbc_lightning.cli.plan_report import print_plan
 from fedbc_lightning.cli.reports import print_class, print_classes, print_metrics, show_partition
 from fedbc_lightning.cli.run_config import SaveRunConfig
-from fedbc_lightning.core import seeding
+from fedbc_lightning.core import private_cli, seeding
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -41,7 +41,7 @@ ALONE = {
 """Settings of the trainer for ``export``, which runs nothing and keeps the model on the CPU."""
 
 
-class FederatedCLI(LightningCLI):
+class FederatedCLI(private_cli.OpenCLI):
     """A command line with the sections seed_everything, trainer, algorithm, model, data, optimizer and lr_scheduler.
 
     ``fedbc-cli`` is ``FederatedCLI()``, which takes any module, data and algorithm by class path, and shipped ones by
@@ -127,24 +127,24 @@ class FederatedCLI(LightningCLI):
         trains = self._command != "partition"
         algorithm: Any = FederatedAlgorithm
         parser.add_lightning_class_args(algorithm, "algorithm", subclass_mode=True, required=trains)
-        parser.add_lightning_class_args(self._model_class, "model", self.subclass_mode_model, required=trains)
-        parser.add_lightning_class_args(self._datamodule_class, "data", self.subclass_mode_data, required=True)
+        parser.add_lightning_class_args(self.model_base, "model", self.subclass_mode_model, required=trains)
+        parser.add_lightning_class_args(self.data_base, "data", self.subclass_mode_data, required=True)
 
-    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        self._subcommand_parsers = {}
+    def add_commands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        """Add the command that is run; all commands if none is."""
         group = parser.add_subcommands()
         for name in [self._command] if self._command else self.subcommands():  # a parser takes 0.1 s to build
             options = {"description": _describe(name), "usage": _usage(name), **kwargs.get(name, {})}
             owner: Any = type(self) if name == "partition" else self.trainer_class
-            self._subcommand_parsers[name] = self._prepare_subcommand_parser(owner, name, **options)
-            group.add_subcommand(name, self._subcommand_parsers[name], help=SUBCOMMANDS[name])
+            command = self.command_parser(owner, name, **options)
+            group.add_subcommand(name, command, help=SUBCOMMANDS[name])
             if name in ("partition", "plan"):  # the config.yaml of a run has this key, so they must take it
-                self._subcommand_parsers[name].add_argument("--ckpt_path", type=str | None, default=None, help=SUPPRESS)
-            if "other_seed" not in self._subcommand_method_arguments[name]:  # config.yaml has this key, too
-                self._subcommand_parsers[name].add_argument("--other_seed", type=bool, default=False, help=SUPPRESS)
+                command.add_argument("--ckpt_path", type=str | None, default=None, help=SUPPRESS)
+            if "other_seed" not in self.command_arguments(name):  # config.yaml has this key, too
+                command.add_argument("--other_seed", type=bool, default=False, help=SUPPRESS)
             if name == "export":
-                add_export_options(self._subcommand_parsers[name])
-            title_sections(self._subcommand_parsers[name])
+                add_export_options(command)
+            title_sections(command)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse into ``self.config``; ``--algorithm.help`` or ``--model.help`` without a name lists the classes."""
@@ -159,25 +159,25 @@ class FederatedCLI(LightningCLI):
         if explained is not None:
             print_class(*explained)
             parser.exit(0)
-        for each in (parser, *getattr(self, "_subcommand_parsers", {}).values()):
+        for each in (parser, *self.command_parsers.values()):
+            assert isinstance(each, FederatedArgumentParser)
             each.foreign = foreign_configs(words)
         self.config = parser.parse_args(words)
 
-    def _parse_ckpt_path(self) -> None:
-        """Do nothing, unlike Lightning: the model comes from a config only, at need that of the checkpoint's run."""
-
-    def _set_seed(self) -> None:
-        seed = self._get(self.config, "seed_everything")
+    def set_seed(self) -> None:
+        """Seed Python, NumPy and torch with ``seed_everything``; see the base class."""
+        seed = self.setting(self.config, "seed_everything")
         if not 0 <= seed < 2**32:
             raise ConfigurationError(f"seed_everything: got {seed}; give a number from 0 to {2**32 - 1}.")
         seed_everything(seed, workers=True, verbose=False)
 
     # what is built
 
-    def _add_instantiators(self) -> None:
-        for key, kind in (("model", self._model_class), ("data", self._datamodule_class)):
+    def add_instantiators(self) -> None:
+        """Let the outermost object of each section get its hyper-parameters; see the base class."""
+        for key, kind in (("model", self.model_base), ("data", self.data_base)):
             instantiator = OutermostInstantiator(self, key)
-            base = EITHER.get(kind) or _get_module_type(kind)
+            base = EITHER.get(kind) or private_cli.built_class(kind)
             self.parser.add_instantiator(instantiator, base, subclasses=instantiator.any_class)
 
     def instantiate_classes(self) -> None:
@@ -189,11 +189,11 @@ class FederatedCLI(LightningCLI):
                 self.config_init = self.parser.instantiate_classes(self._needed_config())
             except (TypeError, ValueError) as error:  # jsonargparse wraps what a constructor raises
                 raise _innermost(error) from None
-        self.datamodule = self._get(self.config_init, "data")
-        self.model = self._get(self.config_init, "model")
-        self.algorithm = self._get(self.config_init, "algorithm")
+        self.datamodule = self.setting(self.config_init, "data")
+        self.model = self.setting(self.config_init, "model")
+        self.algorithm = self.setting(self.config_init, "algorithm")
         if self.subcommand != "partition":
-            self._add_configure_optimizers_method_to_model(self.subcommand)
+            self._give_optimizers()
             self.trainer = self.instantiate_trainer()
 
     def _needed_config(self) -> Namespace:
@@ -215,28 +215,30 @@ class FederatedCLI(LightningCLI):
         section["trainer"]["callbacks"] = section["trainer"]["logger"] = None
         return config
 
-    def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
+    def _give_optimizers(self) -> None:
         if self.auto_configure_optimizers:
-            optimizer, lr_scheduler = (self._get(self.config_init, key) for key in ("optimizer", "lr_scheduler"))
+            optimizer, lr_scheduler = (self.setting(self.config_init, key) for key in ("optimizer", "lr_scheduler"))
             override_configure_optimizers(self.model, optimizer, lr_scheduler)
 
     # what is run
 
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        arguments = {**super()._prepare_subcommand_kwargs(subcommand), "algorithm": self.algorithm}
-        return arguments | ({"force": self._get(self.config_init, "force")} if subcommand == "export" else {})
+    def method_arguments(self, command: str) -> dict[str, Any]:
+        """Return the arguments of the trainer's method for a command; see the base class."""
+        arguments = {**super().method_arguments(command), "algorithm": self.algorithm}
+        return arguments | ({"force": self.setting(self.config_init, "force")} if command == "export" else {})
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        if subcommand == "partition":
-            self.partition(self._get(self.config_init, "out"))
+    def run_command(self, command: str) -> None:
+        """Run a command, and print what it returns."""
+        if command == "partition":
+            self.partition(self.setting(self.config_init, "out"))
             return
-        self.result = getattr(self.trainer, subcommand)(**self._prepare_subcommand_kwargs(subcommand))
-        if subcommand == "export":
+        self.result = getattr(self.trainer, command)(**self.method_arguments(command))
+        if command == "export":
             print(self.result)
-        elif subcommand == "plan":
+        elif command == "plan":
             print_plan(self.result)
-        elif subcommand != "fit" and self.trainer.is_global_zero:
-            print_metrics(self.result, title=subcommand)
+        elif command != "fit" and self.trainer.is_global_zero:
+            print_metrics(self.result, title=command)
 
     def partition(self, out: str | None = None) -> None:
         """Draw the split of the data over the clients and print its numbers.
@@ -244,12 +246,12 @@ class FederatedCLI(LightningCLI):
         Args:
             out: Folder for picture and numbers; by default ``<default_root_dir>/<name>/partition``.
         """
-        trainer = self._get(self.config, "trainer")
+        trainer = self.setting(self.config, "trainer")
         folder = Path(out) if out else Path(trainer["default_root_dir"]) / trainer["name"] / "partition"
         show_partition(self.datamodule, folder)
 
 
-class OutermostInstantiator(_InstantiatorFn):
+class OutermostInstantiator(private_cli.Instantiator):
     """Builds the model or the data, giving it the ``hparams`` that ``load_from_checkpoint`` needs.
 
     Lightning's instantiator gives them to every module inside as well, such as an ordinary data module that is
@@ -269,7 +271,7 @@ class OutermostInstantiator(_InstantiatorFn):
             return self._build(class_type, *args, links=applied_instantiation_links, **kwargs)
 
     def _build(self, class_type: type, *args: Any, links: dict[str, Any], **kwargs: Any) -> Any:
-        class_path = self.cli._get(self.cli.config, self.key).get("class_path") if self.any_class else None
+        class_path = self.setting().get("class_path") if self.any_class else None
         if class_path is None or import_object(class_path) is class_type:
             return super().__call__(class_type, *args, applied_instantiation_links=links, **kwargs)
         return class_type(*args, **kwargs)
@@ -277,7 +279,7 @@ class OutermostInstantiator(_InstantiatorFn):
 
 def add_export_options(parser: LightningArgumentParser) -> None:
     """Add ``--force``, and put the options of ``export`` before the sections, which it takes from a run's config."""
-    groups: Any = parser._action_groups
+    groups = private_cli.groups(parser)
     group = groups.pop()
     group.title = "export: which model, and where to"
     group.add_argument("--force", action="store_true", help="Write over a file that is there.")

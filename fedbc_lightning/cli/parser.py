@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.cli.names import name_class_in_config
+from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.twins import AnyDataModule, AnyModule
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -121,7 +122,7 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def keys(self) -> Iterator[str]:
         """Yield all keys that can be given; those of a command come without its name."""
-        for action in self._actions:
+        for action in private_cli.actions(self):
             if isinstance(action.choices, dict):
                 for subparser in action.choices.values():
                     yield from subparser.keys()

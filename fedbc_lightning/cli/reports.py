@@ -16,6 +16,7 @@ from rich.table import Table
 from fedbc_lightning.cli.choices import choices
 from fedbc_lightning.cli.docstrings import Block, import_path, plain, read_docstring
 from fedbc_lightning.cli.names import fold
+from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data.datamodule import SPLITS
 from fedbc_lightning.data.partition_report import save_partition_report
@@ -73,7 +74,7 @@ def print_class(key: str, cls: type) -> None:
                 _print_block(console, block)
     parser = ArgumentParser(add_help=False, usage=SUPPRESS)
     parser.add_class_arguments(cls, key, fail_untyped=False, as_group=False)
-    for action in parser._actions:
+    for action in private_cli.actions(parser):
         action.help = action.help and plain(action.help)
     console.print(f"\n{parser.format_help().strip() or 'no options'}", soft_wrap=True)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, PROG, UsageError, find_config, option_values
 from fedbc_lightning.cli.messages import condense
+from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import did_you_mean
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison
@@ -28,7 +29,7 @@ class StudyParser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error in one line, and exit with status 2."""
-        keys = [action.dest for action in self._actions]
+        keys = [action.dest for action in private_cli.actions(self)]
         sys.stderr.write(f"{PROG}: error: {condense(message, keys, {})}\n")
         self.exit(2)
 

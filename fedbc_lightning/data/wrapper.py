@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.private_lightning import HPARAMS
 from fedbc_lightning.core.twins import AnyDataModule, overrides
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.data.datasets import join, num_items
@@ -134,7 +135,7 @@ class PartitionedDataModule(IndexedDataModule):
     def __getattr__(self, name: str) -> Any:
         """Look up other attributes in the wrapped module, so that ``self.trainer.datamodule.num_classes`` works."""
         data = self.__dict__.get("data")
-        if isinstance(data, AnyDataModule) and (not name.startswith("_") or name == "_hparams"):
+        if isinstance(data, AnyDataModule) and (not name.startswith("_") or name == HPARAMS):
             return getattr(data, name)
         raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
 

@@ -20,12 +20,18 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
-from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.fabric.utilities.distributed import _destroy_dist_connection, _set_num_threads_if_needed
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedbc_lightning.core import private_torch
 from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.private_lightning import (
+    LaunchedStrategy,
+    ScriptLauncher,
+    UnpatchedFabric,
+    forget_exit_handler,
+    start_method,
+)
 from fedbc_lightning.distributed import joining
 from fedbc_lightning.distributed.meeting import meet
 
@@ -44,41 +50,38 @@ PARENT = "FEDBC_LIGHTNING_PARENT"
 """Name of the environment variable that holds the id of the process that started this one."""
 
 
-class ClientParallelStrategy(DDPStrategy):
+class ClientParallelStrategy(LaunchedStrategy):
     """Strategy with DDP's launcher, process group and devices, but without its gradient synchronisation.
 
     DDP itself would average gradients across clients, hang when clients make different numbers of steps, and insert a
     DistributedSampler.
     """
 
-    _is_joined = False
+    is_joined = False
+    """Whether this process has joined the process group."""
 
-    def _configure_launcher(self) -> None:
-        super()._configure_launcher()
-        if isinstance(self._launcher, _SubprocessScriptLauncher):
-            self._launcher = WatchingLauncher(self)
+    def script_launcher(self) -> WatchingLauncher:
+        """Return a launcher that ends all processes if one ends before the run begins."""
+        return WatchingLauncher(self)
 
     def setup_environment(self) -> None:
         """Join the process group, and leave it when Python exits; gloo's threads would abort the process otherwise."""
         parent = os.environ.pop(PARENT, None)
         if parent is not None:
             threading.Thread(target=self._watch_parent, args=(int(parent),), daemon=True).start()
-        if self._start_method == "fork":
+        if start_method(self) == "fork":
             torch.set_num_threads(1)  # OpenMP's other threads do not survive a fork: the first shared loop would hang
         self._timeout = timedelta(seconds=joining.SECONDS_TO_MEET)
         with joining.joining(self):
             super().setup_environment()
-        self._is_joined = True
-        distributed: Any = torch.distributed  # the public name came after 2.10
-        set_timeout = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout
-        set_timeout(LONGEST_ROUND)
-        # With NCCL, Lightning's own exit handler waits for ever if another process was lost.
-        atexit.unregister(_destroy_dist_connection)
+        self.is_joined = True
+        private_torch.set_group_timeout(LONGEST_ROUND)
+        forget_exit_handler()
         atexit.register(leave_process_group)
 
     def _watch_parent(self, parent: int) -> None:
         """End this process if its parent dies before the process group exists."""
-        while not self._is_joined:
+        while not self.is_joined:
             if os.getppid() != parent:
                 os._exit(1)
             time.sleep(0.5)
@@ -112,7 +115,7 @@ class ClientParallelStrategy(DDPStrategy):
         return
 
 
-class WatchingLauncher(_SubprocessScriptLauncher):
+class WatchingLauncher(ScriptLauncher):
     """Starts this command once more for each further process, and ends all of them if one ends before the run begins.
 
     Lightning's launcher watches the processes during the whole run, and kills this one without a message if one fails.
@@ -128,14 +131,14 @@ class WatchingLauncher(_SubprocessScriptLauncher):
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[PARENT] = str(os.getpid())
-            self._call_children_scripts()
+            self.start_others()
             del os.environ[PARENT]
             threading.Thread(target=self._watch_arrival, daemon=True).start()
-        _set_num_threads_if_needed(self.num_processes)
+        self.share_cores()
         return function(*args, **kwargs)
 
     def _watch_arrival(self) -> None:
-        while not self._strategy._is_joined:
+        while not self._strategy.is_joined:
             for rank, process in enumerate(self.procs, start=1):
                 if process.poll() is not None:
                     self._give_up(rank, process)
@@ -157,19 +160,6 @@ class WatchingLauncher(_SubprocessScriptLauncher):
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         os._exit(1)
-
-
-class ClientParallelFabric(Fabric):
-    """Fabric that does not patch torch's DataLoader.
-
-    Fabric replaces methods of DataLoader while a launched function runs, so that ``setup_dataloaders`` can create
-    loaders again. Nothing here calls that, but creating a loader would take ten times as long, and after an exception
-    the methods would stay replaced, with one more layer for each exception.
-    """
-
-    def _wrap_with_setup(self, to_run: Callable, *args: Any, **kwargs: Any) -> Any:
-        self._strategy.setup_environment()
-        return to_run(*args, **kwargs)
 
 
 @contextmanager
@@ -214,14 +204,14 @@ def make_fabric(
     settings: dict[str, Any] = {"accelerator": accelerator, "num_nodes": num_nodes, "precision": precision}
     try:
         if isinstance(strategy, Strategy):
-            return ClientParallelFabric(devices=devices, strategy=strategy, **settings)
-        fabric = ClientParallelFabric(devices=devices, strategy=strategy, **settings)
+            return UnpatchedFabric(devices=devices, strategy=strategy, **settings)
+        fabric = UnpatchedFabric(devices=devices, strategy=strategy, **settings)
     except Exception as error:
         raise ConfigurationError(f"trainer.accelerator / devices / precision: {error}") from error
     if isinstance(fabric.strategy, DDPStrategy):
-        start_method = START_METHODS.get(str(strategy), fabric.strategy._start_method)
-        parallel = ClientParallelStrategy(start_method=start_method)  # type: ignore[arg-type]
-        return ClientParallelFabric(devices=devices, strategy=parallel, **settings)
+        method: Any = START_METHODS.get(str(strategy), start_method(fabric.strategy))
+        parallel = ClientParallelStrategy(start_method=method)
+        return UnpatchedFabric(devices=devices, strategy=parallel, **settings)
     if not isinstance(fabric.strategy, SingleDeviceStrategy):
         raise ConfigurationError(
             f"trainer.accelerator: {accelerator} would use {type(fabric.strategy).__name__}, which is not supported."
@@ -298,4 +288,4 @@ def sum_over_ranks(fabric: Fabric, value: Tensor) -> Tensor:
 
 def runs_elsewhere(fabric: Fabric) -> bool:
     """Return whether all processes of the run are forked or spawned, so that the calling process trains nothing."""
-    return getattr(fabric.strategy, "_start_method", "popen") != "popen"
+    return start_method(fabric.strategy) != "popen"

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.origin import is_ours
+from fedbc_lightning.core.private_torch import foreach_copy
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.engines.workbench import Workbench
@@ -132,7 +133,7 @@ class OptimizerRun(ClientRun):
                 loss: Tensor | None
                 if replayed is not None:
                     loss = replayed.loss
-                    torch._foreach_copy_(bench.grad_views, list(replayed.gradients))
+                    foreach_copy(bench.grad_views, list(replayed.gradients))
                     for call in replayed.logged:
                         collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
                     if self._is_visited:

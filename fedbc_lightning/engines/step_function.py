@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, vmap
 from torchmetrics import Metric
 
 from fedbc_lightning.core.devices import upload
+from fedbc_lightning.core.private_torch import parameters_of, renew_flat_weights
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.engines.recorded.proof import Proof, prove
 from fedbc_lightning.engines.recorded.proof.operations import WithoutTensors
@@ -267,7 +268,7 @@ class StepFunction:
         collector, calls = self.user.collector, LoggedCalls()
         self.user.collector = calls  # type: ignore[assignment]
         children = list(self.user.module.modules())
-        before = [dict(child._parameters) for child in children]
+        before = [dict(parameters_of(child)) for child in children]
         try:
             with self.user.autocast():
                 output = functional_call(
@@ -276,7 +277,7 @@ class StepFunction:
         finally:
             self.user.collector = collector
             for child, parameters_before in zip(children, before, strict=True):
-                child._parameters.update(parameters_before)  # torch does not restore a child that has two names
+                parameters_of(child).update(parameters_before)  # torch does not restore a child that has two names
                 if isinstance(child, nn.RNNBase):  # RNNs keep a list of their weights beside the names
-                    child._flat_weights = [getattr(child, name) for name in child._flat_weights_names]
+                    renew_flat_weights(child)
         return output, calls.calls

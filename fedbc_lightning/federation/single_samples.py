@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.private_torch import BatchNorm
 from fedbc_lightning.data.datamodule import POOLED
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class SingleSamples:
         participation: Participation,
         max_rounds: int,
     ) -> None:
-        self._layers = [child for child in module.modules() if isinstance(child, _BatchNorm)]
+        self._layers = [child for child in module.modules() if isinstance(child, BatchNorm)]
         self._datamodule, self._local = datamodule, local
         self._participation, self._max_rounds = participation, max_rounds
 

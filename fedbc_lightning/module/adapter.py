@@ -15,10 +15,11 @@ from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torch._dynamo import OptimizedModule
 from torchmetrics import Metric
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.private_lightning import is_from_compiled
+from fedbc_lightning.core.private_torch import inside_compiled, is_persistent
 from fedbc_lightning.core.twins import AnyModule, overrides, own_base
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.distributed.interrupts import check
@@ -96,8 +97,8 @@ class UserModule:
         self._scratch = [
             (buffer, buffer.clone())
             for child in self.module.modules()
-            for name, buffer in child._buffers.items()
-            if buffer is not None and name in child._non_persistent_buffers_set and not isinstance(child, Metric)
+            for name, buffer in child.named_buffers(recurse=False, remove_duplicate=False)
+            if not isinstance(child, Metric) and not is_persistent(child, name)
         ]
 
     def put_scratch_back(self) -> None:
@@ -114,12 +115,12 @@ class UserModule:
 
     def attach(self) -> None:
         """Give the module our trainer and our ``self.log``."""
-        self.module._trainer = self.shim  # type: ignore[assignment]
+        self.module.trainer = self.shim  # type: ignore[assignment]
         for metric in self.metrics:  # ranks hold different clients: nothing is to be joined, nobody to wait for
             metric.distributed_available_fn = _never
         for child in self.module.modules():
             if isinstance(child, AnyModule):
-                child._trainer = self.shim  # type: ignore[assignment]
+                child.trainer = self.shim  # type: ignore[assignment]
                 child.log = self._log.log  # type: ignore[method-assign]
 
     def detach(self) -> None:
@@ -128,7 +129,7 @@ class UserModule:
             metric.distributed_available_fn = available
         for child in self.module.modules():
             if isinstance(child, AnyModule):
-                child._trainer = None
+                child.trainer = None
                 child.__dict__.pop("log", None)
 
     def start_collecting(self) -> MetricCollector:
@@ -264,10 +265,10 @@ def check_module(module: Any) -> None:
 
 def unwrapped(model: Any) -> Any:
     """The module inside ``torch.compile(module)``; its steps and ``forward`` stay compiled, as in lightning.Trainer."""
-    if not isinstance(model, OptimizedModule) or not isinstance(model._orig_mod, LightningModule):
+    module = inside_compiled(model)
+    if not isinstance(module, LightningModule):
         return model
-    module = model._orig_mod
-    if module._compiler_ctx is None:
+    if not is_from_compiled(module):
         from_compiled(model)
         for name in (*STEPS, "predict_step"):
             if getattr(type(module), name) is getattr(LightningModule, name):  # not the module's own: none is there

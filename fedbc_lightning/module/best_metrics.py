@@ -7,6 +7,7 @@ from lightning.fabric import Fabric
 from torch import nn
 from torchmetrics import MaxMetric, MinMetric
 
+from fedbc_lightning.core.private_torch import set_updated
 from fedbc_lightning.distributed.fabric import gather_objects
 
 State = list[list[float] | None]
@@ -37,16 +38,16 @@ class BestMetrics:
         """Give the metrics what they held after the last evaluation of this kind; they were reset."""
         for metric, held in zip(self._metrics, self.values.get(self.key, []), strict=False):
             if held is not None:
-                for name, value in zip(metric._defaults, held, strict=True):
+                for name, value in zip(metric.metric_state, held, strict=True):
                     current = getattr(metric, name)
                     setattr(metric, name, torch.tensor(value, dtype=current.dtype, device=current.device))
-                metric._update_count, metric._computed = 1, None
+                set_updated(metric)
 
     def stage(self) -> None:
         """Keep what the metrics hold after an evaluation."""
         if self._metrics:
             self._staged[self.key] = [
-                [float(getattr(metric, name)) for name in metric._defaults] if metric.update_called else None
+                [float(getattr(metric, name)) for name in metric.metric_state] if metric.update_called else None
                 for metric in self._metrics
             ]
 

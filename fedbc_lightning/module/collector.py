@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.data import _extract_batch_size
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import Tensor
 from torchmetrics import Metric
 
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.private_lightning import sizes_in
 
 PREFIXES = ("train", "val", "valid", "validation", "test")
 
@@ -47,7 +47,7 @@ def batch_size_of(batch: Any, expected: int) -> int:
     first = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     if isinstance(first, Tensor):
         return first.size(0) if first.ndim else 1
-    return next((size for size in _extract_batch_size(batch) if size is not None), expected)
+    return next((size for size in sizes_in(batch) if size is not None), expected)
 
 
 _cache = WarningCache()
@@ -57,7 +57,7 @@ def _warn_if_ambiguous(batch: Any) -> None:
     """Say once that values are weighted by one of several sizes that the tensors of a batch have."""
     if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Tensor):
         return
-    sizes = {size for size in _extract_batch_size(batch) if size is not None}
+    sizes = {size for size in sizes_in(batch) if size is not None}
     if len(sizes) > 1:
         _cache.warn(
             "The tensors of a batch differ in their first dimension, of which the first tensor's weights what is "

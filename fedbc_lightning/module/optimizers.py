@@ -10,15 +10,15 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.optim.optimizer as torch_optimizer
 from lightning.pytorch import LightningModule
-from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.private_lightning import read_optimizers, read_schedulers
+from fedbc_lightning.core.private_torch import listens_to_steps
 from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.fast_forward import FastForward
@@ -73,11 +73,11 @@ def configure(user: UserModule) -> Configured:
     if returned is None:
         raise ConfigurationError("model: configure_optimizers returned None; return an optimizer.")
     try:
-        optimizers, schedulers, monitor = _configure_optimizers(returned)  # type: ignore[arg-type]
+        optimizers, schedulers, monitor = read_optimizers(returned)
         round_schedulers = [s for s in schedulers if isinstance(s, dict) and s.get("interval") == "round"]
         local = [s for s in schedulers if not any(s is r for r in round_schedulers)]
-        configs = _configure_schedulers_automatic_opt(local, monitor)
-        at_server = _configure_schedulers_automatic_opt([{**s, "interval": "epoch"} for s in round_schedulers], monitor)
+        configs = read_schedulers(local, monitor)
+        at_server = read_schedulers([{**s, "interval": "epoch"} for s in round_schedulers], monitor)
     except MisconfigurationException as error:
         raise ConfigurationError(f"model: {error}") from None
     if len(optimizers) != 1:
@@ -171,11 +171,7 @@ class LocalOptimizer:
     @property
     def has_step_hooks(self) -> bool:
         """Whether anything listens to the steps of this optimizer or of all, or is wrapped around them."""
-        own, module = self.optimizer, torch_optimizer
-        return bool(
-            own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks
-            or module._global_optimizer_pre_hooks or module._global_optimizer_post_hooks or not steps_as_torch(own)
-        )  # fmt: skip
+        return listens_to_steps(self.optimizer) or not steps_as_torch(self.optimizer)
 
     @property
     def has_visitors(self) -> bool:

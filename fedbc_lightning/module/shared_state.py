@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from fedbc_lightning.core.private_torch import FLAT_WEIGHTS, writes_into
 from fedbc_lightning.module.hooks import Hooks
 
 MAX_VALUES = 20_000
@@ -72,9 +73,9 @@ class SharedState:
             if isinstance(child, Metric):
                 continue
             for key, value in vars(child).items():
-                if key not in OWN and not key.startswith("_flat_weight"):
+                if key not in OWN and not key.startswith(FLAT_WEIGHTS):
                     found[f"{prefix}.{key}".lstrip(".")] = left.describe(value)
-            for key, part in child._modules.items():
+            for key, part in child.named_children():
                 found[f"{prefix}.{key}{REPLACED}".lstrip(".")] = id(part)
         kinds = {kind for child in self._module.modules() for kind in type(child).__mro__ if not _is_of_library(kind)}
         for kind in kinds:
@@ -107,7 +108,7 @@ class Budget:
             return id(value), *(self.describe(tensor) for tensor in (*value.parameters(), *value.buffers()))
         if isinstance(value, Tensor):
             has_version = not value.is_inference()
-            return id(value), value._version if has_version else 0, _sum(value)
+            return id(value), writes_into(value) if has_version else 0, _sum(value)
         if isinstance(value, np.ndarray):
             return id(value), value.tobytes() if value.nbytes <= MAX_VALUES else None
         if isinstance(value, torch.Generator):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.private_lightning import show_optimizers
 from fedbc_lightning.module.trainer_names import DERIVED, FIXED, INSTEAD, ModuleStrategy
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class ModuleTrainer:
 
     def set_optimizer(self, optimizer: Any, scheduler_configs: list[Any]) -> None:
         """Say what ``self.optimizers()`` and ``self.lr_schedulers()`` return."""
-        self._values["strategy"]._lightning_optimizers = [optimizer]
+        show_optimizers(self._values["strategy"], [optimizer])
         self.set(optimizers=[optimizer], lr_scheduler_configs=scheduler_configs)
 
 

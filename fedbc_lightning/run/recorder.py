@@ -17,6 +17,7 @@ from lightning.fabric.loggers import Logger, TensorBoardLogger
 
 from fedbc_lightning.core import storage
 from fedbc_lightning.core.errors import first_line
+from fedbc_lightning.core.private_lightning import purge_from
 from fedbc_lightning.core.twins import both
 from fedbc_lightning.evaluation.evaluator import Evaluation
 from fedbc_lightning.run import folder as run_folder
@@ -214,5 +215,5 @@ def _make_loggers(
     loggers = [logger] if isinstance(logger, both(Logger)) else list(logger)  # type: ignore[arg-type]
     for each in loggers:
         if isinstance(each, both(TensorBoardLogger)) and purge_step is not None:
-            each._kwargs["purge_step"] = purge_step
+            purge_from(each, purge_step)
     return loggers

@@ -7,6 +7,7 @@ from typing import Any
 import lightning
 from torch import Tensor
 
+from fedbc_lightning.core.private_lightning import hparams_name
 from fedbc_lightning.core.storable import plain_copy
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 from fedbc_lightning.module.monitors import logged_only
@@ -76,7 +77,7 @@ def lightning_checkpoint(run: Run, state: dict[str, Tensor], ours: dict[str, Any
         **ours,
     }
     if module.hparams:
-        content[module.CHECKPOINT_HYPER_PARAMS_NAME] = module._hparams_name
+        content[module.CHECKPOINT_HYPER_PARAMS_NAME] = hparams_name(module)
         content[module.CHECKPOINT_HYPER_PARAMS_KEY] = plain_values(dict(module.hparams))
     module.on_save_checkpoint(content)
     return plain_copy(content)  # the entries of module and callbacks may hold NumPy's numbers

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedbc_lightning.core.private_torch import writes_into
+
 SMALL = 2**16
 """Largest number of elements of a frozen parameter that is copied before the first round whatever its shape."""
 
@@ -35,8 +37,8 @@ class Mark(NamedTuple):
     @property
     def has_changed(self) -> bool:
         """Whether the object, its version or its storage has changed since the mark was made."""
-        now, was = self.owner._parameters.get(self.key), self.parameter
-        return now is not was or was._version != self.version or was.data_ptr() != self.address
+        now, was = getattr(self.owner, self.key, None), self.parameter
+        return now is not was or writes_into(was) != self.version or was.data_ptr() != self.address
 
 
 class FrozenParameters:
@@ -118,7 +120,7 @@ class FrozenParameters:
         prefix, _, key = name.rpartition(".")
         owner = self._module.get_submodule(prefix)
         parameter = owner.get_parameter(key)
-        return Mark(name, owner, key, parameter, parameter._version, parameter.data_ptr())
+        return Mark(name, owner, key, parameter, writes_into(parameter), parameter.data_ptr())
 
     def _copied_marks(self) -> list[Mark]:
         return [

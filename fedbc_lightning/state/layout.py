@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.private_torch import is_persistent
 from fedbc_lightning.state.frozen import FrozenParameters
 
 
@@ -316,9 +317,7 @@ class ParameterLayout:
 
 def _buffer(module: nn.Module, name: str) -> Tensor:
     """Look the buffer up at every call, because modules may replace theirs."""
-    buffer = module._buffers[name] if name in module._buffers else module._parameters[name]
-    assert buffer is not None
-    return buffer
+    return getattr(module, name)
 
 
 def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
@@ -326,8 +325,8 @@ def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str
     for prefix, child in module.named_modules():
         if isinstance(child, Metric):
             continue
-        for name, buffer in child._buffers.items():
-            if buffer is not None and name not in child._non_persistent_buffers_set:
+        for name, _ in child.named_buffers(recurse=False, remove_duplicate=False):
+            if is_persistent(child, name):
                 yield f"{prefix}.{name}".lstrip("."), child, name
 
 

@@ -216,8 +216,8 @@ class Comparison:
 
     def _write_hparams(self) -> None:
         """Write one entry per finished run for TensorBoard's HPARAMS tab: its settings and its reported values."""
-        from torch.utils.tensorboard.summary import hparams
-        from torch.utils.tensorboard.writer import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams, scalar
+        from torch.utils.tensorboard.writer import FileWriter
 
         for row, state in zip(self.results.to_dict("records"), self.states, strict=True):
             run = state.run
@@ -229,11 +229,10 @@ class Comparison:
             given: dict[str, Any] = {"variant": run.variant, "method": run.method, "seed": run.seed}
             for key, value in run.settings.items():
                 given[key] = value if isinstance(value, (bool, int, float)) else str(value)
-            with contextlib.closing(SummaryWriter(str(folder))) as writer:
-                for summary in hparams(given, {f"reported/{name}": value for name, value in values.items()}):
-                    writer._get_file_writer().add_summary(summary)
-                for name, value in values.items():
-                    writer.add_scalar(f"reported/{name}", value)
+            reported = {f"reported/{name}": value for name, value in values.items()}
+            with contextlib.closing(FileWriter(str(folder))) as writer:
+                for summary in (*hparams(given, reported), *(scalar(*one) for one in reported.items())):
+                    writer.add_summary(summary)
 
     def _show(self) -> None:
         console, study = self.console, self.study

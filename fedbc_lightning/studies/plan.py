@@ -120,9 +120,10 @@ class StudyPlan:
 class _Planned(FederatedCLI):
     """Runs a command line of ``plan`` and keeps its numbers instead of printing them."""
 
-    def _run_subcommand(self, subcommand: str) -> None:
+    def run_command(self, command: str) -> None:
+        """Estimate the run, and keep when the objects were built."""
         built = time.perf_counter()
-        plan = self.trainer.plan(**self._prepare_subcommand_kwargs(subcommand))
+        plan = self.trainer.plan(**self.method_arguments(command))
         self.result = plan, built
 
 

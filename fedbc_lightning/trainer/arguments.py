@@ -26,6 +26,7 @@ from lightning.pytorch.core.hooks import DataHooks
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.private_lightning import stops_after_epochs
 from fedbc_lightning.core.twins import AnyCallback, AnyDataModule, both, overrides
 from fedbc_lightning.data import FederatedDataModule
 
@@ -118,7 +119,7 @@ def check_callbacks(callbacks: list[Callback]) -> None:
         refused = next((kind for kind in _REFUSED_CALLBACKS if isinstance(callback, both(kind))), None)
         if refused is not None:
             raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} {_REFUSED_CALLBACKS[refused]}")
-        if isinstance(callback, both(EarlyStopping)) and callback._check_on_train_epoch_end:
+        if isinstance(callback, both(EarlyStopping)) and stops_after_epochs(callback):
             raise ConfigurationError(
                 "trainer.callbacks: EarlyStopping(check_on_train_epoch_end=True) would check after each client's "
                 "epoch; leave it out: it then checks after each evaluated round."

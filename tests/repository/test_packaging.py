@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import importlib.metadata
 import os
 import pkgutil
 import subprocess
@@ -51,6 +52,17 @@ def test_ci_tests_the_lowest_version_of_each_dependency():
     needed = [*needed, *extras["test"], *(text for name in own.extras for text in extras[name])]
     lines = (ROOT / ".ci/lowest.txt").read_text().splitlines()
     assert _versions([line for line in lines if not line.startswith("#")], "==") == _versions(needed, ">=")
+
+
+def test_packages_whose_private_parts_are_used_are_bounded_at_the_next_minor_version():
+    """Installing a version that nobody has tested would be a risk; ``core/private_*.py`` names the parts."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    first_untested = _versions(project["dependencies"], "<")
+    for package in ("torch", "lightning", "torchmetrics", "jsonargparse"):
+        installed = Version(importlib.metadata.version(package))
+        bound = first_untested[package]
+        assert installed < bound, f"{package} {installed} is newer than what was tested"
+        assert len(bound.release) == 2, f"{package} < {bound} is no bound at a minor version"
 
 
 @pytest.mark.parametrize("package", sorted(INSTALLED_AS.values()))

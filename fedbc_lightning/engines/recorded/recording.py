@@ -12,17 +12,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from fedbc_lightning.core.errors import first_line
+from fedbc_lightning.core.private_torch import (
+    UNSAFE_VIEW,
+    OpOverload,
+    TorchDispatchMode,
+    kernel,
+    schema,
+    trace,
+    tree_map_only,
+)
 from fedbc_lightning.engines.stacked.few_classes import use_columns
 
 aten = torch.ops.aten
 VIEWS = frozenset({
-    aten.alias.default, aten.detach.default, aten.view.default, aten._unsafe_view.default, aten.expand.default,
+    aten.alias.default, aten.detach.default, aten.view.default, UNSAFE_VIEW, aten.expand.default,
     aten.reshape.default, aten.transpose.int, aten.permute.default, aten.slice.Tensor,
 })  # fmt: skip
 """Operations whose result is their input if it has the same shape, strides and offset."""
@@ -62,7 +67,7 @@ def record(function: Replay, inputs: Sequence[Tensor], forbidden: Sequence[Tenso
             has not made, or torch cannot trace the function.
     """
     try:
-        traced = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        traced = trace(function, inputs)
     except NotRecordableError:
         raise
     except Exception as error:
@@ -76,7 +81,7 @@ def record(function: Replay, inputs: Sequence[Tensor], forbidden: Sequence[Tenso
     for node in calls:
         _check(node)
         _settle_dtype(node)
-    if not any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in calls):
+    if not any(isinstance(node.target, OpOverload) and schema(node.target).is_mutable for node in calls):
         _simplify(traced, inputs[0].device)
     return _as_python(traced), any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in calls)
 
@@ -112,9 +117,9 @@ def check_shape(operation: Any, positions: Sequence[Tensor]) -> None:
 
 def written_arguments(operation: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the arguments that an operation writes into, according to its schema."""
-    if not operation._schema.is_mutable:
+    if not schema(operation).is_mutable:
         return
-    for position, argument in enumerate(operation._schema.arguments):
+    for position, argument in enumerate(schema(operation).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield args[position] if position < len(args) else kwargs.get(argument.name)
 
@@ -122,7 +127,7 @@ def written_arguments(operation: OpOverload, args: Sequence[Any], kwargs: Mappin
 def _root(node: fx.Node) -> fx.Node:
     """Return the node whose memory a view shows."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
-        returns = node.target._schema.returns if isinstance(node.target, OpOverload) else ()
+        returns = schema(node.target).returns if isinstance(node.target, OpOverload) else ()
         if not any(value.alias_info is not None for value in returns):
             break
         node = node.args[0]
@@ -133,7 +138,7 @@ def _settle_dtype(node: fx.Node) -> None:
     """Write the dtype of a new tensor into its call, because torch's default dtype may be another one in a replay."""
     if not isinstance(node.target, OpOverload) or node.all_input_nodes or not isinstance(node.meta.get("val"), Tensor):
         return
-    if any(argument.name == "dtype" for argument in node.target._schema.arguments):
+    if any(argument.name == "dtype" for argument in schema(node.target).arguments):
         node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
 
 
@@ -196,7 +201,7 @@ def quickest(node: fx.Node) -> Callable[..., Any]:
     target = node.target
     if not isinstance(target, OpOverload):
         return target  # type: ignore[return-value]
-    name = target._schema.name.removeprefix("aten::")
+    name = schema(target).name.removeprefix("aten::")
     for place in (torch, Tensor):
         function = getattr(place, name, None)
         if isinstance(function, (BuiltinFunctionType, MethodDescriptorType)):
@@ -208,7 +213,7 @@ def quickest(node: fx.Node) -> Callable[..., Any]:
                 continue
             if calls.made == [(target, _given(target, args, kwargs))]:
                 return function
-    return target._op
+    return kernel(target)
 
 
 class _Calls(TorchDispatchMode):
@@ -225,7 +230,7 @@ class _Calls(TorchDispatchMode):
 
 def _given(operation: OpOverload, args: Sequence[Any], kwargs: Any) -> dict[str, Any]:
     """Return the arguments of a call by name, without those that are defaults; tensors are given by identity."""
-    arguments = operation._schema.arguments
+    arguments = schema(operation).arguments
     values = tree_map_only(Tensor, id, {**dict(zip([a.name for a in arguments], args, strict=False)), **kwargs})
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
     return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedbc_lightning.core.devices import read, wide_dtype
 from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.local_training import RecordSteps
+from fedbc_lightning.core.private_torch import CALL_HOOKS, is_hooked
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.engines.recorded.proof import Proof
 from fedbc_lightning.engines.recorded.recording import NotRecordableError, Replay, record
@@ -397,14 +398,6 @@ def _cuda(device: torch.device) -> list[torch.device]:
     return [device] if device.type == "cuda" else []
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
 def _has_hooks(module: nn.Module) -> bool:
-    has_own = any(getattr(child, name) for child in module.modules() for name in _HOOKS)
+    has_own = any(getattr(child, name) for child in module.modules() for name in CALL_HOOKS)
     return has_own or any(map(is_hooked, module.parameters()))
-
-
-def is_hooked(parameter: nn.Parameter) -> bool:
-    """Return whether hooks are registered on a parameter."""
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fedbc_lightning.core import private_torch
+
 aten = torch.ops.aten
 
 MIN_SAMPLES, MIN_CLASSES, MAX_CLASSES = 1000, 5, 16
@@ -31,7 +33,7 @@ def by_columns(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     for rows, into in _blocks(x, result):
-        into.copy_(torch._log_softmax(_columns(rows), 0, half_to_float)[:, : len(rows)].t())
+        into.copy_(private_torch.log_softmax(_columns(rows), 0, half_to_float)[:, : len(rows)].t())
     return result
 
 
@@ -39,7 +41,7 @@ def backward_by_columns(gradient: Tensor, output: Tensor, dim: int, dtype: torch
     """Compute ``aten._log_softmax_backward_data`` in the manner of :func:`by_columns`."""
     result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
     for rows, outputs, into in _blocks(gradient, output, result):
-        columns = torch._log_softmax_backward_data(_columns(rows), _columns(outputs), 0, dtype)
+        columns = private_torch.log_softmax_backward(_columns(rows), _columns(outputs), 0, dtype)
         into.copy_(columns[:, : len(rows)].t())
     return result
 
@@ -59,8 +61,8 @@ def _columns(rows: Tensor) -> Tensor:
 
 
 REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
-    aten._log_softmax.default: by_columns,
-    aten._log_softmax_backward_data.default: backward_by_columns,
+    private_torch.LOG_SOFTMAX: by_columns,
+    private_torch.LOG_SOFTMAX_BACKWARD: backward_by_columns,
 }
 
 
@@ -99,7 +101,7 @@ def _is_same(target: Any, num_classes: int, dtype: torch.dtype) -> bool:
         x = scale * torch.randn(shape, dtype=dtype, generator=generator, device="cpu")
         x[::7, 0] = -torch.inf
         arguments: tuple[Any, ...] = (x, 1, False)
-        if target is aten._log_softmax_backward_data.default:
+        if target is private_torch.LOG_SOFTMAX_BACKWARD:
             gradient = torch.randn(shape, dtype=dtype, generator=generator, device="cpu")
             arguments = (gradient, x.log_softmax(1), 1, dtype)
         if not torch.equal(target(*arguments).nan_to_num(), REPLACEMENTS[target](*arguments).nan_to_num()):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.core.private_torch import is_hooked
 from fedbc_lightning.engines.base import BaseEngine
-from fedbc_lightning.engines.recorded.step_recorder import is_hooked
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.engines.stacked.cohort_optimizer_run import CohortOptimizerRun
 from fedbc_lightning.engines.stacked.cohort_solver_run import CohortSolverRun

@@ -18,14 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedbc_lightning.core import private_torch
+
 aten = torch.ops.aten
 
 NOT_OPERATIONS = frozenset({
-    "_backward", "backward", "data", "from_file", "grad", "is_leaf", "output_nr", "record_stream", "rename_",
+    "backward", "data", "from_file", "grad", "is_leaf", "output_nr", "record_stream", "rename_",
     "requires_grad_", "retain_grad", "retains_grad", "set_", "set_data", "resize_", "resize_as_", "seed", "manual_seed",
-    "_version", "is_pinned", "is_inference", "_nnz", "is_coalesced", "is_set_to", "detach_", "tensor_split", "is_conj",
-    "is_neg", "resolve_conj", "_conj", "_neg_view", "names", "refine_names", "align_to", "to_dense", "storage",
-    "as_strided", "as_strided_", "storage_offset",
+    "is_pinned", "is_inference", "is_coalesced", "is_set_to", "detach_", "tensor_split", "is_conj",
+    "is_neg", "resolve_conj", "names", "refine_names", "align_to", "to_dense", "storage",
+    "as_strided", "as_strided_", "storage_offset", *private_torch.VIEW_FLAGS,
 })  # fmt: skip
 """Names that torch's operators share with what changes a tensor where no dispatcher sees it, or reads such things."""
 
@@ -48,7 +50,7 @@ PLAIN_FUNCTIONS: list[Any] = [
     torch.Size, torch.device, torch.finfo, torch.iinfo,
     torch.is_grad_enabled, torch.get_default_dtype, torch.is_tensor, torch.jit.is_scripting, torch.jit.is_tracing,
     torch.is_autocast_enabled, torch.compiler.is_compiling, torch.broadcast_shapes, torch.result_type,
-    torch.promote_types, torch.can_cast, torch.typename, torch._C._log_api_usage_once,
+    torch.promote_types, torch.can_cast, torch.typename, private_torch.log_api_usage,
 ]  # fmt: skip
 EXCEPTIONS = (
     ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, LookupError, NotImplementedError,
@@ -99,7 +101,7 @@ COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, 
 TORCH = {
     **_operations(),
     **_functions_of(functional, torch.functional, torch.linalg, torch.special, torch.fft),
-    **_functions_of(*(getattr(torch._C, name) for name in ("_nn", "_linalg", "_special", "_fft")), torch._VF),
+    **_functions_of(*private_torch.C_FUNCTIONS),
 }
 PURE = {
     **{id(f): f for f in PLAIN_FUNCTIONS},

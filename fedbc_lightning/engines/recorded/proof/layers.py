@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fedbc_lightning.core import private_torch
 from fedbc_lightning.engines.recorded.proof import known
 from fedbc_lightning.engines.recorded.proof.reads import MISSING, is_a, is_plain
 
@@ -19,34 +20,17 @@ WALKS = (
     nn.Module.named_children, nn.Module.modules, nn.Module.named_modules, nn.Module.get_submodule,
     nn.Module.get_parameter,
 )  # fmt: skip
-HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",
-    "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
-)  # fmt: skip
-GLOBAL_HOOKS = (
-    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
-)  # fmt: skip
-REGISTRATION_HOOKS = (
-    "_global_module_registration_hooks", "_global_buffer_registration_hooks", "_global_parameter_registration_hooks",
-)  # fmt: skip
+HOOKS = (*private_torch.CALL_HOOKS, *private_torch.CALL_HOOK_OPTIONS)
 WITHOUT_WEIGHTS = frozenset(
     f"torch.nn.modules.{name}" for name in ("loss", "activation", "flatten", "pooling", "padding", "distance")
 )
 """Modules of torch whose layers hold options only."""
 WITH_WEIGHTS = (nn.PReLU, nn.MultiheadAttention)
 """The layers in them that hold more."""
-NOT_READ = frozenset(
-    {
-        *HOOKS,
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-        "_flat_weight_refs",
-        "training",
-        "_is_full_backward_hook",
-    }
-)
+NOT_READ = frozenset({
+    *HOOKS, *private_torch.STATE_HOOKS, private_torch.FLAT_WEIGHT_REFERENCES, private_torch.BACKWARD_HOOK_KIND,
+    "training",
+})  # fmt: skip
 
 
 class Layers:
@@ -78,7 +62,7 @@ class Layers:
         """Make a layer of torch's without weights, such as a loss; return MISSING for all other classes."""
         if kind.__module__ not in WITHOUT_WEIGHTS or kind in WITH_WEIGHTS or not known.is_layer(kind):
             return MISSING
-        for name in REGISTRATION_HOOKS:
+        for name in private_torch.GLOBAL_REGISTRATION_HOOKS:
             self._no_hooks(getattr(nn.modules.module, name))
         for value in (*args, *kwargs.values()):
             self._evaluator.objects.check(value)
@@ -91,7 +75,7 @@ class Layers:
         if function not in WALKS or not args or not is_a(args[0], nn.Module):
             return MISSING
         for child in args[0].modules():
-            if any(getattr(type(child), walk.__name__) is not walk for walk in (*WALKS, nn.Module._named_members)):
+            if any(getattr(type(child), walk.__name__) is not walk for walk in (*WALKS, private_torch.NAMED_MEMBERS)):
                 self._evaluator.refuse(f"walks through a {type(child).__qualname__}, which does that by itself")
         for value in (*args[1:], *kwargs.values()):
             if not is_plain(value):
@@ -102,16 +86,16 @@ class Layers:
 
     def _check_call(self, module: nn.Module) -> None:
         of_class = self._evaluator.attributes.of_class
-        if any(of_class(type(module), name) is not vars(nn.Module)[name] for name in ("__call__", "_call_impl")):
+        if any(of_class(type(module), name) is not vars(nn.Module)[name] for name in private_torch.CALL_NAMES):
             self._evaluator.refuse(f"calls a {type(module).__qualname__}, which has a __call__ of its own")
         fields: Any = self._reads.fields(module)
-        if self._reads.item(fields, fields, "_compiled_call_impl") not in (MISSING, None):
+        if self._reads.item(fields, fields, private_torch.COMPILED_CALL) not in (MISSING, None):
             self._evaluator.refuse(f"calls a {type(module).__qualname__} that is compiled")
-        if self._reads.item(fields, fields, "_call_impl") is not MISSING:
+        if self._reads.item(fields, fields, private_torch.CALL_NAMES[1]) is not MISSING:
             self._evaluator.refuse(f"calls a {type(module).__qualname__}, which has a _call_impl of its own")
         for name in HOOKS:
             self._no_hooks(vars(module)[name])
-        for name in GLOBAL_HOOKS:
+        for name in private_torch.GLOBAL_CALL_HOOKS:
             self._no_hooks(getattr(nn.modules.module, name))
 
     def _no_hooks(self, hooks: dict[Any, Any]) -> None:
@@ -137,7 +121,7 @@ class Layers:
                 value = self._reads.item(fields, fields, name)
                 if type(value) is list:
                     self._reads.sequence(value)
-        for items in (layer._parameters, layer._buffers, layer._modules):
+        for items in map(vars(layer).__getitem__, private_torch.REGISTRIES):
             for name in items:
                 self._reads.item(items, items, name)
             self._reads.length(items)

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from fedbc_lightning.core.private_torch import BATCH_NORMS, ITEM, TorchDispatchMode, storage_key, tree_leaves
 from fedbc_lightning.engines.recorded.recording import NotRecordableError, check_shape, written_arguments
 
 aten = torch.ops.aten
@@ -29,14 +28,13 @@ class OnlyPure(TorchDispatchMode):
         kwargs = kwargs or {}
         check_values(func, args)
         for tensor in _written(func, args, kwargs):
-            if tensor.untyped_storage()._cdata not in self._made:
+            if storage_key(tensor) not in self._made:
                 raise NotRecordableError(f"{func} writes into a tensor that was there before it")
         results = func(*args, **kwargs)
-        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        given = {storage_key(tensor) for tensor in _tensors((args, kwargs))}
         for tensor in _tensors(results):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in given:
-                self._made[storage._cdata] = storage
+            if storage_key(tensor) not in given:
+                self._made[storage_key(tensor)] = tensor.untyped_storage()
         return results
 
 
@@ -49,11 +47,11 @@ class WithoutTensors(TorchDispatchMode):
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
-        self._storages = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._storages = {storage_key(tensor) for tensor in tensors}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(tensor.untyped_storage()._cdata in self._storages for tensor in _tensors((args, kwargs))):
+        if any(storage_key(tensor) in self._storages for tensor in _tensors((args, kwargs))):
             raise NotRecordableError("it uses a parameter that it holds outside of its own modules")
         return func(*args, **kwargs)
 
@@ -65,18 +63,10 @@ def check_values(operation: Any, args: Any) -> None:
         NotRecordableError: It does.
     """
     tags = getattr(operation, "tags", ())
-    if operation is aten._local_scalar_dense.default or torch.Tag.data_dependent_output in tags:
+    if operation is ITEM or torch.Tag.data_dependent_output in tags:
         raise NotRecordableError("it looks at the value of a tensor")
     positions = args[1] if operation is aten.index.Tensor else ()
     check_shape(operation, [position for position in positions if isinstance(position, Tensor)])
-
-
-BATCH_NORMS = {
-    getattr(aten, name).default
-    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index")
-    if hasattr(aten, name)
-}
-"""They write running means and variances, their fourth and fifth arguments, and their schemas do not say so."""
 
 
 def _written(operation: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:

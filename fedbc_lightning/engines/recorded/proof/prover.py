@@ -7,12 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_map_only
 
 from fedbc_lightning.core.errors import first_line
+from fedbc_lightning.core.private_torch import has_listeners, num_function_modes, tree_map_only
 from fedbc_lightning.engines.recorded.proof import known
 from fedbc_lightning.engines.recorded.proof.agreement import agree
 from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
@@ -66,9 +63,9 @@ def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: C
     """
     reads = Reads()
     evaluator = Evaluator(reads, module, log=log)
-    for read in (torch.get_default_dtype, _default_device, torch._C._len_torch_function_stack, _has_listeners):
+    for read in (torch.get_default_dtype, _default_device, num_function_modes, has_listeners):
         reads.setting(read)
-    if _has_listeners():
+    if has_listeners():
         raise NotRecordableError("a mode or a hook of torch listens to all that is computed")
     if not known.is_torch_whole():
         raise NotRecordableError("it runs beside functions of torch that were replaced")
@@ -85,17 +82,6 @@ def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: C
     if not reads.hold():
         raise NotRecordableError("it changes something that it reads")
     return Proof(reads)
-
-
-def _has_listeners() -> bool:
-    """Return whether a torch mode other than the default device's is on, or autograd detects anomalies or has hooks."""
-    modes = _get_current_function_mode_stack()
-    return bool(
-        any(type(mode) is not DeviceContext for mode in modes)
-        or _get_current_dispatch_mode_stack()
-        or torch.is_anomaly_enabled()
-        or torch._C._autograd._top_saved_tensors_default_hooks(True)
-    )
 
 
 def _default_device() -> torch.device | None:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbc_lightning.core.private_torch import REGISTRIES
+
 PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), torch.Size, torch.dtype,
     torch.device, torch.layout, torch.memory_format,
@@ -124,7 +126,7 @@ class Reads:
     def registered(self, module: nn.Module) -> list[dict[str, Any]]:
         """Read the dicts of a module's parameters, buffers and modules, which may be replaced as a whole."""
         fields: Any = self.fields(module)
-        return [self.item(fields, fields, name) for name in ("_parameters", "_buffers", "_modules")]
+        return [self.item(fields, fields, name) for name in REGISTRIES]
 
     def tree(self, module: nn.Module) -> None:
         """Keep which parameters, buffers and modules a module has, at every depth."""

@@ -1,0 +1,171 @@
+"""The private parts of Lightning that the package uses; no other file names one, but for its command line.
+
+Each text says in which versions the part was read and what happens without it. ``pyproject.toml`` allows no version
+that is newer than these, and ``tests/core/test_private.py`` fails if a part is gone or means something else.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy, Strategy
+from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.fabric.utilities.distributed import _destroy_dist_connection, _set_num_threads_if_needed
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.data import _extract_batch_size
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+
+# Processes
+
+
+class ScriptLauncher(_SubprocessScriptLauncher):
+    """Lightning's launcher that starts the running command again; ``procs`` are the processes it has started.
+
+    Read in Lightning 2.6. Without it, start ``sys.argv`` with LOCAL_RANK, WORLD_SIZE and MASTER_PORT set.
+    """
+
+    def start_others(self) -> None:
+        """Start the other processes of this machine, if no cluster does."""
+        self._call_children_scripts()
+
+    def share_cores(self) -> None:
+        """Give each process its share of the cores, unless OMP_NUM_THREADS is set."""
+        _set_num_threads_if_needed(self.num_processes)
+
+
+class LaunchedStrategy(DDPStrategy):
+    """DDP's strategy with a launcher of its own for processes that are started as commands.
+
+    Read in Lightning 2.6. Without these names, give ``strategy.launcher`` and ``timeout`` when the strategy is made.
+    """
+
+    def script_launcher(self) -> ScriptLauncher:
+        """Return the launcher that starts this command once more for each further process."""
+        raise NotImplementedError
+
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        if isinstance(self._launcher, _SubprocessScriptLauncher):
+            self._launcher = self.script_launcher()
+
+
+class UnpatchedFabric(Fabric):
+    """Fabric that does not patch torch's DataLoader.
+
+    Fabric replaces methods of DataLoader while a launched function runs, so that ``setup_dataloaders`` can create
+    loaders again. Nothing here calls that, but creating a loader would take ten times as long, and after an exception
+    the methods would stay replaced, with one more layer for each exception.
+
+    Read in Lightning 2.6. If this method is no longer called, loaders are slow again, and
+    ``tests/core/test_private.py`` says so.
+    """
+
+    def _wrap_with_setup(self, to_run: Callable, *args: Any, **kwargs: Any) -> Any:
+        self.strategy.setup_environment()
+        return to_run(*args, **kwargs)
+
+
+def start_method(strategy: Strategy) -> str:
+    """Return how a strategy starts processes: popen, spawn or fork; popen for those that start none.
+
+    Read in Lightning 2.6. Without it, keep the start method from the strategy's name.
+    """
+    return getattr(strategy, "_start_method", "popen")
+
+
+def forget_exit_handler() -> None:
+    """Unregister Lightning's exit handler, which with NCCL waits for ever if another process was lost.
+
+    Read in Lightning 2.6. Without it, look whether the new one waits; if not, nothing has to be done.
+    """
+    atexit.unregister(_destroy_dist_connection)
+
+
+# The user's module
+
+
+def sizes_in(batch: Any) -> Iterator[int | None]:
+    """Yield the first dimension of each tensor in a batch, at every depth, and None for what is no tensor.
+
+    Read in Lightning 2.6. Without it, write the walk over lists, mappings and data classes anew: its public sister
+    raises and warns by itself.
+    """
+    return _extract_batch_size(batch)
+
+
+def read_optimizers(returned: Any) -> tuple[list[Any], list[Any], str | None]:
+    """Return the optimizers, schedulers and monitor that ``configure_optimizers`` has returned in any form.
+
+    Read in Lightning 2.6. Without it, read its six forms here; Lightning's documentation lists them.
+
+    Raises:
+        MisconfigurationException: The form is none of Lightning's.
+    """
+    return _configure_optimizers(returned)
+
+
+def read_schedulers(schedulers: list[Any], monitor: str | None) -> list[LRSchedulerConfig]:
+    """Return schedulers in one form, with interval, frequency and monitor.
+
+    Read in Lightning 2.6. Without it, fill in the fields of LRSchedulerConfig here.
+
+    Raises:
+        MisconfigurationException: A scheduler has no ``step``, or needs a monitor and has none.
+    """
+    return _configure_schedulers_automatic_opt(schedulers, monitor)
+
+
+def show_optimizers(strategy: Any, optimizers: list[Any]) -> None:
+    """Let a module find optimizers at its trainer's strategy, where ``self.optimizers()`` looks for them.
+
+    Read in Lightning 2.6. Without it, ``self.optimizers()`` fails inside clients unless its new source is shown.
+    """
+    strategy._lightning_optimizers = optimizers
+
+
+def is_from_compiled(module: LightningModule) -> bool:
+    """Return whether Lightning has taken the steps of a compiled module over into this one.
+
+    Read in Lightning 2.6. Without it, remember it here: taken over twice, a step is compiled around its compiled form.
+    """
+    return module._compiler_ctx is not None
+
+
+def hparams_name(module: LightningModule) -> str:
+    """Return the argument's name under which a module saved its hyper-parameters, for its checkpoint.
+
+    Read in Lightning 2.6. Without it, write "kwargs", which all modules that saved them one by one have.
+    """
+    return str(module._hparams_name)
+
+
+HPARAMS = "_hparams"
+"""Attribute behind ``hparams`` of modules and data modules.
+
+Read in Lightning 2.6. Without it, a federated data module has no ``hparams`` until it asks the wrapped one for them.
+"""
+
+
+# Callbacks and loggers
+
+
+def stops_after_epochs(callback: EarlyStopping) -> bool | None:
+    """Return the argument ``check_on_train_epoch_end`` of an EarlyStopping; None if it was not given.
+
+    Read in Lightning 2.6. Without it, EarlyStopping with this argument never stops: say so in the documentation.
+    """
+    return callback._check_on_train_epoch_end
+
+
+def purge_from(logger: TensorBoardLogger, step: int) -> None:
+    """Let a logger drop what an interrupted run wrote from a step on; it opens its file later.
+
+    Read in Lightning 2.6. Without it, a resumed run shows the rounds twice that come after its checkpoint.
+    """
+    logger._kwargs["purge_step"] = step

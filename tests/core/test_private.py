@@ -1,0 +1,576 @@
+"""The private parts of torch, Lightning and jsonargparse: each is there, means what it did, and stands in one place."""
+
+import argparse
+import ast
+import atexit
+import os
+import re
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonargparse
+import lightning.pytorch
+import pytest
+import torch
+import torch.optim.optimizer as torch_optimizer
+from helpers.scripts import ROOT
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import SingleDeviceStrategy
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.compile import from_compiled
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.utils.data import DataLoader
+from torchmetrics import MaxMetric
+
+from fedbc_lightning.core import private_cli, private_lightning, private_torch
+from fedbc_lightning.distributed.fabric import ClientParallelStrategy
+
+PLACES = (private_torch, private_lightning, private_cli)
+aten = torch.ops.aten
+
+
+def gone(what: str) -> str:
+    return f"{what} is gone or means something else; see its text in fedbc_lightning/core/private_*.py"
+
+
+# torch: modules
+
+
+def test_every_batch_norm_is_one():
+    for layer in (nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2)):
+        assert isinstance(layer, private_torch.BatchNorm), gone("_BatchNorm")
+
+
+def test_a_module_holds_what_it_has_under_the_known_names():
+    layer = nn.Sequential(nn.BatchNorm1d(2))
+    found = [set(vars(part)[name]) for part in layer.modules() for name in private_torch.REGISTRIES]
+    assert found[:3] == [set(), set(), {"0"}], gone("_modules")
+    assert found[3] == {"weight", "bias"}, gone("_parameters")
+    assert found[4] == {"running_mean", "running_var", "num_batches_tracked"}, gone("_buffers")
+    assert private_torch.parameters_of(layer[0]) is vars(layer[0])["_parameters"]
+
+
+def test_hooks_are_found_where_they_are_registered():
+    def nothing(*args, **kwargs):
+        return None
+
+    registered = {
+        "_forward_hooks": "register_forward_hook", "_forward_pre_hooks": "register_forward_pre_hook",
+        "_backward_hooks": "register_full_backward_hook", "_backward_pre_hooks": "register_full_backward_pre_hook",
+    }  # fmt: skip
+    assert set(registered) == set(private_torch.CALL_HOOKS)
+    for name, register in registered.items():
+        layer = nn.Linear(1, 1)
+        assert not vars(layer)[name], gone(name)
+        getattr(layer, register)(nothing)
+        assert vars(layer)[name], gone(name)
+    layer = nn.Linear(1, 1)
+    layer.register_forward_hook(nothing, with_kwargs=True, always_call=True)
+    layer.register_forward_pre_hook(nothing, with_kwargs=True)
+    layer._register_load_state_dict_pre_hook(nothing)
+    layer.register_load_state_dict_post_hook(nothing)
+    layer.register_state_dict_post_hook(nothing)
+    layer.register_state_dict_pre_hook(nothing)
+    for name in (*private_torch.CALL_HOOK_OPTIONS, *private_torch.STATE_HOOKS):
+        assert vars(layer)[name], gone(name)
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_global_hooks_are_found_where_they_are_registered(kind):
+    name = f"_global_{kind.removeprefix('full_')}s"
+    assert name in private_torch.GLOBAL_CALL_HOOKS
+    assert not getattr(nn.modules.module, name), gone(name)
+    handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *args: None)
+    assert getattr(nn.modules.module, name), gone(name)
+    handle.remove()
+
+
+@pytest.mark.parametrize("kind", ["module", "buffer", "parameter"])
+def test_registration_hooks_are_found_where_they_are_registered(kind):
+    name = f"_global_{kind}_registration_hooks"
+    assert name in private_torch.GLOBAL_REGISTRATION_HOOKS
+    handle = getattr(nn.modules.module, f"register_module_{kind}_registration_hook")(lambda *args: None)
+    assert getattr(nn.modules.module, name), gone(name)
+    handle.remove()
+
+
+def test_calls_and_walks_go_through_the_known_names():
+    for name in (*private_torch.CALL_NAMES, private_torch.COMPILED_CALL):
+        assert hasattr(nn.Module, name), gone(name)
+    assert private_torch.BACKWARD_HOOK_KIND in vars(nn.Linear(1, 1)), gone(private_torch.BACKWARD_HOOK_KIND)
+    seen = []
+
+    class Walked(nn.Linear):
+        def _named_members(self, *args, **kwargs):
+            seen.append(True)
+            return super()._named_members(*args, **kwargs)
+
+    list(Walked(1, 1).parameters())
+    assert seen, gone("_named_members")
+    assert private_torch.NAMED_MEMBERS is vars(nn.Module)["_named_members"]
+
+
+def test_a_module_knows_which_buffers_persist():
+    layer = nn.BatchNorm1d(2)
+    layer.register_buffer("scratch", torch.zeros(1), persistent=False)
+    persistent = {name for name, _ in layer.named_buffers() if private_torch.is_persistent(layer, name)}
+    assert persistent == set(layer.state_dict()) - {"weight", "bias"}, gone("_non_persistent_buffers_set")
+
+
+def test_a_recurrent_layer_keeps_a_list_of_the_weights_it_was_called_with():
+    layer = nn.LSTM(2, 3)
+    functional_call(layer, {"weight_ih_l0": torch.zeros(12, 2)}, torch.ones(1, 1, 2))
+    assert layer._flat_weights[0] is not layer.weight_ih_l0, "renew_flat_weights is no longer needed"
+    private_torch.renew_flat_weights(layer)
+    assert all(a is b for a, b in zip(layer._flat_weights, layer.parameters(), strict=True)), gone("_flat_weights")
+    found = {name for name in vars(layer) if name.startswith(private_torch.FLAT_WEIGHTS)}
+    assert private_torch.FLAT_WEIGHT_REFERENCES in found, gone("_flat_weight_refs")
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_a_parameter_are_found(register):
+    parameter = nn.Parameter(torch.ones(1))
+    assert not private_torch.is_hooked(parameter)
+    getattr(parameter, register)(lambda *args: None)
+    assert private_torch.is_hooked(parameter), gone(register)
+
+
+def test_a_compiled_module_shows_what_is_inside():
+    module = LightningModule()
+    assert private_torch.inside_compiled(module) is None
+    compiled = torch.compile(module)
+    assert private_torch.inside_compiled(compiled) is module, gone("OptimizedModule._orig_mod")
+    assert not private_lightning.is_from_compiled(module)
+    from_compiled(compiled)
+    assert private_lightning.is_from_compiled(module), gone("_compiler_ctx")
+
+
+# torch: tensors
+
+
+def test_a_write_into_a_tensor_is_counted():
+    tensor = torch.zeros(2)
+    before = private_torch.writes_into(tensor)
+    tensor[0] = 1
+    assert private_torch.writes_into(tensor) > before, gone("_version")
+
+
+def test_tensors_with_the_same_memory_have_the_same_key():
+    tensor, empty = torch.zeros(4), torch.zeros(0)
+    assert private_torch.storage_key(tensor[1:].view(3, 1)) == private_torch.storage_key(tensor), gone("_cdata")
+    keys = {private_torch.storage_key(one) for one in (tensor, tensor.clone(), empty, empty.clone())}
+    assert len(keys) == 4, gone("_cdata")
+
+
+def test_many_tensors_are_copied_in_one_call():
+    into = [torch.zeros(2), torch.zeros(3)]
+    private_torch.foreach_copy(into, [torch.ones(2), torch.full((3,), 2.0)])
+    assert [one.tolist() for one in into] == [[1, 1], [2, 2, 2]], gone("_foreach_copy_")
+
+
+@pytest.mark.parametrize("kind", ["pre", "post"])
+def test_step_hooks_are_found(kind):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    assert not private_torch.listens_to_steps(optimizer)
+    handle = getattr(torch_optimizer, f"register_optimizer_step_{kind}_hook")(lambda *args: None)
+    assert private_torch.listens_to_steps(optimizer), gone(f"_global_optimizer_{kind}_hooks")
+    handle.remove()
+    assert not private_torch.listens_to_steps(optimizer)
+    getattr(optimizer, f"register_step_{kind}_hook")(lambda *args: None)
+    assert private_torch.listens_to_steps(optimizer), gone(f"_optimizer_step_{kind}_hooks")
+
+
+# torch: operations and modes
+
+
+class Seen(private_torch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert isinstance(func, private_torch.OpOverload), gone("OpOverload")
+        self.made.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_operations_come_down_to_the_known_ones():
+    x = torch.randn(4, 3, requires_grad=True)
+    with Seen() as seen:
+        functional.cross_entropy(x, torch.zeros(4, dtype=torch.long)).backward()
+        x.detach().sum().item()
+    for operation in (private_torch.LOG_SOFTMAX, private_torch.LOG_SOFTMAX_BACKWARD, private_torch.ITEM):
+        assert operation in seen.made, gone(str(operation))
+    traced = private_torch.trace(lambda a, b: (a @ b,), [torch.ones(2, 3, 4), torch.ones(4, 5)])
+    assert private_torch.UNSAFE_VIEW in [node.target for node in traced.graph.nodes], gone("_unsafe_view")
+
+
+def test_the_kernels_of_log_softmax_are_those_of_the_operations():
+    x, gradient = torch.randn(4, 3), torch.randn(4, 3)
+    output = private_torch.log_softmax(x, 1, False)
+    assert torch.equal(output, functional.log_softmax(x, 1)), gone("_log_softmax")
+    expected = private_torch.LOG_SOFTMAX_BACKWARD(gradient, output, 1, torch.float32)
+    assert torch.equal(private_torch.log_softmax_backward(gradient, output, 1, torch.float32), expected)
+
+
+def test_batch_norms_write_their_statistics_though_their_schemas_deny_it():
+    with Seen() as seen, torch.no_grad():
+        nn.BatchNorm1d(3)(torch.randn(4, 3))
+    called = private_torch.BATCH_NORMS & set(seen.made)
+    assert called, gone("native_batch_norm")
+    assert not any(private_torch.schema(operation).is_mutable for operation in called), gone("native_batch_norm")
+
+
+def test_c_functions_are_those_behind_the_public_ones():
+    held = [value for place in private_torch.C_FUNCTIONS for value in vars(place).values()]
+    for name in ("gelu", "linear", "softplus"):
+        assert any(getattr(functional, name) is value for value in held), gone(f"torch._C._nn.{name}")
+    for place, name in zip(private_torch.C_FUNCTIONS, ("_nn", "linalg_norm", "special_erf", "fft_fft"), strict=False):
+        assert name == "_nn" or any(name in key for key in vars(place)), gone(str(place))
+    assert private_torch.log_api_usage("tests") is None, gone("_log_api_usage_once")
+
+
+def test_a_schema_says_what_is_written():
+    schema = private_torch.schema(aten.add_.Tensor)
+    assert schema.name == "aten::add_", gone("_schema")
+    assert schema.is_mutable, gone("_schema")
+    assert schema.arguments[0].alias_info.is_write, gone("_schema")
+    assert not private_torch.schema(aten.add.Tensor).is_mutable, gone("_schema")
+    assert private_torch.kernel(aten.add.Tensor)(torch.ones(1), 2).item() == 3, gone("_op")
+
+
+def test_tracing_keeps_constants_and_computes_nothing():
+    constant, ran = torch.ones(2), []
+
+    def function(x):
+        ran.append(type(x))
+        return (x + constant,)
+
+    traced = private_torch.trace(function, [torch.ones(2)])
+    assert ran != [torch.Tensor], gone("make_fx(tracing_mode='fake')")
+    assert traced(torch.ones(2))[0].tolist() == [2, 2], gone("_allow_non_fake_inputs")
+
+
+def test_listeners_are_noticed():
+    assert not private_torch.has_listeners()
+    with Seen():
+        assert private_torch.has_listeners(), gone("_get_current_dispatch_mode_stack")
+    with torch.overrides.TorchFunctionMode():
+        assert private_torch.has_listeners(), gone("_get_current_function_mode_stack")
+        assert private_torch.num_function_modes() == 1, gone("_len_torch_function_stack")
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert private_torch.has_listeners(), gone("_top_saved_tensors_default_hooks")
+    with torch.autograd.set_detect_anomaly(True):
+        assert private_torch.has_listeners()
+    with torch.device("meta"):
+        assert not private_torch.has_listeners(), gone("DeviceContext")
+        assert private_torch.num_function_modes() == 1, gone("_len_torch_function_stack")
+
+
+def test_nested_values_are_walked():
+    tree = {"a": [torch.ones(1), 2], "b": (3,)}
+    assert private_torch.tree_leaves(tree)[1:] == [2, 3], gone("tree_leaves")
+    assert private_torch.tree_map_only(int, str, tree)["b"] == ("3",), gone("tree_map_only")
+
+
+def test_the_timeout_of_the_process_group_can_be_set(tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        private_torch.set_group_timeout(timedelta(days=7))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_metric_can_count_as_updated(recwarn):
+    metric = MaxMetric()
+    (name,) = metric.metric_state
+    setattr(metric, name, torch.tensor(3.0))
+    private_torch.set_updated(metric)
+    assert metric.update_called, gone("_update_count")
+    assert metric.compute() == 3, gone("_computed")
+    assert not recwarn.list
+
+
+# Lightning
+
+
+def test_processes_start_as_the_strategy_says():
+    assert private_lightning.start_method(SingleDeviceStrategy()) == "popen"
+    for method in ("popen", "spawn", "fork"):
+        strategy = ClientParallelStrategy(start_method=method)
+        assert private_lightning.start_method(strategy) == method, gone("_start_method")
+
+
+def test_a_strategy_of_scripts_gets_our_launcher():
+    fabric = private_lightning.UnpatchedFabric(
+        accelerator="cpu", devices=2, strategy=ClientParallelStrategy(start_method="popen")
+    )
+    launcher = fabric.strategy.launcher
+    assert isinstance(launcher, private_lightning.ScriptLauncher), gone("_configure_launcher")
+    assert launcher.procs == [], gone("procs")
+    assert callable(launcher._call_children_scripts), gone("_call_children_scripts")
+
+
+def test_cores_are_shared_unless_the_user_says_how_many(monkeypatch):
+    launcher: Any = SimpleNamespace(num_processes=10**6)
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    private_lightning.ScriptLauncher.share_cores(launcher)
+    assert torch.get_num_threads() == threads, gone("_set_num_threads_if_needed")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    try:
+        private_lightning.ScriptLauncher.share_cores(launcher)
+        assert torch.get_num_threads() == 1, gone("_set_num_threads_if_needed")
+        assert os.environ["OMP_NUM_THREADS"] == "1", gone("_set_num_threads_if_needed")
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_launched_function_finds_torchs_own_data_loader():
+    own = DataLoader.__init__
+    found = private_lightning.UnpatchedFabric(accelerator="cpu", devices=1).launch(lambda _: DataLoader.__init__)
+    assert found is own, gone("_wrap_with_setup")
+    assert Fabric(accelerator="cpu", devices=1).launch(lambda _: DataLoader.__init__) is not own, (
+        "Fabric no longer patches DataLoader: UnpatchedFabric can go"
+    )
+
+
+def test_lightnings_exit_handler_is_forgotten(monkeypatch):
+    forgotten = []
+    monkeypatch.setattr(atexit, "unregister", forgotten.append)
+    private_lightning.forget_exit_handler()
+    assert [function.__name__ for function in forgotten] == ["_destroy_dist_connection"], gone("exit handler")
+
+
+def test_sizes_of_a_batch_are_found_at_every_depth():
+    batch = {"x": [torch.ones(3, 2), (torch.ones(4),)], "name": 5}
+    assert list(private_lightning.sizes_in(batch)) == [3, 4, None], gone("_extract_batch_size")
+
+
+def test_what_configure_optimizers_returns_is_read():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    returned = {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}, "monitor": "a"}
+    optimizers, schedulers, monitor = private_lightning.read_optimizers(returned)
+    assert (optimizers, monitor) == ([optimizer], "a"), gone("_configure_optimizers")
+    (config,) = private_lightning.read_schedulers(schedulers, monitor)
+    assert (config.scheduler, config.interval, config.frequency) == (scheduler, "step", 1), gone("LRSchedulerConfig")
+
+
+def test_a_module_finds_its_optimizers_at_the_strategy():
+    module = LightningModule()
+    module.trainer = trainer = type("Trainer", (), {"strategy": type("Strategy", (), {})()})()
+    private_lightning.show_optimizers(trainer.strategy, ["optimizer"])
+    assert module.optimizers(use_pl_optimizer=True) == ["optimizer"], gone("_lightning_optimizers")
+
+
+def test_hyper_parameters_lie_under_the_known_name():
+    class Module(LightningModule):
+        def __init__(self, **kwargs):
+            super().__init__()
+            self.save_hyperparameters()
+
+    class Data(LightningDataModule):
+        def __init__(self, size=1):
+            super().__init__()
+            self.save_hyperparameters()
+
+    assert private_lightning.hparams_name(Module(a=1)) == "kwargs", gone("_hparams_name")
+    data = Data()
+    assert getattr(data, private_lightning.HPARAMS) is data.hparams, gone("_hparams")
+
+
+def test_early_stopping_keeps_when_it_checks():
+    assert private_lightning.stops_after_epochs(EarlyStopping("a")) is None, gone("_check_on_train_epoch_end")
+    assert private_lightning.stops_after_epochs(EarlyStopping("a", check_on_train_epoch_end=True)) is True
+
+
+def test_a_tensorboard_logger_takes_the_step_to_purge_from(tmp_path):
+    logger = TensorBoardLogger(tmp_path)
+    private_lightning.purge_from(logger, 3)
+    logger.experiment.add_scalar("a", 1.0, 3)
+    logger.finalize("success")
+    (file,) = Path(logger.log_dir).glob("events*")
+    starts = [event.step for event in EventFileLoader(str(file)).Load() if event.session_log.status]
+    assert starts == [3], gone("TensorBoardLogger._kwargs")
+
+
+# the command line
+
+
+def test_lightnings_command_line_has_the_steps_that_are_replaced():
+    own = [name for name in vars(private_cli.OpenCLI) if name.startswith("_") and not name.startswith("__")]
+    assert len(own) == 5
+    for name in [*own, "_prepare_subcommand_parser", "_prepare_subcommand_kwargs", "_get"]:
+        assert name in vars(LightningCLI), gone(f"LightningCLI.{name}")
+
+
+def test_the_steps_are_called_by_their_public_names(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["program"])
+    called = []
+
+    class Steps(private_cli.OpenCLI):
+        def set_seed(self):
+            called.append("set_seed")
+
+        def add_instantiators(self):
+            called.append("add_instantiators")
+
+        def add_commands(self, parser, **kwargs):
+            called.append("add_commands")
+            added = parser.add_subcommands()
+            added.add_subcommand("fit", self.command_parser(Trainer, "fit"))
+
+        def instantiate_classes(self):
+            self.config_init, self.trainer, self.model, self.datamodule = self.config, None, "model", None
+
+        def run_command(self, command):
+            called.append(command)
+            called.append(self.method_arguments(command))
+            called.append(self.setting(self.config, "rounds"))
+
+    class Trainer(lightning.pytorch.Trainer):
+        def __init__(self, logger: bool = False, callbacks: list | None = None):
+            pass
+
+        def fit(self, model=None, datamodule=None, rounds: int = 3, dataloaders=None, train_dataloaders=None,
+                val_dataloaders=None, weights_only=None, ckpt_path=None):  # fmt: skip
+            pass
+
+    options = {"trainer_class": Trainer, "save_config_callback": None, "auto_configure_optimizers": False}
+    cli = Steps(LightningModule, LightningDataModule, args=["fit", "--rounds", "4"], **options)
+    assert called[:4] == ["add_commands", "set_seed", "add_instantiators", "fit"], gone("a step of LightningCLI")
+    assert called[4]["model"] == "model", gone("_prepare_subcommand_kwargs")
+    assert called[4]["rounds"] == called[5] == 4, gone("_prepare_subcommand_kwargs or _get")
+    assert (cli.model_base, cli.data_base) == (LightningModule, LightningDataModule), gone("_model_class")
+    assert list(cli.command_parsers) == ["fit"], gone("_subcommand_parsers")
+    assert "rounds" in cli.command_arguments("fit"), gone("_subcommand_method_arguments")
+
+
+def test_the_instantiator_knows_command_line_and_key():
+    cli = type("CLI", (), {"config": {"data": 1}, "_get": staticmethod(lambda config, key: config[key])})()
+    assert private_cli.Instantiator(cli, "data").setting() == 1, gone("_InstantiatorFn")
+
+    def factory() -> LightningModule:
+        return LightningModule()
+
+    assert private_cli.built_class(dict) is dict, gone("_get_module_type")
+    assert private_cli.built_class(factory) is not factory, gone("_get_module_type")
+
+
+def test_arguments_and_groups_of_a_parser_are_found():
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--size", type=nn.Module)
+    found = {action.dest: action for action in private_cli.actions(parser)}
+    assert private_cli.type_hint(found["size"]) is nn.Module, gone("_typehint")
+    assert private_cli.type_hint(found["help"]) is None
+    parser.add_argument_group("more")
+    assert private_cli.groups(parser)[-1].title == "more", gone("_action_groups")
+    assert isinstance(parser, argparse.ArgumentParser)
+
+
+# one place
+
+
+def defined_in(tree: ast.Module) -> list[tuple[str, str]]:
+    """Each name that a file defines, with the text below it; a group of constants has one text, the last one's."""
+    found, waiting = [], []
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.append((node.name, ast.get_docstring(node) or ""))
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            waiting.append(ast.unparse(node).partition("=")[0].strip())
+            if isinstance(after, ast.Expr):
+                found += [(name, after.value.value) for name in waiting]
+            if not isinstance(after, (ast.Assign, ast.AnnAssign)):
+                waiting = []
+    return found
+
+
+@pytest.mark.parametrize("module", PLACES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_each_part_says_where_it_was_read_and_what_happens_without_it(module):
+    with open(module.__file__, encoding="utf-8") as file:
+        defined = defined_in(ast.parse(file.read()))
+    assert len(defined) >= 5
+    for name, text in defined:
+        if name != "aten":
+            words = " ".join(text.split())
+            assert re.search(r"[Rr]ead in \w+ \d", words), f"{name} does not say in which version it was read"
+            assert re.search(r"[Ww]ithout |If ", words), f"{name} does not say what happens without it"
+
+
+LIBRARIES = ("torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightning", "jsonargparse", "argparse")
+DOCUMENTED = {"_replace", "_fields", "_exit", "_getframe"}  # of named tuples, os and sys
+STANDARD = {"_run_exitfuncs", "_shutdown", "_member_map_"}  # of atexit, threading and enum: they come with Python
+
+
+def is_private(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"_(?!_)\w*[A-Za-z]\w*", name) is not None
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """The names that a file defines: functions, classes, variables, arguments and attributes of ``self``."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if ast.unparse(node.value) == "self" else set()
+    return found
+
+
+def foreign_names(tree: ast.AST, of_package: set[str], of_libraries: set[str]) -> list[str]:
+    """The private names of other packages that a file uses; strings only if a library is known to have them."""
+    own, found = own_names(tree), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in LIBRARIES:
+            found += [part for part in [*node.module.split("."), *(a.name for a in node.names)] if is_private(part)]
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            is_own = node.attr in own or (node.attr in of_package and node.attr not in of_libraries)
+            found += [] if is_own or node.attr in DOCUMENTED | STANDARD else [ast.unparse(node)]
+        elif isinstance(node, ast.Call):
+            found += [f"{word.arg}=" for word in node.keywords if is_private(word.arg) and word.arg not in of_package]
+        elif isinstance(node, ast.Constant) and is_private(node.value):
+            found += [node.value] if node.value in of_libraries else []
+    return found
+
+
+def test_no_other_file_uses_a_private_part():
+    """A name with a leading underscore that the package does not define is another package's."""
+    trees = {
+        path: ast.parse(path.read_text(encoding="utf-8"))
+        for folder in ("fedbc_lightning", "models", "datamodules") for path in (ROOT / folder).rglob("*.py")
+    }  # fmt: skip
+    places = {path for path in trees if path.name.startswith("private_") and path.parent.name == "core"}
+    assert len(places) == 3
+    of_package = set().union(*(own_names(tree) for path, tree in trees.items() if path not in places))
+    of_libraries = {
+        name
+        for path in places for node in ast.walk(trees[path])
+        for name in (getattr(node, "attr", None), getattr(node, "value", None)) if is_private(name)
+    }  # fmt: skip
+    found = {
+        path.relative_to(ROOT).as_posix(): names
+        for path, tree in trees.items()
+        if path not in places and (names := foreign_names(tree, of_package, of_libraries))
+    }
+    assert not found, f"private parts of other packages belong into fedbc_lightning/core/private_*.py: {found}"
+
+
+def test_a_private_name_of_another_package_is_found():
+    text = "from torch._ops import X\ndef f(self):\n    self._own = 1\n    self._own, self.m._buffers, f(_b=1)"
+    assert foreign_names(ast.parse(text), {"_buffers"}, {"_buffers"}) == ["_ops", "self.m._buffers", "_b="]
