@@ -11,7 +11,8 @@ import pandas as pd
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State, version_folder
-from fedbc_lightning.studies.study import COLUMNS, Report, Study
+from fedbc_lightning.studies.study import Report, Study
+from fedbc_lightning.studies.study_checks import COLUMNS
 
 
 def read_metrics(run: Run) -> pd.DataFrame | None:
@@ -40,7 +41,7 @@ def read_table(run: Run, name: str) -> pd.DataFrame:
 def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
     """Return the tidy table of all runs, one row per run.
 
-    The columns are :data:`~fedbc_lightning.studies.study.COLUMNS`, with the study's metrics after ``round``.
+    The columns are :data:`~fedbc_lightning.studies.study_checks.COLUMNS`, with the study's metrics after ``round``.
     """
     rows = []
     for state in states:

@@ -12,16 +12,16 @@ from typing import Any, Literal
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.metric_names import is_lower_better
-from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, short
+from fedbc_lightning.studies.methods import Method, Tuning, short
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.run import Run, slug
-
-OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
-"""Keys that the study sets itself for each run."""
-
-COLUMNS = ("variant", "algorithm", "seed", "status", "report", "round", "rounds", "bytes_up", "bytes_down", "seconds",
-           "error", "folder")  # fmt: skip
-"""Columns of ``results.csv`` besides the metrics."""
+from fedbc_lightning.studies.study_checks import (
+    check_folder_names,
+    check_metrics,
+    check_numbers,
+    check_settings,
+    check_tuning,
+)  # fmt: skip
 
 Report = Literal["last", "mean_of_last_tenth", "best_on_validation", "best_on_test"]
 
@@ -92,91 +92,68 @@ class Study:
     name: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_that_runs_are_given()
+        self.variants = dict(self.variants)
+        self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
+        check_numbers(workers=self.workers, together=self.together, threads=self.threads)
+        check_tuning(self.tuning)
+        check_metrics(self.metrics, self.better, self.tuning.metric)
+        self._check_seeds()
+        if not 0 < self.confidence < 1:
+            raise ConfigurationError(f"confidence: got {self.confidence}; give a share between 0 and 1, e.g. 0.95.")
+        if self.reference is not None and self.reference not in self.algorithms:
+            raise ConfigurationError(
+                f"reference: '{self.reference}' is not among the algorithms {', '.join(self.algorithms)}."
+            )
+        check_settings("overrides", self.overrides)
+        for name, given in self.variants.items():
+            check_settings(f"variants.{name}", given)
+        check_folder_names("algorithms", self.algorithms)
+        check_folder_names("variants", self.variants)
+        self.part = ""
+        self._read_methods()
+        self._complete_name()
+        for name, paper in self.papers.items():
+            paper.check(f"papers.{name}", list(self.algorithms), list(self.levels.values()), self.metrics)
+        self._keep_names()
+        self.narrow(self.only)
+
+    def _check_that_runs_are_given(self) -> None:
         if not self.algorithms:
             raise ConfigurationError("algorithms: none given; give e.g. {FedAvg: {}, FedBC: {dual_lr: 0.001}}.")
         if not self.variants and not self.factors:
             raise ConfigurationError(
                 "variants: none given; leave it out, or give e.g. {E = 5: {trainer.local_epochs: 5}}."
             )
-        self.variants = dict(self.variants)
-        self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
-        for kind, names_given in (("algorithms", list(self.algorithms)), ("variants", list(self.variants))):
-            odd = next((name for name in names_given if not isinstance(name, str)), None)
-            if odd is not None:
-                raise ConfigurationError(f"{kind}: the name {odd!r} is no text; quote it: '{odd}'.")
-        for name, count in (("workers", self.workers), ("together", self.together), ("threads", self.threads)):
-            if count is not None and count < 1:
-                raise ConfigurationError(f"{name}: got {count}; give 1 or more.")
-        if not self.tuning.seeds:
-            raise ConfigurationError("tuning.seeds: none given; give e.g. [0].")
-        if not self.tuning.rungs or None in self.tuning.rungs[:-1]:
-            raise ConfigurationError("tuning.max_rounds: give T, null, or a list such as [25, 100, null], null last.")
-        rungs = [rounds for rounds in self.tuning.rungs if rounds is not None]
-        if rungs != sorted(set(rungs)):
-            raise ConfigurationError(f"tuning.max_rounds: got {rungs}; give them ascending: longer for fewer runs.")
-        self._check_metrics()
+
+    def _check_seeds(self) -> None:
         if not 0 < self.scale <= 1:
             raise ConfigurationError(f"scale: got {self.scale}; give a share of the rounds and seeds, above 0 up to 1.")
         seeds = self.seed_list
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise ConfigurationError(f"seeds: got {self.seeds}; give a number from 1 on, or different seeds from 0 on.")
-        if self.reference is not None and self.reference not in self.algorithms:
-            raise ConfigurationError(
-                f"reference: '{self.reference}' is not among the algorithms {', '.join(self.algorithms)}."
-            )
-        if not 0 < self.confidence < 1:
-            raise ConfigurationError(f"confidence: got {self.confidence}; give a share between 0 and 1, e.g. 0.95.")
-        if not 0 < self.tuning.val_fraction < 1:
-            raise ConfigurationError(f"tuning.val_fraction: got {self.tuning.val_fraction}; give 0.2, say.")
-        for place, given in (("overrides", self.overrides), *((f"variants.{k}", v) for k, v in self.variants.items())):
-            nested = [key for key in given or {} if key in SECTIONS and not _is_class((given or {})[key])]
-            if nested:
-                raise ConfigurationError(f"{place}.{nested[0]}: give full keys, e.g. {{{nested[0]}.max_rounds: 10}}.")
-            taken = [key for key in given or {} if key in OWN]
-            if taken:
-                raise ConfigurationError(f"{place}: the study itself gives {taken[0]} to its runs; leave it out.")
-        for kind in ("algorithms", "variants"):
-            names: dict[str, str] = {}
-            for name in getattr(self, kind):
-                other = names.setdefault(slug(name), name)
-                if other != name:
-                    raise ConfigurationError(f"{kind}: '{other}' and '{name}' would share a folder; rename one.")
-        self.name = self.name or "study"
-        if Path(self.name).name != self.name or self.name == "..":
-            raise ConfigurationError(f"name: '{self.name}' is no name of a folder; give the folder above it as out.")
-        self.part = ""
+
+    def _read_methods(self) -> None:
+        """Set the methods; with ``tuning.skip`` they take the values that stand for an untuned setting."""
         self.methods = [Method.read(name, given) for name, given in self.algorithms.items()]
         self.is_untuned = self.tuning.skip and any(method.tuned for method in self.methods)
         if self.is_untuned:
             self.methods = [method.untuned() for method in self.methods]
+
+    def _complete_name(self) -> None:
+        """Let the name say what of the study is left out, so that a whole study has another folder."""
+        self.name = self.name or "study"
+        if Path(self.name).name != self.name or self.name == "..":
+            raise ConfigurationError(f"name: '{self.name}' is no name of a folder; give the folder above it as out.")
         self.name += "" if self.scale == 1 else f"_scale_{self.scale:g}"
         self.name += "_untuned" if self.is_untuned else ""
-        for name, paper in self.papers.items():
-            paper.check(f"papers.{name}", list(self.algorithms), list(self.levels.values()), self.metrics)
+
+    def _keep_names(self) -> None:
+        """Keep the names of the whole study, which :meth:`narrow` compares with after it has left something out."""
         self._variants = set(self.levels)
         self._factors = [set(place) for place in zip(*self.levels.values(), strict=True)]
-        self._names = list(
-            dict.fromkeys(
-                [*self.algorithms, *self.levels, *(level for names in self.levels.values() for level in names)]
-            )
-        )
-        self.narrow(self.only)
-
-    def _check_metrics(self) -> None:
-        if not self.metrics:
-            raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [global/test_accuracy].")
-        twice = next((name for name in self.metrics if self.metrics.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigurationError(f"metrics: '{twice}' is there twice.")
-        taken = next((name for name in self.metrics if name in COLUMNS), None)
-        if taken is not None:
-            raise ConfigurationError(f"metrics: '{taken}' is a column of results.csv anyway; leave it out.")
-        for name, said in self.better.items():
-            if name not in {*self.metrics, self.tuning.metric}:
-                meant = did_you_mean(name, self.metrics, f"there is: {', '.join(self.metrics)}")
-                raise ConfigurationError(f"better: '{name}' is not among the metrics; {meant}")
-            if said not in ("lower", "higher"):
-                raise ConfigurationError(f"better.{name}: got {said!r}; give lower or higher.")
+        levels = [level for names in self.levels.values() for level in names]
+        self._names = list(dict.fromkeys([*self.algorithms, *self.levels, *levels]))
 
     def _cross(self) -> dict[str, tuple[str, ...]]:
         """Set the variants to all combinations of the factors' levels, and return the levels of each variant.
@@ -322,8 +299,3 @@ class Study:
     def _shrunk(self, count: int) -> int:
         """Scale a number and round it up."""
         return math.ceil(round(count * self.scale, 9))
-
-
-def _is_class(value: Any) -> bool:
-    """Return whether a section is given as a class, by its name or with ``class_path``."""
-    return isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)

@@ -1,0 +1,102 @@
+"""The checks of a study's arguments, each of one idea; a message names the argument, its value and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.studies.methods import SECTIONS, Tuning
+from fedbc_lightning.studies.run import slug
+
+OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
+"""Keys that the study sets itself for each run."""
+
+COLUMNS = ("variant", "algorithm", "seed", "status", "report", "round", "rounds", "bytes_up", "bytes_down", "seconds",
+           "error", "folder")  # fmt: skip
+"""Columns of ``results.csv`` besides the metrics."""
+
+
+def check_numbers(**numbers: int | None) -> None:
+    """Refuse numbers below 1.
+
+    Raises:
+        ConfigurationError: A number is given and below 1.
+    """
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise ConfigurationError(f"{name}: got {number}; give 1 or more.")
+
+
+def check_tuning(tuning: Tuning) -> None:
+    """Check the seeds, the numbers of rounds and the validation data of tuning.
+
+    Raises:
+        ConfigurationError: There are no seeds, the numbers of rounds do not ascend, or there is no validation data.
+    """
+    if not tuning.seeds:
+        raise ConfigurationError("tuning.seeds: none given; give e.g. [0].")
+    if not tuning.rungs or None in tuning.rungs[:-1]:
+        raise ConfigurationError("tuning.max_rounds: give T, null, or a list such as [25, 100, null], null last.")
+    rungs = [rounds for rounds in tuning.rungs if rounds is not None]
+    if rungs != sorted(set(rungs)):
+        raise ConfigurationError(f"tuning.max_rounds: got {rungs}; give them ascending: longer for fewer runs.")
+    if not 0 < tuning.val_fraction < 1:
+        raise ConfigurationError(f"tuning.val_fraction: got {tuning.val_fraction}; give 0.2, say.")
+
+
+def check_metrics(metrics: list[str], better: Mapping[str, str], tuning_metric: str | None) -> None:
+    """Check the names of the reported metrics, and the directions in which metrics are better.
+
+    Raises:
+        ConfigurationError: A metric is missing, there twice or a column anyway, or a direction is none.
+    """
+    if not metrics:
+        raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [global/test_accuracy].")
+    twice = next((name for name in metrics if metrics.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"metrics: '{twice}' is there twice.")
+    taken = next((name for name in metrics if name in COLUMNS), None)
+    if taken is not None:
+        raise ConfigurationError(f"metrics: '{taken}' is a column of results.csv anyway; leave it out.")
+    for name, said in better.items():
+        if name not in {*metrics, tuning_metric}:
+            meant = did_you_mean(name, metrics, f"there is: {', '.join(metrics)}")
+            raise ConfigurationError(f"better: '{name}' is not among the metrics; {meant}")
+        if said not in ("lower", "higher"):
+            raise ConfigurationError(f"better.{name}: got {said!r}; give lower or higher.")
+
+
+def check_settings(place: str, given: Mapping[str, Any] | None) -> None:
+    """Check the keys of settings that several runs get.
+
+    Raises:
+        ConfigurationError: A section holds nested keys, or a key is one that the study itself gives to its runs.
+    """
+    given = given or {}
+    nested = [key for key in given if key in SECTIONS and not _is_class(given[key])]
+    if nested:
+        raise ConfigurationError(f"{place}.{nested[0]}: give full keys, e.g. {{{nested[0]}.max_rounds: 10}}.")
+    taken = [key for key in given if key in OWN]
+    if taken:
+        raise ConfigurationError(f"{place}: the study itself gives {taken[0]} to its runs; leave it out.")
+
+
+def _is_class(value: Any) -> bool:
+    """Return whether a section is given as a class, by its name or with ``class_path``."""
+    return isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)
+
+
+def check_folder_names(kind: str, names: Iterable[Any]) -> None:
+    """Check that each name is text, and that no two of them would share a folder.
+
+    Raises:
+        ConfigurationError: A name is no text, or two names differ only in what a folder's name leaves out.
+    """
+    folders: dict[str, str] = {}
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"{kind}: the name {name!r} is no text; quote it: '{name}'.")
+        other = folders.setdefault(slug(name), name)
+        if other != name:
+            raise ConfigurationError(f"{kind}: '{other}' and '{name}' would share a folder; rename one.")
