@@ -52,10 +52,9 @@ def join_processes(
         if error is not None:
             raise error
         return _in_order(records), counters
-    mine = [record["client"] for _, record in records if record["status"] == "ok"]
     kept = {name: {k: row.cpu() for k, row in rows.items()} for name, rows in sums.kept.items()}
     flat, is_along = sums.flat(), travels_along(fabric)
-    payload = (records, clients.export_staged(mine), counters.cpu(), kept, flat if is_along else None)
+    payload = (records, clients.export_staged(), counters.cpu(), kept, flat if is_along else None)
     gathered = gather_objects(fabric, error or payload)
     errors = [part for part in gathered if isinstance(part, WrittenParametersError)]
     if errors:

@@ -28,6 +28,10 @@ class RowStorage:
         self._staged: dict[str, dict[int, Any]] = {}
         self.rollback()
 
+    def row_shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of one client's row; None if it differs between clients."""
+        return tuple(self.starts[name].shape)
+
     def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
         """Return a copy of one client's committed row; with ``staged=True``, the row that the next round will see."""
         raise NotImplementedError
@@ -59,12 +63,95 @@ class RowStorage:
         self._staged = {name: {} for name in self.starts}
 
 
+class ScalarRows(RowStorage):
+    """Keeps one number per client, always in memory and in the checkpoint, as (N,) float64 per name.
+
+    Staged numbers may lie on a GPU. They are copied when they are first read or committed: once per round, and not once
+    per cohort, because the processor waits for the GPU each time.
+
+    Args:
+        columns: Name -> numbers of all clients before round 1, (N,) float64.
+    """
+
+    _staged: dict[str, dict[int, None]]  # the clients with staged numbers, in the order of staging
+
+    def __init__(self, columns: dict[str, Tensor]) -> None:
+        self._columns = dict(columns)
+        super().__init__({name: torch.zeros((), dtype=torch.float64) for name in columns})
+
+    def column(self, name: str, *, staged: bool = False) -> Tensor:
+        """Return the numbers of all clients, (N,) float64: the committed ones, or the staged ones."""
+        committed = self._columns[name]
+        if not staged:
+            return committed
+        waiting = self._waiting.pop(name, None)
+        if waiting:
+            clients = [client for some, _ in waiting for client in some]
+            values = torch.cat([values.detach() for _, values in waiting]).to("cpu", torch.float64)
+            self._next.setdefault(name, committed.clone()).numpy()[clients] = values.numpy()
+        return self._next.get(name, committed)
+
+    def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
+        """Return a copy of one client's number, committed or staged, as a tensor without dimensions."""
+        return self.column(name, staged=staged)[client].clone()
+
+    def gather(self, name: str, clients: list[int]) -> Tensor:
+        """Return a copy of the committed numbers of K clients, (K,)."""
+        return torch.from_numpy(self._columns[name].numpy()[clients])
+
+    def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
+        """Note the numbers (K,) of K clients; they are copied later."""
+        self._staged[name].update(dict.fromkeys(clients))
+        self._waiting.setdefault(name, []).append((clients, rows))
+
+    def stage_all(self, name: str, values: Tensor) -> None:
+        """Give all N clients their numbers (N,) for the next round, the same on every rank."""
+        self._waiting.pop(name, None)
+        self._next[name] = values
+
+    def export_staged(self) -> dict[str, Any]:
+        """Return, by name, the clients that were staged one by one, and their numbers."""
+        return {
+            name: (list(clients), self.column(name, staged=True)[list(clients)])
+            for name, clients in self._staged.items()
+            if clients
+        }
+
+    def import_staged(self, staged: dict[str, Any]) -> None:
+        """Stage the numbers that another rank exported."""
+        for name, (clients, values) in staged.items():
+            self.stage(name, clients, values)
+
+    def commit(self) -> None:
+        """Make the staged numbers the current ones."""
+        self._columns = {name: self.column(name, staged=True) for name in self._columns}
+        self.rollback()
+
+    def rollback(self) -> None:
+        """Discard the staged numbers."""
+        super().rollback()
+        self._next: dict[str, Tensor] = {}
+        self._waiting: dict[str, list[tuple[list[int], Tensor]]] = {}  # staged, and not yet copied
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies of the numbers of all clients, by name."""
+        return {name: column.clone() for name, column in self._columns.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._columns |= state
+
+
 class TableRows(RowStorage):
     """Keeps rows whose length differs between clients, always in memory and in the checkpoint."""
 
     def __init__(self, starts: dict[str, Tensor]) -> None:
         super().__init__(starts)
         self._rows: dict[str, dict[int, Tensor]] = {name: {} for name in starts}
+
+    def row_shape(self, name: str) -> None:
+        """Return None: the length differs between clients."""
+        return
 
     def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
         """Return a copy of one client's row, committed or staged."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.state import client_rows
-from fedbc_lightning.state.client_rows import MemoryRows, TableRows
+from fedbc_lightning.state.client_rows import MemoryRows, RowStorage, ScalarRows, TableRows
 from fedbc_lightning.state.file_rows import FileRows
 
 if TYPE_CHECKING:
@@ -47,11 +47,9 @@ class ClientStore:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.num_clients = num_clients
-        self._scalars = {
-            name: _per_client(name, initial, num_clients) for name, initial in declaration.client_scalars.items()
-        }
-        self._staged_scalars: dict[str, Tensor] = {}
-        self._waiting_scalars: dict[str, list[tuple[list[int], Tensor]]] = {}  # not yet written into (N,)
+        self._scalars = ScalarRows(
+            {name: _per_client(name, initial, num_clients) for name, initial in declaration.client_scalars.items()}
+        )
         start = initial_model.detach().cpu().clone()
         starts = {
             "model": start,
@@ -72,6 +70,8 @@ class ClientStore:
             if num_clients * row_bytes <= client_rows.IN_MEMORY_BELOW
             else FileRows(vectors, dtypes, num_clients)
         )
+        self._storages: tuple[RowStorage, ...] = (self._scalars, self._vectors, self._tables)
+        self._storage = {name: storage for storage in self._storages for name in storage.starts}
 
     @property
     def file_rows(self) -> FileRows | None:
@@ -81,15 +81,15 @@ class ClientStore:
     @property
     def scalar_names(self) -> list[str]:
         """Names of the declared per-client scalars."""
-        return list(self._scalars)
+        return list(self._scalars.starts)
 
     def scalar(self, name: str) -> Tensor:
         """Return the committed scalars of all clients, (N,) float64."""
-        return self._scalars[name]
+        return self._scalars.column(name)
 
     def vector(self, name: str, client: int) -> Tensor:
         """Return a copy of the committed row of one client, (d,), or (d + b,) for a model."""
-        return self._storage(name).read(name, client)
+        return self._storage[name].read(name, client)
 
     @property
     def names(self) -> list[str]:
@@ -98,19 +98,16 @@ class ClientStore:
 
     def __contains__(self, name: str) -> bool:
         """Whether the algorithm declared a client state of this name."""
-        return name in self._scalars or name in self._vectors.starts or name in self._tables.starts
+        return name in self._storage
 
     def row_shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of one client's value: () for a scalar, (d,) or (d + b,) for a vector, None for a table."""
-        if name in self._scalars:
-            return ()
-        return None if name in self._tables.starts else tuple(self._vectors.starts[name].shape)
+        return self._storage[name].row_shape(name)
 
     def gather(self, name: str, ids: list[int], device: torch.device) -> Tensor:
         """Return the committed state of K clients: a scalar as (K,) float64 on the CPU, a vector as (K, ...)."""
-        if name in self._scalars:
-            return torch.from_numpy(self._scalars[name].numpy()[ids])
-        return self._storage(name).gather(name, ids).to(device)
+        rows = self._storage[name].gather(name, ids)
+        return rows if name in self._scalars.starts else rows.to(device)
 
     def as_kept(self, name: str, values: Tensor) -> Tensor:
         """Round values as the store does (vectors may be kept in a smaller dtype); the result has their dtype."""
@@ -119,38 +116,30 @@ class ClientStore:
     def stage(self, name: str, clients: list[int], values: Tensor) -> None:
         """Give the rows (K, ...) or scalars (K,) of K clients their values for the next round.
 
-        Rows are copied at once. Scalars are copied when they are first read or committed, so do not write into
-        `values` before that; so those on a GPU are fetched once per round, not once per cohort.
+        Vectors are copied at once. Scalars are copied when they are first read or committed, so do not write into
+        `values` before that.
         """
-        if name in self._scalars:
-            self._waiting_scalars.setdefault(name, []).append((clients, values))
-        else:
-            self._storage(name).stage(name, clients, values)
+        self._storage[name].stage(name, clients, values)
 
     def stage_all(self, name: str, values: Tensor) -> None:
         """Give the scalars of all N clients their values (N,) for the next round."""
-        self._waiting_scalars.pop(name, None)
-        self._staged_scalars[name] = values
+        self._scalars.stage_all(name, values)
 
-    def export_staged(self, ids: list[int]) -> dict[str, Any]:
-        """Return what was staged for these clients, to send it to another rank.
+    def export_staged(self) -> list[dict[str, Any]]:
+        """Return what was staged for the clients of this rank, to send it to another rank.
 
         Rows that lie in a file are not sent: all ranks share the file, so the clients' indices are enough.
         """
-        names = {*self._staged_scalars, *self._waiting_scalars}
-        scalars = {name: (ids, self.staged_scalar(name)[ids]) for name in names}
-        return {"scalars": scalars, "rows": [storage.export_staged() for storage in (self._vectors, self._tables)]}
+        return [storage.export_staged() for storage in self._storages]
 
-    def import_staged(self, staged: dict[str, Any]) -> None:
+    def import_staged(self, staged: list[dict[str, Any]]) -> None:
         """Stage the values that another rank exported."""
-        for name, (clients, values) in staged["scalars"].items():
-            self.stage(name, clients, values)
-        for storage, rows in zip((self._vectors, self._tables), staged["rows"], strict=True):
+        for storage, rows in zip(self._storages, staged, strict=True):
             storage.import_staged(rows)
 
     def staged_vector(self, name: str, client: int) -> Tensor:
         """Return a copy of one client's row as the next round will see it."""
-        return self._storage(name).read(name, client, staged=True)
+        return self._storage[name].read(name, client, staged=True)
 
     def staged_vectors(self, name: str) -> Tensor:
         """Return the rows (N, d) or (N, d + b) that the next round will see, on the CPU; they must fit into memory."""
@@ -158,28 +147,17 @@ class ClientStore:
 
     def staged_scalar(self, name: str) -> Tensor:
         """Return the scalars that the next round will see, (N,) float64."""
-        waiting = self._waiting_scalars.pop(name, None)
-        if waiting:
-            clients = [client for some, _ in waiting for client in some]
-            values = torch.cat([values.detach() for _, values in waiting]).to("cpu", torch.float64)
-            staged = self._staged_scalars.setdefault(name, self._scalars[name].clone())
-            staged.numpy()[clients] = values.numpy()
-        return self._staged_scalars.get(name, self._scalars[name])
+        return self._scalars.column(name, staged=True)
 
     def commit(self) -> None:
         """Make the staged values the current ones."""
-        for name in list(self._waiting_scalars):
-            self.staged_scalar(name)
-        self._scalars |= self._staged_scalars
-        self._staged_scalars = {}
-        self._vectors.commit()
-        self._tables.commit()
+        for storage in self._storages:
+            storage.commit()
 
     def rollback(self) -> None:
         """Discard the staged values."""
-        self._staged_scalars, self._waiting_scalars = {}, {}
-        self._vectors.rollback()
-        self._tables.rollback()
+        for storage in self._storages:
+            storage.rollback()
 
     def state_dict(self, *, is_last: bool = True) -> dict[str, Any]:
         """Return the scalars of all clients, and the rows of the vectors or what locates them in ``clients.bin``.
@@ -188,7 +166,7 @@ class ClientStore:
             is_last: True for ``last.ckpt``. Any other checkpoint omits the rows in the file, because later rounds
                 overwrite them.
         """
-        state: dict[str, Any] = {"scalars": {name: values.clone() for name, values in self._scalars.items()}}
+        state: dict[str, Any] = {"scalars": self._scalars.state_dict()}
         vectors = self._tables.state_dict()
         if isinstance(self._vectors, FileRows):
             state["file"] = self._vectors.state_dict(with_slots=is_last)
@@ -213,15 +191,12 @@ class ClientStore:
                 f"trainer.client_dtype: the clients' rows are {there} in '{checkpoint}' and would be {here} now; give "
                 "the value it was made with."
             )
-        self._scalars |= state["scalars"]
+        self._scalars.load_state_dict(state["scalars"])
         self._tables.load_state_dict(state["vectors"])
         if isinstance(self._vectors, FileRows):
             self._vectors.load_state_dict(state["file"], checkpoint, rows_path)
         else:
             self._vectors.load_state_dict(state["vectors"])
-
-    def _storage(self, name: str) -> MemoryRows | FileRows | TableRows:
-        return self._tables if name in self._tables.starts else self._vectors
 
 
 class StagedClient:
@@ -232,9 +207,8 @@ class StagedClient:
 
     def __getitem__(self, name: str) -> Any:
         """Return the row (a tensor on the CPU) or the number (a float) of this name."""
-        if name in self._store.scalar_names:
-            return self._store.staged_scalar(name)[self._client].item()
-        return self._store.staged_vector(name, self._client)
+        row = self._store.staged_vector(name, self._client)
+        return row if row.ndim else row.item()
 
 
 def _per_client(name: str, initial: float | Iterable[float], num_clients: int) -> Tensor:
