@@ -8,14 +8,11 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
+from lightning.fabric.strategies import DDPStrategy
 
 from fedbc_lightning.core.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from fedbc_lightning.distributed.fabric import ClientParallelStrategy
 
 SECONDS_TO_ADVISE = 5.0
 """Seconds that processes of several machines may take before a warning explains how to start the others."""
@@ -28,7 +25,7 @@ SECONDS_TO_MEET = 600.0
 
 
 @contextmanager
-def joining(strategy: ClientParallelStrategy) -> Iterator[None]:
+def joining(strategy: DDPStrategy) -> Iterator[None]:
     """Watch over the start of the process group, inside the context.
 
     Messages say that this process waits, Ctrl-C ends it, and after :data:`SECONDS_TO_MEET` it gives up.
@@ -56,7 +53,7 @@ def joining(strategy: ClientParallelStrategy) -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _tell(strategy: ClientParallelStrategy, is_over: threading.Event) -> None:
+def _tell(strategy: DDPStrategy, is_over: threading.Event) -> None:
     if strategy.local_rank:
         return
     if not is_over.wait(SECONDS_TO_ADVISE) and strategy.num_nodes > 1:
@@ -68,7 +65,7 @@ def _tell(strategy: ClientParallelStrategy, is_over: threading.Event) -> None:
         print(f"Waiting for the other processes since {waited:g} s: {_who(strategy)}.", file=sys.stderr, flush=True)
 
 
-def _who(strategy: ClientParallelStrategy) -> str:
+def _who(strategy: DDPStrategy) -> str:
     environment = strategy.cluster_environment
     assert environment is not None
     rank = strategy.node_rank * strategy.num_processes + strategy.local_rank
@@ -76,7 +73,7 @@ def _who(strategy: ClientParallelStrategy) -> str:
     return f"process {rank} of {strategy.num_nodes * strategy.num_processes} (counted from 0) at {address}"
 
 
-def _advise(strategy: ClientParallelStrategy) -> None:
+def _advise(strategy: DDPStrategy) -> None:
     environment = strategy.cluster_environment
     assert environment is not None
     address = f"{environment.main_address}:{environment.main_port}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
@@ -17,8 +17,6 @@ from fedbc_lightning.core.twins import both
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-
-    from fedbc_lightning.module.shim import ModuleTrainer
 
 FIXED: dict[str, Any] = {
     "limit_train_batches": 1.0, "limit_val_batches": 1.0, "limit_test_batches": 1.0, "limit_predict_batches": 1.0,
@@ -50,7 +48,15 @@ INSTEAD: dict[str, str] = {
 }
 """Names that mean nothing inside a client, and what to use instead."""
 
-Compute = Callable[["ModuleTrainer", dict[str, Any]], Any]
+
+class AskedTrainer(Protocol):
+    """``self.trainer`` itself, which answers by name; what is computed is made of other answers."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the answer."""
+
+
+Compute = Callable[[AskedTrainer, dict[str, Any]], Any]
 
 
 class ModuleStrategy:
@@ -66,7 +72,7 @@ class ModuleStrategy:
     world_size = 1
     global_rank = local_rank = node_rank = 0
 
-    def __init__(self, trainer: ModuleTrainer) -> None:
+    def __init__(self, trainer: AskedTrainer) -> None:
         self._trainer = trainer
         self._lightning_optimizers: list[Any] = []
         self.fabric: Fabric | None = None
@@ -108,7 +114,7 @@ class ModuleStrategy:
         return decision
 
 
-def _is_alone(trainer: ModuleTrainer) -> bool:
+def _is_alone(trainer: AskedTrainer) -> bool:
     """Whether other processes are elsewhere: each trains, and evaluates, clients of its own."""
     values = trainer.__dict__["_values"]
     return any(values[name] for name in ("training", "validating", "testing", "predicting"))
@@ -122,37 +128,37 @@ def _stage(values: dict[str, Any]) -> RunningStage | None:
     return next((stage for name, stage in stages if values[name]), None)
 
 
-def _state(trainer: ModuleTrainer, values: dict[str, Any]) -> SimpleNamespace:
+def _state(trainer: AskedTrainer, values: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(
         fn=values.get("fn", TrainerFn.FITTING), status=TrainerStatus.RUNNING, stage=_stage(values),
         finished=False, stopped=False,
     )  # fmt: skip
 
 
-def _train_dataloader(trainer: ModuleTrainer, values: dict[str, Any]) -> Any:
+def _train_dataloader(trainer: AskedTrainer, values: dict[str, Any]) -> Any:
     return None if values["current_client"] is None else values["train_dataloader"]
 
 
-def _is_last_batch(trainer: ModuleTrainer, values: dict[str, Any]) -> bool:
+def _is_last_batch(trainer: AskedTrainer, values: dict[str, Any]) -> bool:
     if values["current_client"] is None or trainer.collector is None:
         return False
     return trainer.collector().num_batches == values["num_training_batches"]
 
 
-def _progress_bar_metrics(trainer: ModuleTrainer, values: dict[str, Any]) -> dict[str, float]:
+def _progress_bar_metrics(trainer: AskedTrainer, values: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in values["callback_metrics"].items()}
 
 
-def _should_stop(trainer: ModuleTrainer, values: dict[str, Any]) -> bool:
+def _should_stop(trainer: AskedTrainer, values: dict[str, Any]) -> bool:
     return trainer.is_client_stopped if values["training"] else trainer.run.should_stop
 
 
-def _early_stopping_callbacks(trainer: ModuleTrainer, values: dict[str, Any]) -> list[Any]:
+def _early_stopping_callbacks(trainer: AskedTrainer, values: dict[str, Any]) -> list[Any]:
     return [callback for callback in values["callbacks"] if isinstance(callback, both(EarlyStopping))]
 
 
 def _count(name: str) -> Compute:
-    def count(trainer: ModuleTrainer, values: dict[str, Any]) -> list[int]:
+    def count(trainer: AskedTrainer, values: dict[str, Any]) -> list[int]:
         return [] if values[name] is None else [len(values[name])]
 
     return count

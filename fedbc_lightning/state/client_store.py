@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +14,17 @@ from fedbc_lightning.state import client_rows
 from fedbc_lightning.state.client_rows import MemoryRows, RowStorage, ScalarRows, TableRows
 from fedbc_lightning.state.file_rows import FileRows
 
-if TYPE_CHECKING:
-    from fedbc_lightning.state.declaration import StateDeclaration
+
+class DeclaredClientState(Protocol):
+    """What the store needs to know of a declaration: names with start values, names with kinds, and the tables."""
+
+    client_scalars: dict[str, float | list[float]]
+    client_vectors: dict[str, str]
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of the clients' tables."""
+        ...
 
 
 class ClientStore:
@@ -40,7 +49,7 @@ class ClientStore:
     def __init__(
         self,
         num_clients: int,
-        declaration: StateDeclaration,
+        declaration: DeclaredClientState,
         initial_model: Tensor,
         initial_counters: Tensor,
         num_parameters: int,

@@ -1,4 +1,4 @@
-"""Compares a paper's numbers with ours, and checks whether its claims hold here."""
+"""Holds a table of a paper: its numbers, and its claims that one algorithm is better than others."""
 
 from __future__ import annotations
 
@@ -6,23 +6,10 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import pandas as pd
+from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.studies.numbers import (
-    Rows,
-    difference_and_interval,
-    is_share,
-    laid_out,
-    mean_and_deviation,
-    signed,
-)
-from fedbc_lightning.studies.statistics import paired_differences
-
-if TYPE_CHECKING:
-    from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.numbers import is_share
 
 
 @dataclass
@@ -122,51 +109,6 @@ class Paper:
             return math.nan
         return round(float(found[0]) / 100, 12) if is_share(self.metric) else float(found[0])
 
-    def number_rows(self, study: Study, summary: pd.DataFrame) -> Rows:
-        """Return a header, then a row per algorithm with our numbers and the paper's in parentheses."""
-        ours = summary[summary["metric"] == self.metric].set_index(["variant", "algorithm"])
-
-        def text(variant: str, name: str) -> str:
-            mine = "-"
-            if (variant, name) in ours.index:
-                mine = mean_and_deviation(ours.loc[(variant, name)], self.metric, len(study.seed_list))
-            return f"{mine} ({self.cell(name, study.levels[variant]) or '-'})"
-
-        names = [method.name for method in study.methods if method.name in self.algorithms]
-        return laid_out(names, study.blocks(self.only), text)
-
-    def claim_rows(self, study: Study, results: pd.DataFrame) -> Rows:
-        """Return a header, then a row per claimed pair that says whether the claim holds.
-
-        A claim holds where the interval of the paired difference lies above 0 (below 0 for a metric that should be
-        small), it fails where the interval lies on the other side, and is open where the interval contains 0 or there
-        is none.
-        """
-        sign = -1 if study.is_lower_better(self.metric) else 1
-        present = {method.name for method in study.methods}
-        cells: dict[tuple[str, str], str] = {}
-        for claim in self.claims:
-            for other in claim.than if claim.better in present else ():
-                if other not in present:
-                    continue
-                title = f"{claim.better} better than {other}"
-                found = paired_differences(results, [self.metric], other, study.confidence)
-                found = found[found["algorithm"] == claim.better].set_index("variant")
-                for variant, levels in study.levels.items():
-                    cells.setdefault((variant, title), "-")
-                    is_claimed = claim.variants is None or {variant, *levels} & set(claim.variants)
-                    if not is_claimed or variant not in found.index:
-                        continue
-                    cell = found.loc[variant]
-                    said = verdict(sign * cell["low"], sign * cell["high"])
-                    theirs = self.mean(claim.better, levels) - self.mean(other, levels)
-                    beside = "" if math.isnan(theirs) else f" (paper {signed(theirs, self.metric)})"
-                    cells[variant, title] = (
-                        f"{said}: {difference_and_interval(cell, self.metric, len(study.seed_list))}{beside}"
-                    )
-        titles = list(dict.fromkeys(title for _, title in cells))
-        return laid_out(titles, study.blocks(self.only), lambda variant, title: cells[variant, title])
-
 
 def _keys(cells: dict[str, Any]) -> Iterator[str]:
     """Yield all keys of nested mappings."""
@@ -174,15 +116,3 @@ def _keys(cells: dict[str, Any]) -> Iterator[str]:
         yield key
         if isinstance(value, dict):
             yield from _keys(value)
-
-
-def verdict(one_end: float, other_end: float) -> str:
-    """Decide whether a claim holds from the two ends of the interval of a difference that should be positive.
-
-    Example:
-        >>> verdict(0.1, 0.3), verdict(-0.2, 0.1), verdict(-0.1, -0.3), verdict(math.nan, math.nan)
-        ('holds', 'open', 'fails', 'open')
-    """
-    if min(one_end, other_end) > 0:
-        return "holds"
-    return "fails" if max(one_end, other_end) < 0 else "open"

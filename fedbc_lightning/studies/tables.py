@@ -18,6 +18,7 @@ from fedbc_lightning.studies.numbers import (
     mean_and_deviation,
 )
 from fedbc_lightning.studies.paper import Paper
+from fedbc_lightning.studies.paper_rows import claim_rows, number_rows
 from fedbc_lightning.studies.results import criterion
 from fedbc_lightning.studies.study import Study
 
@@ -106,10 +107,10 @@ def paper_tables(
     study: Study, paper: Paper, results: pd.DataFrame, summary: pd.DataFrame
 ) -> Iterable[tuple[str, Rows]]:
     """Yield the table of the paper's numbers beside ours, then that of its claims."""
-    header, *numbers = paper.number_rows(study, summary)
+    header, *numbers = number_rows(paper, study, summary)
     if paper.values and numbers:  # some of its variants and algorithms are in this part of the study
         yield f"{caption(study, paper.metric)}; in parentheses {paper.title}", [header, *numbers]
-    header, *claims = paper.claim_rows(study, results)
+    header, *claims = claim_rows(paper, study, results)
     if claims:
         text = (
             f"What it concludes ({paper.title}), here, by {paper.metric}: it holds where the "
