@@ -1,4 +1,4 @@
-"""The user's LightningModule, untouched, inside federated training."""
+"""Runs the user's LightningModule, without a change to it, inside federated training."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ class UserModule:
 
     Args:
         module: The user's module.
-        fabric: Launched.
-        hooks: The hooks of callbacks and module.
-        shim: What the module sees as ``self.trainer``.
-        datamodule: Its batch-transfer hooks go before the module's, as in Lightning.
+        fabric: The Fabric of this process, already launched.
+        hooks: The hooks that callbacks and the module override.
+        shim: The object that the module sees as ``self.trainer``.
+        datamodule: The clients' data; its batch-transfer hooks replace the module's, as in Lightning.
 
     Attributes:
-        has_told_scratch: Whether it was said that hooks wrote into buffers that do not travel.
-        first_batch: Entered with the number of samples around the first ``training_step``, if it is set.
+        has_told_scratch: True after the message that hooks wrote into buffers that do not travel.
+        first_batch: A function from a number of samples to a context, which is entered around the first
+            ``training_step``; None once that step has run.
 
     Raises:
         ConfigurationError: The module cannot be federated; see :func:`check_module`.
@@ -89,11 +90,11 @@ class UserModule:
 
     @property
     def scratch(self) -> list[tuple[Tensor, Tensor]]:
-        """The buffers that do not travel, and what each client finds in them."""
+        """The buffers that do not travel, each with the values that every client finds in it."""
         return self._scratch
 
     def keep_scratch(self) -> None:
-        """Take the buffers that do not travel as they are now: they must not leak from one client into the next."""
+        """Copy the buffers that do not travel, since no client may find there what the client before it wrote."""
         self._scratch = [
             (buffer, buffer.clone())
             for child in self.module.modules()
@@ -102,13 +103,13 @@ class UserModule:
         ]
 
     def put_scratch_back(self) -> None:
-        """Let the buffers that do not travel hold what each client finds in them."""
+        """Restore the buffers that do not travel to the values that every client finds in them."""
         for buffer, initial in self._scratch:
             buffer.copy_(initial)
 
     @property
     def has_transfer_hooks(self) -> bool:
-        """Whether batches go through hooks of the module or the data."""
+        """Whether the module or its data module overrides a batch-transfer hook."""
         return self._transfer is not None
 
     # attach and detach
@@ -116,7 +117,7 @@ class UserModule:
     def attach(self) -> None:
         """Give the module our trainer and our ``self.log``."""
         self.module.trainer = self.shim  # type: ignore[assignment]
-        for metric in self.metrics:  # ranks hold different clients: nothing is to be joined, nobody to wait for
+        for metric in self.metrics:  # ranks hold different clients, so no metric may be reduced over ranks
             metric.distributed_available_fn = _never
         for child in self.module.modules():
             if isinstance(child, AnyModule):
@@ -124,7 +125,7 @@ class UserModule:
                 child.log = self._log.log  # type: ignore[method-assign]
 
     def detach(self) -> None:
-        """Give the module back as it came, but for its weights."""
+        """Undo :meth:`attach`; the weights stay as training left them."""
         for metric, available in zip(self.metrics, self._metric_syncs, strict=True):
             metric.distributed_available_fn = available
         for child in self.module.modules():
@@ -133,7 +134,7 @@ class UserModule:
                 child.__dict__.pop("log", None)
 
     def start_collecting(self) -> MetricCollector:
-        """A fresh collector for one client or one evaluation; Metrics and scratch buffers are as at the start."""
+        """Start a new collector for one client or evaluation, and reset metrics and the buffers that do not travel."""
         self.collector = MetricCollector()
         for metric in self.metrics:
             metric.reset()
@@ -143,19 +144,19 @@ class UserModule:
     # modes
 
     def train_mode(self) -> None:
-        """Training mode as the user left it: what was frozen in eval stays."""
+        """Restore training mode as the user left it: parts that were in evaluation mode stay in it."""
         for child, mode in self._modes:
-            if child.training != mode:  # setting an attribute of a module takes its time
+            if child.training != mode:  # nn.Module.__setattr__ is slow
                 child.training = mode
 
     def eval_mode(self) -> None:
-        """Evaluation mode for every part."""
+        """Put every part of the module into evaluation mode."""
         self.module.eval()
 
     # steps
 
     def to_device(self, batch: Any) -> Any:
-        """Move one batch, through the user's transfer hooks where there are any; a run that is to stop ends here."""
+        """Move one batch to the device, through the user's transfer hooks; end the run here if it has been stopped."""
         check()
         if self._convert is not None:
             batch = self._convert(batch)
@@ -168,7 +169,7 @@ class UserModule:
         return after(batch, 0) if after is not None else batch
 
     def training_step(self, batch: Any, batch_idx: int) -> tuple[Tensor | None, Any]:
-        """The loss of one batch, and all that ``training_step`` returned.
+        """Return the loss of one batch, and everything that ``training_step`` returned.
 
         Raises:
             ConfigurationError: ``training_step`` returned neither a tensor, a dict with ``loss`` nor None.
@@ -196,11 +197,11 @@ class UserModule:
         return loss, output
 
     def evaluate(self, loader: Any, stage: str) -> dict[str, float]:
-        """Run ``validation_step`` or ``test_step`` over a loader and return what it logged, without prefixes kept.
+        """Run ``validation_step`` or ``test_step`` over a loader, and return what it logged by names without prefixes.
 
         Args:
-            loader: Batches.
-            stage: ``"validation"`` or ``"test"``: which step and hooks.
+            loader: The loader of the batches.
+            stage: ``"validation"`` or ``"test"``: the step that runs, and its hooks.
         """
         step, takes_index = getattr(self.module, f"{stage}_step"), self.takes_index[f"{stage}_step"]
         collector = self.start_collecting()
@@ -231,8 +232,9 @@ def check_module(module: Any) -> None:
     """Raise unless the module can be federated, before anything is trained.
 
     Raises:
-        ConfigurationError: Not a LightningModule, no ``training_step`` or ``configure_optimizers``, manual
-            optimization, a ``log`` of its own, or a step that takes the data iterator or needs ``dataloader_idx``.
+        ConfigurationError: The model is no LightningModule, has no ``training_step`` or ``configure_optimizers``,
+            uses manual optimization, has a ``log`` of its own, or a step that takes the data iterator or needs
+            ``dataloader_idx``.
     """
     if not isinstance(module, AnyModule):
         raise ConfigurationError(f"model: got {type(module).__name__}; give a LightningModule.")
@@ -264,20 +266,22 @@ def check_module(module: Any) -> None:
 
 
 def unwrapped(model: Any) -> Any:
-    """The module inside ``torch.compile(module)``; its steps and ``forward`` stay compiled, as in lightning.Trainer."""
+    """Return the module inside ``torch.compile(module)``, with compiled steps, as lightning.Trainer does."""
     module = inside_compiled(model)
     if not isinstance(module, LightningModule):
         return model
     if not is_from_compiled(module):
         from_compiled(model)
         for name in (*STEPS, "predict_step"):
-            if getattr(type(module), name) is getattr(LightningModule, name):  # not the module's own: none is there
+            if getattr(type(module), name) is getattr(
+                LightningModule, name
+            ):  # from_compiled has put Lightning's empty step there
                 delattr(module, name)
     return module
 
 
 def step_stage(module: LightningModule, split: str) -> str | None:
-    """Which step runs on a split: ``test_step`` on test data, without one ``validation_step``; None if neither."""
+    """Return the stage whose step runs on a split: its own, else the other one; None if both steps are missing."""
     stages = ("test", "validation") if split == "test" else ("validation", "test")
     for stage in stages:
         if overrides(module, f"{stage}_step", LightningModule):
@@ -296,7 +300,7 @@ def _never() -> bool:
 def _is_on(batch: Any, device: torch.device) -> bool:
     if device.type != "cpu" or not isinstance(batch, (list, tuple)):
         return False
-    for item in batch:  # a loop, for it is asked before every step
+    for item in batch:  # a loop, because this runs before every step and all() of a generator is slower
         if isinstance(item, Tensor) and item.device == device:
             continue
         return False
@@ -304,7 +308,7 @@ def _is_on(batch: Any, device: torch.device) -> bool:
 
 
 def _find_transfer_hooks(module: nn.Module, datamodule: LightningDataModule) -> tuple | None:
-    """The transfer hooks in Lightning's precedence: the datamodule's, else the module's; None if all are default."""
+    """Return the transfer hooks, the data module's before the module's, as in Lightning; None if none is overridden."""
     found = []
     for name in TRANSFER_HOOKS:
         owner = next((o for o in (datamodule, module) if overrides(o, name, DataHooks)), None)

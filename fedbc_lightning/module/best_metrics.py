@@ -1,4 +1,4 @@
-"""Metrics that live over evaluations: the best value so far, of each evaluated model and client by itself."""
+"""Keeps metrics of the best value so far between evaluations, for each evaluated model and client apart."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from fedbc_lightning.core.private_torch import set_updated
 from fedbc_lightning.distributed.fabric import gather_objects
 
 State = list[list[float] | None]
-"""The values that each metric holds; None for a metric that was not updated."""
+"""The values that each metric holds; None for a metric without an update."""
 
 
 class BestMetrics:
     """Keeps what ``MaxMetric`` and ``MinMetric`` hold between evaluations of the same model on the same data.
 
-    All other metrics are reset for each client and evaluation. These two say what was best over evaluations, which
-    would be the best of all models and clients if they went from one to the next.
+    All other metrics are reset for each client and evaluation. These two hold the best value of several evaluations,
+    and must not mix models or clients.
 
     Args:
-        module: Whose metrics.
+        module: The module that holds the metrics.
 
     Attributes:
-        values: Which evaluation -> what the metrics held after the last one that was committed.
-        key: Which evaluation is under way: of which model on whose data.
+        values: Map from the key of an evaluation to what the metrics held after the last one that was committed.
+        key: Key of the evaluation that runs: its model and its data.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -35,7 +35,7 @@ class BestMetrics:
         self.key = ""
 
     def load(self) -> None:
-        """Give the metrics what they held after the last evaluation of this kind; they were reset."""
+        """Restore what the metrics, which have been reset, held after the last evaluation with the same key."""
         for metric, held in zip(self._metrics, self.values.get(self.key, []), strict=False):
             if held is not None:
                 for name, value in zip(metric.metric_state, held, strict=True):
@@ -44,7 +44,7 @@ class BestMetrics:
                 set_updated(metric)
 
     def stage(self) -> None:
-        """Keep what the metrics hold after an evaluation."""
+        """Stage what the metrics hold after an evaluation."""
         if self._metrics:
             self._staged[self.key] = [
                 [float(getattr(metric, name)) for name in metric.metric_state] if metric.update_called else None
@@ -52,16 +52,16 @@ class BestMetrics:
             ]
 
     def join(self, fabric: Fabric) -> None:
-        """Exchange what was staged: each process has evaluated others."""
+        """Exchange the staged values, since each process has evaluated other clients."""
         if self._metrics:
             for theirs in gather_objects(fabric, self._staged):
                 self._staged |= theirs
 
     def commit(self) -> None:
-        """Make what was staged the current values."""
+        """Make the staged values the current ones."""
         self.values |= self._staged
         self._staged = {}
 
     def rollback(self) -> None:
-        """Forget what was staged."""
+        """Discard the staged values."""
         self._staged = {}

@@ -1,4 +1,4 @@
-"""What ``self.log`` logs inside a client or an evaluation."""
+"""Collects the values that ``self.log`` logs inside a client or an evaluation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIXES = ("train", "val", "valid", "validation", "test")
 
 
 def plain_name(name: str) -> str:
-    """A logged name without the prefix of its stage, so that it can get ours.
+    """Return a logged name without the prefix of its stage, so that it can get ours.
 
     Example:
         >>> plain_name("train_loss"), plain_name("val/accuracy"), plain_name("auroc")
@@ -32,7 +32,7 @@ def plain_name(name: str) -> str:
 
 
 def reduction(reduce_fx: Any) -> str:
-    """The name of what ``self.log`` was given as ``reduce_fx``, a name or a function.
+    """Return the name of a reduction that ``self.log`` was given as a name or a function.
 
     Example:
         >>> reduction("avg"), reduction(torch.mean), reduction(max)
@@ -43,7 +43,7 @@ def reduction(reduce_fx: Any) -> str:
 
 
 def batch_size_of(batch: Any, expected: int) -> int:
-    """The number of samples of a batch: the length of its first tensor; ``expected`` if it holds none."""
+    """Return the number of samples of a batch: the length of its first tensor, or ``expected`` if it has no tensor."""
     first = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     if isinstance(first, Tensor):
         return first.size(0) if first.ndim else 1
@@ -54,7 +54,7 @@ _cache = WarningCache()
 
 
 def _warn_if_ambiguous(batch: Any) -> None:
-    """Say once that values are weighted by one of several sizes that the tensors of a batch have."""
+    """Warn once if the tensors of a batch have different lengths, since logged values are weighted by the first."""
     if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Tensor):
         return
     sizes = {size for size in sizes_in(batch) if size is not None}
@@ -67,7 +67,7 @@ def _warn_if_ambiguous(batch: Any) -> None:
 
 @dataclass
 class _Logged:
-    """One logged name in the current epoch."""
+    """The values logged under one name in the current epoch."""
 
     reduce: str
     total: Any = 0.0
@@ -92,7 +92,7 @@ class _Logged:
 
 
 class MetricCollector:
-    """Takes ``self.log(name, value, ...)``: numbers, tensors and torchmetrics Metrics.
+    """Collects the numbers, tensors and torchmetrics Metrics that a module logs, and averages them.
 
     Numbers are averaged over the steps, weighted by batch size (``reduce_fx`` sum, min and max over the steps of an
     epoch); a Metric is computed at the end of each epoch and reset, as under Lightning's Trainer. Epochs are then
@@ -100,7 +100,7 @@ class MetricCollector:
 
     Attributes:
         batch: The current batch.
-        num_batches: The batches of the current epoch so far, the current one included.
+        num_batches: Number of batches of the current epoch so far, including the current one.
     """
 
     def __init__(self) -> None:
@@ -111,17 +111,17 @@ class MetricCollector:
         self.num_samples = self.num_batches = 0
 
     def start_batch(self, batch: Any, batch_size: int) -> None:
-        """Say which batch the next values are of."""
+        """Set the batch to which the next logged values belong."""
         self.batch = batch
         self._batch_size = batch_size
         self.num_samples += batch_size
         self.num_batches += 1
 
     def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
-        """Take one value.
+        """Add one logged value.
 
         Raises:
-            ConfigurationError: ``reduce_fx`` is not mean, sum, min or max, or a tensor has several elements.
+            ConfigurationError: The reduction is not mean, sum, min or max, or a tensor has several elements.
         """
         logged = self._epoch.get(name)
         if logged is None:
@@ -149,7 +149,7 @@ class MetricCollector:
         return value.detach().reshape(())
 
     def end_epoch(self) -> None:
-        """Close an epoch: compute the Metrics, fold everything into the means over epochs."""
+        """End an epoch: compute its Metrics, and add its values to the means over epochs."""
         if not self._epoch:
             self.num_samples = self.num_batches = 0
             return
@@ -167,27 +167,27 @@ class MetricCollector:
         self.num_samples = self.num_batches = 0
 
     def current(self) -> dict[str, Tensor]:
-        """The values so far, for schedulers and hooks that look at ``callback_metrics``."""
+        """Return the values so far, for schedulers and hooks that read ``callback_metrics``."""
         ended = {name: torch.as_tensor(total / weight) for name, (total, weight) in self._totals.items()}
         running = {n: torch.as_tensor(v.value()) for n, v in self._epoch.items() if v.metric is None and v.weight}
         return ended | running
 
     def logged(self) -> dict[str, float]:
-        """Name as logged -> value."""
+        """Return the values by their names as they were logged."""
         self.end_epoch()
         means = read(total / weight for total, weight in self._totals.values())
         return dict(zip(self._totals, means, strict=True))
 
     def result(self) -> dict[str, float]:
-        """Plain name (see :func:`plain_name`) -> value."""
+        """Return the values by their names without the prefix of the stage, see :func:`plain_name`."""
         return {plain_name(name): value for name, value in self.logged().items()}
 
 
 class ColumnCollector(MetricCollector):
-    """The same for K clients at once, whose batches are of one size: a value is a number for all, or (K,).
+    """Collects values of K clients at once, whose batches have one size: a value is one number, or has shape (K,).
 
     Args:
-        num_clients: K.
+        num_clients: Number of clients, K.
     """
 
     def __init__(self, num_clients: int) -> None:

@@ -1,4 +1,4 @@
-"""Learning-rate schedulers that go on where a client left them: made afresh and stepped as often as it had."""
+"""Moves new learning-rate schedulers to where a client left its own in an earlier round."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
 STRIDE = 100
-"""The state is kept after so many epochs or steps each, so that no client is stepped through more than these."""
+"""Number of epochs or steps between kept states; no client is stepped through more than these."""
 
 
 class ScheduleState(NamedTuple):
-    """Where schedulers stand.
+    """The state of schedulers and of the parameter groups that they write.
 
     Attributes:
         groups: The options of each parameter group, such as the learning rate, which schedulers write.
-        schedulers: The ``state_dict`` of each.
+        schedulers: The ``state_dict`` of each scheduler.
     """
 
     groups: list[dict[str, Any]]
@@ -27,12 +27,12 @@ class ScheduleState(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> ScheduleState:
-        """Copy that of an optimizer and its schedulers."""
+        """Copy the state of an optimizer's groups and of its schedulers."""
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return copy.deepcopy(cls(groups, [config.scheduler.state_dict() for config in configs]))
 
     def load(self, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> None:
-        """Let others that were made alike stand there, too."""
+        """Write the state into another optimizer and its schedulers, which were made alike."""
         state = copy.deepcopy(self)
         for group, values in zip(optimizer.param_groups, state.groups, strict=True):
             group.update(values)
@@ -43,7 +43,7 @@ class ScheduleState(NamedTuple):
 class FastForward:
     """Moves new schedulers to any count of epochs or steps; the result depends on nothing but the count.
 
-    What is kept in between only saves time, so a resumed run, which begins with none of it, has the same numbers.
+    Kept states only save time, so a resumed run, which starts without any, has the same numbers.
     """
 
     def __init__(self) -> None:
@@ -52,13 +52,13 @@ class FastForward:
     def move(
         self, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig], count: int, made_from: Hashable | None
     ) -> None:
-        """Step schedulers that are new as they were stepped in so many epochs or steps.
+        """Step new schedulers as often as a client stepped its own in ``count`` epochs or steps.
 
         Args:
-            optimizer: Theirs.
-            configs: All of one interval.
-            count: Epochs or steps, by that interval.
-            made_from: Equal where schedulers are made alike; None: they may be like no others.
+            optimizer: Optimizer of the schedulers.
+            configs: Schedulers of one interval.
+            count: Number of epochs or steps, as the interval says.
+            made_from: Key that is equal for schedulers that were made alike; None for schedulers unlike any others.
         """
         known = {} if made_from is None else self._states.setdefault(made_from, {})
         start = next((k for k in range(count - count % STRIDE, 0, -STRIDE) if k in known), 0)
@@ -71,7 +71,7 @@ class FastForward:
 
 
 def step_quietly(configs: Sequence[LRSchedulerConfig]) -> None:
-    """Step schedulers whose optimizer does not step, of which they would warn."""
+    """Step schedulers without the warning that their optimizer has not stepped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for config in configs:

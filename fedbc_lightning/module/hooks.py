@@ -1,7 +1,7 @@
-"""Hooks of callbacks and of the user's module: found once, called only where somebody listens.
+"""Finds the hooks that callbacks and the user's module override, and calls only these.
 
-Lightning's names and arguments: a Callback gets ``(trainer, pl_module, *arguments)``, the LightningModule
-``(*arguments)``, callbacks first. The table of events is in the README.
+Names and arguments are Lightning's: a callback gets ``(trainer, pl_module, *arguments)``, the module ``(*arguments)``.
+Callbacks are called first. The README has a table of the events.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ CLIENT_HOOKS = ("on_client_start", "on_client_end", "on_train_epoch_start", "on_
 
 
 class Hooks:
-    """The overridden hooks of a run.
+    """Calls the overridden hooks of a run.
 
     Args:
-        trainer: What callbacks are given as their trainer; nothing else is asked of it.
-        module: The user's module: passed to callbacks, and listening itself.
-        callbacks: In order.
+        trainer: The object that callbacks get as their trainer.
+        module: The user's module, whose own hooks are called after those of callbacks.
+        callbacks: The callbacks, in the order in which they are called.
     """
 
     def __init__(self, trainer: object, module: LightningModule, callbacks: Sequence[Callback]) -> None:
@@ -36,16 +36,16 @@ class Hooks:
         self._found: dict[str, tuple[list[Callable], Callable | None]] = {}
 
     def listens(self, name: str) -> bool:
-        """Whether a callback or the module overrides the hook."""
+        """Return whether a callback or the module overrides the hook."""
         callbacks, own = self._find(name)
         return bool(callbacks) or own is not None
 
     def listens_itself(self, name: str) -> bool:
-        """Whether the module overrides the hook."""
+        """Return whether the module overrides the hook."""
         return self._find(name)[1] is not None
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call the hook on the callbacks, then on the module, and return what the module's returned."""
+        """Call the hook of the callbacks, then that of the module, and return what the module's hook returned."""
         callbacks, own = self._find(name)
         for method in callbacks:
             method(self._trainer, self._module, *args)

@@ -1,4 +1,4 @@
-"""``trainer.local_schedules: continue``: what each client took in earlier rounds, and what can go on from there."""
+"""Implements ``trainer.local_schedules: continue``: schedulers of a client go on from its earlier rounds."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
     from fedbc_lightning.state.declaration import StateDeclaration
 
 EPOCHS, STEPS = "epochs_taken", "steps_taken"
-"""The clients' scalars, which are also columns of ``clients.csv``."""
+"""Names of two scalars of each client, which are also columns of ``clients.csv``."""
 NUM_TRIED = 2
-"""Steps of a scheduler that are tried before its state is carried over, and after."""
+"""Number of scheduler steps that are tried before its state is copied, and again after that."""
 
 
 def declare(declaration: StateDeclaration) -> None:
-    """Keep both counts for every client."""
+    """Declare the number of epochs and of steps that each client has made."""
     declaration.client_scalar(EPOCHS)
     declaration.client_scalar(STEPS)
 
 
 def begin(cohort: Cohort) -> None:
-    """Tell a cohort what its clients took in earlier rounds; the model of pooled data has the last client's row."""
+    """Set the epochs and steps of earlier rounds in a cohort; the model of pooled data uses the last client's row."""
     epochs, steps = cohort[EPOCHS].tolist(), cohort[STEPS].tolist()
     cohort.taken_before = [Taken(done, int(count)) for done, count in zip(epochs, steps, strict=True)]
 
 
 def end(cohort: Cohort) -> None:
-    """Stage what the clients have taken now; those that drop out of the round keep what they had."""
+    """Stage the epochs and steps that the clients have made; clients that drop out of the round keep theirs."""
     if cohort.taken_after:
         cohort.stage(EPOCHS, torch.tensor([taken.epochs for taken in cohort.taken_after], dtype=torch.float64))
         cohort.stage(STEPS, torch.tensor([taken.steps for taken in cohort.taken_after], dtype=torch.float64))
 
 
 def check_schedules(user: UserModule, max_epochs: int, max_steps: int) -> None:
-    """Refuse schedulers inside clients that cannot be moved to a count of epochs or steps.
+    """Refuse schedulers that cannot be moved to a number of epochs or steps.
 
     Args:
-        user: The module.
-        max_epochs: The most local epochs that the largest client takes in the whole run.
-        max_steps: The most local steps that the largest client takes in the whole run.
+        user: The user's module.
+        max_epochs: Largest number of local epochs of a client in the whole run.
+        max_steps: Largest number of local steps of a client in the whole run.
 
     Raises:
-        ConfigurationError: There is one, with the reason.
+        ConfigurationError: A scheduler cannot be moved; the message has the reason.
     """
     configured = configure(user)
     counts = sorted(user.shim.reads & {"current_epoch", "global_step"})
@@ -106,7 +106,7 @@ def _problem_of_length(configured: Configured, total: int) -> str | None:
 
 
 def _problem_of_state(configured: Configured, user: UserModule, total: int) -> str | None:
-    """Carry the state of one over to another after a few steps, and see whether both go on alike."""
+    """Copy the schedulers' state to new ones after a few steps, and return why both do not go on alike, or None."""
     other = configure(user)
     user.shim.reads.clear()
     kinds = ", ".join(type(config.scheduler).__name__ for config in configured.schedulers)

@@ -1,4 +1,4 @@
-"""``self.log`` as the user's module has it inside federated training."""
+"""Replaces ``self.log`` of the user's module inside federated training."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from fedbc_lightning.module.collector import MetricCollector
 
 
 class ModuleLog:
-    """Hands what a module logs to whatever collects it at the moment.
+    """Passes what a module logs to the collector of the client or evaluation that runs.
 
     The module keeps the method :meth:`log` among its attributes. A copy of the module, by ``copy.deepcopy`` or pickle,
-    must not take the whole run with it: what a copy logs is heard by nobody, as in Lightning.
+    must not copy the whole run with it: what a copy logs is dropped, as in Lightning.
 
     Args:
-        collector: Returns what collects the logged values; None: nobody listens.
+        collector: Returns the collector of the logged values; None drops them.
     """
 
     def __init__(self, collector: Callable[[], MetricCollector] | None = None) -> None:
         self._collector = collector
 
     def __reduce__(self) -> tuple[type[ModuleLog], tuple[()]]:
-        """A copy that nobody listens to."""
+        """Return how to make a copy, which drops what it logs."""
         return type(self), ()
 
     def log(
@@ -43,7 +43,7 @@ class ModuleLog:
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """``self.log`` with Lightning's signature; what has no meaning inside a client is taken and left."""
+        """Log one value, with Lightning's signature; arguments without a meaning inside a client are ignored."""
         if isinstance(value, Mapping):
             raise ConfigurationError(f"self.log('{name}'): got a dict; use self.log_dict.")
         if self._collector is not None and (on_step is not False or on_epoch is not False):

@@ -1,4 +1,4 @@
-"""Under which name a run logs what callbacks and schedulers monitor."""
+"""Finds the name under which a run logs the metric that a callback or scheduler monitors."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 from fedbc_lightning.module.collector import plain_name
 
 OF_VALIDATION = tuple(f"{stage}{separator}" for stage in ("val", "valid", "validation") for separator in "_/")
-"""How names begin that modules log in ``validation_step``."""
+"""Beginnings of the names that modules log in ``validation_step``."""
 
 OF_TEST = ("test_", "test/")
-"""How names begin that modules log in ``test_step``."""
+"""Beginnings of the names that modules log in ``test_step``."""
 
 OF_EVALUATION = ("global/", "local/", "fairness/")
-"""How the names begin that evaluation gives to the log of a run."""
+"""Beginnings of the names under which evaluation logs."""
 
 
 def name_in_log(monitor: str, metrics: Collection[str]) -> str:
-    """The name under which a run logs what a callback or scheduler monitors: that of the global model.
+    """Return the name under which a run logs a monitored metric of the global model.
 
     Args:
-        monitor: The name that a callback or scheduler was given.
-        metrics: The names that are logged; one that is logged as it was given is meant as it was given.
+        monitor: Name that a callback or scheduler was given.
+        metrics: Names that are logged; if ``monitor`` is among them, it is returned as it is.
 
     Example:
         >>> name_in_log("val_loss", ["global/val_loss"]), name_in_log("train_loss", ["train_loss"])
@@ -41,7 +41,7 @@ def name_in_log(monitor: str, metrics: Collection[str]) -> str:
 
 @contextmanager
 def readable_as(monitor: str, name: str, metrics: dict[str, Tensor]) -> Iterator[None]:
-    """Let a callback find under the name that it monitors what the run logs under ``name``."""
+    """Let a callback find the metric that the run logs as ``name`` under the name that it monitors."""
     if monitor == name:
         yield
         return
@@ -53,7 +53,7 @@ def readable_as(monitor: str, name: str, metrics: dict[str, Tensor]) -> Iterator
 
 
 def logged_only(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The metrics without what :func:`readable_as` added, which is the same tensor under a second name."""
+    """Return the metrics without those that :func:`readable_as` added: the same tensors under other names."""
     return {
         name: value
         for name, value in metrics.items()
@@ -62,11 +62,11 @@ def logged_only(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def how_to_validate(datamodule: Any, *, is_of_run: bool = False) -> str:
-    """What to do for validation data.
+    """Return how the user can get validation data.
 
     Args:
-        datamodule: The clients' data, which has none.
-        is_of_run: Whether the models are those of a run, which was trained on all samples.
+        datamodule: The clients' data, which have no validation data.
+        is_of_run: Whether the models come from a run that was trained on all samples.
     """
     parameters = inspect.signature(type(datamodule)).parameters.values()
     is_argument = any(p.name == "val_fraction" or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -1,4 +1,8 @@
-"""The user's ``configure_optimizers`` inside clients: made afresh or reset for each, on flat slices where exact."""
+"""Gives each client the optimizer and schedulers that the user's ``configure_optimizers`` returns.
+
+They are made once and reset for each client where that is exact, and made anew for each client otherwise. Optimizers
+that treat every element alike work on flat slices of the parameter row.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +35,25 @@ ELEMENTWISE = frozenset({
     torch.optim.RMSprop, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Rprop,
     torch.optim.ASGD,
 })  # fmt: skip
-"""Optimizers that treat every element alike: one flat slice per group gives bitwise the same steps, faster."""
+"""Optimizers that treat every element alike: on one flat slice per group they make bitwise the same steps, faster."""
 
 LASTING = frozenset({
     "max_epochs", "max_steps", "estimated_stepping_batches", "num_training_batches", "max_rounds",
     "accumulate_grad_batches",
 })  # fmt: skip
-"""What schedulers may read of ``self.trainer``, for it is the same in all rounds of a client."""
+"""Names of ``self.trainer`` that are the same in all rounds of a client, so that schedulers may read them."""
 
 
 @dataclass
 class Configured:
-    """What one call of ``configure_optimizers`` returned, in one form.
+    """The result of one call of ``configure_optimizers``, whichever form it was returned in.
 
     Attributes:
-        optimizer: The one optimizer.
-        schedulers: The schedulers of interval ``step`` or ``epoch``: they live inside a client.
-        round_schedulers: Schedulers of interval ``round``, or that monitor what evaluation logs: they belong to the
-            server.
-        reads_trainer: Whether the call looked at ``self.trainer``, so that it must be made for every client.
+        optimizer: The optimizer.
+        schedulers: The schedulers of interval ``step`` or ``epoch``, which are stepped inside a client.
+        round_schedulers: The schedulers of interval ``round``, and those that monitor what evaluation logs; the server
+            steps them.
+        reads_trainer: Whether the call read ``self.trainer``, so that it must be repeated for every client.
     """
 
     optimizer: Optimizer
@@ -59,15 +63,15 @@ class Configured:
 
 
 def configure(user: UserModule) -> Configured:
-    """Call the user's ``configure_optimizers`` and read any of Lightning's return forms.
+    """Call the user's ``configure_optimizers``, and read its result in any of Lightning's forms.
 
     Raises:
-        ConfigurationError: No optimizer, several, or a form that Lightning does not know either.
+        ConfigurationError: It returns no optimizer, several, or a form that Lightning does not know either.
     """
     user.shim.reads.clear()
     try:
         returned = user.module.configure_optimizers()
-    except ValueError as error:  # what torch says of an impossible learning rate, momentum, ...
+    except ValueError as error:  # torch refuses a learning rate, a momentum, ...
         raise ConfigurationError(f"model: configure_optimizers failed: {error}.") from error
     reads_trainer = bool(user.shim.reads)
     if returned is None:
@@ -114,14 +118,14 @@ def configure(user: UserModule) -> Configured:
 
 
 class LocalOptimizer:
-    """The optimizer and schedulers of one client after another.
+    """Holds the optimizer and schedulers that one client after another uses.
 
     Args:
-        user: The module.
-        layout: The layout of its parameters, ordered by the optimizer's groups.
-        row: The workbench row (d,) that the parameters are views of.
-        grad: The gradient row (d,).
-        configured: The first call's result, made with the module's parameters.
+        user: The user's module.
+        layout: Layout of its parameters, ordered by the optimizer's groups.
+        row: Row (d,) whose views are the parameters.
+        grad: Row (d,) of the gradient.
+        configured: Result of the first call of ``configure_optimizers``, made with the module's own parameters.
     """
 
     def __init__(
@@ -153,11 +157,11 @@ class LocalOptimizer:
     def use_per_tensor(self) -> None:
         """Keep the module's own parameters in the optimizer from now on."""
         self.is_flat = False
-        self._fast_forward = FastForward()  # its states are of flat groups
+        self._fast_forward = FastForward()  # the kept states belong to flat groups
         self._take(configure(self._user))
 
     def plain_step(self) -> Callable[[], Any]:
-        """One optimizer step on the gradient row, to be called without autograd.
+        """Return the function that makes one optimizer step on the gradient row; call it without autograd.
 
         It is the optimizer's own ``step`` without what torch wraps around it for profilers, the compiler and step
         hooks, which costs more than the arithmetic of a small model. Where there are hooks, or a scheduler that counts
@@ -170,12 +174,12 @@ class LocalOptimizer:
 
     @property
     def has_step_hooks(self) -> bool:
-        """Whether anything listens to the steps of this optimizer or of all, or is wrapped around them."""
+        """Whether step hooks are registered on this optimizer or on all, or a function is wrapped around its step."""
         return listens_to_steps(self.optimizer) or not steps_as_torch(self.optimizer)
 
     @property
     def has_visitors(self) -> bool:
-        """Whether code that is not known may run where the optimizer or its schedulers step."""
+        """Whether unknown code may run when the optimizer or its schedulers step."""
         if self.has_step_hooks or type(self.optimizer) not in ELEMENTWISE:
             return True
         if not self.schedulers:
@@ -184,17 +188,17 @@ class LocalOptimizer:
         return not is_known or overrides(self._user.module, "lr_scheduler_step", LightningModule)
 
     def show_gradient(self, is_there: bool = True) -> None:
-        """Let the flat leaves have the gradient row as their gradient, or none if the step has none."""
+        """Set the gradient row as the gradient of the flat parameters, or None if the step has no gradient."""
         for leaf, grad in self._leaves:
             leaf.grad = grad if is_there else None
 
     def reset(self, lr_scale: float = 1.0, *, epochs: int = 0, steps: int = 0) -> None:
-        """Make optimizer and schedulers as new, for the next client.
+        """Reset optimizer and schedulers for the next client.
 
         Args:
-            lr_scale: Factor on its learning rates.
-            epochs: Epochs that the client's schedulers of interval ``epoch`` have seen in earlier rounds.
-            steps: Steps that its schedulers of interval ``step`` have seen in earlier rounds.
+            lr_scale: Factor by which the client's learning rates are multiplied.
+            epochs: Number of epochs of earlier rounds, for schedulers of interval ``epoch``.
+            steps: Number of steps of earlier rounds, for schedulers of interval ``step``.
         """
         if self.is_made_anew:
             self._take(configure(self._user))
@@ -216,18 +220,18 @@ class LocalOptimizer:
                 group["lr"] = group["lr"] * lr_scale
 
     def _made_from(self) -> tuple[Any, ...] | None:
-        """What of ``self.trainer`` the schedulers may depend on; None: also on something that may change by itself."""
+        """Return the values of ``self.trainer`` that the schedulers may depend on; None if one of them may change."""
         shim = self._user.shim
         return None if self.is_made_anew and shim.reads - LASTING else shim.peek(sorted(LASTING))
 
     def forget(self) -> None:
-        """Leave nothing of the last client's state."""
+        """Reset the optimizer if it holds state of the last client."""
         if self.optimizer.state:
             self.reset()
 
     def _take(self, configured: Configured) -> None:
         self.optimizer, self.schedulers = configured.optimizer, configured.schedulers
-        # Only torch's own keep all of their state where a snapshot finds it.
+        # Only torch's own classes are known to keep all of their state in groups and state_dict.
         parts = [self.optimizer, *(config.scheduler for config in self.schedulers)]
         self.is_made_anew = configured.reads_trainer or not all(type(p).__module__.startswith("torch.") for p in parts)
         needs_wrapping = any(group.get("differentiable") for group in self.optimizer.param_groups)
@@ -254,9 +258,9 @@ class LocalOptimizer:
         """Step the schedulers of an interval (``step`` or ``epoch``), as Lightning does.
 
         Args:
-            interval: Which.
-            count: Steps or epochs ended so far.
-            plateau: Whether those that monitor a metric are due, or the others.
+            interval: Interval of the schedulers to step.
+            count: Number of steps or epochs that have ended so far.
+            plateau: True steps the schedulers that monitor a metric, False the others.
 
         Raises:
             ConfigurationError: A monitored metric was not logged.
@@ -296,7 +300,7 @@ def initial_state(optimizer: Optimizer) -> dict[Any, Any]:
 
 
 def choose_loop(group: dict[str, Any]) -> None:
-    """Say for a group of one tensor what torch would find out again in every step: on a CPU its plain loop runs."""
+    """Set ``foreach`` to False for a group on a CPU, which torch would otherwise decide anew in every step."""
     on_cpu = all(parameter.device.type == "cpu" for parameter in group["params"])
     if on_cpu and "foreach" in group and group["foreach"] is None and group.get("fused") is None:
         group["foreach"] = False

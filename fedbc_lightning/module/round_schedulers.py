@@ -1,4 +1,4 @@
-"""Learning-rate schedulers that belong to the rounds: the server steps them by what a round or its evaluation logs."""
+"""Learning-rate schedulers of the server, which are stepped once per round by what the round or its evaluation logs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedbc_lightning.module.monitors import OF_EVALUATION, OF_TEST, OF_VALIDATIO
 
 
 class RoundSchedulers:
-    """Schedulers of the server: their learning rates are the start for every client of the round.
+    """Holds the schedulers of the server, whose learning rates are those with which the clients of a round start.
 
     Args:
-        optimizer: The one that they were made for; no client uses it.
+        optimizer: The optimizer that they were made for; no client uses it.
         configs: Schedulers of interval ``round``, and those that monitor what evaluation logs.
     """
 
@@ -31,17 +31,17 @@ class RoundSchedulers:
 
     @property
     def learning_rates(self) -> list[float] | None:
-        """One per parameter group; None without such schedulers."""
+        """Learning rate of each parameter group; None without schedulers of the server."""
         return [float(group["lr"]) for group in self._optimizer.param_groups] if self._configs else None
 
     def check(self, metrics: Collection[str]) -> None:
-        """Raise unless an evaluation, if there was one, logged what is monitored.
+        """Check that an evaluation, if there was one, logged the monitored metrics.
 
         Args:
-            metrics: The names in the log of the round.
+            metrics: Metrics of the round by name.
 
         Raises:
-            ConfigurationError: It did not.
+            ConfigurationError: An evaluation did not log a monitored metric.
         """
         if not any(name.startswith(OF_EVALUATION) for name in metrics):
             return
@@ -70,14 +70,14 @@ class RoundSchedulers:
                 scheduler.step(metrics[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """Scheduler states and learning rates."""
+        """Return the states of the schedulers and the learning rates."""
         groups = [{k: v for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups]
         return (
             {"schedulers": [c.scheduler.state_dict() for c in self._configs], "groups": groups} if self._configs else {}
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore what :meth:`state_dict` returned."""
         for config, saved in zip(self._configs, state.get("schedulers", []), strict=True):
             config.scheduler.load_state_dict(saved)
         for group, saved in zip(self._optimizer.param_groups, state.get("groups", []), strict=False):
@@ -85,7 +85,7 @@ class RoundSchedulers:
 
 
 def is_of_rounds(config: LRSchedulerConfig) -> bool:
-    """Whether a scheduler of interval ``epoch`` monitors what only an evaluation after the round logs."""
+    """Return whether a scheduler of interval ``epoch`` monitors what only an evaluation after the round logs."""
     name = config.monitor or ""
     is_of_epochs = config.reduce_on_plateau and config.interval == "epoch"
     return is_of_epochs and name.startswith((*OF_VALIDATION, *OF_EVALUATION))

@@ -1,4 +1,4 @@
-"""State of a module that is neither parameter nor buffer, and goes from one client to the next."""
+"""Finds state of a module that is neither parameter nor buffer, which would leak from one client to the next."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from fedbc_lightning.core.private_torch import FLAT_WEIGHTS, writes_into
 from fedbc_lightning.module.hooks import Hooks
 
 MAX_VALUES = 20_000
-"""Number of values that are looked at in a round; what lies beyond is not seen."""
+"""Largest number of values that are compared in a round; further ones are ignored."""
 OWN = frozenset({*vars(LightningModule()), "log", "clip_gradients"})
-"""Attributes of every module: torch's and Lightning's own affair."""
+"""Attributes that torch and Lightning give to every module, which are not compared."""
 REPLACED = " (another module now)"
 BY_REFERENCE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 LIBRARIES = ("lightning", "pytorch_lightning", "fedbc_lightning", "torch", "torchmetrics", "builtins")
 
 
 class SharedState:
-    """Says once which attributes of a module change while clients train: they are shared by all clients.
+    """Prints once which attributes of a module change while clients train, since all clients share them.
 
     It compares them before and after the clients of a round, so it costs the same for one client as for a million.
 
     Args:
         module: The user's module.
-        hooks: A module that has an ``on_client_start`` of its own is taken to reset its state there.
+        hooks: The module's hooks; a module with an ``on_client_start`` is assumed to reset its state there.
     """
 
     def __init__(self, module: nn.Module, hooks: Hooks) -> None:
@@ -42,12 +42,12 @@ class SharedState:
         self._is_said = False
 
     def watch(self) -> None:
-        """Before the first client of a round."""
+        """Describe the attributes before the first client of a round."""
         if not self._is_said:
             self._before = self._described()
 
     def say(self) -> None:
-        """After the last client of a round: say what changed."""
+        """Print which attributes have changed, after the last client of a round."""
         if self._is_said:
             return
         now = self._described()
@@ -66,7 +66,7 @@ class SharedState:
             )
 
     def _described(self) -> dict[str, Any]:
-        """Name of each attribute -> what tells whether it has changed."""
+        """Return a description of each attribute by name, which differs if the attribute has changed."""
         own = (*self._module.modules(), *self._module.parameters(), *self._module.buffers())
         left, found = Budget(map(id, own)), {}
         for prefix, child in self._module.named_modules():
@@ -89,7 +89,7 @@ class Budget:
     """Describes values so that two descriptions differ where the values do, up to :data:`MAX_VALUES` of them.
 
     Args:
-        own: The ids of the module's own parts, parameters and buffers, which travel and may stand anywhere else, too.
+        own: The ids of the module's own parts, parameters and buffers, which are not described where they occur again.
     """
 
     def __init__(self, own: Iterable[int] = ()) -> None:
@@ -97,14 +97,14 @@ class Budget:
         self._own = frozenset(own)
 
     def describe(self, value: Any) -> Any:
-        """Return numbers, strings and tuples of them; the same for the same value."""
+        """Return a description of a value, which is made of numbers, strings and tuples and equal for equal values."""
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
             return value
         is_known = id(value) in self._own or id(value) in self._seen
         if is_known or len(self._seen) > MAX_VALUES or isinstance(value, BY_REFERENCE):
             return id(value)
         self._seen.add(id(value))
-        if isinstance(value, nn.Module):  # hidden from torch, in a list for instance
+        if isinstance(value, nn.Module):  # such as a module in a list, which torch does not know of
             return id(value), *(self.describe(tensor) for tensor in (*value.parameters(), *value.buffers()))
         if isinstance(value, Tensor):
             has_version = not value.is_inference()
@@ -137,6 +137,6 @@ def _is_of_library(kind: type) -> bool:
 
 
 def _sum(tensor: Tensor) -> float:
-    """Tell apart what is written through ``.data``, which no version counts."""
+    """Return the sum of a small tensor, since torch's version counter misses writes through ``.data``."""
     is_small = tensor.layout == torch.strided and tensor.device.type == "cpu" and 0 < tensor.numel() <= MAX_VALUES
     return float(tensor.detach().double().sum()) if is_small and not tensor.is_complex() else 0.0

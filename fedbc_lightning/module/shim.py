@@ -1,4 +1,4 @@
-"""``self.trainer`` as the user's module sees it inside federated training."""
+"""Stands for ``self.trainer`` of the user's module inside federated training."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ if TYPE_CHECKING:
 
 
 PLAIN = (bool, int, float, str, type(None))
-"""Classes of values that mean the same in another process."""
+"""Classes of values that a copy in another process keeps."""
 
 
 class Stoppable(Protocol):
-    """A run, as far as the user's module may change it: ``self.trainer.should_stop = True`` ends it after the round."""
+    """A run that the user's module may stop: ``self.trainer.should_stop = True`` ends it after the round."""
 
     should_stop: bool
 
 
 class MissingNameError(ConfigurationError, AttributeError):
-    """A name of ``self.trainer`` that means nothing in federated training; ``hasattr`` sees it as missing."""
+    """A name of ``self.trainer`` has no meaning in federated training; ``hasattr`` returns False for it."""
 
 
 class ModuleTrainer:
-    """Answers what a module may ask its trainer; anything else raises with what to use instead.
+    """Gives the module the attributes of its trainer; others raise an error that says what to use instead.
 
     Inside a client the words mean the client's training: ``max_epochs`` are the local epochs, ``current_epoch`` the
     local epoch, ``global_step`` the local steps so far, ``estimated_stepping_batches`` all local steps; of one round,
     or with ``local_schedules: continue`` of all rounds. Outside, ``current_epoch`` is the round.
 
     Attributes:
-        reads: The names that were read since it was last emptied; of a name that is computed, those it is made of.
+        reads: Names that were read since the set was last cleared; a computed name counts as the names it is computed
+            from.
         lightning_module: The user's module; None until :meth:`show_module`.
         run: The run that the module belongs to.
-        collector: Returns what collects the values logged at the moment.
-        is_client_stopped: Whether the module has set ``should_stop`` inside the client that trains at the moment.
+        collector: Returns the collector of the client or evaluation that runs.
+        is_client_stopped: Whether the module has set ``should_stop`` in the client that trains.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -74,7 +75,7 @@ class ModuleTrainer:
         self.__dict__["run"] = None
 
     def __getattr__(self, name: str) -> Any:
-        """The value, or an error that says what to use instead."""
+        """Return the value of a name, or raise an error that says what to use instead."""
         values = self.__dict__.get("_values", {})
         if name in DERIVED:
             sources, compute = DERIVED[name]
@@ -92,7 +93,7 @@ class ModuleTrainer:
         return f"self.trainer.{name} does not exist in federated training; there is: {known}."
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Modules may write ``should_stop`` and nothing else."""
+        """Set ``should_stop``; other names cannot be set."""
         if name != "should_stop":
             raise MissingNameError(f"self.trainer.{name} cannot be set from the module in federated training.")
         self.__dict__["reads"].add("max_steps")  # a step that stops its client is no function of weights and batch
@@ -107,39 +108,39 @@ class ModuleTrainer:
             self.__dict__["is_client_stopped"] = bool(value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleTrainer:
-        """Itself: a copy of what asks its trainer something must not take the whole run with it."""
+        """Return this object itself, because a copy of a module must not copy the whole run."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process, or after the run, it still answers with the values that are plain."""
+        """Return how to rebuild it in another process or after the run, with its plain values only."""
         values = {name: value for name, value in self._values.items() if isinstance(value, PLAIN)}
         return _with_values, (values,)
 
     # for the framework
 
     def set(self, **values: Any) -> None:
-        """Give new values."""
+        """Set values by name."""
         self.__dict__["_values"].update(values)
 
     def peek(self, names: Iterable[str]) -> tuple[Any, ...]:
-        """Values by name, without taking down that they were read."""
+        """Return values by name without adding the names to ``reads``."""
         return tuple([self._values[name] for name in names])
 
     def show_module(self, module: LightningModule, run: Stoppable, fabric: Fabric) -> None:
-        """Say whose trainer this is, in which run, and what joins its processes."""
+        """Set the module, its run, and the Fabric that connects the processes."""
         self.__dict__.update(lightning_module=module, run=run)
         self._values["strategy"].fabric = fabric
 
     def listen(self, collector: Callable[[], MetricCollector]) -> None:
-        """Say where the values logged at the moment are found."""
+        """Set the function that returns the current collector."""
         self.__dict__["collector"] = collector
 
     def start_client(self) -> None:
-        """A client begins: what stopped the one before does not stop it."""
+        """Start a client, which is not stopped by what stopped the client before it."""
         self.__dict__["is_client_stopped"] = False
 
     def set_optimizer(self, optimizer: Any, scheduler_configs: list[Any]) -> None:
-        """Say what ``self.optimizers()`` and ``self.lr_schedulers()`` return."""
+        """Set what ``self.optimizers()`` and ``self.lr_schedulers()`` return."""
         show_optimizers(self._values["strategy"], [optimizer])
         self.set(optimizers=[optimizer], lr_scheduler_configs=scheduler_configs)
 

@@ -1,4 +1,4 @@
-"""The names of ``lightning.Trainer`` that a module may use in federated training, and what replaces the others."""
+"""Lists the names of ``lightning.Trainer`` that a module may use in federated training, and replacements of others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIXED: dict[str, Any] = {
     "enable_autolog_hparams": True, "node_rank": 0, "scaler": None,
     "profiler": PassThroughProfiler(), "print": rank_zero_only(print),
 }  # fmt: skip
-"""What is the same at any time: Lightning's defaults, where a setting of its Trainer has no counterpart here."""
+"""Constant answers: Lightning's defaults of settings of its Trainer that have no counterpart here."""
 
 INSTEAD: dict[str, str] = {
     "accelerator": "self.device is where the module computes",
@@ -46,27 +46,27 @@ INSTEAD: dict[str, str] = {
     "validate": "validation data are evaluated after rounds (trainer.eval_every_n_rounds)",
     "validate_loop": "validation data are evaluated after rounds (trainer.eval_every_n_rounds)",
 }
-"""Names that mean nothing inside a client, and what to use instead."""
+"""Names without a meaning inside a client, with what to use instead."""
 
 
 class AskedTrainer(Protocol):
-    """``self.trainer`` itself, which answers by name; what is computed is made of other answers."""
+    """The object that the module sees as ``self.trainer``, from whose attributes other answers are computed."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return the answer."""
+        """Return the value of a name."""
 
 
 Compute = Callable[[AskedTrainer, dict[str, Any]], Any]
 
 
 class ModuleStrategy:
-    """``self.trainer.strategy``: to the module there is one process, for each process trains clients of its own.
+    """Stands for ``self.trainer.strategy`` with one process, because each process trains clients of its own.
 
     Args:
-        trainer: Tells whether a client trains, or a model is evaluated, at the moment.
+        trainer: The module's trainer, which knows whether a client trains or a model is evaluated.
 
     Attributes:
-        fabric: Joins the processes where all of them call the same hooks; None before they are started.
+        fabric: Connects the processes in hooks that all of them call; None before they are started.
     """
 
     world_size = 1
@@ -79,12 +79,12 @@ class ModuleStrategy:
 
     @property
     def root_device(self) -> torch.device:
-        """Where the module computes."""
+        """The device on which the module computes."""
         return torch.device("cpu") if self.fabric is None else self.fabric.device
 
     @property
     def model(self) -> Any:
-        """The user's module, which nothing wraps."""
+        """The user's module, without a wrapper."""
         return self._trainer.lightning_module
 
     @property
@@ -93,29 +93,29 @@ class ModuleStrategy:
         return self._trainer.lightning_module
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait for all processes in ``setup`` and in the hooks of the run and of rounds; inside a client nothing."""
+        """Wait for all processes in ``setup`` and in the hooks of the run and of rounds, but not inside a client."""
         if self.fabric is not None and not _is_alone(self._trainer):
             self.fabric.barrier(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """What process ``src`` gives, in the hooks where :meth:`barrier` waits; elsewhere ``obj`` itself."""
+        """Return the object of process ``src`` in hooks where :meth:`barrier` waits, and ``obj`` itself elsewhere."""
         return obj if self.fabric is None or _is_alone(self._trainer) else self.fabric.broadcast(obj, src)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """The tensor itself, as on one device in Lightning: there is no other process with the same client."""
+        """Return the tensor itself, as on one device in Lightning: no other process has the same client."""
         return tensor
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """The tensor itself, as on one device in Lightning."""
+        """Return the tensor itself, as on one device in Lightning."""
         return tensor
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """The decision itself, as on one device in Lightning."""
+        """Return the decision itself, as on one device in Lightning."""
         return decision
 
 
 def _is_alone(trainer: AskedTrainer) -> bool:
-    """Whether other processes are elsewhere: each trains, and evaluates, clients of its own."""
+    """Return whether each process is busy with clients of its own, so that none may wait for another."""
     values = trainer.__dict__["_values"]
     return any(values[name] for name in ("training", "validating", "testing", "predicting"))
 
@@ -179,4 +179,4 @@ DERIVED: dict[str, tuple[tuple[str, ...], Compute]] = {
     "num_test_batches": (("current_client",), _count("test_dataloaders")),
     "num_predict_batches": (("current_client",), _count("predict_dataloaders")),
 }
-"""Names that are computed when they are asked for: the values that they are made of, and how."""
+"""Map from names that are computed when they are read to the names they are computed from, and the function."""

@@ -1,4 +1,4 @@
-"""Schedules by epoch or step that a run can never get to the end of, because each client begins anew in each round."""
+"""Finds schedules that a run can never reach the end of, because each client starts them anew in each round."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fedbc_lightning.module.optimizers import Configured
 from fedbc_lightning.module.shim import ModuleTrainer
 
 MAX_STEPS = 1000
-"""Number of scheduler steps that are looked ahead at most."""
+"""Largest number of scheduler steps that are tried."""
 COUNTS = ("current_epoch", "global_step")
 
 
 def say_which_schedulers_never_arrive(configured: Configured, epochs: int, steps: int, max_rounds: int) -> None:
-    """Say in a line where a scheduler's learning rates cannot all be reached within the largest client's round.
+    """Print a line if a scheduler never reaches some of its learning rates within a round of the largest client.
 
     Args:
-        configured: A call's result that no client uses; its schedulers are stepped. One that looked at
-            ``self.trainer`` is taken to be made for one round.
-        epochs: Local epochs.
-        steps: Local steps of the largest client.
-        max_rounds: T; what all rounds together could not reach either is no matter.
+        configured: Result of ``configure_optimizers`` that no client uses, since its schedulers are stepped here. If
+            the call read ``self.trainer``, its schedules are assumed to fit one round.
+        epochs: Number of local epochs.
+        steps: Number of local steps of the largest client.
+        max_rounds: Number of rounds, T; rates that all rounds together would not reach are not reported.
     """
     if configured.reads_trainer:
         return
@@ -48,12 +48,12 @@ def say_which_schedulers_never_arrive(configured: Configured, epochs: int, steps
 
 
 def say_which_counts_begin_anew(shim: ModuleTrainer, epochs: int, steps: int) -> None:
-    """After the first round: say that the counts that steps have read never get beyond one round.
+    """Print a line after the first round if steps read a counter that starts anew in each round.
 
     Args:
-        shim: Knows what was read.
-        epochs: Local epochs.
-        steps: Local steps of the largest client.
+        shim: The module's trainer, which knows the names that were read.
+        epochs: Number of local epochs.
+        steps: Number of local steps of the largest client.
     """
     for name, count in zip(COUNTS, (epochs, steps), strict=True):
         if name in shim.reads:
@@ -65,7 +65,7 @@ def say_which_counts_begin_anew(shim: ModuleTrainer, epochs: int, steps: int) ->
 
 
 def _rates(config: LRSchedulerConfig, optimizer: Optimizer, num_steps: int) -> list[float]:
-    """The largest learning rate at the start and after each step of a scheduler, until it takes no more."""
+    """Return the largest learning rate before and after each step of a scheduler, until a step fails."""
     scheduler: Any = config.scheduler
     found = []
     with warnings.catch_warnings():

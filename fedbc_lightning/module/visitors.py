@@ -1,4 +1,4 @@
-"""Whose code runs between the steps of a client: only what is known to leave the user's module alone is trusted."""
+"""Knows which optimizers and schedulers run no code but torch's own between the steps of a client."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ SCHEDULERS = (
     lr_scheduler.ExponentialLR, lr_scheduler.PolynomialLR, lr_scheduler.CosineAnnealingLR,
     lr_scheduler.CosineAnnealingWarmRestarts, lr_scheduler.OneCycleLR,
 )  # fmt: skip
-"""Schedulers of torch that call no functions of the user's and look at no metrics."""
+"""Schedulers of torch that call no functions of the user and read no metrics."""
 
 
 def steps_as_torch(optimizer: Optimizer) -> bool:
-    """Whether ``optimizer.step``, with everything that is wrapped around it, was written in torch."""
+    """Return whether ``optimizer.step`` and every function wrapped around it come from torch."""
     return _is_of_torch(optimizer.step)
 
 
 def is_known_scheduler(scheduler: Any) -> bool:
-    """Whether a scheduler is of torch, as it is there, and runs nobody else's code."""
+    """Return whether a scheduler is one of torch's, unchanged, and runs no other code."""
     kind = type(scheduler)
     has_own = any(map(callable, vars(scheduler).values()))
     return any(kind is other for other in SCHEDULERS) and not has_own and _is_of_torch(kind.step, kind.get_lr)
