@@ -32,7 +32,7 @@ from fedbc_lightning.federation.single_samples import SingleSamples
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.optimizers import configure
-from fedbc_lightning.module.unreachable import say_which_counts_begin_anew
+from fedbc_lightning.module.unreachable import report_restarting_counters
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.averaged_buffers import AveragedBuffers
 from fedbc_lightning.state.cohort import Cohort
@@ -178,7 +178,7 @@ class Federation:
         sums = self.start_round(self.bench)
         trained = self._train_share(participants.late, sums)
         if round == 1 and trained.error is None and not self._continues:
-            say_which_counts_begin_anew(self.user.shim, *self.participation.largest_client())
+            report_restarting_counters(self.user.shim, *self.participation.largest_client())
         server.records, counters = join_processes(self.fabric, trained, self.clients, sums)
         if server.buffer_policy != "global":
             server.stage("counters", counters)
@@ -225,7 +225,7 @@ class Federation:
             self.layout.check_after_round()
         except WrittenParametersError as found:  # all ranks are to hear of it
             error = found
-        self.user.shared_state.say()
+        self.user.shared_state.report()
         return Trained(records, counters, error)
 
     def _train(self, positions: list[int], sums: Sums, *, is_late: bool) -> Cohort:

@@ -18,7 +18,7 @@ from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.optimizers import configure
 from fedbc_lightning.module.round_schedulers import RoundSchedulers
-from fedbc_lightning.module.unreachable import say_which_schedulers_never_arrive
+from fedbc_lightning.module.unreachable import report_unreachable_rates
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.state.declaration import StateDeclaration
 
@@ -49,7 +49,7 @@ def round_schedulers(
         limits = local.limits(int(participation.num_batches.max()))
         local_schedules.check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
     else:
-        say_which_schedulers_never_arrive(first, *participation.largest_client(), max_rounds)
+        report_unreachable_rates(first, *participation.largest_client(), max_rounds)
     return schedule
 
 

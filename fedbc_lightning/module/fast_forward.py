@@ -26,7 +26,7 @@ class ScheduleState(NamedTuple):
     schedulers: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> ScheduleState:
+    def read(cls, optimizer: Optimizer, configs: Sequence[LRSchedulerConfig]) -> ScheduleState:
         """Copy the state of an optimizer's groups and of its schedulers."""
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return copy.deepcopy(cls(groups, [config.scheduler.state_dict() for config in configs]))
@@ -67,7 +67,7 @@ class FastForward:
         for done in range(start + 1, count + 1):
             step_quietly([config for config in configs if done % config.frequency == 0])
             if done % STRIDE == 0:
-                known[done] = ScheduleState.of(optimizer, configs)
+                known[done] = ScheduleState.read(optimizer, configs)
 
 
 def step_quietly(configs: Sequence[LRSchedulerConfig]) -> None:

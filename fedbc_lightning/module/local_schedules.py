@@ -113,11 +113,11 @@ def _problem_of_state(configured: Configured, user: UserModule, total: int) -> s
     try:
         for count in range(min(2 * NUM_TRIED, total // max(config.frequency for config in configured.schedulers))):
             if count == NUM_TRIED:
-                ScheduleState.of(configured.optimizer, configured.schedulers).load(other.optimizer, other.schedulers)
+                ScheduleState.read(configured.optimizer, configured.schedulers).load(other.optimizer, other.schedulers)
             step_quietly(configured.schedulers)
             if count >= NUM_TRIED:
                 step_quietly(other.schedulers)
-                states = [ScheduleState.of(each.optimizer, each.schedulers).groups for each in (configured, other)]
+                states = [ScheduleState.read(each.optimizer, each.schedulers).groups for each in (configured, other)]
                 if states[0] != states[1]:
                     return f"{kinds} keeps something that its state_dict does not hold"
     except Exception as error:

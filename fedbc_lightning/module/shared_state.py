@@ -39,16 +39,16 @@ class SharedState:
     def __init__(self, module: nn.Module, hooks: Hooks) -> None:
         self._module, self._hooks = module, hooks
         self._before: dict[str, Any] = {}
-        self._is_said = False
+        self._has_reported = False
 
     def watch(self) -> None:
         """Describe the attributes before the first client of a round."""
-        if not self._is_said:
+        if not self._has_reported:
             self._before = self._described()
 
-    def say(self) -> None:
+    def report(self) -> None:
         """Print which attributes have changed, after the last client of a round."""
-        if self._is_said:
+        if self._has_reported:
             return
         now = self._described()
         changed = [name for name in {**self._before, **now} if self._before.get(name) != now.get(name)]
@@ -56,7 +56,7 @@ class SharedState:
         changed = [name for name in changed if not name.startswith(inside)]
         self._before = {}
         if changed and not self._hooks.listens_itself("on_client_start"):
-            self._is_said = True
+            self._has_reported = True
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             rank_zero_info(
                 f"model: {', '.join(changed[:3])}{more} changed while clients trained and is neither parameter nor "

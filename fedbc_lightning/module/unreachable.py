@@ -17,7 +17,7 @@ MAX_STEPS = 1000
 COUNTS = ("current_epoch", "global_step")
 
 
-def say_which_schedulers_never_arrive(configured: Configured, epochs: int, steps: int, max_rounds: int) -> None:
+def report_unreachable_rates(configured: Configured, epochs: int, steps: int, max_rounds: int) -> None:
     """Print a line if a scheduler never reaches some of its learning rates within a round of the largest client.
 
     Args:
@@ -47,7 +47,7 @@ def say_which_schedulers_never_arrive(configured: Configured, epochs: int, steps
             )
 
 
-def say_which_counts_begin_anew(shim: ModuleTrainer, epochs: int, steps: int) -> None:
+def report_restarting_counters(shim: ModuleTrainer, epochs: int, steps: int) -> None:
     """Print a line after the first round if steps read a counter that starts anew in each round.
 
     Args:

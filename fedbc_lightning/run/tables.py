@@ -59,7 +59,7 @@ class CSVFile:
                 "'%s' has %d of the %d rows that were there when the checkpoint was written%s%s; the run goes on, and "
                 "leaves what was changed as it is.",
                 *(self.path, len(kept) - len(twice), len(kept) if num_rows is None else num_rows),
-                *(_missing_rounds(kept, round) if self.path.stem == "metrics" else "", _told(twice)),
+                *(_missing_rounds(kept, round) if self.path.stem == "metrics" else "", _in_words(twice)),
             )
         self.num_rows = len(kept)
         if self.path.is_file():
@@ -163,7 +163,7 @@ def _rows_twice(rows: list[dict[str, str]]) -> list[str]:
     return twice
 
 
-def _told(twice: list[str]) -> str:
+def _in_words(twice: list[str]) -> str:
     """Name the first of the rows that are there twice."""
     more = f" and {len(twice) - 1} more" if len(twice) > 1 else ""
     return f" (there twice: {twice[0]}{more})" if twice else ""

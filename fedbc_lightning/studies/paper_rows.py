@@ -51,9 +51,9 @@ def claim_rows(paper: Paper, study: Study, results: pd.DataFrame) -> Rows:
                 cell = found.loc[variant]
                 said = verdict(sign * cell["low"], sign * cell["high"])
                 theirs = paper.mean(claim.better, levels) - paper.mean(other, levels)
-                beside = "" if math.isnan(theirs) else f" (paper {signed(theirs, paper.metric)})"
+                from_paper = "" if math.isnan(theirs) else f" (paper {signed(theirs, paper.metric)})"
                 cells[variant, title] = (
-                    f"{said}: {difference_and_interval(cell, paper.metric, len(study.seed_list))}{beside}"
+                    f"{said}: {difference_and_interval(cell, paper.metric, len(study.seed_list))}{from_paper}"
                 )
     titles = list(dict.fromkeys(title for _, title in cells))
     return laid_out(titles, study.blocks(paper.only), lambda variant, title: cells[variant, title])

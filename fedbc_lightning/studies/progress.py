@@ -30,7 +30,7 @@ class StudyProgress:
     def __init__(self, title: str, console: Console) -> None:
         self._title, self._console = title, console
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._last_line = time.perf_counter()
         self._is_new = True
 
@@ -60,17 +60,17 @@ class StudyProgress:
         if self._is_new:
             self._is_new = False
             done = [k for k, state in enumerate(schedule.states) if state.status == "finished"]
-            self._told |= set(done)
+            self._reported |= set(done)
             more = f", {len(done)} of them done before" if done else ""
             self._console.print(f"{self._title}: {len(schedule.states)} runs{more}", highlight=False)
         for k, state in enumerate(schedule.states):
-            if state.status in ("finished", "failed") and k not in self._told:
-                self._told.add(k)
+            if state.status in ("finished", "failed") and k not in self._reported:
+                self._reported.add(k)
                 if state.status == "failed":
                     text = f"failed: {state.run.title}: {state.error}"
                     self._console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
                 elif self._live is None:
-                    text = f"{len(self._told)}/{len(schedule.states)}  {state.run.title}  {state.seconds:.0f} s"
+                    text = f"{len(self._reported)}/{len(schedule.states)}  {state.run.title}  {state.seconds:.0f} s"
                     self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _view(self, schedule: Schedule) -> Any:

@@ -28,13 +28,13 @@ class Task:
     Attributes:
         words: Command line of ``fit``, with ``--ckpt_path`` if the run has a checkpoint to resume from.
         log: File to which the output of the run is appended.
-        is_beside: Whether the run is done in lockstep with others of its kind; a run that is alone then takes the same
+        is_joint: Whether the run is done in lockstep with others of its kind; a run that is alone then takes the same
             path, so that its numbers do not depend on its company.
     """
 
     words: list[str]
     log: Path
-    is_beside: bool
+    is_joint: bool
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def work(tasks: Connection, threads: int, device: int | None) -> None:
             together: list[Task] = tasks.recv()
         except (EOFError, OSError):
             return
-        if not together[0].is_beside:
+        if not together[0].is_joint:
             _run(together[0], tasks, 0, None)
         else:
             from fedbc_lightning.engines.stacked.lockstep import Lockstep
