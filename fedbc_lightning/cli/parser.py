@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import Action
 from collections.abc import Collection, Iterator
 from enum import Enum
 from numbers import Number
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import DefaultHelpFormatter
 from jsonargparse.typing import register_type
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
@@ -73,11 +71,11 @@ def title_sections(parser: LightningArgumentParser) -> None:
         groups[key].title = SECTION_TITLES[key]
 
 
-class BriefHelpFormatter(DefaultHelpFormatter):
+class BriefHelpFormatter(private_cli.OpenHelpFormatter):
     """A help formatter that leaves out long lists of known subclasses: torch alone has hundreds of modules."""
 
-    def _get_help_string(self, action: Action) -> str:
-        text = super()._get_help_string(action)
+    def shortened(self, text: str) -> str:
+        """Return the help of an argument without a long list of classes."""
         return re.sub(
             r"known subclasses: ([^()]*)",
             lambda found: found[0] if found[1].count(",") < MAX_LISTED_CLASSES else "any class by its class_path",

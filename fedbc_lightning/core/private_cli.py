@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import Action, ArgumentParser
 from typing import Any
 
-from jsonargparse import Namespace
+from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, _get_module_type, _InstantiatorFn
 
 
@@ -109,6 +109,20 @@ def built_class(factory: Any) -> type:
     Read in Lightning 2.6. Without it, read the annotation here.
     """
     return _get_module_type(factory)
+
+
+class OpenHelpFormatter(DefaultHelpFormatter):
+    """jsonargparse's formatter of ``--help``, whose texts a derived class may shorten.
+
+    Read in jsonargparse 4.53. Without it, the help of an argument for a module lists hundreds of classes.
+    """
+
+    def shortened(self, text: str) -> str:
+        """Return the help of an argument as it is to be printed."""
+        raise NotImplementedError
+
+    def _get_help_string(self, action: Action) -> str:
+        return self.shortened(super()._get_help_string(action) or "")
 
 
 def actions(parser: ArgumentParser) -> list[Action]:

@@ -247,13 +247,15 @@ class Comparison:
 class _Parsed(FederatedCLI):
     """Parses a command line of ``fit`` without building or running anything."""
 
-    def _set_seed(self) -> None: ...
+    def set_seed(self) -> None:
+        """Do nothing; see the base class."""
 
     def before_instantiate_classes(self) -> None: ...
 
     def instantiate_classes(self) -> None: ...
 
-    def _run_subcommand(self, subcommand: str) -> None: ...
+    def run_command(self, command: str) -> None:
+        """Do nothing; see the base class."""
 
 
 def parse(run: Run) -> Namespace:

@@ -18,16 +18,17 @@ import torch
 import torch.optim.optimizer as torch_optimizer
 from helpers.scripts import ROOT
 from lightning.fabric import Fabric
-from lightning.fabric.strategies import SingleDeviceStrategy
+from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.compile import from_compiled
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchmetrics import MaxMetric
 
@@ -479,6 +480,16 @@ def test_arguments_and_groups_of_a_parser_are_found():
     assert isinstance(parser, argparse.ArgumentParser)
 
 
+def test_the_help_of_an_argument_can_be_shortened():
+    class Brief(private_cli.OpenHelpFormatter):
+        def shortened(self, text):
+            return text.replace("very ", "")
+
+    parser = jsonargparse.ArgumentParser(formatter_class=Brief)
+    parser.add_argument("--size", type=int, help="A very long text.")
+    assert "A long text." in parser.format_help(), gone("_get_help_string")
+
+
 # one place
 
 
@@ -569,6 +580,22 @@ def test_no_other_file_uses_a_private_part():
         if path not in places and (names := foreign_names(tree, of_package, of_libraries))
     }
     assert not found, f"private parts of other packages belong into fedbc_lightning/core/private_*.py: {found}"
+
+
+def test_no_class_but_those_replaces_a_private_method():
+    bases = (
+        Fabric, DDPStrategy, LightningModule, LightningDataModule, Callback, LightningCLI, LightningArgumentParser,
+        SaveConfigCallback, jsonargparse.DefaultHelpFormatter, torch.optim.Optimizer, LRScheduler, DataLoader,
+    )  # fmt: skip
+    private = {name for base in bases for kind in base.__mro__ for name in vars(kind) if is_private(name)}
+    found = {
+        f"{path.name}: {node.name}.{method.name}"
+        for folder in ("fedbc_lightning", "models", "datamodules") for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ClassDef)
+        for method in node.body if isinstance(method, ast.FunctionDef) and node.bases and method.name in private
+        if not path.name.startswith("private_")
+    }  # fmt: skip
+    assert not found
 
 
 def test_a_private_name_of_another_package_is_found():
