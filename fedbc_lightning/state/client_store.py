@@ -103,7 +103,7 @@ class ClientStore:
     @property
     def names(self) -> list[str]:
         """Names of all declared client state."""
-        return [*self._scalars, *self._vectors.starts, *self._tables.starts]
+        return list(self._storage)
 
     def __contains__(self, name: str) -> bool:
         """Whether the algorithm declared a client state of this name."""
