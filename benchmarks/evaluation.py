@@ -21,48 +21,13 @@ from typing import Literal
 
 import numpy as np
 import torch
+from engines import Clients, describe
 from fedbc_lightning.models import CIFARCNN, MLP, LogisticRegression
 from lightning.pytorch import LightningModule
-from torch.utils.data import TensorDataset
 
-from fedbc_lightning import FedBC, FederatedDataModule, FederatedTrainer
+from fedbc_lightning import FedBC, FederatedTrainer
 
 NUM_TRAINING_SAMPLES = 20
-
-
-class Clients(FederatedDataModule):
-    """Random inputs and labels, in memory; each client has 20 training samples.
-
-    Args:
-        sizes: Test samples of each client.
-        shape: Of an input.
-    """
-
-    def __init__(self, sizes: np.ndarray, shape: tuple[int, ...]) -> None:
-        super().__init__(batch_size=NUM_TRAINING_SAMPLES)
-        self.sizes = sizes
-        self.starts = np.cumsum(sizes + NUM_TRAINING_SAMPLES)
-        generator = torch.Generator().manual_seed(0)
-        num_samples = int(self.starts[-1])
-        self.inputs = torch.randn(num_samples, *shape, generator=generator)
-        self.targets = torch.randint(10, (num_samples,), generator=generator)
-
-    @property
-    def num_clients(self) -> int:
-        """N."""
-        return len(self.sizes)
-
-    def client_train_dataset(self, client: int) -> TensorDataset:
-        """The last 20."""
-        return self._between(self.starts[client] - NUM_TRAINING_SAMPLES, self.starts[client])
-
-    def client_test_dataset(self, client: int) -> TensorDataset:
-        """Those before."""
-        end = self.starts[client] - NUM_TRAINING_SAMPLES
-        return self._between(end - self.sizes[client], end)
-
-    def _between(self, start: int, end: int) -> TensorDataset:
-        return TensorDataset(self.inputs[start:end], self.targets[start:end])
 
 
 @dataclass
@@ -115,17 +80,16 @@ def main() -> None:
     print(f"torch {torch.__version__}, {arguments.threads} thread(s), {arguments.pairs} turns, N = {arguments.clients}")
     print(f"{'milliseconds':28} {'a round':>8} {'sequential':>11} {'vectorized':>11}   times as fast")
     for name, case in CASES.items():
-        data = Clients(sizes_of(case, arguments.clients), case.shape)
+        data = Clients(np.full(arguments.clients, NUM_TRAINING_SAMPLES), case.shape, sizes_of(case, arguments.clients))
         turns = [
             [measure(case, data, engine, arguments.rounds) for engine in ("sequential", "vectorized")]
             for _ in range(arguments.pairs)
         ]
         one, many = ([1000 * turn[k][0] for turn in turns] for k in (0, 1))
-        ratios = [a / b for a, b in zip(one, many, strict=True)]
         a_round = 1000 * statistics.median(turn[0][1] for turn in turns)
         print(
             f"{name:28} {a_round:8.1f} {statistics.median(one):11.1f} {statistics.median(many):11.1f}   "
-            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+            f"{describe(one, many)}",
             flush=True,
         )
 

@@ -1,9 +1,10 @@
 """The workloads of benchmarks/engines.py in other frameworks, for its --peers; FedAvg, by their documented interfaces.
 
     pip install 'pfl[pytorch]' 'flwr[simulation]'
-    python benchmarks/peers.py pfl W1
+    python benchmarks/peers.py pfl W1 [--wall]
 
-Prints client-steps per second, with one thread.
+Prints client-steps per second, with one thread; pfl-research is timed in CPU seconds without ``--wall``, Flower always
+in seconds, since it works in processes of its own.
 
 Each trains as many clients per round, with the same samples, batch size, optimizer and number of steps; evaluation is
 switched off. pfl-research gets a client's samples in a new order in every round, but not in every epoch, and the same
@@ -21,6 +22,7 @@ from functools import cache
 from itertools import chain, count
 from typing import Any
 
+import engines
 import numpy as np
 import torch
 from engines import BATCH_SIZE, LEARNING_RATE, MOMENTUM, WORKLOADS, Clients, Workload
@@ -76,7 +78,7 @@ def pfl_research(work: Workload, data: Clients) -> float:
 
         def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
             if central_iteration == work.warm_up - 1:
-                self.started = time.perf_counter()
+                self.started = engines.CLOCK()
             return super().after_central_iteration(metrics, model, central_iteration=central_iteration)
 
     def sampled(round: int) -> list[int]:
@@ -109,7 +111,7 @@ def pfl_research(work: Workload, data: Clients) -> float:
         [watch],
         send_metrics_to_platform=False,
     )  # fmt: skip
-    seconds = time.perf_counter() - watch.started
+    seconds = engines.CLOCK() - watch.started
     return sum(num_steps(work, work.sizes[sampled(t)]) for t in range(work.warm_up + 1, rounds + 1)) / seconds
 
 
@@ -188,7 +190,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", choices=BY_PACKAGE)
     parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--wall", action="store_true", help="time in seconds instead of CPU seconds")
     given = parser.parse_args()
+    if given.wall:
+        engines.CLOCK = time.perf_counter
     torch.set_num_threads(1)
     work = WORKLOADS[given.workload]
     print("steps/s", BY_PACKAGE[given.package](work, Clients(work.sizes, work.shape)))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from engines import describe
 
 WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
     "synthetic-E5": ("synthetic.yaml", {"trainer.local_epochs": 5, "data.seed": 0}),
@@ -77,10 +78,9 @@ def main(arguments: list[str] | None = None) -> None:
             for way, values in seconds.items():
                 values.append(measure(workload, way, given.runs, given.rounds))
         for way, values in seconds.items():
-            ratios = [value / least for value, least in zip(values, seconds["together"], strict=True)]
             print(
                 f"{workload:14}{way:11}{statistics.median(values):8.1f} s ({min(values):.1f} to {max(values):.1f})   "
-                f"/ together {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+                f"/ together {describe(values, seconds['together'])}",
                 flush=True,
             )
 

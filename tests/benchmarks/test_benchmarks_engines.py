@@ -18,28 +18,67 @@ def script(monkeypatch):
         yield module
 
 
-@pytest.mark.parametrize("words", [["W1"], []])
-def test_the_table(script, monkeypatch, capsys, words):
-    monkeypatch.setattr("sys.argv", ["engines.py", *words, "--pairs", "2"])
+RATIO = r"([\d.]+) \([\d.]+ to [\d.]+\)"
+
+
+def rows_of(script, monkeypatch, capsys, *words):
+    monkeypatch.setattr("sys.argv", ["engines.py", *words])
     script.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("W1 ")]
-    ratio = r"([\d.]+) \([\d.]+ to [\d.]+\)"
-    found = [re.fullmatch(rf"W1 (\S+) +\d+ steps/s +/ floor {ratio}(?:   / (\S+) {ratio})?", line) for line in lines]
-    ways = [(match[1], match[3]) for match in found]
-    assert ways[:-1] == [
-        ("floor", None), ("torch.optim", None), ("FedAvg", None), ("FedBC", "FedAvg"),
-        ("FedAvg-vectorized", None), ("FedBC-vectorized", "FedAvg-vectorized"),
+    row = rf"W1 (\S+) +\d+ steps/s +/ floor {RATIO}(?:   (time )?/ (\S+) {RATIO})?"
+    return [re.fullmatch(row, line) for line in lines]
+
+
+def test_the_table(script, monkeypatch, capsys):
+    found = rows_of(script, monkeypatch, capsys, "--pairs", "2")
+    ways = [(match[1], match[3], match[4]) for match in found]
+    assert [way for way in ways if "auto" not in way[0]] == [
+        ("floor", None, None), ("torch.optim", None, None), ("FedAvg", None, None), ("FedBC", None, "FedAvg"),
+        ("FedAvg-vectorized", None, None), ("FedBC-vectorized", None, "FedAvg-vectorized"),
+        ("FedAvg-users", "time ", "FedAvg"), ("FedBC-users", "time ", "FedBC"),
+        ("FedAvg-vectorized-users", "time ", "FedAvg-vectorized"),
+        ("FedBC-vectorized-users", "time ", "FedBC-vectorized"),
     ]  # fmt: skip
-    assert ways[-1][0] == "FedAvg-auto"
-    assert ways[-1][1] in ("FedAvg", "FedAvg-vectorized")
+    beside = {way: other for way, _, other in ways}
+    assert beside["FedAvg-auto"] in ("FedAvg", "FedAvg-vectorized")
+    assert beside["FedBC-auto"] in ("FedBC", "FedBC-vectorized")
     assert found[0][2] == "1.00"
 
 
+def test_chosen_ways_of_one_workload(script, monkeypatch, capsys):
+    found = rows_of(script, monkeypatch, capsys, "W1", "--ways", "*-users", "FedBC-auto", "--pairs", "1", "--wall")
+    assert [match[1] for match in found] == [
+        "floor", "FedBC-auto", "FedAvg-users", "FedBC-users", "FedAvg-vectorized-users", "FedBC-vectorized-users",
+    ]  # fmt: skip
+    assert {match[4] for match in found} == {None}  # what they are compared with is not timed
+    assert script.CLOCK is script.time.perf_counter
+
+
+def test_users_evaluate_log_and_save(script, monkeypatch):
+    seen = {}
+
+    class Look(script.Callback):
+        def on_train_end(self, trainer, pl_module):
+            seen[trainer.logger is not None] = sorted(trainer.callback_metrics)
+
+    work = script.WORKLOADS["W1"]
+    data = script.Clients(work.sizes, work.shape)
+    for is_as_users in (True, False):
+        assert script.Way("FedBC", "sequential", is_as_users).speed(work, data, [Look()]) > 0
+    assert {"train_accuracy", "global/test_accuracy"} <= set(seen[True])
+    assert not any("accuracy" in name for name in seen[False])
+
+
+def test_the_sizes_of_synthetic(script):
+    sizes = script.sizes_of_synthetic()
+    assert (len(sizes), sizes.min(), sizes.max(), script.np.median(sizes)) == (30, 40, 3206, 97.5)
+
+
 def test_the_profile(script, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["engines.py", "--profile"])
+    monkeypatch.setattr("sys.argv", ["engines.py", "--profile", "--ways", "FedBC", "FedBC-vectorized"])
     script.main()
     lines = capsys.readouterr().out.splitlines()[1:]
-    assert [line.split(":")[0] for line in lines if "profiler" in line] == ["W1 sequential", "W1 vectorized"]
+    assert [line.split(":")[0] for line in lines if "profiler" in line] == ["W1 FedBC", "W1 FedBC-vectorized"]
     shares = [float(line.split("%")[0]) for line in lines[1:9]]
     assert shares == sorted(shares, reverse=True)
     assert 20 < sum(shares) <= 100.5
@@ -81,7 +120,10 @@ def test_a_peer_that_fails_is_named(script):
 
 def test_no_peer_is_there(script, monkeypatch, capsys):
     monkeypatch.setattr(script, "find_spec", lambda package: None)
-    for words, said in ((["--peers"], "none is installed; pip install"), (["--peers", "--cpu-time"], "by seconds")):
+    for words, said in (
+        (["--peers"], "none is installed; pip install"),
+        (["--peers", "--threads", "2"], "have one thread"),
+    ):
         monkeypatch.setattr("sys.argv", ["engines.py", *words])
         with pytest.raises(SystemExit):
             script.main()
