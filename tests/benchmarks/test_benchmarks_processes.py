@@ -20,7 +20,7 @@ def test_the_table(script, monkeypatch, capsys):
     script.main()
     out = capsys.readouterr().out
     found = re.fullmatch(r"W1 steps/s: one process \d+, two \d+; ratio [\d.]+ \(.* to .*\), at best ([\d.]+)\n", out)
-    assert 1.9 <= float(found[1]) <= 2
+    assert 1.8 <= float(found[1]) <= 1.9  # one client of W1 has half of all steps of some rounds
 
 
 @pytest.mark.parametrize(
