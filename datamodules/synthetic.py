@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 
 CHUNK = 1024
@@ -29,6 +31,10 @@ class SyntheticDataModule(IndexedDataModule):
     the sums, where a large one would cause rounding errors. The clients' models differ by their own draws from N(., 1),
     whatever alpha is.
 
+    The style ``public`` makes the draws of the FedBC authors' public code in their order. With ``seed=1``, which its
+    scripts have, and ``split_order="ordered"``, which cuts each client's shuffled samples at 80 %, the clients hold
+    exactly that code's training and test data.
+
     Args:
         alpha: Standard deviation of u_i, >= 0.
         beta: Standard deviation of B_i, >= 0; a larger one makes the clients' inputs differ more.
@@ -37,6 +43,8 @@ class SyntheticDataModule(IndexedDataModule):
             with ``beta=0`` only.
         dimension: Length of x, at least 1.
         num_classes: Number of classes, at least 2.
+        style: How the draws are made: ``"own"``, with this package's generators, for many clients at once; or
+            ``"public"``, see :func:`draw_synthetic_publicly`.
         **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule` (e.g. ``batch_size``, ``seed``).
 
     Raises:
@@ -57,6 +65,7 @@ class SyntheticDataModule(IndexedDataModule):
         iid: bool = False,
         dimension: int = 60,
         num_classes: int = 10,
+        style: Literal["own", "public"] = "own",
         **kwargs: Any,
     ) -> None:
         super().__init__(None, **kwargs)
@@ -71,6 +80,11 @@ class SyntheticDataModule(IndexedDataModule):
         self.alpha, self.beta, self.iid = alpha, beta, iid
         self.dimension, self.num_classes = dimension, num_classes
         self._num_clients = num_clients
+        if style not in ("own", "public"):
+            raise ConfigurationError(f"data.style={style!r}: give 'own' or 'public'")
+        if style == "public" and iid:
+            raise ConfigurationError("data.iid: the public draws have no IID variant; give style 'own' or iid false")
+        self.style = style
 
     @property
     def num_clients(self) -> int:
@@ -79,11 +93,23 @@ class SyntheticDataModule(IndexedDataModule):
 
     def load(self) -> LoadedData:
         """Draw all clients' samples, one client after the other."""
-        rng = seeding.numpy_generator(self.split_seed, "synthetic")
-        sizes = np.floor(rng.lognormal(4, 2, self.num_clients)).astype(np.int64) + 50
-        inputs, labels = draw_synthetic(rng, sizes, self.alpha, self.beta, self.iid, self.dimension, self.num_classes)
+        if self.style == "public":
+            inputs, labels, sizes = draw_synthetic_publicly(
+                self.split_seed, self.num_clients, self.alpha, self.beta, self.dimension, self.num_classes
+            )
+        else:
+            rng = seeding.numpy_generator(self.split_seed, "synthetic")
+            sizes = _draw_sizes(rng, self.num_clients)
+            inputs, labels = draw_synthetic(
+                rng, sizes, self.alpha, self.beta, self.iid, self.dimension, self.num_classes
+            )
         dataset = ArrayDataset((torch.from_numpy(inputs), torch.from_numpy(labels)))
         return LoadedData(dataset, labels, clients=np.repeat(np.arange(self.num_clients), sizes))
+
+
+def _draw_sizes(rng: np.random.Generator | np.random.RandomState, num_clients: int) -> np.ndarray:
+    """Return the clients' numbers of samples, ⌊LogNormal(4, 2)⌋ + 50, int64 ``(N,)``."""
+    return np.floor(rng.lognormal(4, 2, num_clients)).astype(np.int64) + 50
 
 
 def draw_synthetic(
@@ -128,3 +154,41 @@ def draw_synthetic(
         inputs[start:end] += input_means[client].astype(np.float32)
         labels[start:end] = (inputs[start:end] @ model[:-1] + model[-1]).argmax(axis=1)
     return inputs, labels
+
+
+def draw_synthetic_publicly(
+    seed: int, num_clients: int, alpha: float, beta: float, dimension: int = 60, num_classes: int = 10
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw Synthetic(alpha, beta) exactly as the FedBC authors' public code does, in the order of its draws.
+
+    NumPy's older generator draws, for all clients: sizes, u_i, B_i; for each client: v_i; then for each client: W_i,
+    b_i and the inputs. Labels are computed in float64. Last, Python's generator shuffles each client's samples.
+
+    Args:
+        seed: Seed of both generators, from 0 to 2³² - 1; 1 in the public scripts.
+        num_clients: Number of clients N.
+        alpha: Standard deviation of u_i.
+        beta: Standard deviation of B_i.
+        dimension: Length of x.
+        num_classes: Number of classes.
+
+    Returns:
+        Inputs float32 ``(M, dimension)`` and classes int64 ``(M,)``, one client after the other, and the number of
+        samples of each client, int64 ``(N,)`` with sum M.
+    """
+    rng, shuffler = np.random.RandomState(seed), random.Random(seed)
+    sizes = _draw_sizes(rng, num_clients)
+    model_means = rng.normal(0, alpha, num_clients)  # u_i
+    input_centres = rng.normal(0, beta, num_clients)  # B_i
+    input_means = [rng.normal(centre, 1, dimension) for centre in input_centres]  # v_i
+    covariance = np.diag(np.arange(1, dimension + 1) ** -1.2)
+    inputs, labels = [], []
+    for size, model_mean, input_mean in zip(sizes.tolist(), model_means, input_means, strict=True):
+        weight = rng.normal(model_mean, 1, (dimension, num_classes))
+        bias = rng.normal(model_mean, 1, num_classes)
+        x = rng.multivariate_normal(input_mean, covariance, size)
+        order = list(range(size))
+        shuffler.shuffle(order)
+        inputs.append(x[order].astype(np.float32))
+        labels.append((x @ weight + bias).argmax(axis=1)[order])
+    return np.concatenate(inputs), np.concatenate(labels), sizes

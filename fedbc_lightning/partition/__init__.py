@@ -7,7 +7,7 @@ from fedbc_lightning.partition.explicit import Explicit
 from fedbc_lightning.partition.flower import Flower
 from fedbc_lightning.partition.inner_dirichlet import InnerDirichlet, split_inner_dirichlet
 from fedbc_lightning.partition.natural import Natural, split_natural
-from fedbc_lightning.partition.power_law import PowerLaw, power_law_sizes, split_power_law
+from fedbc_lightning.partition.power_law import PowerLaw, power_law_sizes, split_power_law, split_power_law_publicly
 from fedbc_lightning.partition.shards import Shards, split_shards
 from fedbc_lightning.partition.sizes import (
     IID,
@@ -51,5 +51,6 @@ __all__ = [
     "split_inner_dirichlet",
     "split_natural",
     "split_power_law",
+    "split_power_law_publicly",
     "split_shards",
 ]

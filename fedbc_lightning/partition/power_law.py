@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from array import array
+from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import numpy as np
 
@@ -21,11 +24,18 @@ class PowerLaw(Partitioner):
     gets more classes only if one of them has run out or, for C >= 2 and small e, from samples left over at the end.
     Each client's indices are ordered by class, in the order in which the client was filled.
 
+    The style ``public`` makes the draws of the FedBC authors' public code. With seed 1, which its scripts have, these
+    give 27 of the 30 cells of the paper's Table 4; two of the others no such procedure can give. Use ``split_order:
+    ordered`` with it, as the public code cuts off each client's test data.
+
     Args:
         num_clients: Number of clients N; client 0 is the smallest, client N-1 the largest.
         classes_per_client: C of the paper (1, 2 or 3 there), from 1 to the number of classes.
         exponent: e of the paper (1.1 to 1.5 there), at least 1. With 1 sizes are equal, except that the last client
             takes all that is left over.
+        style: How the draws are made. ``"own"``: the classes of each client come in an order of its own
+            (:func:`split_power_law`). ``"public"``: as in the public code (:func:`split_power_law_publicly`).
+        seed: Seed of the draws; None: a seed that the data module derives from its own.
 
     Raises:
         ConfigurationError: An argument is impossible.
@@ -38,7 +48,14 @@ class PowerLaw(Partitioner):
 
     num_clients: int
 
-    def __init__(self, num_clients: int, classes_per_client: int = 2, exponent: float = 1.2) -> None:
+    def __init__(
+        self,
+        num_clients: int,
+        classes_per_client: int = 2,
+        exponent: float = 1.2,
+        style: Literal["own", "public"] = "own",
+        seed: int | None = None,
+    ) -> None:
         self.num_clients = whole("num_clients", num_clients, 1)
         self.classes_per_client = whole("classes_per_client", classes_per_client, 1)
         self.exponent = exponent
@@ -46,9 +63,18 @@ class PowerLaw(Partitioner):
             raise ConfigurationError(
                 f"exponent={exponent}: each client is `exponent` times the one before; give 1 or more"
             )
+        if style not in ("own", "public"):
+            raise ConfigurationError(f"style={style!r}: give 'own' or 'public'")
+        self.style = style
+        self.seed = None if seed is None else whole("seed", seed, 0)
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """Split the samples with :func:`split_power_law`."""
+        """Split the samples by the draws of the chosen style; `seed` is that of the data module."""
+        seed = seed if self.seed is None else self.seed
+        if self.style == "public":
+            return split_power_law_publicly(
+                values, self.num_clients, self.classes_per_client, self.exponent, random.Random(seed)
+            )
         rng = np.random.default_rng(seed)
         return split_power_law(values, self.num_clients, self.classes_per_client, self.exponent, rng)
 
@@ -82,8 +108,8 @@ def power_law_sizes(num_samples: int, num_clients: int, exponent: float) -> np.n
             f"{num_clients} without empty clients; lower the exponent or the number of clients"
         )
     sizes = np.floor(powers * unit).astype(np.int64)
-    clients, shares = _hand_out(int(num_samples - sizes.sum()), num_clients, exponent)
-    np.add.at(sizes, clients, shares)
+    for client, share in _hand_out(int(num_samples - sizes.sum()), num_clients, exponent):
+        sizes[client] += share
     return sizes
 
 
@@ -109,53 +135,135 @@ def split_power_law(
         ConfigurationError: There are more clients than samples, or C is above the number of classes.
     """
     by_class, class_sizes = shuffled_by_class(labels, rng)
-    num_classes = len(class_sizes)
-    if classes_per_client > num_classes:
-        raise ConfigurationError(
-            f"classes_per_client={classes_per_client}: the data has {num_classes} classes; give 1 to {num_classes}"
-        )
     sizes = power_law_sizes(len(labels), num_clients, exponent)
-    left = class_sizes.tolist()
-    gifts = [array("q"), array("q"), array("q")]  # client, class, number of samples, in the order of filling
+    filling = _Filling(sizes, classes_per_client, class_sizes)
+    filling.fill(_independent_orders(rng, num_clients, len(class_sizes)))
+    for label in range(len(class_sizes)):
+        filling.give(label, reversed(_hand_out(filling.left[label], num_clients, exponent)))
+    return filling.deal(by_class)
+
+
+def split_power_law_publicly(
+    labels: np.ndarray, num_clients: int, classes_per_client: int, exponent: float, rng: random.Random
+) -> Partition:
+    """Fill clients as :func:`split_power_law` does, with the draws of the FedBC authors' public code.
+
+    One list of the classes is shuffled anew for each client, from the order that the client before has left. What is
+    left over at the end goes from the largest client down, class by class in the last order of that list. Each class
+    gives its samples in the order of the data.
+
+    Args:
+        labels: Class of each sample, integers ``(M,)``, the training data before the test data.
+        num_clients: Number of clients N.
+        classes_per_client: Number of classes per client C.
+        exponent: e of the paper, at least 1.
+        rng: Python's generator, which draws the orders of the classes; ``random.Random(1)`` in the public scripts.
+
+    Returns:
+        The partition, with each client's samples in the order in which it was filled.
+
+    Raises:
+        ConfigurationError: There are more clients than samples, or C is above the number of classes.
+    """
+    by_class = np.argsort(labels, kind="stable")
+    class_sizes = np.unique(labels, return_counts=True)[1]
+    sizes = power_law_sizes(len(labels), num_clients, exponent)
+    filling = _Filling(sizes, classes_per_client, class_sizes)
+    classes = list(range(len(class_sizes)))
+    filling.fill(_shuffled_again(rng, classes))
+    for label in classes:
+        filling.give(label, _hand_out(filling.left[label], num_clients, exponent))
+    return filling.deal(by_class)
+
+
+def _independent_orders(rng: np.random.Generator, num_clients: int, num_classes: int) -> Iterator[list[int]]:
+    """Yield one random order of the classes for each client."""
     for start in range(0, num_clients, CLIENTS_PER_BLOCK):
-        block = sizes[start : start + CLIENTS_PER_BLOCK].tolist()
-        orders = rng.permuted(np.tile(np.arange(num_classes), (len(block), 1)), axis=1)
-        for client, (size, order) in enumerate(zip(block, orders, strict=True), start):
-            _fill(client, size, -(-size // classes_per_client), order.tolist(), left, gifts)
-    for label in range(num_classes):
-        takers, shares = _hand_out(left[label], num_clients, exponent)
-        gifts[0].extend(takers[::-1])
-        gifts[1].extend([label] * len(takers))
-        gifts[2].extend(shares[::-1])
-    clients, classes, counts = (np.array(column) for column in gifts)
-    return _deal(by_class, clients, classes, counts, num_clients)
+        num_rows = min(CLIENTS_PER_BLOCK, num_clients - start)
+        yield from rng.permuted(np.tile(np.arange(num_classes), (num_rows, 1)), axis=1).tolist()
 
 
-def _fill(client: int, size: int, at_most: int, order: list[int], left: list[int], gifts: list[array]) -> None:
-    for label in order:
-        given = min(at_most, left[label], size)
-        if given:
-            left[label] -= given
-            size -= given
-            for column, value in zip(gifts, (client, label, given), strict=True):
-                column.append(value)
-        if not size:
-            return
+def _shuffled_again(rng: random.Random, classes: list[int]) -> Iterator[list[int]]:
+    """Shuffle the same list in place before each client, and yield it."""
+    while True:
+        rng.shuffle(classes)
+        yield classes
 
 
-def _hand_out(left: int, num_clients: int, exponent: float) -> tuple[list[int], list[int]]:
+class _Filling:
+    """Clients that are being filled with samples, which so far are counted only.
+
+    Args:
+        sizes: Size s_k of each client ``(N,)``.
+        classes_per_client: Number of classes per client C.
+        class_sizes: Number of samples of each class ``(num_classes,)``.
+
+    Attributes:
+        left: Number of samples of each class that nobody has got yet.
+
+    Raises:
+        ConfigurationError: C is above the number of classes.
+    """
+
+    def __init__(self, sizes: np.ndarray, classes_per_client: int, class_sizes: np.ndarray) -> None:
+        num_classes = len(class_sizes)
+        if classes_per_client > num_classes:
+            raise ConfigurationError(
+                f"classes_per_client={classes_per_client}: the data has {num_classes} classes; give 1 to {num_classes}"
+            )
+        self.sizes, self.classes_per_client = sizes, classes_per_client
+        self.left: list[int] = class_sizes.tolist()
+        self._gifts = array("q"), array("q"), array("q")  # client, class, number of samples, in the order of filling
+
+    def fill(self, orders: Iterable[list[int]]) -> None:
+        """Fill the clients, the smallest first, each from the classes in its order, ⌈s_k / C⌉ of a class at most."""
+        for client, (size, order) in enumerate(zip(self.sizes.tolist(), orders, strict=False)):
+            at_most = -(-size // self.classes_per_client)
+            for label in order:
+                given = min(at_most, self.left[label], size)
+                if given:
+                    self.left[label] -= given
+                    size -= given
+                    self._record(client, label, given)
+                if not size:
+                    break
+
+    def give(self, label: int, takers: Iterable[tuple[int, int]]) -> None:
+        """Give samples of a class to clients in turn.
+
+        Args:
+            label: The class.
+            takers: Clients and numbers of samples.
+        """
+        for client, given in takers:
+            self.left[label] -= given
+            self._record(client, label, given)
+
+    def _record(self, *gift: int) -> None:
+        for column, value in zip(self._gifts, gift, strict=True):
+            column.append(value)
+
+    def deal(self, by_class: np.ndarray) -> Partition:
+        """Return the partition; all samples of every class must have been given.
+
+        Args:
+            by_class: Sample indices ordered by class, ``(M,)``; each gift takes the next ones of its class.
+        """
+        clients, classes, counts = (np.array(column) for column in self._gifts)
+        return _deal(by_class, clients, classes, counts, len(self.sizes))
+
+
+def _hand_out(left: int, num_clients: int, exponent: float) -> list[tuple[int, int]]:
     """Hand out the samples that are left: ⌈left / e⌉ to each client, from the last one down, until none is left.
 
     Returns:
-        The clients in the order in which they take samples, and the number that each takes.
+        The clients in the order in which they take samples, each with the number that it takes.
     """
-    clients: list[int] = []
-    shares: list[int] = []
+    takers: list[tuple[int, int]] = []
     while left:
-        clients.append((-1 - len(clients)) % num_clients)
-        shares.append(math.ceil(left / exponent))
-        left -= shares[-1]
-    return clients, shares
+        takers.append(((-1 - len(takers)) % num_clients, math.ceil(left / exponent)))
+        left -= takers[-1][1]
+    return takers
 
 
 def _deal(
