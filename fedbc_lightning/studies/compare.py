@@ -21,8 +21,11 @@ from fedbc_lightning.core.files import write_text
 from fedbc_lightning.studies.figures import draw_curves, read_curves
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
+from fedbc_lightning.studies.origins import origin_rows
+from fedbc_lightning.studies.paper_rows import Readings, reports
 from fedbc_lightning.studies.progress import StudyProgress
-from fedbc_lightning.studies.results import can_choose, check_metrics, check_pairs, finished, read_results
+from fedbc_lightning.studies.reports import can_choose
+from fedbc_lightning.studies.results import check_metrics, check_pairs, finished, read_results
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import Schedule, State, Workers
 from fedbc_lightning.studies.statistics import paired_differences, summarise
@@ -40,6 +43,7 @@ class Comparison:
 
     Attributes:
         results: Table with one row per run, from :func:`~fedbc_lightning.studies.results.read_results`.
+        readings: Map from the name of a paper's table to the tables of results that stand beside its numbers.
         differences: Table made by :func:`~fedbc_lightning.studies.statistics.paired_differences`.
         problems: Reasons why some of the runs cannot be compared; an empty list means that none was found.
     """
@@ -47,6 +51,8 @@ class Comparison:
     def __init__(self, study: Study, console: Console | None = None) -> None:
         self.study, self.console = study, console or Console()
         self.results = self.summary = self.differences = pd.DataFrame()
+        self.readings: dict[str, Readings] = {}
+        self._origins: Rows = []
         self.states: list[State] = []
         self.trials: list[State] = []
         self.problems: list[str] = []
@@ -140,6 +146,8 @@ class Comparison:
                 f"report: {study.report}: '{study.metrics[0]}', the first of metrics, is not measured on test data; "
                 "put one first that is, e.g. global/test_accuracy."
             )
+        if study.origins:
+            self._origins = origin_rows(study, lambda run: parse(run)["fit"].as_dict())
         first = next(iter(study.variants))
         for method in study.methods:
             for tried in method.each_value():
@@ -192,6 +200,10 @@ class Comparison:
         self.differences = paired_differences(self.results, study.metrics, study.reference_name, study.confidence)
         self.differences["report"] = study.report
         self.differences.to_csv(folder / "differences.csv", index=False)
+        for name, paper in study.papers.items():
+            self.readings[name] = {
+                report: read_results(study, self.states, report, paper.metric) for report in reports(paper, study)
+            }
         parts = self._parts()
         write_text(folder / "table.md", markdown(str(study.name), parts, self._notes()))
         write_text(folder / "table.tex", latex(parts))
@@ -201,7 +213,10 @@ class Comparison:
             self._write_hparams()
 
     def _parts(self) -> list[tuple[str, Rows]]:
-        return list(tables(self.study, self.results, self.summary, self.differences))
+        parts = list(tables(self.study, self.summary, self.differences, self.readings))
+        if self.study.origins:
+            parts.append(("Settings, and where they come from", self._origins))
+        return parts
 
     def _notes(self) -> list[str]:
         failures: dict[str, list[str]] = {}

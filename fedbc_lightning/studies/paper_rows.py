@@ -3,60 +3,115 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pandas as pd
 
-from fedbc_lightning.studies.numbers import Rows, difference_and_interval, laid_out, mean_and_deviation, signed
-from fedbc_lightning.studies.paper import Paper
-from fedbc_lightning.studies.statistics import paired_differences
+from fedbc_lightning.studies.numbers import (
+    Rows,
+    difference_and_interval,
+    laid_out,
+    mean_and_deviation,
+    number,
+    signed,
+)
+from fedbc_lightning.studies.paper import Claim, Paper
+from fedbc_lightning.studies.reports import OF_PAPERS, ROUNDS, Report, can_choose
+from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 
-
-def number_rows(paper: Paper, study: Study, summary: pd.DataFrame) -> Rows:
-    """Return a header, then a row per algorithm with our numbers and the paper's in parentheses."""
-    ours = summary[summary["metric"] == paper.metric].set_index(["variant", "algorithm"])
-
-    def text(variant: str, name: str) -> str:
-        mine = "-"
-        if (variant, name) in ours.index:
-            mine = mean_and_deviation(ours.loc[(variant, name)], paper.metric, len(study.seed_list))
-        return f"{mine} ({paper.cell(name, study.levels[variant]) or '-'})"
-
-    names = [method.name for method in study.methods if method.name in paper.algorithms]
-    return laid_out(names, study.blocks(paper.only), text)
+Readings = Mapping[Report, pd.DataFrame]
+"""Tidy tables of the same runs, one row per run, read at different rounds."""
 
 
-def claim_rows(paper: Paper, study: Study, results: pd.DataFrame) -> Rows:
-    """Return a header, then a row per claimed pair that says whether the claim holds.
+def reports(paper: Paper, study: Study) -> list[Report]:
+    """Return the readings of our runs that stand beside the paper's numbers; the study's own one comes first.
 
-    A claim holds where the interval of the paired difference lies above 0 (below 0 for a metric that should be
-    small), it fails where the interval lies on the other side, and is open where the interval contains 0 or there
-    is none.
+    Papers rarely say whether their numbers are those of the last round, of a mean of rounds, or of the best round on
+    the test data, so all three are shown.
     """
-    sign = -1 if study.is_lower_better(paper.metric) else 1
+    wanted = dict.fromkeys([study.report, *OF_PAPERS])
+    return [report for report in wanted if not report.startswith("best_on_") or can_choose(report, paper.metric)]
+
+
+def number_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
+    """Return a header, then for each algorithm a row of our numbers per reading, and the row of the paper's."""
+    summaries = {report: _summary(paper, results) for report, results in readings.items()}
+    rows: dict[str, tuple[str, Report | None]] = {}
+    for method in study.methods:
+        if method.name in paper.algorithms:
+            rows |= {f"{method.name}, {ROUNDS[report]}": (method.name, report) for report in summaries}
+            rows[f"{method.name}, paper"] = method.name, None
+
+    def text(variant: str, label: str) -> str:
+        name, report = rows[label]
+        if report is None:
+            return paper.cell(name, study.levels[variant]) or "-"
+        ours = summaries[report]
+        if (variant, name) not in ours.index:
+            return "-"
+        return mean_and_deviation(ours.loc[(variant, name)], paper.metric, len(study.seed_list))
+
+    return laid_out(rows, study.blocks(paper.only), text)
+
+
+def fit_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
+    """Return a header, then a row per reading: how far our means lie from the paper's.
+
+    Only cells count for which the paper has a number and all readings have one; there is no row without such a cell.
+    """
+    means = {report: _summary(paper, results)["mean"] for report, results in readings.items()}
+    distances = pd.DataFrame(means)
+    theirs = [paper.mean(name, study.levels[variant]) for variant, name in distances.index]
+    distances = distances.sub(pd.Series(theirs, index=distances.index, dtype=float), axis=0).abs().dropna()
+    rows = [["", "nearest to the paper in", "mean distance"]]
+    if distances.empty:
+        return rows
+    nearest = distances.idxmin(axis=1).value_counts()
+    for report in means:
+        cells = f"{nearest.get(report, 0)} of {len(distances)} cells"
+        rows.append([ROUNDS[report], cells, number(distances[report].mean(), paper.metric)])
+    return rows
+
+
+def _summary(paper: Paper, results: pd.DataFrame) -> pd.DataFrame:
+    """Return mean and deviation of the paper's metric, by variant and algorithm."""
+    return summarise(results, [paper.metric]).set_index(["variant", "algorithm"])
+
+
+def claim_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
+    """Return a header, then a row per claimed pair and reading that says whether the claim holds.
+
+    A claim holds where the interval of the paired difference lies above 0 (below 0 for a metric that should be small),
+    it fails where the interval lies on the other side, and is open where the interval contains 0 or there is none.
+    """
     present = {method.name for method in study.methods}
-    cells: dict[tuple[str, str], str] = {}
+    cells: dict[str, dict[str, str]] = {}
     for claim in paper.claims:
         for other in claim.than if claim.better in present else ():
-            if other not in present:
-                continue
-            title = f"{claim.better} better than {other}"
-            found = paired_differences(results, [paper.metric], other, study.confidence)
-            found = found[found["algorithm"] == claim.better].set_index("variant")
-            for variant, levels in study.levels.items():
-                cells.setdefault((variant, title), "-")
-                is_claimed = claim.variants is None or {variant, *levels} & set(claim.variants)
-                if not is_claimed or variant not in found.index:
-                    continue
-                cell = found.loc[variant]
-                said = verdict(sign * cell["low"], sign * cell["high"])
-                theirs = paper.mean(claim.better, levels) - paper.mean(other, levels)
-                from_paper = "" if math.isnan(theirs) else f" (paper {signed(theirs, paper.metric)})"
-                cells[variant, title] = (
-                    f"{said}: {difference_and_interval(cell, paper.metric, len(study.seed_list))}{from_paper}"
-                )
-    titles = list(dict.fromkeys(title for _, title in cells))
-    return laid_out(titles, study.blocks(paper.only), lambda variant, title: cells[variant, title])
+            for report, results in readings.items() if other in present else ():
+                row = cells.setdefault(f"{claim.better} better than {other}, {ROUNDS[report]}", {})
+                row |= _verdicts(paper, study, results, claim, other)
+    return laid_out(cells, study.blocks(paper.only), lambda variant, title: cells[title].get(variant, "-"))
+
+
+def _verdicts(paper: Paper, study: Study, results: pd.DataFrame, claim: Claim, other: str) -> dict[str, str]:
+    """Return for each variant with a claim on ``other`` what our runs say of it."""
+    sign = -1 if study.is_lower_better(paper.metric) else 1
+    found = paired_differences(results, [paper.metric], other, study.confidence)
+    found = found[found["algorithm"] == claim.better].set_index("variant")
+    verdicts = {}
+    for variant, levels in study.levels.items():
+        is_claimed = claim.variants is None or {variant, *levels} & set(claim.variants)
+        if not is_claimed or variant not in found.index:
+            continue
+        cell = found.loc[variant]
+        said = verdict(sign * cell["low"], sign * cell["high"])
+        theirs = paper.mean(claim.better, levels) - paper.mean(other, levels)
+        from_paper = "" if math.isnan(theirs) else f" (paper {signed(theirs, paper.metric)})"
+        difference = difference_and_interval(cell, paper.metric, len(study.seed_list))
+        verdicts[variant] = f"{said}: {difference}{from_paper}"
+    return verdicts
 
 
 def verdict(one_end: float, other_end: float) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.studies.reports import Report, criterion
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State, version_folder
-from fedbc_lightning.studies.study import Report, Study
+from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_checks import COLUMNS
 
 
@@ -38,19 +39,28 @@ def read_table(run: Run, name: str) -> pd.DataFrame:
     return pd.read_csv(finished_folder(run) / f"{name}.csv")
 
 
-def read_results(study: Study, states: Iterable[State]) -> pd.DataFrame:
+def read_results(
+    study: Study, states: Iterable[State], report: Report | None = None, metric: str | None = None
+) -> pd.DataFrame:
     """Return the tidy table of all runs, one row per run.
 
     The columns are :data:`~fedbc_lightning.studies.study_checks.COLUMNS`, with the study's metrics after ``round``.
+
+    Args:
+        study: The study.
+        states: States of its runs.
+        report: Which round is read; None: the one that the study reports.
+        metric: Metric that chooses the best round; None: the first of the study's metrics.
     """
+    report = report or study.report
     rows = []
     for state in states:
         run = state.run
         row = {"variant": run.variant, "algorithm": run.method, "seed": run.seed, "status": state.status}
-        row["report"] = study.report
+        row["report"] = report
         metrics = read_metrics(run) if state.status == "finished" else None
         if metrics is not None:
-            reported = reported_rows(study, run, metrics)
+            reported = reported_rows(study, run, metrics, report, metric)
             values = reported.reindex(columns=study.metrics).mean(skipna=False)
             row |= {"round": int(reported["round"].iloc[-1]), **values}
             row |= {"rounds": int(metrics["round"].max()), **totals(metrics)}
@@ -82,50 +92,35 @@ def evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
     return metrics[metrics[columns].notna().any(axis=1) & (metrics["round"] > 0)] if columns else metrics
 
 
-def reported_rows(study: Study, run: Run, metrics: pd.DataFrame) -> pd.DataFrame:
+def reported_rows(
+    study: Study, run: Run, metrics: pd.DataFrame, report: Report | None = None, metric: str | None = None
+) -> pd.DataFrame:
     """Return the row of the reported round, or the rows of the rounds whose mean is reported.
+
+    Args:
+        study: The study, which says whether low values of a metric are good.
+        run: The run, for the error.
+        metrics: Its ``metrics.csv``.
+        report: Which round is read; None: the one that the study reports.
+        metric: Metric that chooses the best round; None: the first of the study's metrics.
 
     Raises:
         ConfigurationError: The run does not log the metric by which the round is chosen.
     """
-    rows = evaluated(metrics)
-    chosen_by = criterion(study.report, study.metrics[0])
-    if study.report == "mean_of_last_tenth":
+    rows, report = evaluated(metrics), report or study.report
+    chosen_by = criterion(report, metric or study.metrics[0])
+    if report == "mean_of_last_tenth":
         return rows[10 * rows["round"] > 9 * rows["round"].iloc[-1]]
-    if study.report == "last":
+    if report == "last":
         return rows.tail(1)
     if chosen_by not in rows:
-        raise ConfigurationError(f"report: {study.report} needs '{chosen_by}', which {run.title} does not log.")
+        raise ConfigurationError(f"report: {report} needs '{chosen_by}', which {run.title} does not log.")
     values = rows[chosen_by].dropna()
     if values.empty:
         return rows.tail(1)
     return rows.loc[
         [values.idxmin() if study.is_lower_better(chosen_by) else values.idxmax()]
     ]  # idxmin and idxmax take the first of equal values
-
-
-def criterion(report: Report, metric: str) -> str:
-    """Return the metric by which the reported round is chosen.
-
-    Example:
-        >>> criterion("best_on_validation", "global/test_accuracy"), criterion("last", "local/test_loss")
-        ('global/val_accuracy', 'local/test_loss')
-    """
-    return metric.replace("/test_", "/val_") if report == "best_on_validation" else metric
-
-
-def can_choose(report: Report, metric: str) -> bool:
-    """Return whether a metric can choose the reported round: it must be measured on the data that ``report`` names.
-
-    Example:
-        >>> [can_choose("best_on_test", name) for name in ("global/test_f1", "fairness/f1_std", "train_loss")]
-        [True, True, False]
-        >>> [can_choose("best_on_validation", name) for name in ("global/test_f1", "global/val_f1", "fairness/f1_std")]
-        [True, True, False]
-    """
-    if report == "best_on_validation":
-        return "/val_" in criterion(report, metric)
-    return "/test_" in metric or metric.startswith("fairness/")
 
 
 def totals(metrics: pd.DataFrame) -> dict[str, float]:

@@ -14,6 +14,7 @@ from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.metric_names import is_lower_better
 from fedbc_lightning.studies.methods import Method, Tuning, short
 from fedbc_lightning.studies.paper import Paper
+from fedbc_lightning.studies.reports import Report
 from fedbc_lightning.studies.run import Run, slug
 from fedbc_lightning.studies.study_checks import (
     check_folder_names,
@@ -22,8 +23,6 @@ from fedbc_lightning.studies.study_checks import (
     check_settings,
     check_tuning,
 )  # fmt: skip
-
-Report = Literal["last", "mean_of_last_tenth", "best_on_validation", "best_on_test"]
 
 
 @dataclass
@@ -56,6 +55,9 @@ class Study:
         tuning: Choice of tuned settings on validation data.
         confidence: Confidence level of the intervals, in (0, 1).
         papers: Map from a name to a table of a paper, whose numbers are shown beside ours.
+        origins: Map from a setting to where its value comes from, such as ``paper`` or ``public code``, for a study
+            that repeats an experiment; a table shows settings, values and origins. A setting of one algorithm is named
+            ``<algorithm>.<setting>``, e.g. ``FedBC.dual_momentum``, another one by its full key, e.g. ``model.lr``.
         scale: Fraction of the rounds (also while tuning) and of the seeds to run, in (0, 1], rounded up; at least two
             seeds remain of two or more, since one has no interval. Below 1 the study's name ends in ``_scale_<scale>``,
             and every table says so.
@@ -84,6 +86,7 @@ class Study:
     tuning: Tuning = field(default_factory=Tuning)
     confidence: float = 0.95
     papers: dict[str, Paper] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
     scale: float = 1.0
     workers: int | None = None
     together: int = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 from rich.console import Console
@@ -18,8 +18,8 @@ from fedbc_lightning.studies.numbers import (
     mean_and_deviation,
 )
 from fedbc_lightning.studies.paper import Paper
-from fedbc_lightning.studies.paper_rows import claim_rows, number_rows
-from fedbc_lightning.studies.results import criterion
+from fedbc_lightning.studies.paper_rows import Readings, claim_rows, fit_rows, number_rows
+from fedbc_lightning.studies.reports import criterion
 from fedbc_lightning.studies.study import Study
 
 TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
@@ -32,6 +32,7 @@ REPORTED = {
     "best_on_validation": "round with the best {metric} on validation data",
     "best_on_test": "round with the best {metric} on the test data itself, which flatters every method",
 }
+FLATTERS = "the best round is chosen on the test data, which flatters every method"
 
 
 def summary_rows(study: Study, summary: pd.DataFrame, metric: str) -> Rows:
@@ -65,11 +66,16 @@ def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Row
 
 def caption(study: Study, metric: str) -> str:
     """Return the caption of a table of means."""
+    return f"{measured(study, metric)}{circumstances(study)}"
+
+
+def measured(study: Study, metric: str) -> str:
+    """Return what the means of a table are: metric, unit, direction and number of seeds."""
     seeds = study.seed_list
     unit = " in %" if is_share(metric) else ""
     better = ", lower is better" if study.is_lower_better(metric) else ""
     over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"{metric}{unit}{better}; {over}{circumstances(study)}"
+    return f"{metric}{unit}{better}; {over}"
 
 
 def difference_caption(study: Study, metric: str) -> str:
@@ -82,40 +88,55 @@ def difference_caption(study: Study, metric: str) -> str:
 
 
 def circumstances(study: Study) -> str:
-    """Return what every caption must say: levels common to all runs, the reported round, and what was cut short."""
-    said = [*study.fixed, REPORTED[study.report].format(metric=criterion(study.report, study.metrics[0]))]
-    if study.scale != 1:
-        said.append(f"SCALED: {study.scale:g} of the study's rounds and seeds")
-    if study.is_untuned:
-        said.append("NOT TUNED: fixed settings in place of ranges")
-    return "".join(f"; {words}" for words in said)
+    """Return what the caption of a table must say: common levels, the reported round, and what was cut short."""
+    reported = REPORTED[study.report].format(metric=criterion(study.report, study.metrics[0]))
+    return "".join(f"; {words}" for words in [*study.fixed, reported]) + cut_short(study)
+
+
+def cut_short(study: Study) -> str:
+    """Return what was left out of the study as it is written."""
+    scaled = f"; SCALED: {study.scale:g} of the study's rounds and seeds" if study.scale != 1 else ""
+    return scaled + ("; NOT TUNED: fixed settings in place of ranges" if study.is_untuned else "")
 
 
 def tables(
-    study: Study, results: pd.DataFrame, summary: pd.DataFrame, differences: pd.DataFrame
+    study: Study,
+    summary: pd.DataFrame,
+    differences: pd.DataFrame,
+    readings: Mapping[str, Readings],
 ) -> Iterable[tuple[str, Rows]]:
-    """Yield caption and rows of all tables, the most important first."""
-    for paper in study.papers.values():
-        yield from paper_tables(study, paper, results, summary)
+    """Yield caption and rows of all tables, the most important first.
+
+    Args:
+        study: The study.
+        summary: Means and deviations over seeds, of the round that the study reports.
+        differences: Paired differences to the reference, of the same round.
+        readings: Our runs at the rounds that a paper's numbers might be of, for each of the study's papers by name.
+    """
+    for name, paper in study.papers.items():
+        yield from paper_tables(study, paper, readings[name])
     for metric in study.metrics:
         yield caption(study, metric), summary_rows(study, summary, metric)
         if len(study.methods) > 1:
             yield difference_caption(study, metric), difference_rows(study, differences, metric)
 
 
-def paper_tables(
-    study: Study, paper: Paper, results: pd.DataFrame, summary: pd.DataFrame
-) -> Iterable[tuple[str, Rows]]:
-    """Yield the table of the paper's numbers beside ours, then that of its claims."""
-    header, *numbers = number_rows(paper, study, summary)
+def paper_tables(study: Study, paper: Paper, readings: Readings) -> Iterable[tuple[str, Rows]]:
+    """Yield the table of our numbers and the paper's, which reading fits the paper, and the table of its claims."""
+    common = "".join(f"; {level}" for level in study.fixed) + cut_short(study)
+    header, *numbers = number_rows(paper, study, readings)
     if paper.values and numbers:  # some of its variants and algorithms are in this part of the study
-        yield f"{caption(study, paper.metric)}; in parentheses {paper.title}", [header, *numbers]
-    header, *claims = claim_rows(paper, study, results)
+        text = f"{measured(study, paper.metric)}; ours, read at different rounds, and {paper.title}{common}"
+        yield f"{text}; {FLATTERS}", [header, *numbers]
+        header, *distances = fit_rows(paper, study, readings)
+        if distances:
+            yield f"Which of our readings is nearest to {paper.title}, by {paper.metric}{common}", [header, *distances]
+    header, *claims = claim_rows(paper, study, readings)
     if claims:
         text = (
             f"What it concludes ({paper.title}), here, by {paper.metric}: it holds where the "
             f"{100 * study.confidence:g} % interval of the paired difference lies on the claimed side of 0, fails "
-            f"where it lies on the other, and is open else{circumstances(study)}"
+            f"where it lies on the other, and is open else{common}"
         )
         yield text, [header, *claims]
 

@@ -8,6 +8,7 @@ from test_statistics import METRIC, results
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.paper import Claim, Paper
+from fedbc_lightning.studies.paper_rows import reports
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import tables
@@ -21,31 +22,37 @@ def make(**given):
     return Study("x.yaml", algorithms, **{"metrics": [METRIC], "papers": {"p": PAPER}, **given})
 
 
-def rows_of(table, study):
+def rows_of(table, study, **readings):
+    """All tables; ``readings`` are further ones of the same runs beside that of the last round."""
     differences = paired_differences(table, [METRIC], "a")
-    return list(tables(study, table, summarise(table, [METRIC]), differences))
+    read = {name: {"last": table, **readings} for name in study.papers}
+    return list(tables(study, summarise(table, [METRIC]), differences, read))
 
 
 def test_numbers_stand_beside_ours_and_claims_are_judged_by_paired_intervals():
     table = results({"a": [0.80, 0.70, 0.75], "b": [0.85, 0.76, 0.80], "c": [0.90, 0.60, 0.80]})
-    (caption, numbers), (said, claims), *_ = rows_of(table, make())
-    assert "in parentheses Paper, Table 1" in caption
+    (caption, numbers), (which, distances), (said, claims), *_ = rows_of(table, make())
+    assert "ours, read at different rounds, and Paper, Table 1" in caption
     assert numbers[1:] == [
-        ["a", "75.00 ± 5.00 (83.61 ± 0.43)"], ["b", "80.33 ± 4.51 (87.83)"], ["c", "76.67 ± 15.28 (-)"],
+        ["a, last round", "75.00 ± 5.00"], ["a, paper", "83.61 ± 0.43"],
+        ["b, last round", "80.33 ± 4.51"], ["b, paper", "87.83"],
+        ["c, last round", "76.67 ± 15.28"], ["c, paper", "-"],
     ]  # fmt: skip
+    assert "nearest to Paper, Table 1" in which
+    assert distances[1:] == [["last round", "2 of 2 cells", "8.05"]]
     assert "95 % interval of the paired difference" in said
-    assert claims[1] == ["b better than a", "holds: +5.33 [+3.90, +6.77] (paper +4.22)"]
-    assert claims[2][0] == "b better than c"
+    assert claims[1] == ["b better than a, last round", "holds: +5.33 [+3.90, +6.77] (paper +4.22)"]
+    assert claims[2][0] == "b better than c, last round"
     assert claims[2][1].startswith("open: +3.67 [")
     assert "paper" not in claims[2][1]
 
 
 def test_a_claim_that_fails_and_one_of_a_single_seed():
     table = results({"a": [0.80, 0.70, 0.75], "b": [0.70, 0.61, 0.65], "c": [0.1, 0.1, 0.1]})
-    assert rows_of(table, make())[1][1][1][1].startswith("fails: −9.67 [")
+    assert rows_of(table, make())[2][1][1][1].startswith("fails: −9.67 [")
     single = results({"a": [0.8], "b": [0.9], "c": [0.1]})
-    assert rows_of(single, make(seeds=1))[1][1][1][1] == "open: +10.00 (paper +4.22)"
-    assert rows_of(single, make())[1][1][1][1] == "open: +10.00 (1 of 3 pairs) (paper +4.22)"
+    assert rows_of(single, make(seeds=1))[2][1][1][1] == "open: +10.00 (paper +4.22)"
+    assert rows_of(single, make())[2][1][1][1] == "open: +10.00 (1 of 3 pairs) (paper +4.22)"
 
 
 def test_a_metric_that_should_be_small():
@@ -53,7 +60,8 @@ def test_a_metric_that_should_be_small():
     study = make(metrics=["global/test_loss"], papers={"p": paper})
     table = results({"a": [0.8, 0.7, 0.75], "b": [0.5, 0.41, 0.45]}).rename(columns={METRIC: "global/test_loss"})
     differences = paired_differences(table, study.metrics, "a")
-    (said, claims), *_ = tables(study, table, summarise(table, study.metrics), differences)  # no values: claims alone
+    read = {"p": {"last": table}}
+    (said, claims), *_ = tables(study, summarise(table, study.metrics), differences, read)  # no values: claims alone
     assert "What it concludes (p)" in said
     assert claims[1][1].startswith("holds: −0.2967")
 
@@ -107,17 +115,22 @@ def test_levels_of_factors_are_crossed_and_laid_out_as_in_the_papers():
         results({"a": [0.70, 0.71], "b": [0.80, 0.81]}).assign(variant=name)
         for name in ("C = 1, e = 1.1", "C = 2, e = 1.2")
     ]
-    (_, numbers), (_, claims), (_, plain), (_, differences) = rows_of(pd.concat(parts), study)
+    (_, numbers), (_, distances), (_, claims), (_, plain), (_, differences) = rows_of(pd.concat(parts), study)
     assert numbers == [
         ["", "e = 1.1", "e = 1.2", "e = 1.3"],
-        ["C = 1: a", "70.50 ± 0.71 (70.00)", "- (-)", "- (-)"],
-        ["C = 1: b", "80.50 ± 0.71 (-)", "- (-)", "- (-)"],
-        ["C = 2: a", "- (-)", "70.50 ± 0.71 (71.00 ± 0.10)", "- (-)"],
-        ["C = 2: b", "- (-)", "80.50 ± 0.71 (-)", "- (-)"],
+        ["C = 1: a, last round", "70.50 ± 0.71", "-", "-"],
+        ["C = 1: a, paper", "70.00", "-", "-"],
+        ["C = 1: b, last round", "80.50 ± 0.71", "-", "-"],
+        ["C = 1: b, paper", "-", "-", "-"],
+        ["C = 2: a, last round", "-", "70.50 ± 0.71", "-"],
+        ["C = 2: a, paper", "-", "71.00 ± 0.10", "-"],
+        ["C = 2: b, last round", "-", "80.50 ± 0.71", "-"],
+        ["C = 2: b, paper", "-", "-", "-"],
     ]
+    assert distances[1:] == [["last round", "2 of 2 cells", "0.50"]]
     assert claims[1:] == [
-        ["C = 1: b better than a", "-", "-", "-"],
-        ["C = 2: b better than a", "-", "holds: +10.00 [+10.00, +10.00]", "-"],
+        ["C = 1: b better than a, last round", "-", "-", "-"],
+        ["C = 2: b better than a, last round", "-", "holds: +10.00 [+10.00, +10.00]", "-"],
     ]
     assert plain[2] == ["C = 1: b", "**80.50 ± 0.71**", "-", "-"]
     assert [row[0] for row in differences[1:]] == ["C = 1: b", "C = 2: b"]
@@ -130,15 +143,39 @@ def test_a_table_of_a_part_of_the_study():
     }
     study = make(factors=FACTORS, papers=papers, seeds=1)
     table = results({"a": [0.70], "b": [0.80], "c": [0.5]}).assign(variant="C = 2, e = 1.1")
-    (caption, numbers), (whole, _), _ = rows_of(table, study)
-    assert "in parentheses P" in caption  # and none of Q, which shows no algorithm
-    assert numbers[1:] == [["a", "70.00 (70.00)", "- (-)", "- (-)"], ["b", "80.00 (-)", "- (-)", "- (-)"]]
+    (caption, numbers), _, (whole, _), _ = rows_of(table, study)
+    assert "and P;" in caption  # and none of Q, which shows no algorithm
+    assert numbers[1:] == [
+        ["a, last round", "70.00", "-", "-"], ["a, paper", "70.00", "-", "-"],
+        ["b, last round", "80.00", "-", "-"], ["b, paper", "-", "-", "-"],
+    ]  # fmt: skip
     assert "C = 2" not in whole
     study.narrow(["C = 2", "e = 1.1"])
-    (caption, numbers), (whole, plain), _ = rows_of(table, study)
-    assert numbers == [["", "e = 1.1"], ["a", "70.00 (70.00)"], ["b", "80.00 (-)"]]
+    (caption, numbers), _, (whole, plain), _ = rows_of(table, study)
+    assert numbers[0] == ["", "e = 1.1"]
+    assert [row[1] for row in numbers[1:]] == ["70.00", "70.00", "80.00", "-"]
     assert whole == f"{METRIC} in %; seed 0; C = 2; last evaluated round"
     assert plain[1] == ["a", "70.00"]
+
+
+def test_readings_of_other_rounds_stand_beside_the_papers_numbers_and_are_judged_one_by_one():
+    last = results({"a": [0.80, 0.70, 0.75], "b": [0.85, 0.76, 0.80], "c": [0.90, 0.60, 0.80]})
+    best = results({"a": [0.84, 0.83, 0.84], "b": [0.81, 0.80, 0.82], "c": [0.90, 0.90, 0.90]})
+    (caption, numbers), (_, distances), (_, claims), *_ = rows_of(last, make(), best_on_test=best)
+    assert "the best round is chosen on the test data, which flatters every method" in caption
+    assert [row[0] for row in numbers[1:4]] == ["a, last round", "a, best round on test data", "a, paper"]
+    assert numbers[2][1] == "83.67 ± 0.58"
+    # a: 75.00 and 83.67 beside 83.61; b: 80.33 and 81.00 beside 87.83
+    assert distances[1:] == [
+        ["last round", "0 of 2 cells", "8.05"], ["best round on test data", "2 of 2 cells", "3.44"]
+    ]  # fmt: skip
+    assert [row[1].partition(":")[0] for row in claims[1:3]] == ["holds", "fails"]
+
+
+def test_the_best_round_is_shown_only_for_metrics_on_test_data():
+    assert reports(PAPER, make()) == ["last", "mean_of_last_tenth", "best_on_test"]
+    assert reports(PAPER, make(report="best_on_validation"))[0] == "best_on_validation"
+    assert reports(Paper("", "train_loss"), make()) == ["last", "mean_of_last_tenth"]
 
 
 def test_two_claims_on_one_pair_keep_each_others_verdicts():

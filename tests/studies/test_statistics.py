@@ -63,7 +63,7 @@ def test_tables_show_what_was_computed():
     table = results({"a": [0.5, 0.6], "b|c": [0.8, 0.7]})
     summary = summarise(table, [METRIC])
     assert summary_rows(study, summary, METRIC) == [["", "all"], ["a", "55.00 ± 7.07"], ["b|c", "**75.00 ± 7.07**"]]
-    parts = list(tables(study, table, summary, paired_differences(table, [METRIC], "a")))
+    parts = list(tables(study, summary, paired_differences(table, [METRIC], "a"), {}))
     text = markdown("study", parts, ["a note"])
     assert "| b\\|c | **75.00 ± 7.07** |" in text
     assert "| b\\|c | +20.00 [−107.06, +147.06] |" in text
@@ -84,7 +84,7 @@ def test_a_difference_says_how_many_pairs_it_is_of():
 def test_a_table_of_losses_has_the_smallest_in_bold():
     study = Study("x.yaml", {"a": {}, "b": {}}, metrics=["global/test_loss"], report="best_on_test", seeds=1)
     table = results({"a": [0.5], "b": [0.4]}).rename(columns={METRIC: "global/test_loss"})
-    parts = list(tables(study, table, summarise(table, study.metrics), paired_differences(table, study.metrics, "a")))
+    parts = list(tables(study, summarise(table, study.metrics), paired_differences(table, study.metrics, "a"), {}))
     assert parts[0][1][1:] == [["a", "0.5000"], ["b", "**0.4000**"]]
     assert "round with the best global/test_loss on the test data itself" in parts[0][0]
 
