@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import check_at_least, check_choice
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server import FairStep, ServerCallback, WeightedAverage
 from fedbc_lightning.state.cohort import Cohort
@@ -32,7 +32,7 @@ class QFedAvg(FederatedAlgorithm):
     State:
         The method keeps no state.
     Communication:
-        The server sends z; each client sends Δ_i and h_i.
+        The server sends z; each client sends Δ_i and h_i, and in the public style also n_i.
     Partial work:
         The partial work of stragglers is used.
     Local model:
@@ -41,8 +41,8 @@ class QFedAvg(FederatedAlgorithm):
         q = 0 is FedAvg with uniform weights if all clients have the same η, or ``lipschitz`` is given.
     Departures:
         F_i is computed in evaluation mode (no dropout), and 1e-10 is added to it. With a scheduler, η is the mean of
-        the step sizes. The FedBC code weights both sums by n_i and leaves L² out of ‖Δw_i‖². Buffers are averaged
-        uniformly.
+        the step sizes. The FedBC authors' code weights both sums by n_i and has ‖z − w_i‖² in h_i, without L²: that is
+        ``style="public"``. Its z moves much faster for large q and many local steps. Buffers are averaged uniformly.
 
     References:
         Li et al. 2020, "Fair Resource Allocation in Federated Learning", Algorithm 2.
@@ -51,17 +51,22 @@ class QFedAvg(FederatedAlgorithm):
         q: Fairness parameter q ≥ 0. The paper's grid is 0.001 to 15, the FedBC paper's 0.001 to 5.
         lipschitz: Lipschitz constant L; None takes 1/η of the user's optimizer. After many local steps K,
             ‖L (z − w_i)‖² then dominates h_i and z hardly moves unless q is tiny; give an L of about 1 / (η K).
+        style: ``"paper"``, or ``"public"`` for the step of the FedBC authors' code, see the departures.
 
     Raises:
         ConfigurationError: A value is out of range, there are several parameter groups without ``lipschitz``, or a loss
             is negative.
     """
 
-    def __init__(self, q: float = 1.0, lipschitz: float | None = None) -> None:
+    def __init__(
+        self, q: float = 1.0, lipschitz: float | None = None, style: Literal["paper", "public"] = "paper"
+    ) -> None:
         check_at_least("algorithm.q", q, 0)
+        check_choice("algorithm.style", style, ("paper", "public"))
         if lipschitz is not None:
             check_at_least("algorithm.lipschitz", lipschitz, 0, strict=True)
-        self.q, self.lipschitz = q, lipschitz
+        self.q, self.lipschitz, self.style = q, lipschitz, style
+        self.scalars_up = 2 if style == "public" else 1  # h_i, and n_i
 
     def check(self, engine: Engine) -> None:
         """Raise a ConfigurationError if ``lipschitz`` is missing and the optimizer has several parameter groups."""
@@ -90,4 +95,4 @@ class QFedAvg(FederatedAlgorithm):
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean, of which the buffers are kept, and the fair step."""
-        return [WeightedAverage(by="uniform"), FairStep(self.q, self.lipschitz)]
+        return [WeightedAverage(by="uniform"), FairStep(self.q, self.lipschitz, self.style)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from fedbc_lightning.server.base import ServerCallback, Sums
@@ -21,6 +23,8 @@ class FairStep(ServerCallback):
     Args:
         q: Fairness parameter q ≥ 0; a larger one gives clients with a high loss more weight.
         lipschitz: Lipschitz constant L; None takes 1 / η with the mean η of the client's steps.
+        style: ``"paper"``: the step above. ``"public"``: that of the FedBC authors' code, in which h_i has
+            ‖z − w_i‖² in place of ‖Δw_i‖², and both sums are weighted by the clients' numbers of samples.
 
     References:
         Li et al. 2020, "Fair Resource Allocation in Federated Learning", Algorithm 2.
@@ -29,8 +33,8 @@ class FairStep(ServerCallback):
     follows_aggregation = True
     messages = ("loss_at_z",)
 
-    def __init__(self, q: float, lipschitz: float | None) -> None:
-        self.q, self.lipschitz = q, lipschitz
+    def __init__(self, q: float, lipschitz: float | None, style: Literal["paper", "public"] = "paper") -> None:
+        self.q, self.lipschitz, self.style = q, lipschitz, style
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
         """Declare the sums Σ Δ_i and Σ h_i, and the number of clients in them."""
@@ -47,14 +51,17 @@ class FairStep(ServerCallback):
         loss = (cohort.messages["loss_at_z"] + 1e-10).to(rate.device, sums.dtype)[:, None]
         cohort.record("loss_at_z", cohort.messages["loss_at_z"])
         lipschitz = 1 / rate.to(sums.dtype)
-        update = lipschitz * (server.z - cohort.w).to(sums.dtype)
+        move = (server.z - cohort.w).to(sums.dtype)
+        update = lipschitz * move
         fair_update = loss**self.q * update
-        total = self.q * loss ** (self.q - 1) * update.square().sum(dim=1, keepdim=True) + lipschitz * loss**self.q
+        squares = (move if self.style == "public" else update).square().sum(dim=1, keepdim=True)
+        total = self.q * loss ** (self.q - 1) * squares + lipschitz * loss**self.q
+        weights = cohort.num_samples if self.style == "public" else torch.ones(len(cohort), dtype=torch.float64)
         # A client without a step, or with steps of size 0, has w_i = z and no finite 1 / η: it does not count.
         counts = cohort.valid & (cohort.num_steps > 0) & (rate[:, 0] > 0).cpu()
         is_counted = counts.to(rate.device)
-        sums.add_rows("fair_update", fair_update[is_counted], torch.ones(int(counts.sum())))
-        sums.add("fair_total", total[is_counted].sum(dim=0))
+        sums.add_rows("fair_update", fair_update[is_counted], weights[counts])
+        sums.add("fair_total", (total * weights.to(total)[:, None])[is_counted].sum(dim=0))
         sums.add("num_counted", counts.sum().to(sums.device, sums.dtype))
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:

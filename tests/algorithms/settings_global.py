@@ -165,6 +165,7 @@ SETTINGS_GLOBAL: list[Setting] = [
     _qfedavg("qfedavg-zero", q=0.0),
     _qfedavg("qfedavg-two-lipschitz", q=2.0, lipschitz=3.0),
     _qfedavg("qfedavg-half", q=0.5),
+    _qfedavg("qfedavg-public", q=1.5, style="public"),
     _feddyn("feddyn-default"),
     _feddyn("feddyn-strong", alpha=0.5),
     _fedadmm("fedadmm-default"),

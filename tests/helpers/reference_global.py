@@ -313,6 +313,7 @@ def qfedavg(
     local: Local,
     q: float = 1.0,
     lipschitz: float | None = None,
+    style: str = "paper",
 ) -> Trajectories:
     """q-FedAvg: clients with a higher loss at z weigh more."""
     x, log = np.tile(z, (len(clients), 1)), reference._Log()
@@ -322,8 +323,11 @@ def qfedavg(
             out = train(clients, local, t, i, z, _no_term)
             constant = 1 / out.mean_lr if lipschitz is None else lipschitz
             value, move = loss(clients, i, z) + 1e-10, constant * (z - out.w)
-            numerator += value**q * move
-            denominator += q * value ** (q - 1) * (move @ move) + constant * value**q
+            weight, squares = 1.0, move @ move
+            if style == "public":
+                weight, squares = len(clients[i][1]), (z - out.w) @ (z - out.w)
+            numerator += weight * value**q * move
+            denominator += weight * (q * value ** (q - 1) * squares + constant * value**q)
             x[i] = out.w
         z = z - numerator / denominator
         log.add(z=z, local_model=x)
