@@ -6,8 +6,6 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from lightning.pytorch.trainer.states import TrainerFn
-
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.run.lock import NAME, RunLock
 
@@ -96,14 +94,11 @@ def how_to_resume(last: Path | None) -> str:
     return f"Go on by the same command with ckpt_path: {last}"
 
 
-def how_to_resume_last(fn: TrainerFn, experiment: Path, log_dir: str | None) -> str:
+def how_to_resume_last(experiment: Path, log_dir: str | None) -> str:
     """Return the sentence of :func:`how_to_resume` for the run that a trainer is in, or was in last.
 
     Args:
-        fn: The verb; only training runs can be resumed.
         experiment: Folder of all runs of this name.
         log_dir: The run folder; None if it is not known yet, so that the newest run of this name is meant.
     """
-    if fn != TrainerFn.FITTING:
-        return how_to_resume(None)
     return how_to_resume(last_checkpoint(experiment) if log_dir is None else Path(log_dir, LAST))

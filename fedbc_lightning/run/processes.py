@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric import Fabric
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
 from fedbc_lightning.core import determinism
@@ -16,7 +17,7 @@ from fedbc_lightning.core.storage import quiet_event_writers
 from fedbc_lightning.distributed.fabric import missing_kernels_told
 from fedbc_lightning.distributed.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.run import slurm
-from fedbc_lightning.run.folder import how_to_resume_last
+from fedbc_lightning.run.folder import how_to_resume, how_to_resume_last
 from fedbc_lightning.run.handover import Outcome, handover, leave, take_over
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Request, Run
@@ -71,7 +72,9 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
 
 
 def _how_to_resume(trainer: RunView, request: Request) -> str:
-    return how_to_resume_last(request.fn, trainer.settings.experiment, trainer.progress.log_dir)
+    if request.fn != TrainerFn.FITTING:
+        return how_to_resume(None)  # only training can be resumed
+    return how_to_resume_last(trainer.settings.experiment, trainer.progress.log_dir)
 
 
 def _error_of(error: ProcessException, world_size: int, resume: str) -> Exception:

@@ -25,6 +25,7 @@ from fedbc_lightning.data import ArrayDataset
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.local import Armijo, ModelAgnostic, ProximalTerm, Solver
+from fedbc_lightning.run.processes import _error_of
 from fedbc_lightning.server import DualAscent, WeightedAverage
 
 
@@ -326,7 +327,7 @@ def test_a_refusal_carries_its_reason_to_another_process(tmp_path):
     assert copy.reason == refused.value.reason == "cannot train with buffers that training moves, such as BatchNorm's"
     assert str(copy) == f"trainer.engine: vectorized {copy.reason}; use engine: sequential."
     text = "".join(traceback.format_exception(refused.value))  # what torch tells of a process that it has spawned
-    error = make_trainer(tmp_path)._error_of(ProcessRaisedException(text, 0, 1))
+    error = _error_of(ProcessRaisedException(text, 0, 1), world_size=1, resume="")
     assert isinstance(error, ConfigurationError)
     assert str(error) == str(refused.value)
 
