@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from torch import Tensor
 
+from fedbc_lightning.local.client import Client
 from fedbc_lightning.local.solvers import Solver
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Client
 
 
 class LooplessSteps(Solver):

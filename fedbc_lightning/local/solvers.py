@@ -6,16 +6,13 @@ A solver works on K clients at once: ``client.w`` and gradients are (K, d), numb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
+from fedbc_lightning.local.client import Client
 from fedbc_lightning.local.terms import Term
-
-if TYPE_CHECKING:
-    from fedbc_lightning.local.engine import Client
 
 
 class Solver:

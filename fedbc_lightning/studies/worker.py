@@ -128,9 +128,8 @@ def _error_of(task: Task, connection: Connection, place: int, lockstep: Lockstep
         """Reports every finished round to the scheduler, and tells the engine its place in the lockstep."""
 
         def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
-            stacked = trainer.federation.engine.stacked
-            if stacked is not None:
-                stacked.lockstep = lockstep
+            if lockstep is not None:
+                trainer.federation.engine.join(lockstep)
 
         def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
             with suppress(OSError):

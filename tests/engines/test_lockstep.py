@@ -70,7 +70,7 @@ class Beside(Callback):
         self.member, self.drawn = member, []
 
     def on_fit_start(self, trainer, pl_module):
-        trainer.federation.engine.stacked.lockstep = self.member
+        trainer.federation.engine.join(self.member)
 
     def on_round_end(self, trainer, pl_module):
         self.drawn.append(torch.rand(1).item())

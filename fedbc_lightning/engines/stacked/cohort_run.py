@@ -123,7 +123,7 @@ class CohortRun:
             yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
-            if self.stacked.lockstep is None:
+            if not self.stacked.is_in_lockstep:
                 parameters = [view[0] for view in self._views(w[row : row + 1])]
                 output = self._step("single", parameters, [part[k] for part in batch])
             else:

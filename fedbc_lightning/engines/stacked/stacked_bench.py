@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
@@ -12,9 +10,6 @@ from fedbc_lightning.engines.stacked.mappable import check_step, not_a_function
 from fedbc_lightning.engines.stacked.stacked_optimizer import StackedOptimizer
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.optimizers import configure
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.stacked.lockstep import LockstepThread
 
 BYTES_OF_ROWS = 2**30
 """Bytes that the matrices (K, d) of a cohort may take."""
@@ -32,7 +27,7 @@ class StackedBench:
         bench: The workbench.
         optimizer: The user's optimizer on K rows.
         draws_random_numbers: Whether ``training_step`` is known to draw random numbers.
-        lockstep: The run's thread, if it is trained in lockstep with other runs of the process; otherwise None.
+        is_in_lockstep: Whether the run is trained in lockstep with other runs of the process.
         most_rows: Largest number of clients whose (K, d) matrices fit into the memory that is meant for them.
     """
 
@@ -40,7 +35,7 @@ class StackedBench:
         self.bench = bench
         self.optimizer = StackedOptimizer(configure(bench.user), bench.layout)
         self.draws_random_numbers = False
-        self.lockstep: LockstepThread | None = None
+        self.is_in_lockstep = False
         self.most_rows = BYTES_OF_ROWS // (NUM_MATRICES * bench.row.nbytes)
         self._checked: set[tuple] = set()
 

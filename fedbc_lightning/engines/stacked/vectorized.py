@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from lightning.fabric.plugins.precision import MixedPrecision
 from torch import Tensor
@@ -21,6 +22,9 @@ from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, Solver, Term
 from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
 from fedbc_lightning.state.cohort import Cohort
+
+if TYPE_CHECKING:
+    from fedbc_lightning.engines.stacked.lockstep import LockstepThread
 
 MAX_COHORT = 1024
 """Largest number of clients in a cohort."""
@@ -53,11 +57,10 @@ class VectorizedEngine(BaseEngine):
         self._evaluations: dict[str, MappedEvaluation] = {}
         self.cohort_size = max(2, min(MAX_COHORT, self.stacked.most_rows))
 
-    @property
-    def seconds_waited(self) -> float:
-        """Seconds that this engine has waited for other runs of the process."""
-        lockstep = self.stacked.lockstep
-        return 0.0 if lockstep is None else lockstep.seconds_waited
+    def join(self, lockstep: LockstepThread) -> None:
+        """Train in lockstep with other runs of the process from now on."""
+        super().join(lockstep)
+        self.stacked.is_in_lockstep = True
 
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
         """Return cohorts of clients of similar length, the longest first; a solver's have one length each."""
@@ -105,9 +108,8 @@ class VectorizedEngine(BaseEngine):
         is_last: bool = True,
     ) -> None:
         """Train a cohort, all clients at once unless there is only one, or the longest do not stand first."""
-        stacked, lockstep = self.stacked, self.stacked.lockstep
-        if lockstep is not None:
-            lockstep.check()
+        if self._lockstep is not None:
+            self._lockstep.check()
         local = self._planned(cohort, epochs)
         if len(cohort) == 1 or (solver is None and epochs is not None and not self._is_sorted(cohort, local)):
             self._one_by_one.solve(
@@ -118,13 +120,13 @@ class VectorizedEngine(BaseEngine):
         self.bench.user.train_mode()
         self.bench.user.shim.set(training=True, current_client=None)
         if solver is not None:
-            CohortSolverRun(stacked, cohort, local, terms, solver).run(start, lr_scale, purpose)
+            CohortSolverRun(self.stacked, cohort, local, terms, solver).run(start, lr_scale, purpose)
             return
-        run = CohortOptimizerRun(stacked, cohort, local, terms, after_step, record_gradient_mean)
-        if lockstep is None:
+        run = CohortOptimizerRun(self.stacked, cohort, local, terms, after_step, record_gradient_mean)
+        if self._lockstep is None:
             run.run(start, lr_scale, purpose)
         else:
-            lockstep.train(run, start, lr_scale, purpose)
+            self._lockstep.train(run, start, lr_scale, purpose)
 
 
 def _problems(bench: Workbench) -> dict[str, bool]:
