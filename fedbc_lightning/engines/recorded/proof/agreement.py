@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbc_lightning.engines.recorded.proof.objects import is_one_of
-from fedbc_lightning.engines.recorded.proof.reads import Reads, is_a, is_plain
+from fedbc_lightning.engines.recorded.proof.reads import Reads, is_a, is_one_of, is_plain
 from fedbc_lightning.engines.recorded.proof.vouched import VOUCHED
 
 BY_TEXT = (range, slice, torch.finfo, torch.iinfo)

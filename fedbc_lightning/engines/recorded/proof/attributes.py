@@ -8,23 +8,20 @@ import sys
 import types
 from abc import ABCMeta
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedbc_lightning.engines.recorded.proof import known
-from fedbc_lightning.engines.recorded.proof.frames import Closure
-from fedbc_lightning.engines.recorded.proof.objects import VIEWS, BatchIndex, is_one_of
-from fedbc_lightning.engines.recorded.proof.reads import MISSING, PLAIN, is_a, is_plain
+from fedbc_lightning.engines.recorded.proof.frames import BatchIndex, Closure
+from fedbc_lightning.engines.recorded.proof.interpreter import Interpreter
+from fedbc_lightning.engines.recorded.proof.reads import MISSING, PLAIN, is_a, is_one_of, is_plain
 from fedbc_lightning.module.shim import ModuleTrainer
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
 
 NATIVE: tuple[type, ...] = (
     *PLAIN, list, dict, tuple, set, frozenset, slice, range, OrderedDict, torch.finfo, torch.iinfo, deque,
-    types.MappingProxyType, *VIEWS,
+    types.MappingProxyType, *known.VIEWS,
 )  # fmt: skip
 """Exact types of Python and torch whose attributes are methods, or as unchangeable as the value."""
 CONSTANT = frozenset({
@@ -84,7 +81,7 @@ class Attributes:
         evaluator: Calls what is found where reading an attribute means a call.
     """
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Interpreter) -> None:
         self._evaluator, self._reads = evaluator, evaluator.reads
 
     def get(self, owner: Any, name: str) -> Any:
@@ -223,7 +220,7 @@ class Attributes:
             return kind
         if name == "__dict__":
             self._evaluator.refuse("looks at all attributes of an object at once")
-        is_made = self._evaluator.objects.is_made(owner)
+        is_made = self._evaluator.is_made(owner)
         if not is_made:
             self._reads.kind(owner)
         static = self.of_class(kind, name)
@@ -273,7 +270,7 @@ class Attributes:
         if type(static) is classmethod:
             return types.MethodType(static.__func__, kind)
         if type(static) is types.MemberDescriptorType:
-            is_made = self._evaluator.objects.is_made(owner)
+            is_made = self._evaluator.is_made(owner)
             return getattr(owner, name, MISSING) if is_made else self._reads.attribute(owner, name)
         if type(static) is functools.partial or not hasattr(type(static), "__get__"):
             return static

@@ -9,7 +9,7 @@ import types
 from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,21 +17,20 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedbc_lightning.engines.recorded.proof import known
-from fedbc_lightning.engines.recorded.proof.frames import GENERATOR_FLAGS, Closure, Frame, bind
+from fedbc_lightning.engines.recorded.proof.attributes import Attributes
+from fedbc_lightning.engines.recorded.proof.frames import BATCH_INDEX, GENERATOR_FLAGS, Closure, Frame, bind
+from fedbc_lightning.engines.recorded.proof.interpreter import Interpreter
 from fedbc_lightning.engines.recorded.proof.layers import Layers
+from fedbc_lightning.engines.recorded.proof.names import Names
 from fedbc_lightning.engines.recorded.proof.objects import (
-    BATCH_INDEX,
     ITERATOR,
+    Objects,
     holds_tensor,
     is_named_tuple,
-    is_one_of,
 )
-from fedbc_lightning.engines.recorded.proof.reads import MISSING, is_a, is_plain
+from fedbc_lightning.engines.recorded.proof.reads import MISSING, is_a, is_one_of, is_plain
 from fedbc_lightning.engines.recorded.proof.source import definition_of, name_of
 from fedbc_lightning.engines.recorded.proof.vouched import VOUCHED
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
 
 TEXT = (str, bytes, int, float, complex, bool, tuple, torch.Size, range, frozenset)
 READING = frozenset({
@@ -61,12 +60,18 @@ class Calls:
 
     Args:
         evaluator: Evaluates Python functions.
+        attributes: Reads attributes.
+        objects: Knows the objects that the step has made.
+        names: Reads names.
         log: The function behind ``self.log``, which is called as it is, with numbers and tensors.
     """
 
-    def __init__(self, evaluator: Evaluator, log: Any) -> None:
-        self._evaluator, self._objects, self._reads = evaluator, evaluator.objects, evaluator.reads
-        self._log, self._layers, self._items = log, Layers(evaluator), evaluator.objects.items
+    def __init__(
+        self, evaluator: Interpreter, attributes: Attributes, objects: Objects, names: Names, log: Any
+    ) -> None:
+        self._evaluator, self._reads = evaluator, evaluator.reads
+        self._attributes, self._objects, self._names = attributes, objects, names
+        self._log, self._layers, self._items = log, Layers(evaluator, attributes, objects), objects.items
         self._node = ast.Call(ast.Name("training_step"), [], [])
         self._special: dict[Any, Callable[..., Any]] = {
             getattr: self._getattr, hasattr: self._hasattr, isinstance: self._isinstance, issubclass: self._issubclass,
@@ -122,7 +127,7 @@ class Calls:
             return self._objects.made(self._native(function, args, kwargs))
         if is_a(function, nn.Module):
             return self._module(function, args, kwargs)
-        method = self._evaluator.attributes.special(function, "__call__")
+        method = self._attributes.special(function, "__call__")
         if is_a(method, types.MethodType):
             return self.call(method, args, kwargs)
         return self._refuse(function)
@@ -162,7 +167,7 @@ class Calls:
         return bound
 
     def _registered(self, module: nn.Module, name: str) -> Any:
-        value = self._evaluator.attributes.registered(module, name)
+        value = self._attributes.registered(module, name)
         if value is MISSING:
             message = f"'{type(module).__name__}' object has no attribute '{name}'"
             raise self._evaluator.known_error(AttributeError(message))
@@ -317,7 +322,7 @@ class Calls:
         return self._instance(cls, args, kwargs)
 
     def _instance(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        of_class = self._evaluator.attributes.of_class
+        of_class = self._attributes.of_class
         if of_class(cls, "__new__") is not vars(object)["__new__"] or of_class(cls, "__del__") is not MISSING:
             self._refuse(cls)
         init = of_class(cls, "__init__")
@@ -352,7 +357,7 @@ class Calls:
             self._check(args, kwargs)
             self._check_values(module, args, kwargs)
             return module(*args, **kwargs)
-        forward = self._evaluator.attributes.get(module, "forward")
+        forward = self._attributes.get(module, "forward")
         return self.call(forward, args, kwargs)
 
     def _by_name(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -370,13 +375,13 @@ class Calls:
     def _super(self) -> super:
         frame = self._evaluator.frame
         first = frame.code.co_varnames[0]
-        return super(self._evaluator.names.value("__class__"), frame.locals[first])
+        return super(self._names.value("__class__"), frame.locals[first])
 
     def _getattr(self, owner: Any, name: str, default: Any = MISSING) -> Any:
         if default is MISSING:
-            return self._evaluator.attributes.get(owner, name)
+            return self._attributes.get(owner, name)
         try:
-            return self._evaluator.attributes.get(owner, name)
+            return self._attributes.get(owner, name)
         except AttributeError as error:
             self._evaluator.check_known(error)
             return default
@@ -387,7 +392,7 @@ class Calls:
     def _isinstance(self, value: Any, classes: Any) -> bool:
         if value is BATCH_INDEX or is_a(value, Closure):
             self._evaluator.refuse("uses batch_idx, or asks for the class of a function")
-        own = self._evaluator.attributes.of_class(type(value), "__class__")
+        own = self._attributes.of_class(type(value), "__class__")
         if own is not vars(object)["__class__"] and not is_a(value, Tensor):
             self._evaluator.refuse("asks for the class of an object that decides by itself what that is")
         for cls in _flat(classes):

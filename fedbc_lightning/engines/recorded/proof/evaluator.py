@@ -37,12 +37,7 @@ class Evaluator:
 
     Attributes:
         reads: Keeps what is read.
-        objects: Knows the objects that the step has made.
         attributes: Reads attributes.
-        calls: Calls functions.
-        names: Reads and stores names.
-        expressions: Evaluates expressions.
-        statements: Runs statements.
         num_catching: Number of ``try`` statements with handlers around the current node.
         num_generators: Number of generator expressions, and of functions that Python would call later, around it.
     """
@@ -52,9 +47,12 @@ class Evaluator:
         self.reads, self._frames, self._num_nodes = reads, list[Frame](), 0
         self._known_errors: list[tuple[BaseException, int]] = []
         self.num_catching = self.num_generators = 0
-        self.objects = Objects(self)
-        self.attributes, self.calls = Attributes(self), Calls(self, log)
-        self.names, self.expressions, self.statements = Names(self), Expressions(self), Statements(self)
+        self.attributes = attributes = Attributes(self)
+        self._objects = objects = Objects(self, attributes)
+        names = Names(self, objects)
+        self._calls = Calls(self, attributes, objects, names, log)
+        self._expressions = Expressions(self, attributes, objects, names, self._calls)
+        self._statements = Statements(self, attributes, objects, names, self._expressions)
 
     # what callers use
 
@@ -67,6 +65,10 @@ class Evaluator:
         """Return whether a module is part of the user's module, so that the engine sets its training mode."""
         return any(module is other for other in self._module.modules())
 
+    def is_made(self, value: Any) -> bool:
+        """Return whether the step has made the value."""
+        return self._objects.is_made(value)
+
     def refuse(self, reason: str) -> NoReturn:
         """Raise, because the step does something else than computing its result, or may do so.
 
@@ -78,7 +80,7 @@ class Evaluator:
 
     def call(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function, see :class:`~fedbc_lightning.engines.recorded.proof.calls.Calls`."""
-        return self.calls.call(function, tuple(args), kwargs)
+        return self._calls.call(function, tuple(args), kwargs)
 
     def run(self, frame: Frame, node: ast.FunctionDef | ast.Lambda) -> Any:
         """Run a function whose arguments are in its frame, and return its result."""
@@ -87,7 +89,7 @@ class Evaluator:
         self._frames.append(frame)
         arguments = tuple(frame.locals.values())
         try:
-            self.statements.block(body_of(node))
+            self._statements.block(body_of(node))
         except ReturnError as returned:
             if not is_generator(frame.code):
                 return returned.value
@@ -100,12 +102,12 @@ class Evaluator:
         if not is_generator(frame.code):
             return None
         outer = next((cell for cell in frame.cells.values() if isinstance(cell, Frame)), frame)
-        return self.objects.iterator(frame.yielded, self.objects.lazy(outer, frame.code.co_freevars, arguments))
+        return self._objects.iterator(frame.yielded, self._objects.lazy(outer, frame.code.co_freevars, arguments))
 
     def value(self, node: ast.expr) -> Any:
         """Return the value of an expression."""
         self.count()
-        return self.expressions.value(node)
+        return self._expressions.value(node)
 
     def count(self) -> None:
         """Count an expression, or a turn of a loop; too many are refused."""
@@ -137,7 +139,7 @@ class Evaluator:
         found: list[Any] = []
         for node in nodes:
             if isinstance(node, ast.Starred):
-                found += self.objects.items(self.value(node.value))
+                found += self._objects.items(self.value(node.value))
             else:
                 found.append(self.value(node))
         return found

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from fedbc_lightning.engines.recorded.proof.frames import Closure
-from fedbc_lightning.engines.recorded.proof.objects import BATCH_INDEX
+from fedbc_lightning.engines.recorded.proof.attributes import Attributes
+from fedbc_lightning.engines.recorded.proof.calls import Calls
+from fedbc_lightning.engines.recorded.proof.frames import BATCH_INDEX, Closure
+from fedbc_lightning.engines.recorded.proof.interpreter import Interpreter
+from fedbc_lightning.engines.recorded.proof.names import Names
+from fedbc_lightning.engines.recorded.proof.objects import Objects
 from fedbc_lightning.engines.recorded.proof.reads import is_a, is_plain
 from fedbc_lightning.engines.recorded.proof.source import inner_definition
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -36,15 +37,21 @@ class Expressions:
     """Evaluates expressions for an evaluator.
 
     Args:
-        evaluator: Keeps the functions that are being evaluated, and calls others.
+        evaluator: Keeps the functions that are being evaluated.
+        attributes: Reads attributes.
+        objects: Knows the objects that the step has made.
+        names: Reads and stores names.
+        calls: Calls functions.
     """
 
-    def __init__(self, evaluator: Evaluator) -> None:
-        self._evaluator, self._objects = evaluator, evaluator.objects
+    def __init__(
+        self, evaluator: Interpreter, attributes: Attributes, objects: Objects, names: Names, calls: Calls
+    ) -> None:
+        self._evaluator, self._attributes, self._objects, self._names = evaluator, attributes, objects, names
         self._expressions: dict[type, Callable[[Any], Any]] = {
-            ast.Constant: lambda node: node.value, ast.Name: lambda node: self._evaluator.names.value(node.id),
+            ast.Constant: lambda node: node.value, ast.Name: lambda node: names.value(node.id),
             ast.Attribute: self._attribute, ast.Subscript: self._subscript, ast.Slice: self._slice,
-            ast.Call: lambda node: self._evaluator.calls.of_node(node),
+            ast.Call: calls.of_node,
             ast.BinOp: self._binary, ast.UnaryOp: self._unary, ast.BoolOp: self._bool,
             ast.Compare: self._compare, ast.IfExp: self._if_expression,
             ast.Tuple: lambda node: tuple(self._evaluator.values(node.elts)), ast.List: self._list, ast.Set: self._set,
@@ -61,9 +68,7 @@ class Expressions:
         return evaluate(node)
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        return self._evaluator.attributes.get(
-            self._evaluator.value(node.value), self._evaluator.frame.private(node.attr)
-        )
+        return self._attributes.get(self._evaluator.value(node.value), self._evaluator.frame.private(node.attr))
 
     def _subscript(self, node: ast.Subscript) -> Any:
         return self._objects.item(self._evaluator.value(node.value), self._evaluator.value(node.slice))
@@ -224,5 +229,5 @@ class Expressions:
 
     def _named(self, node: ast.NamedExpr) -> Any:
         value = self._evaluator.value(node.value)
-        self._evaluator.names.store_name(node.target.id, value)
+        self._names.store_name(node.target.id, value)
         return value

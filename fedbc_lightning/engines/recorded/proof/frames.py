@@ -16,6 +16,13 @@ from fedbc_lightning.engines.recorded.recording import NotRecordableError
 GENERATOR_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
+class BatchIndex:
+    """Stands for ``batch_idx``, which a step may hand on, and do nothing else with."""
+
+
+BATCH_INDEX = BatchIndex()
+
+
 @dataclass
 class Frame:
     """Holds one call of a Python function.

@@ -11,6 +11,7 @@ import math
 import operator
 import sys
 import types
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,9 @@ EXCEPTIONS = (
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.autocast, contextlib.nullcontext)
 """Context managers that put back on leaving what they have changed on entering."""
 
+_DICTS: tuple[dict[str, int], ...] = ({}, OrderedDict())
+VIEWS: tuple[type, ...] = tuple(type(view) for some in _DICTS for view in (some.items(), some.keys(), some.values()))
+"""The exact types of what ``dict.items()`` and the like give."""
 METACLASSES = (type, type(nn.Parameter), type(Tensor))
 """Metaclasses whose ``isinstance`` runs nobody else's code; ABCMeta's keeps a cache only."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedbc_lightning.core import private_torch
 from fedbc_lightning.engines.recorded.proof import known
+from fedbc_lightning.engines.recorded.proof.attributes import Attributes
+from fedbc_lightning.engines.recorded.proof.interpreter import Interpreter
+from fedbc_lightning.engines.recorded.proof.objects import Objects
 from fedbc_lightning.engines.recorded.proof.reads import MISSING, is_a, is_plain
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
 
 WALKS = (
     nn.Module.parameters, nn.Module.named_parameters, nn.Module.buffers, nn.Module.named_buffers, nn.Module.children,
@@ -38,10 +38,13 @@ class Layers:
 
     Args:
         evaluator: Keeps what the layers read.
+        attributes: Reads attributes.
+        objects: Knows the objects that the step has made.
     """
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Interpreter, attributes: Attributes, objects: Objects) -> None:
         self._evaluator, self._reads = evaluator, evaluator.reads
+        self._attributes, self._objects = attributes, objects
 
     def can_call(self, module: nn.Module) -> bool:
         """Return whether a module consists of torch's own layers alone; all that they hold counts as read.
@@ -65,10 +68,10 @@ class Layers:
         for name in private_torch.GLOBAL_REGISTRATION_HOOKS:
             self._no_hooks(getattr(nn.modules.module, name))
         for value in (*args, *kwargs.values()):
-            self._evaluator.objects.check(value)
+            self._objects.check(value)
         for base in kind.__mro__[:-2]:
             self._reads.item(vars(base), base, "__init__")
-        return self._evaluator.objects.made(kind(*args, **kwargs))
+        return self._objects.made(kind(*args, **kwargs))
 
     def walked(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of one of torch's walks over a module, such as ``parameters()``, or MISSING."""
@@ -82,10 +85,10 @@ class Layers:
                 self._evaluator.refuse(f"calls {function.__qualname__} with more than plain values")
         self._reads.tree(args[0])
         found = function(*args, **kwargs)
-        return self._evaluator.objects.walk(found) if is_a(found, types.GeneratorType) else found
+        return self._objects.walk(found) if is_a(found, types.GeneratorType) else found
 
     def _check_call(self, module: nn.Module) -> None:
-        of_class = self._evaluator.attributes.of_class
+        of_class = self._attributes.of_class
         if any(of_class(type(module), name) is not vars(nn.Module)[name] for name in private_torch.CALL_NAMES):
             self._evaluator.refuse(f"calls a {type(module).__qualname__}, which has a __call__ of its own")
         fields: Any = self._reads.fields(module)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedbc_lightning.engines.recorded.proof.frames import Frame
+from fedbc_lightning.engines.recorded.proof.interpreter import Interpreter
+from fedbc_lightning.engines.recorded.proof.objects import Objects
 from fedbc_lightning.engines.recorded.proof.reads import MISSING
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
 
 
 class Names:
@@ -19,10 +18,11 @@ class Names:
 
     Args:
         evaluator: Evaluates what a target of an assignment is made of.
+        objects: Knows the objects that the step has made.
     """
 
-    def __init__(self, evaluator: Evaluator) -> None:
-        self._evaluator, self._objects, self._reads = evaluator, evaluator.objects, evaluator.reads
+    def __init__(self, evaluator: Interpreter, objects: Objects) -> None:
+        self._evaluator, self._objects, self._reads = evaluator, objects, evaluator.reads
 
     def value(self, name: str) -> Any:
         """Return the value of a name from the place where the compiler looks it up.

@@ -10,22 +10,19 @@ from abc import ABCMeta
 from collections import OrderedDict, namedtuple
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedbc_lightning.engines.recorded.proof import known
-from fedbc_lightning.engines.recorded.proof.frames import Frame
-from fedbc_lightning.engines.recorded.proof.reads import MISSING, is_a, is_plain
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
+from fedbc_lightning.engines.recorded.proof.attributes import Attributes
+from fedbc_lightning.engines.recorded.proof.frames import BATCH_INDEX, Frame
+from fedbc_lightning.engines.recorded.proof.interpreter import Interpreter
+from fedbc_lightning.engines.recorded.proof.reads import MISSING, is_a, is_one_of, is_plain
 
 LISTS, MAPPINGS, SETS = (list, tuple), (dict, OrderedDict), (set, frozenset)
-_DICTS: tuple[dict[str, int], ...] = ({}, OrderedDict())
-VIEWS: tuple[type, ...] = tuple(type(view) for some in _DICTS for view in (some.items(), some.keys(), some.values()))
 ITERATOR: type = type(iter([]))
 MAX_ARRAY_BYTES, MAX_ITEMS = 2**16, 100_000
 INDEXED = (list, tuple, str, bytes, range, torch.Size, Tensor, nn.Parameter, np.ndarray)
@@ -34,13 +31,6 @@ NAMED_TUPLE = {*vars(namedtuple("Pair", ())), "__orig_bases__", "__annotations__
 
 RETURN_TYPES = tuple(kind for kind in vars(torch.return_types).values() if isinstance(kind, type))
 """What ``torch.max(x, 1)`` and the like give."""
-
-
-class BatchIndex:
-    """Stands for ``batch_idx``, which a step may hand on, and do nothing else with."""
-
-
-BATCH_INDEX = BatchIndex()
 
 
 @dataclass(frozen=True)
@@ -65,13 +55,14 @@ class Objects:
 
     Args:
         evaluator: Evaluates that code.
+        attributes: Reads attributes.
 
     Attributes:
         gone_through: Lists and dicts of the step's own that were iterated over, with their content at that time.
     """
 
-    def __init__(self, evaluator: Evaluator) -> None:
-        self._evaluator, self._reads = evaluator, evaluator.reads
+    def __init__(self, evaluator: Interpreter, attributes: Attributes) -> None:
+        self._evaluator, self._reads, self._attributes = evaluator, evaluator.reads, attributes
         self._made: dict[int, Any] = {}
         self._lazy: dict[int, Lazy] = {}
         self._kept: set[int] = set()
@@ -225,7 +216,7 @@ class Objects:
             self._refuse_use(value)
 
     def _is_known(self, value: Any) -> bool:
-        return is_known_class(value) or is_one_of(type(value), VIEWS) or id(value) in known.PURE
+        return is_known_class(value) or is_one_of(type(value), known.VIEWS) or id(value) in known.PURE
 
     def _check_array(self, array: np.ndarray) -> None:
         if array.dtype == object or array.nbytes > MAX_ARRAY_BYTES:
@@ -253,7 +244,7 @@ class Objects:
         self.check_lazy(self.lazy_of(value))
         if kind is range and len(value) > MAX_ITEMS:
             self._evaluator.refuse("goes through a long range")
-        if is_one_of(kind, (str, bytes, range, *VIEWS, Tensor, nn.Parameter)):
+        if is_one_of(kind, (str, bytes, range, *known.VIEWS, Tensor, nn.Parameter)):
             return list(value)
         if kind is ITERATOR and self.is_made(value):
             return list(value)
@@ -262,7 +253,7 @@ class Objects:
             if self.is_made(value):
                 self.gone_through.append((value, found))
             return found
-        method = self._evaluator.attributes.special(value, "__iter__")
+        method = self._attributes.special(value, "__iter__")
         if is_a(method, types.MethodType):
             return self.items(self._evaluator.call(method, (), {}))
         return self._evaluator.refuse(f"iterates over a {kind.__module__}.{kind.__qualname__}")
@@ -300,7 +291,7 @@ class Objects:
                 self.check(owner)
             value = owner[key]
             return self.made(value) if kind is list and is_a(key, slice) else value
-        method = self._evaluator.attributes.special(owner, "__getitem__")
+        method = self._attributes.special(owner, "__getitem__")
         if is_a(method, types.MethodType):
             return self._evaluator.call(method, (key,), {})
         return self._evaluator.refuse(f"takes an item of a {kind.__module__}.{kind.__qualname__}")
@@ -324,7 +315,7 @@ class Objects:
         """Return ``item in owner``."""
         if is_a(owner, dict) and self._is_as_in_dict(owner, "__contains__"):
             return self.get(owner, item, MISSING) is not MISSING
-        method = self._evaluator.attributes.special(owner, "__contains__")
+        method = self._attributes.special(owner, "__contains__")
         if is_a(method, types.MethodType) and not is_a(owner, Tensor):
             return self.truth(self._evaluator.call(method, (item,), {}))
         if not self.has_plain_equality(item):
@@ -336,13 +327,13 @@ class Objects:
 
     def length(self, owner: Any) -> Any:
         """Return ``len(owner)``."""
-        method = self._evaluator.attributes.special(owner, "__len__")
+        method = self._attributes.special(owner, "__len__")
         if is_a(method, types.MethodType) and not is_a(owner, Tensor):
             return self._evaluator.call(method, (), {})
         if is_a(owner, (dict, list, set)):
             if not self.is_made(owner):
                 self._reads.length(owner)
-        elif not is_one_of(type(owner), (*VIEWS, tuple)):
+        elif not is_one_of(type(owner), (*known.VIEWS, tuple)):
             self.check(owner)
         return len(owner)
 
@@ -358,7 +349,7 @@ class Objects:
         if is_one_of(kind, (*LISTS, *MAPPINGS, *SETS)):
             return bool(self.length(value))
         for name in ("__bool__", "__len__"):
-            method = self._evaluator.attributes.special(value, name)
+            method = self._attributes.special(value, name)
             if is_a(method, types.MethodType):
                 return bool(self._evaluator.call(method, (), {}))
             if method is not MISSING:
@@ -371,7 +362,7 @@ class Objects:
     def check_attribute(self, owner: Any, target: ast.Attribute) -> None:
         """Refuse to set an attribute of what the step has not made."""
         if self.is_made(owner) and type(owner).__setattr__ is object.__setattr__:
-            static = self._evaluator.attributes.of_class(type(owner), target.attr)
+            static = self._attributes.of_class(type(owner), target.attr)
             if static is MISSING or not hasattr(type(static), "__set__"):
                 return
         what = f"changes the module (`{ast.unparse(target)}`)" if is_a(owner, nn.Module) else (
@@ -406,14 +397,9 @@ class Objects:
         return getattr(type(owner), name) in (getattr(dict, name), getattr(OrderedDict, name))
 
 
-def is_one_of(kind: type, kinds: Iterable[type]) -> bool:
-    """Return whether a class is one of these; ``in`` would ask a metaclass of the user's whether it is equal."""
-    return any(kind is other for other in kinds)
-
-
 def holds_tensor(value: Any) -> bool:
     """Return whether a value is a tensor, or a collection with one in it, at any depth that is looked through."""
-    if is_one_of(type(value), (*MAPPINGS, *VIEWS)) or is_a(value, (list, tuple, set, frozenset)):
+    if is_one_of(type(value), (*MAPPINGS, *known.VIEWS)) or is_a(value, (list, tuple, set, frozenset)):
         return any(map(holds_tensor, dict.values(value) if is_a(value, dict) else value))
     return is_a(value, Tensor)
 

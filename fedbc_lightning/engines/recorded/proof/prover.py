@@ -13,7 +13,7 @@ from fedbc_lightning.core.private_torch import has_listeners, num_function_modes
 from fedbc_lightning.engines.recorded.proof import known
 from fedbc_lightning.engines.recorded.proof.agreement import agree
 from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
-from fedbc_lightning.engines.recorded.proof.objects import BATCH_INDEX
+from fedbc_lightning.engines.recorded.proof.frames import BATCH_INDEX
 from fedbc_lightning.engines.recorded.proof.operations import OnlyPure
 from fedbc_lightning.engines.recorded.proof.reads import Reads
 from fedbc_lightning.engines.recorded.recording import NotRecordableError

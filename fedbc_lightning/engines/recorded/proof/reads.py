@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import CellType
 from typing import Any
@@ -24,6 +24,11 @@ MISSING = object()
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
     """Check the class as ``isinstance`` does, but by the type alone: ``__class__`` may be code of the user's."""
     return issubclass(type(value), kinds)
+
+
+def is_one_of(kind: type, kinds: Iterable[type]) -> bool:
+    """Return whether a class is one of these; ``in`` would ask a metaclass of the user's whether it is equal."""
+    return any(kind is other for other in kinds)
 
 
 def is_plain(value: Any) -> bool:

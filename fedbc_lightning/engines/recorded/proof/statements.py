@@ -6,19 +6,19 @@ import ast
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from fedbc_lightning.engines.recorded.proof import known
-from fedbc_lightning.engines.recorded.proof.expressions import BINARY
+from fedbc_lightning.engines.recorded.proof.attributes import Attributes
+from fedbc_lightning.engines.recorded.proof.expressions import BINARY, Expressions
 from fedbc_lightning.engines.recorded.proof.frames import is_generator
-from fedbc_lightning.engines.recorded.proof.objects import is_one_of
-from fedbc_lightning.engines.recorded.proof.reads import MISSING, is_a
+from fedbc_lightning.engines.recorded.proof.interpreter import Interpreter
+from fedbc_lightning.engines.recorded.proof.names import Names
+from fedbc_lightning.engines.recorded.proof.objects import Objects
+from fedbc_lightning.engines.recorded.proof.reads import MISSING, is_a, is_one_of
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
 
 IN_PLACE: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     kind: getattr(operator, f"i{function.__name__.rstrip('_')}") for kind, function in BINARY.items()
@@ -45,11 +45,18 @@ class Statements:
     """Runs statements for an evaluator.
 
     Args:
-        evaluator: Evaluates the expressions in the statements.
+        evaluator: Evaluates functions and expressions.
+        attributes: Reads attributes.
+        objects: Knows the objects that the step has made.
+        names: Reads and stores names.
+        expressions: Makes the functions that statements define.
     """
 
-    def __init__(self, evaluator: Evaluator) -> None:
-        self._evaluator, self._objects, self._reads = evaluator, evaluator.objects, evaluator.reads
+    def __init__(
+        self, evaluator: Interpreter, attributes: Attributes, objects: Objects, names: Names, expressions: Expressions
+    ) -> None:
+        self._evaluator, self._attributes, self._objects, self._names = evaluator, attributes, objects, names
+        self._expressions, self._reads = expressions, evaluator.reads
         self._statements: dict[type, Callable[[Any], None]] = {
             ast.Expr: self._expression, ast.Pass: lambda node: None, ast.Return: self._return,
             ast.Assign: self._assign, ast.AugAssign: self._assign_in_place, ast.AnnAssign: self._assign_annotated,
@@ -89,13 +96,13 @@ class Statements:
     def _assign(self, node: ast.Assign) -> None:
         value = self._evaluator.value(node.value)
         for target in node.targets:
-            self._evaluator.names.store(target, value)
+            self._names.store(target, value)
 
     def _assign_annotated(self, node: ast.AnnAssign) -> None:
         if not isinstance(node.target, ast.Name):
             self._evaluator.refuse(f"has the statement `{ast.unparse(node)}`, which is not understood")
         if node.value is not None:
-            self._evaluator.names.store(node.target, self._evaluator.value(node.value))
+            self._names.store(node.target, self._evaluator.value(node.value))
 
     def _assign_in_place(self, node: ast.AugAssign) -> None:
         target = node.target
@@ -103,13 +110,13 @@ class Statements:
             name = self._evaluator.frame.private(target.id)
             if not self._evaluator.frame.is_local(name) and name not in self._evaluator.frame.code.co_freevars:
                 self._evaluator.refuse(f"changes the global `{name}`")
-            self._evaluator.names.store(target, self._changed(node, self._evaluator.names.value(target.id)))
+            self._names.store(target, self._changed(node, self._names.value(target.id)))
             return
         owner = self._evaluator.value(target.value)
         if isinstance(target, ast.Attribute):
             name = self._evaluator.frame.private(target.attr)
             self._objects.check_attribute(owner, target)
-            value = self._changed(node, self._evaluator.attributes.get(owner, name))
+            value = self._changed(node, self._attributes.get(owner, name))
             self._objects.set_attribute(owner, name, value, target)
             return
         key = self._evaluator.value(target.slice)
@@ -137,7 +144,7 @@ class Statements:
         goes_on = True
         for item in items:
             self._evaluator.count()
-            self._evaluator.names.store(node.target, item)
+            self._names.store(node.target, item)
             goes_on = self._goes_on(node.body)
             self._objects.check_lists(lists)
             self._objects.check_lazy(lazy)
@@ -172,7 +179,7 @@ class Statements:
             self._evaluator.refuse(f"enters `{ast.unparse(item.context_expr)}`, which may change something")
         with manager as value:
             if item.optional_vars is not None:
-                self._evaluator.names.store(item.optional_vars, value)
+                self._names.store(item.optional_vars, value)
             self._with(node, first + 1)
 
     def _try(self, node: ast.Try) -> None:
@@ -211,7 +218,7 @@ class Statements:
             self._evaluator.frame.caught.append(error)
             try:
                 if handler.name is not None:
-                    self._evaluator.names.store_name(handler.name, error)
+                    self._names.store_name(handler.name, error)
                 self.block(handler.body)
             finally:
                 self._evaluator.frame.caught.pop()
@@ -251,16 +258,14 @@ class Statements:
         for alias in node.names:
             name = alias.name if alias.asname else alias.name.partition(".")[0]
             self._imported(alias.name)
-            self._evaluator.names.store_name(alias.asname or name, self._imported(name))
+            self._names.store_name(alias.asname or name, self._imported(name))
 
     def _import_from(self, node: ast.ImportFrom) -> None:
         if node.level or node.module is None:
             self._evaluator.refuse(f"has the relative import `{ast.unparse(node)}`")
         package = self._imported(node.module)
         for alias in node.names:
-            self._evaluator.names.store_name(
-                alias.asname or alias.name, self._evaluator.attributes.get(package, alias.name)
-            )
+            self._names.store_name(alias.asname or alias.name, self._attributes.get(package, alias.name))
 
     def _imported(self, name: str) -> Any:
         package = self._reads.item(sys.modules, sys.modules, name)
@@ -273,7 +278,7 @@ class Statements:
         notes = [node.returns, *(argument.annotation for argument in every if argument is not None)]
         if node.decorator_list or any(isinstance(p, ast.Call) for note in notes if note for p in ast.walk(note)):
             self._evaluator.refuse(f"defines {node.name} with a decorator, or calls in its annotations")
-        self._evaluator.names.store_name(node.name, self._evaluator.expressions.closure(node))
+        self._names.store_name(node.name, self._expressions.closure(node))
 
     def _yield(self, node: ast.Yield) -> None:
         self._evaluator.frame.yielded.append(None if node.value is None else self._evaluator.value(node.value))
