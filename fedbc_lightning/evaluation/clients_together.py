@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,14 +14,50 @@ from torch import Tensor
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.seeding import Generators
+from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import gather_objects
+from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.engines.stacked.cohort_run import FEW
+from fedbc_lightning.evaluation.measurement import Measurement, Task
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
-    from fedbc_lightning.evaluation.evaluator import Evaluator, Measurement, Task
+    from lightning.fabric import Fabric
 
-    Results = dict[Task, dict[str, float]]
+    from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
+
+Results = dict[Task, dict[str, float]]
+"""Values of tasks by name."""
+
+
+class OneByOne(Protocol):
+    """Evaluates tasks one after another, as :class:`~fedbc_lightning.evaluation.evaluator.Evaluator` does.
+
+    Attributes:
+        fabric: Fabric that has been launched.
+        datamodule: Data of the clients.
+    """
+
+    fabric: Fabric
+    datamodule: FederatedDataModule
+
+    @property
+    def engine(self) -> BaseEngine:
+        """The engine whose module and workbench are used."""
+
+    def share(self, parts: list) -> list:
+        """Return the parts that are assigned to this rank."""
+
+    def one_by_one(self, tasks: Sequence[Task], what: Measurement) -> Results:
+        """Evaluate tasks one after another on this rank, and return the values of each by name."""
+
+    def evaluating(self, stage: str, round: int) -> AbstractContextManager[None]:
+        """Put the module into evaluation mode, without gradients and with Lightning's attributes set for ``stage``."""
+
+    def loader(self, split: str, client: int) -> Any:
+        """Return a loader of a client's data, or of all clients' data (-1); None if there are none."""
+
+    def seed_client(self, client: int, round: int) -> None:
+        """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""
 
 
 class ClientsTogether:
@@ -32,10 +69,10 @@ class ClientsTogether:
         what: Description of the measurement.
     """
 
-    def __init__(self, evaluator: Evaluator, mapped: MappedEvaluation, what: Measurement) -> None:
+    def __init__(self, evaluator: OneByOne, mapped: MappedEvaluation, what: Measurement) -> None:
         self._evaluator, self._mapped, self._what = evaluator, mapped, what
 
-    def do(self, tasks: list[Task]) -> Results:
+    def evaluate(self, tasks: list[Task]) -> Results:
         """Evaluate this rank's part of the tasks.
 
         Returns:
@@ -46,7 +83,7 @@ class ClientsTogether:
             return self._settle(tasks)
         if reasons[split] is not None:
             return self._one_by_one(evaluator.share(tasks))
-        return self._do_units(evaluator.share(self._units(tasks)))
+        return self._evaluate_units(evaluator.share(self._units(tasks)))
 
     def _units(self, tasks: Sequence[Task]) -> list[list[Task]]:
         """Group the tasks into units that one mapped step can do.
@@ -56,7 +93,7 @@ class ClientsTogether:
         """
         datamodule, what = self._evaluator.datamodule, self._what
         most, counts = datamodule.eval_batch_size, datamodule.num_samples(what.split)
-        groups = defaultdict[Any, list["Task"]](list)
+        groups = defaultdict[Any, list[Task]](list)
         for task in tasks:
             which, client = task
             is_alone = client < 0 or not counts[client] or (which == "local" and what.models.fine_tuning is not None)
@@ -81,14 +118,14 @@ class ClientsTogether:
         together = [unit for unit in units if len(unit) >= FEW]
         mine = {task for unit in units for task in unit}
         alone = [task for task in tasks if task in mine]
-        results, found = dict["Task", dict[str, float]](), dict["Task", dict[str, float]]()
+        results, found = Results(), Results()
         if together:
             reason = self._why_not(together[0], alone, results)
         results |= self._one_by_one([task for task in alone if task not in results])
         try:
             for unit in together if reason is None else ():
                 with mapped.watched():
-                    found |= self._do_mapped(unit)
+                    found |= self._evaluate_mapped(unit)
         except Exception as error:  # of any class: the clients have already been evaluated one after another
             reason = first_line(error)
         if reason is None and not _agree(found, results):
@@ -121,17 +158,17 @@ class ClientsTogether:
         """Return the first reason reported by any rank, or None."""
         return next(filter(None, gather_objects(self._evaluator.fabric, reason)), None)
 
-    def _do_units(self, units: Sequence[Sequence[Task]]) -> Results:
+    def _evaluate_units(self, units: Sequence[Sequence[Task]]) -> Results:
         """Evaluate units of several clients by mapped steps, and all other tasks one after another.
 
         If a mapped step fails, the remaining units of this measurement are evaluated one after another, too.
         """
-        results, can_map = dict["Task", dict[str, float]](), True
+        results, can_map = Results(), True
         alone: list[Task] = []
         for unit in units:
             try:
                 if can_map and len(unit) >= FEW:
-                    results |= self._do_mapped(unit)
+                    results |= self._evaluate_mapped(unit)
                     continue
             except Exception as error:  # evaluated one after another, the clients raise the same error, or none
                 can_map = False
@@ -140,9 +177,9 @@ class ClientsTogether:
         return results | self._one_by_one(alone)
 
     def _one_by_one(self, tasks: Sequence[Task]) -> Results:
-        return self._evaluator.do(tasks, self._what)
+        return self._evaluator.one_by_one(tasks, self._what)
 
-    def _do_mapped(self, unit: Sequence[Task]) -> Results:
+    def _evaluate_mapped(self, unit: Sequence[Task]) -> Results:
         what, evaluator = self._what, self._evaluator
         clients = [client for _, client in unit]
         with evaluator.evaluating(what.stage, what.round):

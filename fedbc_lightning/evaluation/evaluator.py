@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +20,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
-from fedbc_lightning.local import FineTuning
+from fedbc_lightning.evaluation.measurement import Measurement, Models, Task
 from fedbc_lightning.module.adapter import step_stage
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 MAX_CLIENTS_BY_DEFAULT = 1000
 """Largest number of clients that are evaluated if ``trainer.eval_clients`` is None."""
-
-Task = tuple[str, int]
-"""A model, "global" or "local", and the client on whose data it is evaluated; -1 is the pooled data of all clients."""
 
 
 @dataclass
@@ -53,41 +50,6 @@ class Evaluation:
             for client, value in values.items():
                 found.setdefault(client, {"client": client})[name] = value
         return [found[client] for client in sorted(found)]
-
-
-@dataclass(frozen=True)
-class Models:
-    """The models that are evaluated.
-
-    Attributes:
-        z: Global model, parameters and float buffers, ``(d + b,)``.
-        counters: Integer buffers of the global model.
-        local: Function from a client to its own model ``(d + b,)`` and integer buffers; None if clients have no own
-            models.
-        fine_tuning: Fine-tuning of a client's own model before it is evaluated, or None.
-    """
-
-    z: Tensor
-    counters: Tensor
-    local: Callable[[int], tuple[Tensor, Tensor]] | None = None
-    fine_tuning: FineTuning | None = None
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Description of one measurement: models, a split of the data, and the step of the module that evaluates.
-
-    Attributes:
-        split: Split of the data, ``"test"`` or ``"val"``.
-        stage: Stage of Lightning whose step is called, ``"test"`` or ``"validation"``.
-        models: Models that are evaluated.
-        round: Round, from which seeds are derived.
-    """
-
-    split: str
-    stage: str
-    models: Models
-    round: int
 
 
 class EngineHolder(Protocol):
@@ -199,7 +161,10 @@ class Evaluator:
     def _measure(self, what: Measurement) -> dict[Task, dict[str, float]]:
         """Do a measurement on all ranks, and return the values of each task by name."""
         tasks, mapped = self.tasks(what.split, what.models), self.engine.mapped_evaluation(what.stage)
-        results = self.do(self.share(tasks), what) if mapped is None else ClientsTogether(self, mapped, what).do(tasks)
+        if mapped is None:
+            results = self.one_by_one(self.share(tasks), what)
+        else:
+            results = ClientsTogether(self, mapped, what).evaluate(tasks)
         self.engine.bench.user.best_metrics.join(self.fabric)
         merged: dict[Task, dict[str, float]] = {}
         for part in gather_objects(self.fabric, results):
@@ -210,7 +175,7 @@ class Evaluator:
         """Return the parts that are assigned to this rank."""
         return parts[self.fabric.global_rank :: self.fabric.world_size]
 
-    def do(self, tasks: Sequence[Task], what: Measurement) -> dict[Task, dict[str, float]]:
+    def one_by_one(self, tasks: Sequence[Task], what: Measurement) -> dict[Task, dict[str, float]]:
         """Evaluate tasks one after another on this rank.
 
         Returns:

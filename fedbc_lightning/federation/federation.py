@@ -14,7 +14,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.evaluation.evaluator import Models
+from fedbc_lightning.evaluation.measurement import Models
 from fedbc_lightning.federation.fingerprint import describe_run
 from fedbc_lightning.federation.joined import Trained, join_processes
 from fedbc_lightning.federation.local_models import LocalModels

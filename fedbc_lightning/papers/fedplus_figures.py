@@ -21,7 +21,7 @@ from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.names import class_name
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.evaluation.evaluator import Measurement, Models
+from fedbc_lightning.evaluation.measurement import Measurement, Models
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
 from fedbc_lightning.studies.methods import Method
@@ -68,7 +68,7 @@ class LossAlongLine(Callback):
 
             models = Models(z, trainer.federation.models().counters, between)
             tasks = [("local", client) for client in self._clients]
-            found = trainer.evaluator.do(tasks, Measurement(self._split, stage, models, trainer.current_round))
+            found = trainer.evaluator.one_by_one(tasks, Measurement(self._split, stage, models, trainer.current_round))
             self.rows += [{"client": i, "share": float(share), **values} for (_, i), values in found.items()]
 
 

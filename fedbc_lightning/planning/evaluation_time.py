@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedbc_lightning.data.datasets import num_items
-from fedbc_lightning.evaluation.evaluator import Evaluator, Measurement, Task
+from fedbc_lightning.evaluation.evaluator import Evaluator
+from fedbc_lightning.evaluation.measurement import Measurement, Task
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.module.adapter import step_stage
 
@@ -61,7 +62,7 @@ def time_evaluation(
             seconds = (rate or 0.0) * num_items(pooled)
             if seconds < MAX_EVALUATION_SECONDS:
                 started = time.perf_counter()
-                evaluator.do([("global", -1)], what)
+                evaluator.one_by_one([("global", -1)], what)
                 seconds = time.perf_counter() - started
             total, longest = total + seconds, max(longest, seconds)
     if total < MAX_EVALUATION_SECONDS and federation.engine.mapped_evaluation("test") is not None:
@@ -79,7 +80,7 @@ def _evaluate_some(evaluator: Evaluator, tasks: Sequence[Task], what: Measuremen
     samples = width = 0
     started = time.perf_counter()
     for task in tasks:
-        found = evaluator.do([task], what)
+        found = evaluator.one_by_one([task], what)
         samples, width = samples + int(sizes[task[1]]), len(found.get(task, {}))
         if time.perf_counter() - started > MAX_EVALUATION_SECONDS:
             break

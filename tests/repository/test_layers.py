@@ -4,6 +4,9 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
 from helpers.scripts import ROOT
@@ -16,6 +19,7 @@ LOWER = {
     "datamodules": {"core", "distributed", "partition", "data"},
 }
 """What may be imported from the package by the folders that are mapped into it, which the linter does not see."""
+PACKAGE = "fedbc_lightning"
 
 
 def test_each_folder_imports_only_what_stands_below_it():
@@ -31,3 +35,28 @@ def test_models_and_data_modules_stand_where_the_order_says(folder):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedbc_lightning."):
                 assert node.module.split(".")[1] in LOWER[folder], f"{path.name} imports {node.module}"
+
+
+def module_of(path: Path) -> str:
+    """The name under which a file of the repository is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == PACKAGE else (PACKAGE, *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, modules: set[str]) -> Iterator[str]:
+    """The modules among these that a file imports anywhere: at its top, in functions, and for type checkers only."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            folder = [module_of(path.parents[node.level - 1])] if node.level else []
+            source = ".".join([*folder, *filter(None, [node.module])])
+            yield from {f"{source}.{alias.name}" for alias in node.names} & modules or {source} & modules
+        elif isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & modules
+
+
+def test_no_files_import_each_other_in_a_circle():
+    files = {module_of(path): path for folder in (PACKAGE, *LOWER) for path in (ROOT / folder).rglob("*.py")}
+    imports = {module: set(imports_of(path, set(files))) - {module} for module, path in files.items()}
+    assert sum(map(len, imports.values())) > len(files) > 250
+    TopologicalSorter(imports).prepare()  # raises CycleError with the files of a circle

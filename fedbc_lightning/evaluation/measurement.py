@@ -1,0 +1,48 @@
+"""Description of a measurement: which models are evaluated on which data, and by which step of the module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedbc_lightning.local import FineTuning
+
+Task = tuple[str, int]
+"""A model, "global" or "local", and the client on whose data it is evaluated; -1 is the pooled data of all clients."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that are evaluated.
+
+    Attributes:
+        z: Global model, parameters and float buffers, ``(d + b,)``.
+        counters: Integer buffers of the global model.
+        local: Function from a client to its own model ``(d + b,)`` and integer buffers; None if clients have no own
+            models.
+        fine_tuning: Fine-tuning of a client's own model before it is evaluated, or None.
+    """
+
+    z: Tensor
+    counters: Tensor
+    local: Callable[[int], tuple[Tensor, Tensor]] | None = None
+    fine_tuning: FineTuning | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Description of one measurement: models, a split of the data, and the step of the module that evaluates.
+
+    Attributes:
+        split: Split of the data, ``"test"`` or ``"val"``.
+        stage: Stage of Lightning whose step is called, ``"test"`` or ``"validation"``.
+        models: Models that are evaluated.
+        round: Round, from which seeds are derived.
+    """
+
+    split: str
+    stage: str
+    models: Models
+    round: int
