@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.state import checkpoint
 
@@ -41,7 +42,12 @@ class RoundCheckpoint(Callback):
         return f"{type(self).__qualname__}{arguments!r}"
 
     def on_validation_end(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """Write a checkpoint if the round is the best so far; called after each round that has logged the metric."""
+        """Write a checkpoint if the round is the best so far; called after each round that has logged the metric.
+
+        ``trainer.validate`` calls this hook, too, and then nothing is written: it does no round.
+        """
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
         value = float(trainer.callback_metrics[self.monitor])
         if self.best is None or (value > self.best if self.mode == "max" else value < self.best):
             self.best, self.best_round = value, trainer.current_round

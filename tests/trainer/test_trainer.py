@@ -227,6 +227,24 @@ def test_round_checkpoint_keeps_the_best(tmp_path):
     assert saved["fedbc_lightning"]["round"] == keep.best_round == column.index(max(column))
 
 
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_round_checkpoint_leaves_validate_alone(tmp_path, is_trained):
+    class Model(BoringModel):
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", functional.cross_entropy(self(batch[0]), batch[1]))
+
+    keep = RoundCheckpoint("global/val_loss", mode="min")
+    trainer = make_trainer(tmp_path, callbacks=keep)
+    model, data, algorithm = make_model(Model), BoringData(8, val_fraction=0.2, drop_last=True), FedAvg()
+    if is_trained:
+        trainer.fit(model, data, algorithm)
+        keep.best = math.inf  # any number would now be the best one
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.ckpt")}
+    assert "global/val_loss" in trainer.validate(model, data, algorithm)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.ckpt")} == before
+    assert keep.best == (math.inf if is_trained else None)
+
+
 @pytest.mark.parametrize("buffers", ["average", "local", "global"])
 def test_buffer_policies(tmp_path, buffers):
     """DESIGN section 2."""
