@@ -79,13 +79,13 @@ class Comparison:
             with Workers(study.num_workers, study.threads, devices) as self._workers:
                 self._is_looked_at, self._tuning_looked_at = False, set[tuple[str, str]]()
                 chosen = tune(study, self._tune)
-                self.states = self._do(str(study.name), self._runs(chosen))
+                self.states = self._do_runs(str(study.name), self._runs(chosen))
             self._write()
         self._show()
         return all(state.status == "finished" for state in self.states) and not self.problems
 
     def _tune(self, runs: Sequence[Run]) -> list[State]:
-        states = self._do("tuning", runs)
+        states = self._do_runs("tuning", runs)
         self.trials += states
         return states
 
@@ -99,7 +99,8 @@ class Comparison:
             for method in study.methods
         ]
 
-    def _do(self, title: str, runs: Sequence[Run]) -> list[State]:
+    def _do_runs(self, title: str, runs: Sequence[Run]) -> list[State]:
+        """Do runs in worker processes under a progress bar, and return what has become of each."""
         with StudyProgress(title, self.console) as progress:
 
             def on_change(schedule: Schedule) -> None:
