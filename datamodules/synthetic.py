@@ -93,6 +93,8 @@ class SyntheticDataModule(IndexedDataModule):
 
     def load(self) -> LoadedData:
         """Draw all clients' samples, one client after the other."""
+        if self.style == "public" and not 0 <= self.split_seed < 2**32:
+            raise ConfigurationError(f"data.seed={self.split_seed}: the public draws take a seed from 0 to {2**32 - 1}")
         if self.style == "public":
             inputs, labels, sizes = draw_synthetic_publicly(
                 self.split_seed, self.num_clients, self.alpha, self.beta, self.dimension, self.num_classes

@@ -38,7 +38,8 @@ class QFedAvg(FederatedAlgorithm):
     Local model:
         A client's own model is its last w_i.
     Degenerate cases:
-        q = 0 is FedAvg with uniform weights if all clients have the same η, or ``lipschitz`` is given.
+        q = 0 is FedAvg with uniform weights (in the public style, with the weights n_i) if all clients have the same η,
+        or ``lipschitz`` is given.
     Departures:
         F_i is computed in evaluation mode (no dropout), and 1e-10 is added to it. With a scheduler, η is the mean of
         the step sizes. The FedBC authors' code weights both sums by n_i and has ‖z − w_i‖² in h_i, without L²: that is

@@ -131,7 +131,8 @@ def writes_into(tensor: Tensor) -> int:
 def numeric_settings() -> tuple[Any, ...]:
     """Return the settings of torch that change the bits of results, and whether denormal numbers are flushed to zero.
 
-    Read in torch 2.8 and 2.15. The last one has no getter, and is tried.
+    Read in torch 2.8 and 2.15. The last one has no getter, and is tried. Without one of these settings, look where
+    torch has put it: a change of it would go unnoticed, and kept results would be those of before the change.
     """
     cuda, cpu, cudnn = torch.backends.cuda, torch.backends.mkldnn, torch.backends.cudnn
     parts = [getattr(home, name, None) for home in (cuda, cpu, cudnn) for name in ("matmul", "conv", "rnn")]

@@ -52,7 +52,8 @@ def run_in_processes(
             result = launch(_run_in_process, trainer, request, perform, file)
             return result, None if file is None else take_over(request.model, file)
     except (ProcessRaisedException, ProcessExitedException) as error:
-        raise _error_of(error, fabric.world_size, _how_to_resume(trainer, request)) from None
+        # This process has only started the others: the folder that it knows is that of a run before, if any.
+        raise _error_of(error, fabric.world_size, _how_to_resume(trainer, request, log_dir=None)) from None
 
 
 def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform: Perform, file: Path | None) -> Any:
@@ -60,7 +61,9 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
     settings, progress = trainer.settings, trainer.progress
     alike = determinism.deterministic_algorithms(settings.deterministic)
     told = missing_kernels_told(settings.precision)
-    lifeline = Lifeline(fabric, lambda: progress.current_round).held(lambda: _how_to_resume(trainer, request))
+    lifeline = Lifeline(fabric, lambda: progress.current_round).held(
+        lambda: _how_to_resume(trainer, request, progress.log_dir)
+    )
     requeued = slurm.requeued(settings.experiment, request.fn, progress, is_writer=fabric.is_global_zero)
     with lifeline, requeued, told, alike, quiet_event_writers(), RunLock() as lock:
         run, result = perform(request, lock)
@@ -71,10 +74,10 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
     return None
 
 
-def _how_to_resume(trainer: RunView, request: Request) -> str:
+def _how_to_resume(trainer: RunView, request: Request, log_dir: str | None) -> str:
     if request.fn != TrainerFn.FITTING:
         return how_to_resume(None)  # only training can be resumed
-    return how_to_resume_last(trainer.settings.experiment, trainer.progress.log_dir)
+    return how_to_resume_last(trainer.settings.experiment, log_dir)
 
 
 def _error_of(error: ProcessException, world_size: int, resume: str) -> Exception:

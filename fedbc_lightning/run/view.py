@@ -59,7 +59,10 @@ class Shown(Generic[Value]):
     def _find(self, trainer: object) -> Any:
         part = self._part(trainer)
         if part is None:
-            raise AttributeError(f"'{type(trainer).__name__}' object has no attribute '{self._name}' before its run")
+            raise AttributeError(
+                f"'{type(trainer).__name__}' object has no '{self._name}' in this process: there is "
+                "none before a run, nor after a run in processes that it started"
+            )
         return part
 
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 
 EMPTY = torch.empty(0)
+COLUMNS = frozenset({
+    "round", "client", "num_samples", "num_steps", "status", "train_loss", "weight", "bytes_up", "bytes_down",
+})  # fmt: skip
+"""Columns that ``clients.csv`` has for every method."""
 
 
 class Taken(NamedTuple):
@@ -155,6 +159,10 @@ class Cohort:
                 raise ConfigurationError(f"algorithm: it reads cohort.{name}; write cohort['{name}'] instead.")
             raise AttributeError(f"cohort has no attribute '{name}'; declared client state is read as cohort['name'].")
 
+    def __contains__(self, name: object) -> bool:
+        """Return whether a client state of this name is declared."""
+        return isinstance(name, str) and name in self._store
+
     def _check_declared(self, name: str) -> None:
         """Raise if no client state of this name is declared.
 
@@ -163,7 +171,7 @@ class Cohort:
         """
         if name in self._store:
             return
-        near, names = nearest(name, self._store.names), ", ".join(self._store.names)
+        near, names = nearest(str(name), self._store.names), ", ".join(self._store.names)
         hint = f"did you mean '{near}'? Declared are" if near else "declare it in declare_state; there is"
         raise ConfigurationError(f"algorithm: cohort['{name}'] is no declared client state; {hint}: {names or 'none'}.")
 
@@ -217,10 +225,18 @@ class Cohort:
         return torch.cat([self.w, self.buffers], dim=1) if self.buffers.numel() else self.w
 
     def stage(self, name: str, value: Tensor) -> None:
-        """Give a declared state its value (K, ...) for the next round."""
+        """Give a declared state its value (K, ...) for the next round.
+
+        Raises:
+            ConfigurationError: There is no such state, or the shape is another one.
+        """
         self._check_declared(name)
         expected = self._store.row_shape(name)
-        assert expected is None or value.shape == (len(self), *expected), (name, value.shape, expected)
+        if expected is not None and value.shape != (len(self), *expected):
+            raise ConfigurationError(
+                f"algorithm: cohort.stage('{name}', ...) was given the shape {tuple(value.shape)}; it is "
+                f"{(len(self), *expected)}, a row for each of the {len(self)} clients."
+            )
         self._staged[name] = value
 
     def staged(self, name: str) -> Tensor:
@@ -237,14 +253,19 @@ class Cohort:
         return kept.to(wide_dtype(kept.device)) - self[name]
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise if a declared client state has the name of an attribute of cohorts, which readers would mistake for it.
+        """Raise if a declared client state has a name that stands for something else.
 
         Raises:
-            ConfigurationError: A name is taken; the message gives it.
+            ConfigurationError: A name is an attribute of cohorts, which readers would mistake for the state, or a
+                column of ``clients.csv``, which the state would overwrite, and with it the weight in the mean.
         """
-        taken = next((name for name in names if name in vars(self) or name in vars(Cohort)), None)
-        if taken is not None:
-            raise ConfigurationError(f"algorithm: client state cannot be called '{taken}', which cohorts have.")
+        for name in names:
+            if name in vars(self) or name in vars(Cohort):
+                raise ConfigurationError(f"algorithm: client state cannot be called '{name}', which cohorts have.")
+            if name in COLUMNS:
+                raise ConfigurationError(
+                    f"algorithm: client state cannot be called '{name}', which is a column of clients.csv."
+                )
 
     def check_finite(self) -> None:
         """Mark the clients as invalid whose staged state or messages are not finite."""

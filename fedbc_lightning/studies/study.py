@@ -64,7 +64,8 @@ class Study:
         workers: Number of processes that do runs; None: one per GPU, or without a GPU one per core that this process
             may use.
         together: Largest number of runs that a process does at once. Runs that differ in the algorithm and the seed
-            only are stacked: their clients are trained as one, with the same bits as alone. It is several times faster
+            only are stacked: their clients are trained as one, which gives the numbers of each alone (some operations,
+            such as GELU, may round differently in the last digit: 1e-7 was seen). It is several times faster
             for small models, and needs ``trainer.engine: vectorized`` and the memory for that many runs.
         threads: Number of CPU threads of each run. The last digit of a number may depend on it, so it is not derived
             from the number of cores.

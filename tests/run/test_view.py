@@ -17,7 +17,7 @@ def test_before_a_run_the_trainer_has_no_state(tmp_path):
     assert (trainer.current_round, trainer.finished_round, trainer.should_stop) == (0, 0, False)
     assert (trainer.callback_metrics, trainer.evaluation.metrics, trainer.loggers) == ({}, {}, [])
     assert (trainer.log_dir, trainer.logger) == (None, None)
-    with pytest.raises(AttributeError, match="'FederatedTrainer' object has no attribute 'server' before its run"):
+    with pytest.raises(AttributeError, match="object has no 'server' in this process: there is none before a run"):
         trainer.server  # noqa: B018
 
 
@@ -52,9 +52,12 @@ def test_a_plan_leaves_the_trainer_as_it_is(tmp_path):
     before = (trainer.server, trainer.clients, trainer.progress, trainer.settings, trainer.log_dir, trainer.recorder)
     worlds.clear()
     trainer.plan(make_model(), BoringData(), FedAvg())
+    make_trainer(tmp_path, callbacks=Watches(), devices=2, strategy="ddp_fork").plan(
+        make_model(), BoringData(), FedAvg()
+    )
     after = (trainer.server, trainer.clients, trainer.progress, trainer.settings, trainer.log_dir, trainer.recorder)
     assert all(one is other for one, other in zip(before, after, strict=True))
-    assert worlds == [(1, 1, None)]
+    assert worlds == [(1, 1, None)] * 2
     assert trainer.finished_round == 3
 
 

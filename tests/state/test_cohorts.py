@@ -174,3 +174,23 @@ def test_state_read_as_an_attribute_is_told_what_to_write():
     with pytest.raises(AttributeError, match=r"no attribute 'daul'; declared client state is read as cohort\['name'\]"):
         _ = cohort.daul
     assert not hasattr(cohort, "__deepcopy__")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("weight", "a column of clients.csv"), ("status", "a column of"), ("model", "which cohorts have")],
+)
+def test_state_named_like_something_else_is_refused(name, what):
+    cohort = Cohort([4], [0], [5], store(), CPU)
+    cohort.check_names(["dual", "moment"])
+    with pytest.raises(ConfigurationError, match=f"client state cannot be called '{name}', .*{what}"):
+        cohort.check_names(["dual", name])
+
+
+def test_state_of_another_shape_is_refused():
+    cohort = Cohort([4, 1], [0, 1], [5, 2], store(), CPU)
+    message = r"cohort\.stage\('moment', \.\.\.\) was given the shape \(2, 6\); it is \(2, 7\), a row for each of the 2"
+    with pytest.raises(ConfigurationError, match=message):
+        cohort.stage("moment", torch.zeros(2, 6))
+    assert "moment" in cohort
+    assert "momentum" not in cohort
