@@ -192,7 +192,7 @@ def test_models_that_did_not_train_are_not_evaluated_again(run, as_written, algo
         ({"model": WithMetric}, "Metric"),
         ({"model": WithHook}, "on_test_batch_end"),
     ],
-    ids=str,
+    ids=["APFL", "Per-FedBC", "transform", "loaders", "BatchNorm", "not recorded", "draws", "counts", "metric", "hook"],
 )
 def test_everything_else_is_evaluated_as_written(run, as_written, options, reason):
     """BoringModel counts batches in BatchNorm, and its counters are those of z."""
