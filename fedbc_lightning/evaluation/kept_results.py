@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.private_torch import numeric_settings, storage_key
-from fedbc_lightning.core.twins import overrides
-from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.recorded.proof import Proof
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
@@ -106,8 +104,6 @@ class KeptResults:
             self.reason = "trainer.record_steps is false"
         elif bench.user.has_transfer_hooks:
             self.reason = "batches go through transfer hooks"
-        elif overrides(bench.datamodule, "client_eval_dataloader", FederatedDataModule):
-            self.reason = "the data module has a client_eval_dataloader of its own"
 
     def start(self, split: str, models: Models) -> None:
         """Begin a pass over the clients of a split."""
@@ -158,8 +154,6 @@ class KeptResults:
         if form is None:
             self._seen = self._used = None
             return
-        if form not in self._steps:
-            self._contents.clear()  # a step that is not proven may write into data
         self._seen.append((form, hash(tuple(map(_hash_of, batch)))))
         if self._used is not None:
             if self._repeats[form] >= PROVE_AFTER and form not in self._steps:

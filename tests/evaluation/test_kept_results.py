@@ -53,11 +53,6 @@ class Transformed(Data):
         return ArrayDataset(self.tests[client], transform=lambda inputs: 2 * inputs)
 
 
-class OwnLoaders(Data):
-    def client_eval_dataloader(self, client, split="test", *, device=None):
-        return super().client_eval_dataloader(client, split, device=device)
-
-
 class Model(BoringModel):
     """No buffers."""
 
@@ -99,28 +94,6 @@ class LargeImpure(Model):
         if len(batch[0]) > 6:
             self.scale += 0.001
         super().test_step(batch, batch_idx)
-
-
-class ImpureWithData(Model):
-    """The step writes into data where batches are large, which that of the last client alone is."""
-
-    def test_step(self, batch, batch_idx):
-        if len(batch[0]) == 7:
-            Shared.all.mul_(1.01)
-        super().test_step(batch, batch_idx)
-
-
-class Shared(Data):
-    """The data can be reached from elsewhere."""
-
-    last_size, all = 7, torch.zeros(0)
-
-    def client_test_dataset(self, client):
-        type(self).all = self.tests[0][0]
-        return super().client_test_dataset(client)
-
-
-prove = KeptResults._prove
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +157,6 @@ def test_models_that_did_not_train_are_not_evaluated_again(run, as_written, algo
         ({"algorithm": APFL()}, None),
         ({"algorithm": PerFedBC(dual_lr=0.01)}, None),
         ({"data": Transformed}, None),
-        ({"data": OwnLoaders}, "client_eval_dataloader"),
         ({"model": BoringModel}, None),
         ({"record_steps": False}, "record_steps is false"),
         ({"model": Drawing}, "draws random numbers"),
@@ -256,15 +228,6 @@ def test_a_step_that_is_not_proven_for_all_batches_may_change_what_others_read(r
     found, _, reasons, _ = run(LargeImpure, data=OfOneSize)
     assert found == as_written(LargeImpure, data=OfOneSize)[0]
     assert reasons == ["what it reads changes"]
-
-
-def test_a_step_that_is_not_proven_may_write_into_data(run, as_written, monkeypatch):
-    monkeypatch.setattr(
-        KeptResults, "_prove", lambda self, form, batch: len(batch[0]) == 5 and prove(self, form, batch)
-    )
-    found, num_made, *_ = run(ImpureWithData, data=Shared)
-    assert found == as_written(ImpureWithData, data=Shared)[0]
-    assert num_made < NUM_ALL
 
 
 def test_settings_of_torch_are_seen(run, monkeypatch):
