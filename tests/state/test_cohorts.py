@@ -46,23 +46,6 @@ def store(num_clients=6):
     return ClientStore(num_clients, declaration, torch.zeros(7), torch.empty(0), 7)
 
 
-def test_a_client_has_another_version_when_its_rows_may_be_others():
-    """Another process may have staged them; scalars, which are no part of a model, do not count."""
-    here, there = store(), store()
-
-    def changed(act):
-        before = [here.version(client) for client in range(6)]
-        act()
-        return [client for client in range(6) if here.version(client) != before[client]]
-
-    there.stage("moment", [2, 4], draw(2, 7))
-    assert changed(lambda: here.stage("moment", [1, 3], draw(2, 7))) == [1, 3]
-    assert changed(lambda: here.import_staged(there.export_staged())) == [1, 2, 3, 4]
-    assert changed(here.commit) == changed(lambda: here.stage("dual", [0], draw(1))) == []
-    assert changed(here.rollback) == changed(lambda: here.load_state_dict(there.state_dict(), "", None)) == [*range(6)]
-    assert here.version(0) != there.version(0)
-
-
 def aggregate(part: ServerCallback, ids: list[list[int]], w: torch.Tensor, duals: torch.Tensor) -> torch.Tensor:
     """The staged z after cohorts of these clients, of whom ``w`` (6, 7) may hold non-finite rows."""
     clients, sums = store(), Sums(CPU)
