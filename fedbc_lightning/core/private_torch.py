@@ -128,26 +128,6 @@ def writes_into(tensor: Tensor) -> int:
     return tensor._version
 
 
-def numeric_settings() -> tuple[Any, ...]:
-    """Return the settings of torch that change the bits of results, and whether denormal numbers are flushed to zero.
-
-    Read in torch 2.8 and 2.15. The last one has no getter, and is tried. Without one of these settings, look where
-    torch has put it: a change of it would go unnoticed, and kept results would be those of before the change.
-    """
-    cuda, cpu, cudnn = torch.backends.cuda, torch.backends.mkldnn, torch.backends.cudnn
-    parts = [getattr(home, name, None) for home in (cuda, cpu, cudnn) for name in ("matmul", "conv", "rnn")]
-    return (
-        *[getattr(part, "fp32_precision", None) for part in (torch.backends, cpu, *parts)],
-        torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
-        cpu.enabled, cudnn.enabled, cudnn.deterministic, cudnn.benchmark,
-        cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
-        bool((_DENORMAL * 1.0).count_nonzero()),
-    )  # fmt: skip
-
-
-_DENORMAL = torch.full((16,), 1e-40)
-
-
 def storage_key(tensor: Tensor) -> int:
     """Return what tells the memory of a tensor from that of others as long as its storage object lives.
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,7 +20,6 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
-from fedbc_lightning.evaluation.kept_results import KeptResults
 from fedbc_lightning.evaluation.measurement import Measurement, Models, Task
 from fedbc_lightning.module.adapter import step_stage
 
@@ -89,9 +87,6 @@ class Evaluator:
         self.fabric, self._holder, self.datamodule, self._seed = fabric, holder, datamodule, seed
         self.client_ids = draw_clients(datamodule.num_clients, eval_clients, seed)
         self.has_told_writes = False
-        self._kept: dict[str, KeptResults] = {}
-        self._loaded: str | None = None
-        self._unseeded: int | None = None
 
     @property
     def engine(self) -> BaseEngine:
@@ -186,56 +181,24 @@ class Evaluator:
         Returns:
             The values of each task by name; tasks without data are left out.
         """
+        bench, models = self.engine.bench, what.models
+        user = bench.user
         results = dict[Task, dict[str, float]]()
-        kept = self._keeper(what)
-        self._loaded = self._unseeded = None
+        loaded = None
         with self.evaluating(what.stage, what.round):
-            kept.start(what.split, what.models)
-            for task in tasks:
-                found = self._kept_values(task, what, kept)
-                if found is None:
-                    found = self._evaluate(task, what, kept)
-                if found is not None:
-                    results[task] = found
-            if self._unseeded is not None:
-                self.seed_client(self._unseeded, what.round)  # the hooks that come may draw
+            for which, client in tasks:
+                loader = self.loader(what.split, client)
+                if loader is None:
+                    continue
+                self.seed_client(client, what.round)
+                if which == "local":
+                    self._load_local(models, client)
+                elif loaded != "global":
+                    bench.load(models.z, models.counters)
+                loaded = which
+                user.best_metrics.key = f"{what.split} {which} {client}"
+                results[which, client] = user.evaluate(loader, what.stage)
         return results
-
-    def _kept_values(self, task: Task, what: Measurement, kept: KeptResults) -> dict[str, float] | None:
-        """Return the values of a task by name if its evaluation would give those of an earlier one, else None."""
-        which, client = task
-        values = kept.result(client, partial(self.loader, what.split, client)) if which == "local" else None
-        if values is not None:
-            self.engine.bench.user.start_collecting()  # as an evaluation does
-            self._loaded, self._unseeded = which, client
-        return values
-
-    def _evaluate(self, task: Task, what: Measurement, kept: KeptResults) -> dict[str, float] | None:
-        """Evaluate one task and return its values by name, or None if there are no data."""
-        which, client = task
-        models, bench = what.models, self.engine.bench
-        loader = self.loader(what.split, client)
-        if loader is None:
-            return None
-        self.seed_client(client, what.round)
-        self._unseeded = None
-        if which == "local":
-            self._load_local(models, client)
-        elif self._loaded != "global":
-            bench.load(models.z, models.counters)
-        self._loaded = which
-        bench.user.best_metrics.key = f"{what.split} {which} {client}"
-        kept.begin(task, loader)
-        values = bench.user.evaluate(loader, what.stage, kept.before_step)
-        kept.keep(client, values)
-        return values
-
-    def _keeper(self, what: Measurement) -> KeptResults:
-        """Return what keeps results of a stage; it begins anew with another workbench."""
-        kept, bench = self._kept.get(what.stage), self.engine.bench
-        if kept is None or kept.bench is not bench:
-            kept = self._kept[what.stage] = KeptResults(bench, what.stage)
-        return kept
 
     def seed_client(self, client: int, round: int) -> None:
         """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""

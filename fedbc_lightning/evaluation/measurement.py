@@ -22,15 +22,12 @@ class Models:
         counters: Integer buffers of the global model.
         local: Function from a client to its own model ``(d + b,)`` and integer buffers; None if clients have no own
             models.
-        versions: Function from a client to a value that is another one whenever its own model may be; None if that
-            is not known.
         fine_tuning: Fine-tuning of a client's own model before it is evaluated, or None.
     """
 
     z: Tensor
     counters: Tensor
     local: Callable[[int], tuple[Tensor, Tensor]] | None = None
-    versions: Callable[[int], object] | None = None
     fine_tuning: FineTuning | None = None
 
 

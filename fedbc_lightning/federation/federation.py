@@ -282,8 +282,7 @@ class Federation:
     def models(self) -> Models:
         """What is evaluated after this round, as staged."""
         z = self.algorithm.global_model(self.server)
-        versions = self.local_models.versions(self.server, self.clients)
-        return Models(z, self.server.staged("counters"), self.local_model(), versions, self.algorithm.fine_tuning)
+        return Models(z, self.server.staged("counters"), self.local_model(), self.algorithm.fine_tuning)
 
     def local_model(self) -> Callable[[int], tuple[Tensor, Tensor]] | None:
         """Client -> its own model (d + b,) and integer buffers, as staged; None if there are none."""

@@ -69,17 +69,6 @@ class LocalModels:
             cohort.stage(LOCAL_BUFFERS, cohort.buffers)
             cohort.stage(LOCAL_COUNTERS, cohort.counters[None].expand(len(cohort), -1))
 
-    def versions(self, server: ServerState, clients: ClientStore) -> Callable[[int], object] | None:
-        """Return a function from a client to a value that is another one whenever its own model may be.
-
-        The result is None if there are no such models, or if the method derives them from more than the client's rows.
-        """
-        own = getattr(self._algorithm.local_model, "__func__", None)
-        if not self.exist or not (self._keeps_last or own is FederatedAlgorithm.local_model):
-            return None
-        counters = () if self._has_local_buffers else tuple(server.staged("counters").tolist())
-        return lambda client: (clients.version(client), counters)
-
     def staged(self, server: ServerState, clients: ClientStore) -> Callable[[int], tuple[Tensor, Tensor]] | None:
         """Return a function from a client to its own model (d + b,) and integer buffers; None if there are none."""
         if not self.exist:

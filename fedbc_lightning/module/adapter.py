@@ -196,24 +196,12 @@ class UserModule:
             )
         return loss, output
 
-    def per_client_code(self, stage: str) -> str | None:
-        """Return what in the module or a callback is called for each client in an evaluation, or None."""
-        names = [name for name in (f"on_{stage}_batch_start", f"on_{stage}_batch_end") if self.hooks.listens(name)]
-        of_module = (f"on_{stage}_epoch_start", f"on_{stage}_epoch_end")
-        names += [name for name in of_module if overrides(self.module, name, LightningModule)]
-        if names:
-            return f"the hook {', '.join(names)} is called for each of them"
-        return "the module holds a torchmetrics Metric" if self.metrics else None
-
-    def evaluate(
-        self, loader: Any, stage: str, before_step: Callable[[Any], None] = lambda batch: None
-    ) -> dict[str, float]:
+    def evaluate(self, loader: Any, stage: str) -> dict[str, float]:
         """Run ``validation_step`` or ``test_step`` over a loader, and return what it logged by names without prefixes.
 
         Args:
             loader: The loader of the batches.
             stage: ``"validation"`` or ``"test"``: the step that runs, and its hooks.
-            before_step: Function that is called with each batch before its step.
         """
         step, takes_index = getattr(self.module, f"{stage}_step"), self.takes_index[f"{stage}_step"]
         collector = self.start_collecting()
@@ -229,7 +217,6 @@ class UserModule:
             collector.start_batch(batch, batch_size_of(batch, expected))
             if listens:
                 self.hooks.call(start, batch, batch_idx)
-            before_step(batch)
             with self.autocast():
                 output = step(*((batch, batch_idx) if takes_index else (batch,)))
             if listens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,7 +53,6 @@ class Run:
     lock: RunLock
     path: Path | None
     is_trained: bool
-    _has_split: dict[str, bool] = field(default_factory=dict, init=False)
 
     @property
     def user(self) -> UserModule:
@@ -76,14 +75,8 @@ class Run:
         return self.user.shim
 
     def has_split(self, split: str) -> bool:
-        """Return whether there is data of the split, of any client or shared by all.
-
-        The data module is asked once in a run, because it may make the data of all clients to answer.
-        """
-        if split not in self._has_split:
-            data = self.datamodule
-            self._has_split[split] = bool(data.num_samples(split).any()) or data.pooled_dataset(split) is not None
-        return self._has_split[split]
+        """Return whether there is data of the split, of any client or shared by all."""
+        return bool(self.datamodule.num_samples(split).any()) or self.datamodule.pooled_dataset(split) is not None
 
     def evaluate(self, splits: list[str], round: int) -> Evaluation:
         """Evaluate the staged models on splits that exist; the module holds z again afterwards."""

@@ -5,7 +5,6 @@ Larger state lies in a file, see :mod:`fedbc_lightning.state.file_rows`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -45,10 +44,6 @@ class RowStorage:
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """Give the rows of K clients their values (K, ...) for the next round; the values are copied."""
         raise NotImplementedError
-
-    def staged_clients(self, name: str) -> Iterable[int]:
-        """Return the clients whose rows of this name are staged."""
-        return self._staged[name]
 
     def export_staged(self) -> dict[str, Any]:
         """Return what another rank needs in order to stage the rows that were staged on this rank."""

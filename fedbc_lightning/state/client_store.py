@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,7 +81,6 @@ class ClientStore:
         )
         self._storages: tuple[RowStorage, ...] = (self._scalars, self._vectors, self._tables)
         self._storage = {name: storage for storage in self._storages for name in storage.starts}
-        self._changes, self._age = np.zeros(num_clients, dtype=np.int64), object()
 
     @property
     def file_rows(self) -> FileRows | None:
@@ -131,12 +129,6 @@ class ClientStore:
         `values` before that.
         """
         self._storage[name].stage(name, clients, values)
-        if name not in self._scalars.starts:
-            self._changes[clients] += 1
-
-    def version(self, client: int) -> tuple[object, int]:
-        """Return a value that is another one whenever what :meth:`staged_vector` returns for a client may be."""
-        return self._age, int(self._changes[client])
 
     def stage_all(self, name: str, values: Tensor) -> None:
         """Give the scalars of all N clients their values (N,) for the next round."""
@@ -153,9 +145,6 @@ class ClientStore:
         """Stage the values that another rank exported."""
         for storage, rows in zip(self._storages, staged, strict=True):
             storage.import_staged(rows)
-            if storage is not self._scalars:
-                for name in rows:
-                    self._changes[list(storage.staged_clients(name))] += 1
 
     def staged_vector(self, name: str, client: int) -> Tensor:
         """Return a copy of one client's row as the next round will see it."""
@@ -176,7 +165,6 @@ class ClientStore:
 
     def rollback(self) -> None:
         """Discard the staged values."""
-        self._age = object()
         for storage in self._storages:
             storage.rollback()
 
@@ -206,7 +194,6 @@ class ClientStore:
         Raises:
             ConfigurationError: The rows lie elsewhere than this run expects them, or cannot be read.
         """
-        self._age = object()
         if ("file" in state) != isinstance(self._vectors, FileRows):
             there, here = ("in memory", "in a file")[:: -1 if "file" in state else 1]
             raise ConfigurationError(

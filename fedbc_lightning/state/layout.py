@@ -253,11 +253,6 @@ class ParameterLayout:
 
     # buffers
 
-    @property
-    def buffers(self) -> list[Tensor]:
-        """The buffers that belong to a model, of floating point and of integers."""
-        return [_buffer(m, n) for m, n in (*self.float_buffers, *self.integer_buffers)]
-
     def read_buffers(self) -> Tensor:
         """Return a copy of the floating-point buffers as one vector (b,) of ``master_dtype``."""
         if not self.float_buffers:

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.recorded.proof import Proof
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
@@ -51,7 +53,13 @@ class MappedEvaluation:
 
     def obstacle(self) -> str | None:
         """Return what in the module or a callback is called for each client, so that nothing can be mapped, or None."""
-        return self._user.per_client_code(self._stage)
+        user, stage = self._user, self._stage
+        hooks = [name for name in (f"on_{stage}_batch_start", f"on_{stage}_batch_end") if user.hooks.listens(name)]
+        of_module = (f"on_{stage}_epoch_start", f"on_{stage}_epoch_end")
+        hooks += [name for name in of_module if overrides(user.module, name, LightningModule)]
+        if hooks:
+            return f"the hook {', '.join(hooks)} is called for each of them"
+        return "the module holds a torchmetrics Metric" if user.metrics else None
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -18,16 +18,10 @@ class OnlyPure(TorchDispatchMode):
     """Lets an operation pass if it is a function of its arguments, or writes into tensors that the step has made.
 
     A dispatch mode stands below autograd, so it sees every operation, whoever called it.
-
-    Attributes:
-        outside: One tensor of each storage that operations have read and the step has not made.
-        draws_random_numbers: Whether an operation has drawn random numbers.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.outside: dict[int, Tensor] = {}
-        self.draws_random_numbers = False
         self._made: dict[int, Any] = {}  # storages of these tensors, kept alive so that no other one gets their address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -37,9 +31,7 @@ class OnlyPure(TorchDispatchMode):
             if storage_key(tensor) not in self._made:
                 raise NotRecordableError(f"{func} writes into a tensor that was there before it")
         results = func(*args, **kwargs)
-        self.draws_random_numbers |= torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        given = {storage_key(tensor): tensor for tensor in _tensors((args, kwargs))}
-        self.outside |= {key: tensor for key, tensor in given.items() if key not in self._made}
+        given = {storage_key(tensor) for tensor in _tensors((args, kwargs))}
         for tensor in _tensors(results):
             if storage_key(tensor) not in given:
                 self._made[storage_key(tensor)] = tensor.untyped_storage()

@@ -24,16 +24,10 @@ class Proof:
 
     Args:
         reads: What the step read.
-        operations: The operations that it took.
-
-    Attributes:
-        outside: One tensor of each storage that the step's operations read, except for its batch and its own tensors.
-        draws_random_numbers: Whether the step draws random numbers.
     """
 
-    def __init__(self, reads: Reads, operations: OnlyPure) -> None:
+    def __init__(self, reads: Reads) -> None:
         self._reads, self._torch = reads, known.patches()
-        self.outside, self.draws_random_numbers = list(operations.outside.values()), operations.draws_random_numbers
 
     def holds(self) -> bool:
         """Return whether everything that the step read is as it was."""
@@ -75,12 +69,10 @@ def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: C
         raise NotRecordableError("a mode or a hook of torch listens to all that is computed")
     if not known.is_torch_whole():
         raise NotRecordableError("it runs beside functions of torch that were replaced")
-    operations = OnlyPure()
     try:
-        with torch.set_grad_enabled(step == "training_step"), operations:
+        with torch.set_grad_enabled(step == "training_step"), OnlyPure():
             # A batch belongs to the step that gets it; what may write into it is settled where steps are recorded.
             own = tree_map_only(Tensor, Tensor.clone, batch)
-            operations.outside.clear()
             method = evaluator.attributes.get(module, step)
             evaluator.call(method, (own, BATCH_INDEX) if takes_index else (own,), {})
     except NotRecordableError:
@@ -89,7 +81,7 @@ def prove(module: nn.Module, step: str, batch: Any, *, takes_index: bool, log: C
         raise NotRecordableError(f"evaluated to be looked through, it fails: {first_line(error)}") from error
     if not reads.hold():
         raise NotRecordableError("it changes something that it reads")
-    return Proof(reads, operations)
+    return Proof(reads)
 
 
 def _default_device() -> torch.device | None:
