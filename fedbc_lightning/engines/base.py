@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -26,6 +26,29 @@ if TYPE_CHECKING:
     from fedbc_lightning.engines.stacked.lockstep import LockstepThread
     from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
     from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
+
+
+class Training(NamedTuple):
+    """One local training of a cohort, as a method asks for it with :meth:`BaseEngine.solve`.
+
+    Attributes:
+        start: The model at which training starts, (d + b,) or (K, d + b).
+        local: The local training of these clients.
+        has_own_epochs: Whether the method gave a number of epochs in place of the trainer's.
+
+    All other attributes are the arguments of :meth:`fedbc_lightning.local.engine.Engine.solve`.
+    """
+
+    start: Tensor
+    local: LocalTraining
+    has_own_epochs: bool
+    terms: Sequence[Term]
+    solver: Solver | None
+    after_step: AfterStep | None
+    lr_scale: float
+    record_gradient_mean: bool
+    purpose: str
+    is_last: bool
 
 
 class BaseEngine(ABC):
@@ -108,7 +131,6 @@ class BaseEngine(ABC):
             alone: Positions of the clients that train by themselves.
         """
 
-    @abstractmethod
     def solve(
         self,
         cohort: Cohort,
@@ -124,6 +146,20 @@ class BaseEngine(ABC):
         is_last: bool = True,
     ) -> None:
         """Train a cohort, see :meth:`fedbc_lightning.local.engine.Engine.solve`."""
+        local, has_own_epochs = self._planned(cohort, epochs), epochs is not None
+        asked = Training(
+            start, local, has_own_epochs, terms, solver, after_step, lr_scale, record_gradient_mean, purpose, is_last
+        )
+        self.train(cohort, asked)
+
+    @abstractmethod
+    def train(self, cohort: Cohort, asked: Training) -> None:
+        """Train a cohort.
+
+        Args:
+            cohort: The clients.
+            asked: What the method asks for.
+        """
 
     def check_solver(self, name: str, solver: Solver | type[Solver]) -> None:
         """Refuse what a solver's own steps cannot honour, and say once what they leave out of the user's optimizer.

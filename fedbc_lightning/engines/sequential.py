@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.engines.base import BaseEngine, Training
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.optimizer_run import MissingGradientError, OptimizerRun
 from fedbc_lightning.engines.solver_run import SolverRun
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.local import AfterStep, Solver, Term
 from fedbc_lightning.local.rows import of_each
 from fedbc_lightning.server.base import FEW_ROWS
 from fedbc_lightning.state.cohort import Cohort, LocalResult
@@ -52,48 +51,35 @@ class SequentialEngine(BaseEngine):
         cohorts = [together[k : k + size] for k in range(0, len(together), size)]
         return cohorts + [[position] for position in positions if position in alone]
 
-    def solve(
-        self,
-        cohort: Cohort,
-        start: Tensor,
-        terms: Sequence[Term] = (),
-        *,
-        solver: Solver | None = None,
-        after_step: AfterStep | None = None,
-        epochs: int | None = None,
-        lr_scale: float = 1.0,
-        record_gradient_mean: bool = False,
-        purpose: str = "client",
-        is_last: bool = True,
-    ) -> None:
+    def train(self, cohort: Cohort, asked: Training) -> None:
         """Train a cohort, client by client; a solver is given cohorts of one client."""
-        local, num_clients = self._planned(cohort, epochs), len(cohort)
-        if solver is not None:
+        num_clients, how = len(cohort), (asked.lr_scale, asked.purpose)
+        if asked.solver is not None:
             if num_clients > 1:
                 raise ConfigurationError(
                     "algorithm: a method with a solver of its own must call engine.check_solver in check()."
                 )
-            solved = SolverRun(self.bench, cohort, local, solver, terms)
-            cohort.take(self._result([solved.run(start.reshape(-1), lr_scale, purpose, is_last=is_last)]))
+            solved = SolverRun(self.bench, cohort, asked.local, asked.solver, asked.terms)
+            cohort.take(self._result([solved.run(asked.start.reshape(-1), *how, is_last=asked.is_last)]))
             return
         runs: list[ClientRun] = []
-        own_terms = [[term] if num_clients == 1 else of_each(term, num_clients) for term in terms]
-        own_after = [after_step] * num_clients
-        if after_step is not None and num_clients > 1:
-            own_after = list(of_each(after_step, num_clients))
+        own_terms = [[term] if num_clients == 1 else of_each(term, num_clients) for term in asked.terms]
+        own_after = [asked.after_step] * num_clients
+        if asked.after_step is not None and num_clients > 1:
+            own_after = list(of_each(asked.after_step, num_clients))
         for k in range(num_clients):
-            own_start = start if start.ndim == 1 else start[k]
+            own_start = asked.start if asked.start.ndim == 1 else asked.start[k]
             of_client = [term[k] for term in own_terms], own_after[k]
-            args = (self.bench, cohort, k, local, *of_client, record_gradient_mean)
+            args = (self.bench, cohort, k, asked.local, *of_client, asked.record_gradient_mean)
             try:
-                run = OptimizerRun(*args).run(own_start, lr_scale, purpose, is_last=is_last)
+                run = OptimizerRun(*args).run(own_start, *how, is_last=asked.is_last)
             except MissingGradientError:
                 log.info(
                     "A step left a parameter without a gradient, which torch leaves alone: from here on the optimizer "
                     "gets the module's own parameters, not flat slices. Same numbers, a little slower."
                 )
                 self.bench.optimizer.use_per_tensor()
-                run = OptimizerRun(*args).run(own_start, lr_scale, purpose, is_last=is_last)
+                run = OptimizerRun(*args).run(own_start, *how, is_last=asked.is_last)
             runs.append(run)
         cohort.take(self._result(runs))
 

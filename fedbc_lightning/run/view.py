@@ -59,11 +59,16 @@ class Shown(Generic[Value]):
     def _find(self, trainer: object) -> Any:
         part = self._part(trainer)
         if part is None:
-            raise AttributeError(
-                f"'{type(trainer).__name__}' object has no '{self._name}' in this process: there is "
-                "none before a run, nor after a run in processes that it started"
-            )
+            raise _absent(trainer, self._name)
         return part
+
+
+def _absent(trainer: object, name: str) -> AttributeError:
+    """Return the error for an attribute of a run, where this process has not made one."""
+    return AttributeError(
+        f"'{type(trainer).__name__}' object has no '{name}' in this process: there is "
+        "none before a run, nor after a run in processes that it started"
+    )
 
 
 def _settings(trainer: RunView) -> RunSettings:
@@ -89,7 +94,9 @@ def _trained(trainer: RunView) -> Federation | Outcome | None:
 class RunView:
     """Shows settings, progress and state of a run as attributes of ``FederatedTrainer``.
 
-    The names follow ``lightning.Trainer``, as far as EarlyStopping, Timer and ModelSummary use them.
+    The names follow ``lightning.Trainer``, as far as EarlyStopping, Timer and ModelSummary use them. Our own callbacks
+    name this class as the type of the trainer that their hooks are given. Lightning's Callback names its own Trainer
+    there, hence their ``type: ignore[override]``.
 
     Args:
         settings: What the user chose; its attributes are attributes of the trainer.
@@ -149,7 +156,7 @@ class RunView:
     def recorder(self) -> Recorder:
         """Recorder of the last training run, which writes its tables and checkpoints."""
         if self._recorder is None:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute 'recorder' before its run")
+            raise _absent(self, "recorder")
         return self._recorder
 
     @property

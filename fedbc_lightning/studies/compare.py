@@ -43,7 +43,6 @@ class Comparison:
 
     Attributes:
         results: Table with one row per run, from :func:`~fedbc_lightning.studies.results.read_results`.
-        readings: Map from the name of a paper's table to the tables of results that stand beside its numbers.
         differences: Table made by :func:`~fedbc_lightning.studies.statistics.paired_differences`.
         problems: Reasons why some of the runs cannot be compared; an empty list means that none was found.
     """
@@ -51,7 +50,7 @@ class Comparison:
     def __init__(self, study: Study, console: Console | None = None) -> None:
         self.study, self.console = study, console or Console()
         self.results = self.summary = self.differences = pd.DataFrame()
-        self.readings: dict[str, Readings] = {}
+        self._parts: list[tuple[str, Rows]] = []
         self._origins: Rows = []
         self.states: list[State] = []
         self.trials: list[State] = []
@@ -201,21 +200,23 @@ class Comparison:
         self.differences = paired_differences(self.results, study.metrics, study.reference_name, study.confidence)
         self.differences["report"] = study.report
         self.differences.to_csv(folder / "differences.csv", index=False)
-        for name, paper in study.papers.items():
-            self.readings[name] = {
-                report: read_results(study, self.states, report, paper.metric) for report in reports(paper, study)
-            }
-        parts = self._parts()
-        write_text(folder / "table.md", markdown(str(study.name), parts, self._notes()))
-        write_text(folder / "table.tex", latex(parts))
+        self._parts = self._make_parts()
+        write_text(folder / "table.md", markdown(str(study.name), self._parts, self._notes()))
+        write_text(folder / "table.tex", latex(self._parts))
         curves = read_curves(study, self.states)
         if not curves.empty:
             draw_curves(study, curves, folder / "figures")
             self._write_hparams()
 
-    def _parts(self) -> list[tuple[str, Rows]]:
-        parts = list(tables(self.study, self.summary, self.differences, self.readings))
-        if self.study.origins:
+    def _make_parts(self) -> list[tuple[str, Rows]]:
+        """Return caption and rows of each table, for the files and for the terminal."""
+        study = self.study
+        readings: dict[str, Readings] = {
+            name: {report: read_results(study, self.states, report, paper.metric) for report in reports(paper, study)}
+            for name, paper in study.papers.items()
+        }
+        parts = list(tables(study, self.summary, self.differences, readings))
+        if study.origins:
             parts.append(("Settings, and where they come from", self._origins))
         return parts
 
@@ -252,7 +253,7 @@ class Comparison:
 
     def _show(self) -> None:
         console, study = self.console, self.study
-        for text, rows in self._parts():
+        for text, rows in self._parts:
             show(console, text, rows)
         for note in self._notes():
             console.print(note, style="red", markup=False, highlight=False, soft_wrap=True)

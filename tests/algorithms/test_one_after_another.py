@@ -16,6 +16,7 @@ from algorithms.running import QUIET
 from fedbc_lightning import ConfigurationError, FederatedTrainer
 from fedbc_lightning.algorithms import Ditto, FedAvg, FedBC, PFedMe, QFedAvg
 from fedbc_lightning.callbacks import ByzantineClients
+from fedbc_lightning.engines.base import Training
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.server import CoordinateMedian
@@ -38,13 +39,13 @@ class OnlyIfPositive(QuadraticModule):
 def sizes(monkeypatch):
     """The sizes of the cohorts that clients trained in."""
     found: list[int] = []
-    real = SequentialEngine.solve
+    real = SequentialEngine.train
 
-    def solve(self: SequentialEngine, cohort: Cohort, *args: Any, **options: Any) -> None:
+    def train(self: SequentialEngine, cohort: Cohort, asked: Training) -> None:
         found.append(len(cohort))
-        real(self, cohort, *args, **options)
+        real(self, cohort, asked)
 
-    monkeypatch.setattr(SequentialEngine, "solve", solve)
+    monkeypatch.setattr(SequentialEngine, "train", train)
     return found
 
 

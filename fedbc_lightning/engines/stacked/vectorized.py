@@ -7,19 +7,18 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from lightning.fabric.plugins.precision import MixedPrecision
-from torch import Tensor
 
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.private_torch import is_hooked
-from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.engines.base import BaseEngine, Training
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.engines.stacked.cohort_optimizer_run import CohortOptimizerRun
 from fedbc_lightning.engines.stacked.cohort_solver_run import CohortSolverRun
 from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.local import AfterStep, Solver, Term
+from fedbc_lightning.local import Solver
 from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
 from fedbc_lightning.state.cohort import Cohort
 
@@ -93,40 +92,27 @@ class VectorizedEngine(BaseEngine):
         steps = list(map(local.num_steps, self.datamodule.num_batches()[cohort.ids].tolist()))
         return steps == sorted(steps, reverse=True)
 
-    def solve(
-        self,
-        cohort: Cohort,
-        start: Tensor,
-        terms: Sequence[Term] = (),
-        *,
-        solver: Solver | None = None,
-        after_step: AfterStep | None = None,
-        epochs: int | None = None,
-        lr_scale: float = 1.0,
-        record_gradient_mean: bool = False,
-        purpose: str = "client",
-        is_last: bool = True,
-    ) -> None:
+    def train(self, cohort: Cohort, asked: Training) -> None:
         """Train a cohort, all clients at once unless there is only one, or the longest do not stand first."""
         if self._lockstep is not None:
             self._lockstep.check()
-        local = self._planned(cohort, epochs)
-        if len(cohort) == 1 or (solver is None and epochs is not None and not self._is_sorted(cohort, local)):
-            self._one_by_one.solve(
-                cohort, start, terms, solver=solver, after_step=after_step, epochs=epochs, lr_scale=lr_scale,
-                record_gradient_mean=record_gradient_mean, purpose=purpose, is_last=is_last,
-            )  # fmt: skip
+        is_unsorted = asked.solver is None and asked.has_own_epochs and not self._is_sorted(cohort, asked.local)
+        if len(cohort) == 1 or is_unsorted:
+            self._one_by_one.train(cohort, asked)
             return
         self.bench.user.train_mode()
         self.bench.user.shim.set(training=True, current_client=None)
-        if solver is not None:
-            CohortSolverRun(self.stacked, cohort, local, terms, solver).run(start, lr_scale, purpose)
+        where = asked.start, asked.lr_scale, asked.purpose
+        if asked.solver is not None:
+            CohortSolverRun(self.stacked, cohort, asked.local, asked.terms, asked.solver).run(*where)
             return
-        run = CohortOptimizerRun(self.stacked, cohort, local, terms, after_step, record_gradient_mean)
+        run = CohortOptimizerRun(
+            self.stacked, cohort, asked.local, asked.terms, asked.after_step, asked.record_gradient_mean
+        )
         if self._lockstep is None:
-            run.run(start, lr_scale, purpose)
+            run.run(*where)
         else:
-            self._lockstep.train(run, start, lr_scale, purpose)
+            self._lockstep.train(run, *where)
 
 
 def _problems(bench: Workbench) -> dict[str, bool]:
