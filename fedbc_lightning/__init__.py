@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
+__version__ = "0.1.0"
+
 if not os.path.isdir(os.path.join(__path__[0], "configs")):
     # This is the source tree, which comes before an installed package for programs that are started in its root. There
     # `configs`, `models` and `datamodules` lie beside this package; an installation puts them into it.
@@ -44,6 +46,7 @@ __all__ = [
     "FederatedTrainer",
     "PartitionedDataModule",
     "UniformSampler",
+    "__version__",
     "recordable",
 ]
 

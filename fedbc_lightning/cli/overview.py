@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from pathlib import Path
 
+from fedbc_lightning import __version__
 from fedbc_lightning.cli.arguments import COMMANDS, OVERLAYS, PROG, STUDIES, shipped_configs
 
 _OVERVIEW = """\
@@ -46,10 +45,7 @@ more:
 
 def version() -> str:
     """Return name and version of the program, e.g. ``fedbc-cli 0.1.0``."""
-    try:
-        return f"{PROG} {installed_version('fedbc-lightning')}"
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return f"{PROG} (not installed)"
+    return f"{PROG} {__version__}"
 
 
 def overview() -> str:
