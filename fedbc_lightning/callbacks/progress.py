@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fedbc_lightning.data import FederatedDataModule
     from fedbc_lightning.run.view import RunView
 
+NO_CLIENTS = "\nNo local/* and fairness/* metrics, no evaluation.csv: trainer.eval_clients is 0."
+
 
 class RoundProgressBar(Callback):
     """Shows a bar over rounds with the key numbers, or plain lines without a terminal, and a table at the end.
@@ -134,7 +136,7 @@ def describe(trainer: RunView) -> str:
         missing = (
             "\nNo local/* metrics: all clients' models would take more than 64 MiB; keep_local_models=true keeps them."
         )
-    missing += _describe_test_data(trainer.datamodule)
+    missing += NO_CLIENTS if trainer.eval_clients == 0 else _describe_test_data(trainer.datamodule)
     return (
         f"{federation.algorithm} · {type(federation.user.module).__name__} "
         f"({layout.num_parameters:,} parameters) · {trainer.datamodule.num_clients} clients, "

@@ -38,15 +38,17 @@ class Evaluation:
         metrics: Value of each metric by its name (``global/test_accuracy``, ...).
         clients: Value of each metric at each client, by name (``global/test_accuracy``, ``local/test_accuracy``) and
             client.
+        num_samples: Number of samples on which each client was evaluated, by name (``num_test_samples``) and client.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     clients: dict[str, dict[int, float]] = field(default_factory=dict)
+    num_samples: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, float]]:
-        """Return one row per evaluated client, with its number under ``client`` and its values by name."""
+        """Return one row per evaluated client: its number under ``client``, its samples, and its values by name."""
         found: dict[int, dict[str, float]] = {}
-        for name, values in self.clients.items():
+        for name, values in (self.num_samples | self.clients).items():
             for client, value in values.items():
                 found.setdefault(client, {"client": client})[name] = value
         return [found[client] for client in sorted(found)]
@@ -69,7 +71,8 @@ class Evaluator:
         fabric: Fabric that has been launched.
         holder: Object that holds the engine whose module and workbench are used.
         datamodule: Data of the clients.
-        eval_clients: Clients to evaluate: a number, a fraction, or ``"all"``; None is all, but at most 1,000.
+        eval_clients: Clients to evaluate: a number, 0 for none, a fraction, or ``"all"``; None is all, but at most
+            1,000.
         seed: Seed of the run, which alone determines the clients that are drawn; they are the same in every round.
 
     Attributes:
@@ -211,11 +214,13 @@ class Evaluator:
             return self.datamodule.pooled_dataloader(split, device=device)
         return self.datamodule.client_eval_dataloader(client, split, device=device)
 
-    def _summarise(self, evaluation: Evaluation, split: str, results: dict[tuple[str, int], dict[str, float]]) -> None:
+    def _summarise(self, evaluation: Evaluation, split: str, results: dict[Task, dict[str, float]]) -> None:
         metrics, sizes = evaluation.metrics, self.datamodule.num_samples(split)
         train_sizes = self.datamodule.num_samples("train")
         for name, value in results.get(("global", -1), {}).items():
             metrics[f"global/{split}_{name}"] = value
+        measured = sorted({client for _, client in results if client >= 0})
+        evaluation.num_samples[f"num_{split}_samples"] = {client: int(sizes[client]) for client in measured}
         for which in ("local", "global"):
             evaluated = [client for w, client in results if w == which and client >= 0]
             for name in dict.fromkeys(name for client in evaluated for name in results[which, client]):
@@ -261,7 +266,7 @@ def draw_clients(num_clients: int, eval_clients: int | float | str | None, seed:
 
     Args:
         num_clients: Number of clients N.
-        eval_clients: A number of clients, a fraction of them, or ``"all"``; None is all, but at most 1,000.
+        eval_clients: A number of clients, 0 for none, a fraction of them, or ``"all"``; None is all, but at most 1,000.
         seed: Seed of the run.
 
     Returns:

@@ -17,7 +17,10 @@ OF_VALIDATION = tuple(f"{stage}{separator}" for stage in ("val", "valid", "valid
 OF_TEST = ("test_", "test/")
 """Beginnings of the names that modules log in ``test_step``."""
 
-OF_EVALUATION = ("global/", "local/", "fairness/")
+OF_CLIENTS = ("local/", "fairness/")
+"""Beginnings of the names under which evaluation logs what it measured client by client."""
+
+OF_EVALUATION = ("global/", *OF_CLIENTS)
 """Beginnings of the names under which evaluation logs."""
 
 

@@ -8,7 +8,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.module.adapter import step_stage
-from fedbc_lightning.module.monitors import OF_EVALUATION, how_to_validate, name_in_log
+from fedbc_lightning.module.monitors import OF_CLIENTS, OF_EVALUATION, how_to_validate, name_in_log
 from fedbc_lightning.run.run import Run
 
 
@@ -34,6 +34,8 @@ def problem_of(run: Run, monitor: str) -> str | None:
         )  # fmt: skip
     if not run.settings.eval_every_n_rounds:
         return "trainer.eval_every_n_rounds is 0; set it to 1 or more"
+    if not run.evaluator.client_ids and name.startswith(OF_CLIENTS):
+        return "trainer.eval_clients is 0, so that no client is evaluated; set it to 1 or more, all or null"
     if split is not None and step_stage(run.user.module, split) is None:
         return "the module has neither validation_step nor test_step; add one"
     return None

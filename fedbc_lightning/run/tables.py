@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 METRICS_FIRST = ("round", "train_loss")
 METRICS_GROUPS = ("global/", "local/", "fairness/", "dual/", "comm/", "time/")
 CLIENTS_FIRST = ("round", "client", "num_samples", "num_steps", "status", "train_loss", "weight")
-EVALUATION_FIRST = ("round", "client")
+EVALUATION_FIRST = ("round", "client", "num_test_samples", "num_val_samples")
 
 
 class CSVFile:

@@ -83,11 +83,11 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         wrong.append("trainer.local_epochs and trainer.local_steps: give one of them and set the other to null")
     if not str(arguments["name"]) or Path(arguments["name"]).is_absolute() or ".." in Path(arguments["name"]).parts:
         wrong.append(f"trainer.name: got '{arguments['name']}'; give the name of a folder below default_root_dir")
-    for name in ("clients_per_round", "eval_clients"):
+    for name, least in (("clients_per_round", 1), ("eval_clients", 0)):
         value = arguments[name]
         bad_fraction = isinstance(value, bool) or (isinstance(value, float) and not 0 < value <= 1)
-        if bad_fraction or (isinstance(value, int) and value < 1) or (isinstance(value, str) and value != "all"):
-            wrong.append(f"trainer.{name}: got {value}; give a number of clients from 1, or a fraction in (0, 1]")
+        if bad_fraction or (isinstance(value, int) and value < least) or (isinstance(value, str) and value != "all"):
+            wrong.append(f"trainer.{name}: got {value}; give a number of clients from {least}, or a fraction in (0, 1]")
     if arguments["gradient_clip_algorithm"] not in (None, "norm", "value"):
         wrong.append(f"trainer.gradient_clip_algorithm: got {arguments['gradient_clip_algorithm']}; use norm or value")
     deterministic = arguments["deterministic"]

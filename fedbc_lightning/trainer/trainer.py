@@ -89,7 +89,8 @@ class FederatedTrainer(RunView):
         logger: None or True: TensorBoard in the run folder; False: no logger; or Lightning loggers.
         eval_every_n_rounds: Evaluate after every n-th round and after the last one; 0: never.
         eval_clients: Clients that are evaluated one by one: a number, a fraction, or ``all``; None: all clients up to
-            1,000, or 1,000 of more, the same ones in every round.
+            1,000, or 1,000 of more, the same ones in every round. 0: none, and the global model is evaluated on the
+            pooled data alone.
         gradient_clip_val: Bound of the gradient, the algorithm's terms included; None: the gradient is not clipped.
         gradient_clip_algorithm: Clip by ``norm`` (default) or by ``value``.
         accumulate_grad_batches: Number of batches per optimizer step.

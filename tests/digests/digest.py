@@ -15,6 +15,8 @@ DESCRIPTIONS = ("fedbc_lightning/settings", "fedbc_lightning/federation/fingerpr
 """Parts of a checkpoint that say how the run was made. They are compared with words, and are no numbers of the run."""
 DRAWN_ID = re.compile(rb'(?<="id": ")[0-9a-f]+')
 """The name that ``clients.bin`` gives itself in its header, another one in each run."""
+COUNTS = ("num_test_samples", "num_val_samples")
+"""Columns of ``evaluation.csv`` that say how many samples a client has, as the partition does."""
 NUM_DIGITS = 12
 """Number of hexadecimal digits of a hash: a changed value keeps its hash with probability 16^-12."""
 
@@ -43,11 +45,11 @@ def digest(parts: dict[str, dict[str, str]]) -> str:
 
 
 def _table(path: Path) -> Iterator[tuple[str, str]]:
-    """Column -> the hash of its cells, without the columns that a clock fills."""
+    """Column -> the hash of its cells, without the columns that a clock fills or that say what the data are."""
     with path.open(newline="") as file:
         header, *rows = csv.reader(file)
     for name, *cells in zip(header, *rows, strict=True):
-        if not name.startswith("time/"):
+        if not name.startswith("time/") and name not in COUNTS:
             yield name, _hash("\n".join(cells).encode())
 
 

@@ -200,7 +200,7 @@ def test_model_checkpoint_is_refused_with_the_way_out(tmp_path):
         ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "max"}, r"gradient_clip_algorithm.*max"),
         ({"accumulate_grad_batches": 0}, r"accumulate_grad_batches.*0"),
         ({"eval_every_n_rounds": -1}, r"eval_every_n_rounds.*-1"),
-        ({"eval_clients": 0}, r"eval_clients.*0"),
+        ({"eval_clients": -1}, r"eval_clients.*-1.* 0"),
         ({"eval_clients": "some"}, r"eval_clients.*some"),
         ({"buffers": "mean"}, r"buffers.*mean"),
         ({"checkpoint_every_n_rounds": -2}, r"checkpoint_every_n_rounds.*-2"),
