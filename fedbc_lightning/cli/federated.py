@@ -15,12 +15,14 @@ import torch
 from jsonargparse import SUPPRESS, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.arguments import PROG, SUBCOMMANDS, option_values, prepare_arguments
 from fedbc_lightning.cli.choices import base_at, import_object, subclasses
 from fedbc_lightning.cli.names import chosen_algorithm, foreign_configs, name_classes
 from fedbc_lightning.cli.optimizers import override_configure_optimizers
+from fedbc_lightning.cli.other_data import other_data
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.cli.parser import CLASS_KEYS, EITHER, FederatedArgumentParser, title_sections
 from fedbc_lightning.cli.plan_report import print_plan
@@ -159,9 +161,12 @@ class FederatedCLI(private_cli.OpenCLI):
         if explained is not None:
             print_class(*explained)
             parser.exit(0)
+        of_other_data = other_data(words)
         for each in (parser, *self.command_parsers.values()):
             assert isinstance(each, FederatedArgumentParser)
-            each.foreign = foreign_configs(words)
+            each.foreign, each.other_data = foreign_configs(words), of_other_data
+        for other in of_other_data.values():
+            rank_zero_info(other.line)
         self.config = parser.parse_args(words)
 
     def set_seed(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def chosen_algorithm(words: list[str]) -> type | None:
         >>> chosen_algorithm(["fit", "--config", "algorithm: FedBC", "--algorithm", "fed-prox"]).__name__
         'FedProx'
     """
-    chosen = [_find(name) for _, name in _named(words) if name is not None]
+    chosen = [_find(name) for _, name in named_in(words, "algorithm") if name is not None]
     return chosen[-1] if chosen else None
 
 
@@ -74,39 +74,56 @@ def foreign_configs(words: list[str]) -> set[str]:
         >>> sorted(foreign_configs(["--config", "algorithm: FedBC", "-c", "algorithm: Ditto", "--algorithm=FedBC"]))
         ['algorithm: Ditto']
     """
-    chosen = chosen_algorithm(words)
-    foreign: set[str] = set()
-    current: type | None = None
-    for text, name in _named(words):
-        current = current if name is None else _find(name)
-        if text is not None and current is not None and current != chosen:
-            foreign.add(text)
-    return foreign
+    chosen, sections = chosen_algorithm(words), classes_of_configs(words, "algorithm", _find)
+    return {text for text, cls in sections if cls is not None and cls != chosen}
 
 
-def _named(words: list[str]) -> list[tuple[str | None, str | None]]:
-    """Return (text, algorithm named there or None) for each config, and (None, name) for each ``--algorithm``."""
-    found: list[tuple[str | None, str | None]] = []
-    configs = dict(option_values(words, CONFIG_OPTIONS))
-    for position, value in option_values(words, (*CONFIG_OPTIONS, *CHOICES)):
-        text = Path(value).read_text(encoding="utf-8") if _is_file(value) else value
-        if position in configs:
-            found.append((text, _name_in(_load(text))))
-        else:
-            found.append((None, _name_in({"algorithm": _load(text)})))
+def classes_of_configs(words: list[str], section: str, find: Callable[[str], Any]) -> list[tuple[str, Any]]:
+    """Return the text of each config with the class that its section is for.
+
+    A section without a name belongs to the class named before it, None if there is none.
+
+    Args:
+        words: Words of the command line.
+        section: ``"algorithm"`` or ``"data"``.
+        find: Function from a name to the class that is meant.
+    """
+    found: list[tuple[str, Any]] = []
+    current: Any = None
+    for text, name in named_in(words, section):
+        current = current if name is None else find(name)
+        if text is not None:
+            found.append((text, current))
     return found
 
 
-def _name_in(config: Any) -> str | None:
-    section = config.get("algorithm") if isinstance(config, dict) else None
-    name = section.get("class_path") if isinstance(section, dict) else section
+def named_in(words: list[str], section: str) -> list[tuple[str | None, str | None]]:
+    """Return (text, class named in the section or None) for each config, and (None, class) for each option."""
+    found: list[tuple[str | None, str | None]] = []
+    configs, options = dict(option_values(words, CONFIG_OPTIONS)), (f"--{section}", f"--{section}.class_path")
+    for position, value in option_values(words, (*CONFIG_OPTIONS, *options)):
+        text = Path(value).read_text(encoding="utf-8") if _is_file(value) else value
+        if position in configs:
+            found.append((text, _name_in(load(text), section)))
+        else:
+            found.append((None, _name_in({section: load(text)}, section)))
+    return found
+
+
+def _name_in(config: Any, section: str) -> str | None:
+    given = config.get(section) if isinstance(config, dict) else None
+    name = given.get("class_path") if isinstance(given, dict) else given
     return name if isinstance(name, str) else None
 
 
 def _find(name: str) -> Any:
-    """Return the class that is meant; the name itself if it is unknown."""
-    name = class_name(name)
-    known = [cls for cls in subclasses(FederatedAlgorithm) if cls.__name__ == name]
+    """Return the algorithm that is meant; the name itself if it is unknown."""
+    return find_class(class_name(name), FederatedAlgorithm)
+
+
+def find_class(name: str, base: type) -> Any:
+    """Return the class derived from ``base`` with this name or path; the name itself if it is unknown."""
+    known = [cls for cls in subclasses(base) if cls.__name__ == name]
     if len(known) == 1:
         return known[0]
     try:
@@ -119,7 +136,8 @@ def _is_file(value: str) -> bool:
     return "\n" not in value and len(value) < 1000 and Path(value).is_file()
 
 
-def _load(text: str) -> Any:
+def load(text: str) -> Any:
+    """Return what a config's text holds; None if it is no YAML."""
     try:
         return get_loader("yaml")(text)
     except yaml.YAMLError:  # reported by the parser, with its place
@@ -133,10 +151,10 @@ def name_class_in_config(content: str, foreign: Collection[str] = ()) -> str:
         content: Text of the config.
         foreign: Texts whose section ``algorithm`` is left out; see :func:`foreign_configs`.
     """
-    config = _load(content)
+    config = load(content)
     if not isinstance(config, dict) or "algorithm" not in config:
         return content
-    section, given = config["algorithm"], _name_in(config)
+    section, given = config["algorithm"], _name_in(config, "algorithm")
     if content in foreign:
         del config["algorithm"]
     elif given is None or class_name(given) == given:

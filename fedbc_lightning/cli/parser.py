@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from numbers import Number
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import yaml
@@ -20,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.cli.names import name_class_in_config
+from fedbc_lightning.cli.other_data import OtherData, with_other_data
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.twins import AnyDataModule, AnyModule
 from fedbc_lightning.trainer.trainer import FederatedTrainer
@@ -88,9 +90,11 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     Attributes:
         foreign: Texts of configs whose section ``algorithm`` is for another class than the one to be built.
+        other_data: What becomes of the section ``data`` of configs in which it is for another class, by their texts.
     """
 
     foreign: Collection[str] = ()
+    other_data: Mapping[str, OtherData] = MappingProxyType({})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": BriefHelpFormatter, **kwargs})
@@ -116,7 +120,10 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse a config's text, which may give an algorithm by its usual name; see the base class."""
-        return super().parse_string(name_class_in_config(content, self.foreign), *args, **kwargs)
+        text = name_class_in_config(content, self.foreign)
+        if content in self.other_data:
+            text = with_other_data(text, self.other_data[content])
+        return super().parse_string(text, *args, **kwargs)
 
     def keys(self) -> Iterator[str]:
         """Yield all keys that can be given; those of a command come without its name."""
