@@ -22,6 +22,7 @@ from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, IndexedDat
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
 from .findings import shorten
+from .image_cache import ImageCache
 from .own_test import OwnTest, keep_own_test
 from .transforms import Normalize, RandomCrop, as_augment, as_transform, check_transforms
 
@@ -36,11 +37,11 @@ LAYOUT = "expected <root>/<class>/*.jpg or <root>/{train,test}/<class>/*.jpg (al
 class ImageFolderDataModule(IndexedDataModule):
     """Federates images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...``.
 
-    Every image is decoded once, to uint8 RGB in memory. If the images do not fit into memory, each is decoded when it
-    is needed, and once before training, to find those that cannot be read or differ in size. Grey images of 16 bits are
-    scaled to 8 bits (65535 becomes 255); images of 32 bits or of floats are refused, because it is unknown which value
-    is white. Inputs are float32 ``(B, 3, H, W)``, targets int64 ``(B,)``, the position of the class among the sorted
-    names.
+    Every image is decoded once, to uint8 RGB in memory, and kept on the disk for the next start, see ``cache``. If the
+    images do not fit into memory, each is decoded when it is needed, and once before training, to find those that
+    cannot be read or differ in size. Grey images of 16 bits are scaled to 8 bits (65535 becomes 255); images of 32 bits
+    or of floats are refused, because it is unknown which value is white. Inputs are float32 ``(B, 3, H, W)``, targets
+    int64 ``(B,)``, the position of the class among the sorted names.
 
     Args:
         root: Folder of the tree.
@@ -57,6 +58,9 @@ class ImageFolderDataModule(IndexedDataModule):
         std: Standard deviation of each channel, for pixels in [0, 1], by which pixels are divided.
         max_memory_gib: Largest memory that the images may fill, in GiB.
         num_threads: Number of threads that decode images; None is one per CPU core.
+        cache: Whether decoded images that fit into memory are kept on the disk for the next start: True keeps them in
+            the user's cache folder, which holds at most 8 GiB of them, False keeps none, and a path is another folder.
+            They are decoded again after any file was added, removed or changed.
         test: Use of the folders. With ``"split"`` the images of all folders are pooled, and ``test_fraction`` of each
             client's images are its test data. With ``"shared"`` the images in ``test`` (or in ``val`` if there is no
             ``test``) evaluate the global model and belong to no client; clients get all others.
@@ -81,6 +85,7 @@ class ImageFolderDataModule(IndexedDataModule):
         std: tuple[float, float, float] = (0.5, 0.5, 0.5),
         max_memory_gib: float = 4.0,
         num_threads: int | None = None,
+        cache: bool | str = True,
         test: OwnTest = "split",
         **kwargs: Any,
     ) -> None:
@@ -100,7 +105,7 @@ class ImageFolderDataModule(IndexedDataModule):
         if num_threads is not None:
             check_at_least("data.num_threads", num_threads, 1, whole=True)
         self.max_memory_gib = max_memory_gib
-        self.num_threads = num_threads
+        self.num_threads, self.cache = num_threads, cache
         self.classes: list[str] = []
 
     def prepare_data(self) -> None:
@@ -154,10 +159,22 @@ class ImageFolderDataModule(IndexedDataModule):
         if not self._fit(paths):
             files = ImageFiles(paths, labels, self.image_size)
             return BatchTransformDataset(files, self.transform, augment)
-        images = np.empty((len(paths), *first.shape), dtype=np.uint8)
-        decode_images(paths, self.image_size, self.num_threads, images)
+        images = self._decoded(paths, (len(paths), *first.shape))
         tensors = (torch.from_numpy(images), torch.from_numpy(labels))
         return ArrayDataset(tensors, transform=self.transform, augment=augment)
+
+    def _decoded(self, paths: list[Path], shape: tuple[int, ...]) -> np.ndarray:
+        """Return the images, uint8 ``(M, 3, H, W)``, from the disk if they were decoded before."""
+        folder = Path(self.cache).expanduser() if isinstance(self.cache, str) else None
+        cache = ImageCache(paths, self.image_size, folder) if self.cache else None
+        kept = cache.read(shape) if cache is not None else None
+        if kept is not None:
+            return kept
+        images = np.empty(shape, dtype=np.uint8)
+        decode_images(paths, self.image_size, self.num_threads, images)
+        if cache is not None:
+            cache.write(images)
+        return images
 
     def _fit(self, paths: list[Path]) -> bool:
         return len(paths) * read_image(paths[0], self.image_size).nbytes <= self.max_memory_gib * 2**30
