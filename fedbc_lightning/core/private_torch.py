@@ -137,7 +137,7 @@ def storage_key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-foreach_copy: Callable[[list[Tensor], list[Tensor]], Any] = torch._foreach_copy_
+foreach_copy: Callable[[list[Tensor], tuple[Tensor, ...]], Any] = torch._foreach_copy_
 """Copies tensors into others in one call.
 
 Read in torch 2.8 and 2.15. Without it, use ``copy_`` of each tensor, one call for each.

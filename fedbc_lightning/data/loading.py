@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -134,13 +135,19 @@ class ClientLoader:
         self.sampler.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        if isinstance(self.dataset, ArrayDataset) and self.gathers:
-            return self._gathered(self.dataset)
+        if self.gathers:
+            return chain.from_iterable(self.stretches())
         if isinstance(self.dataset, BatchTransformDataset) and "collate_fn" not in self._options:
             return self._finished(self.dataset)
         return iter(self._dataloader(self.dataset))
 
-    def _gathered(self, dataset: ArrayDataset) -> Iterator[list[Tensor]]:
+    def stretches(self) -> Iterator[Sequence[Any]]:
+        """Return the batches in lists; those of one list have one form, and no code of the user's makes them."""
+        if isinstance(self.dataset, ArrayDataset) and self.gathers:
+            return self._gathered(self.dataset)
+        return ([batch] for batch in self)
+
+    def _gathered(self, dataset: ArrayDataset) -> Iterator[list[list[Tensor]]]:
         tensors = dataset.pool.on(self.device)
         device = None if self.device == tensors[0].device else self.device
         rows = upload(dataset.rows(self.sampler.order()), tensors[0].device)
@@ -153,11 +160,13 @@ class ClientLoader:
             rows, max(1, BYTES_AT_ONCE // (dataset.pool.sample_bytes * self.batch_size)) * self.batch_size
         ):
             columns = [_cut(tensor.index_select(0, chunk), self.batch_size) for tensor in tensors]
-            for batch in zip(*columns, strict=True):
-                if is_plain:
-                    yield list(batch)
-                else:
-                    yield dataset.finish(list(batch), self._augment_generator(dataset, step), device)
+            batches = list(map(list, zip(*columns, strict=True)))
+            if is_plain:
+                num_full = len(chunk) // self.batch_size
+                yield from filter(None, (batches[:num_full], batches[num_full:]))
+                continue
+            for batch in batches:
+                yield [dataset.finish(batch, self._augment_generator(dataset, step), device)]
                 step += 1
 
     def _finished(self, dataset: BatchTransformDataset) -> Iterator[list[Tensor]]:

@@ -134,12 +134,18 @@ class ClientRun:
             self.layout.check_trainable()
         self.collector.end_epoch()
 
-    def count_step(self, batch_idx: int, *, is_update: bool = True) -> None:
-        """Count an optimizer step that was made, with its learning rates, and step the schedulers of steps."""
+    def count_step(self, batch_idx: int, *, is_update: bool = True, num_steps: int = 1) -> None:
+        """Count an optimizer step that was made, with its learning rates, and step the schedulers of steps.
+
+        Args:
+            batch_idx: Number of the batch.
+            is_update: Whether the step moved w.
+            num_steps: Number of steps that were made up to this batch; without schedulers it may be more than 1.
+        """
         if is_update:
-            self.num_updates += 1
-            self._updates_by_rate[self.optimizer.rates] += 1
-        self.num_steps += 1
+            self.num_updates += num_steps
+            self._updates_by_rate[self.optimizer.rates] += num_steps
+        self.num_steps += num_steps
         if self.is_module_informed:
             self.user.shim.set(global_step=self.global_step)
         if self.optimizer.schedulers:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,11 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.private_torch import foreach_copy
+from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.engines.client_run import ClientRun
-from fedbc_lightning.engines.step_function import StepOutput
+from fedbc_lightning.engines.recorded.step_recorder import Recording
+from fedbc_lightning.engines.step_function import StepOutput, log_replayed
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, Term
 from fedbc_lightning.module.collector import batch_size_of
@@ -54,7 +58,8 @@ class OptimizerRun(ClientRun):
         # A term that is zero everywhere must not give a gradient to a parameter that has none.
         self.terms = [term for term in terms if not term.is_zero]
         self.after_step = after_step
-        self._replayed: StepOutput | None = None  # the last step, if it was replayed
+        self._is_plain = bench.takes_plain_steps
+        self._gradients: Sequence[Tensor] | None = None  # of the last step, if it was replayed
         self._is_visited = False
         self.num_gradients = 0  # more than steps if an optimizer calls its closure several times
         self.gradient_sum = torch.zeros_like(bench.grad, dtype=bench.layout.master_dtype) if keep_mean else None
@@ -73,8 +78,8 @@ class OptimizerRun(ClientRun):
     def finish(self, is_last: bool) -> None:
         """Keep the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
         super().finish(is_last)
-        if self._replayed is not None:
-            self.layout.show_gradients(self._replayed.gradients)
+        if self._gradients is not None:
+            self.layout.show_gradients(self._gradients)
         if self.gradient_sum is not None:
             self.gradient_mean = self.gradient_sum / max(self.num_gradients, 1)
         if self.bench.scaler is not None:
@@ -88,10 +93,10 @@ class OptimizerRun(ClientRun):
     def _run_epoch(self, epoch: int) -> None:
         self.start_epoch(epoch)
         steps_before = self.num_steps
-        if self.bench.takes_plain_steps:
-            self._run_plain_batches()
-        else:
-            self._run_batches()
+        if epoch == 0 and self._is_plain:
+            self._is_visited = self._has_visitors()
+            self.bench.recorder.start(self.bench.round, has_visitors=self._is_visited)
+        self._run_batches()
         self.batches_passed += self.collector.num_batches
         if self.local.steps is not None and self.num_steps == steps_before and not self.user.shim.is_client_stopped:
             raise ConfigurationError(
@@ -101,99 +106,121 @@ class OptimizerRun(ClientRun):
         self.end_epoch()
 
     def _run_batches(self) -> None:
-        for batch_idx, raw in enumerate(self.loader):
-            batch = self.user.to_device(raw)
-            stop = self._run_batch(batch, batch_idx)
-            is_enough = self.local.steps is not None and self.num_steps >= self.local.steps
-            if stop or is_enough or self.user.shim.is_client_stopped:
-                break
-
-    def _run_plain_batches(self) -> None:
-        """Take the steps of an epoch in which no code of the user's runs but ``training_step``.
-
-        :meth:`_run_batch` gives the same numbers, and calls everything that may happen within a step. This loop leaves
-        that out, because for small models it costs more than the arithmetic.
-        """
-        bench, user, optimizer, recorder = self.bench, self.user, self.optimizer, self.bench.recorder
-        layout, grad, terms, collector, shim = self.layout, bench.grad, self.terms, self.collector, user.shim
-        batch_size, num_samples = self.loader.batch_size, self.loader.num_samples
-        if self.epoch == 0:
-            self._is_visited = self._has_visitors()
-            recorder.start(bench.round, has_visitors=self._is_visited)
-        step = optimizer.plain_step()
-        clips = bool(self.local.gradient_clip_val)
-        if layout.num_optimized < layout.num_parameters:
-            grad[layout.num_optimized :].zero_()
-        for batch_idx, raw in enumerate(self.loader):
-            batch = user.to_device(raw)
-            size = batch_size_of(batch, min(batch_size, num_samples - batch_idx * batch_size))
-            collector.start_batch(batch, size)
-            with torch.no_grad():
-                self._replayed = replayed = recorder.step("single", layout.parameters, batch)
-                loss: Tensor | None
-                if replayed is not None:
-                    loss = replayed.loss
-                    foreach_copy(bench.grad_views, list(replayed.gradients))
-                    for call in replayed.logged:
-                        collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
-                    if self._is_visited:
-                        layout.show_gradients(replayed.gradients)
+        """Take the steps of an epoch: as many as possible are replayed, the others are taken as they are written."""
+        self._changes = self._changes_of_a_step() if self._is_plain else []
+        batch_idx = 0
+        for batches in self._stretches():
+            start = 0
+            while start < len(batches):
+                recording = self._recording(batches[start]) if self._is_plain else None
+                if recording is not None:
+                    chosen = batches[start : start + self._num_replays(recording)]
+                    self._replay(recording, chosen, batch_idx)
+                    count, is_over = len(chosen), False
                 else:
-                    if not self.is_module_informed:
-                        self.inform_module()
-                    is_compared = recorder.listen()
-                    loss = self._backward_plain(batch, batch_idx)
-                    if is_compared:
-                        recorder.compare(None if loss is None else self._written(loss))
-                if loss is not None:
-                    self.losses.append(loss)
-                    self.sizes.append(size)
-                    if self.gradient_sum is not None:
-                        self.gradient_sum += grad
-                        self.num_gradients += 1
-                    if terms:
-                        bench.add_terms(terms)
-                    if clips:
-                        bench.clip()
-                    step()
-                    if self.after_step is not None:
-                        self._apply_after_step(self.after_step)
-            self.count_step(batch_idx, is_update=loss is not None)
-            if batch_idx + 1 < self.num_batches and (self.num_steps == self.local.steps or shim.is_client_stopped):
-                return
-        optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
+                    count, is_over = 1, self._run_batch(batches[start], batch_idx)
+                start, batch_idx = start + count, batch_idx + count
+                is_enough = self.local.steps is not None and self.num_steps >= self.local.steps
+                if is_over or is_enough or self.user.shim.is_client_stopped:
+                    return
+        if self._is_plain and batch_idx < self.num_batches:  # a loader of the user's gave fewer batches than it has
+            self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
+
+    @torch.no_grad()
+    def _recording(self, batch: Any) -> Recording | None:
+        return self.bench.recorder.ready("single", self.layout.parameters, batch)
+
+    def _num_replays(self, recording: Recording) -> int:
+        """Return how many steps may be replayed without any other code in between."""
+        if self._is_visited or self.optimizer.schedulers:
+            return 1
+        steps = self.local.steps
+        return recording.credit if steps is None else min(recording.credit, steps - self.num_steps)
+
+    def _stretches(self) -> Iterator[Sequence[Any]]:
+        """Yield the batches of an epoch on the device, in lists of one form between which nobody's code runs."""
+        is_known = type(self.loader) is ClientLoader and not self.user.has_transfer_hooks
+        for batches in self.loader.stretches() if is_known else ([batch] for batch in self.loader):
+            yield list(map(self.user.to_device, batches))
+
+    def _replay(self, recording: Recording, batches: Sequence[Any], batch_idx: int) -> None:
+        """Replay the steps on these batches; what is not an operation happens once for all of them.
+
+        Args:
+            recording: The recorded step.
+            batches: Batches of its form; only one if other code runs between the steps.
+            batch_idx: Number of the first batch.
+        """
+        count, size = len(batches), self._size_of(batches[0], batch_idx)
+        self.collector.start_batch(batches[-1], size, num_batches=count)
+        replay, parameters, views = recording.replay, self.layout.parameters, self.bench.grad_views
+        changes, first, rest = self._changes, self.layout.num_grouped, []
+        with torch.no_grad():
+            for batch in batches:
+                check()
+                results = replay(*parameters, *batch)
+                gradients = results[:first]
+                foreach_copy(views, gradients)
+                rest.append(results[first:])
+                if self._is_visited:  # what the step logged comes before what a hook of the optimizer logs
+                    log_replayed(self.collector, recording.calls, [results[first + 1 :]], size)
+                    self.layout.show_gradients(gradients)
+                for change in changes:
+                    change()
+        if not self._is_visited:
+            log_replayed(self.collector, recording.calls, [logged for _, *logged in rest], size)
+        self._gradients = gradients
+        self.losses += [loss for loss, *_ in rest]
+        self.sizes += [size] * count
+        self.num_gradients += count
+        recording.credit -= count
+        self.count_step(batch_idx + count - 1, num_steps=count)
+        self._end_batch(batch_idx + count - 1)
+
+    def _size_of(self, batch: Any, batch_idx: int) -> int:
+        size = self.loader.batch_size
+        return batch_size_of(batch, min(size, self.loader.num_samples - batch_idx * size))
+
+    def _changes_of_a_step(self) -> list[Callable[[], Any]]:
+        """Return what happens in a plain step after its gradient has come into the row, in order."""
+        bench, layout = self.bench, self.layout
+        changes: list[Callable[[], Any]] = []
+        # Parameters outside of all groups have no gradient but that of the method's terms. Zeroed once per epoch, their
+        # part of the row sums the terms over the epoch; it moves no weight, but is part of SCAFFOLD's mean gradient.
+        bench.grad[layout.num_optimized :].zero_()
+        if self.gradient_sum is not None:
+            changes.append(partial(self.gradient_sum.add_, bench.grad))
+        changes += bench.adders(self.terms)
+        if self.local.gradient_clip_val:
+            changes.append(bench.clip)
+        changes.append(self.optimizer.plain_step())
+        if self.after_step is not None:
+            changes.append(partial(self._apply_after_step, self.after_step))
+        return changes
+
+    def _end_batch(self, batch_idx: int) -> None:
+        if batch_idx + 1 == self.num_batches:
+            self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
     def _has_visitors(self) -> bool:
         """Return whether code that is not known runs between the steps, in data, transfers, terms or the optimizer."""
         parts = [*self.terms, *([] if self.after_step is None else [self.after_step]), *self.loader.code_between]
         return self.user.has_transfer_hooks or self.optimizer.has_visitors or not all(map(is_ours, parts))
 
-    def _written(self, loss: Tensor) -> StepOutput:
-        """Return the step that was just taken as written."""
-        grouped = self.layout.parameters[: self.layout.num_grouped]
-        return StepOutput([parameter.grad for parameter in grouped], loss, [])  # type: ignore[misc]
-
-    @torch.enable_grad()
-    def _backward_plain(self, batch: Any, batch_idx: int) -> Tensor | None:
-        """Write a batch's gradient into the gradient row, and return the loss, or None if the module returned none."""
-        loss, _ = self.user.training_step(batch, batch_idx)
-        for parameter in self.layout.parameters:
-            parameter.grad = None
-        if loss is None:
-            return None
-        loss.backward()
-        if not self.layout.gather_gradients(self.bench.optimized_grad):
-            raise MissingGradientError
-        return loss.detach() if loss.ndim == 0 else loss.detach().reshape(())
-
     def _apply_after_step(self, after_step: AfterStep) -> None:
         self.bench.update_row(lambda w: after_step.apply(w, self.bench.step_sizes(self.optimizer.rates)))
 
     def _run_batch(self, batch: Any, batch_idx: int) -> bool:
-        """Process one batch, with the optimizer step if it completes one; return whether a hook ends the epoch."""
-        size = batch_size_of(
-            batch, min(self.loader.batch_size, self.loader.num_samples - batch_idx * self.loader.batch_size)
-        )
+        """Process one batch as it is written, with the optimizer step if it completes one.
+
+        Returns:
+            Whether a hook ends the epoch.
+        """
+        check()
+        if not self.is_module_informed:
+            self.inform_module()
+        self._gradients = None
+        size = self._size_of(batch, batch_idx)
         self.collector.start_batch(batch, size)
         if self.hooks.call("on_train_batch_start", batch, batch_idx) == -1:
             self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
@@ -222,12 +249,13 @@ class OptimizerRun(ClientRun):
                     self._backward(scaled)
             return loss
 
-        if is_last:
-            self._step(batch_idx, forward_backward)
-        else:
+        if not is_last:
             forward_backward()
-        if batch_idx + 1 == self.num_batches:
-            self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
+        elif self._is_plain:
+            self._step_plainly(batch_idx, forward_backward)
+        else:
+            self._step(batch_idx, forward_backward)
+        self._end_batch(batch_idx)
         if shows_output:
             self.hooks.call("on_train_batch_end", self.output, batch, batch_idx)
         return False
@@ -249,6 +277,26 @@ class OptimizerRun(ClientRun):
         else:
             loss.backward()
         self.hooks.call("on_after_backward")
+
+    def _step_plainly(self, batch_idx: int, forward_backward: Callable[[], Tensor | None]) -> None:
+        """Take a step as it is written, which is also compared with its replay if it is the turn of that."""
+        is_compared = self.bench.recorder.listen()
+        loss = forward_backward()
+        if loss is not None and not self.layout.gather_gradients(self.bench.optimized_grad):
+            raise MissingGradientError
+        if is_compared:  # before hooks of the optimizer or its schedulers log more, or read what was logged
+            self.bench.recorder.compare(None if loss is None else self._written())
+        if loss is not None:
+            self.num_gradients += 1
+            with torch.no_grad():
+                for change in self._changes:
+                    change()
+        self.count_step(batch_idx, is_update=loss is not None)
+
+    def _written(self) -> StepOutput:
+        """Return the step that was just taken as written."""
+        grouped = self.layout.parameters[: self.layout.num_grouped]
+        return StepOutput([parameter.grad for parameter in grouped], self.losses[-1], [])  # type: ignore[misc]
 
     def _step(self, batch_idx: int, forward_backward: Callable[[], Tensor | None]) -> None:
         """Take one optimizer step: backward, terms, hooks, clipping, step; in a closure if the optimizer wants one."""

@@ -23,6 +23,7 @@ from fedbc_lightning.state.layout import ParameterLayout
 
 if TYPE_CHECKING:
     from fedbc_lightning.module.adapter import UserModule
+    from fedbc_lightning.module.collector import MetricCollector
 
 
 @dataclass
@@ -61,6 +62,30 @@ def with_tensors(calls: Sequence[LoggedCall], values: Iterable[Tensor]) -> list[
         changed: dict[str, Any] = {name: next(tensors) for name in parts}
         found.append(replace(call, **changed) if parts else call)
     return found
+
+
+def log_replayed(
+    collector: MetricCollector, calls: Sequence[LoggedCall], rows: Sequence[Sequence[Tensor]], size: int
+) -> None:
+    """Give a collector what replayed steps have logged.
+
+    Args:
+        collector: The collector.
+        calls: The calls of each step.
+        rows: The tensors in the calls of each step.
+        size: Number of samples of each step's batch.
+    """
+    if len({call.name for call in calls}) < len(calls) or any(isinstance(call.batch_size, Tensor) for call in calls):
+        for row in rows:
+            for call in with_tensors(calls, row):
+                weight = size if call.batch_size is None else call.batch_size
+                collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=weight)
+        return
+    columns = zip(*rows, strict=True)
+    for call in calls:
+        values = next(columns) if isinstance(call.value, Tensor) else (call.value,) * len(rows)
+        weight = size if call.batch_size is None else call.batch_size
+        collector.log_all(call.name, values, reduce_fx=call.reduce_fx, batch_size=weight)
 
 
 def _check_sizes(calls: Sequence[LoggedCall]) -> None:

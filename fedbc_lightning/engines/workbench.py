@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -229,6 +230,12 @@ class Workbench:
         for term in terms:
             term.add_gradient(grad, w)
         self.grad.copy_(grad[0])
+
+    def adders(self, terms: Sequence[Term]) -> list[Callable[[], Any]]:
+        """Return functions that do, called one after another, what :meth:`add_terms` does."""
+        if self.is_half:
+            return [partial(self.add_terms, terms)] if terms else []
+        return [partial(term.add_gradient, *self._rows) for term in terms]
 
     def update_row(self, update: Callable[[Tensor], None]) -> None:
         """Change w by a function that works in place on (1, d), in the master dtype."""

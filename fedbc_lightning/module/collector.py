@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import Tensor
@@ -87,6 +89,22 @@ class _Logged:
             )
         self.weight += weight
 
+    def add_all(self, values: Sequence[Any], weight: float) -> None:
+        """Add values of equal weight, one after another: NumPy's ``accumulate`` rounds as a loop of additions does."""
+        total = self.total if isinstance(self.total, Tensor) else torch.as_tensor(self.total, dtype=values[0].dtype)
+        products = torch.stack([total, *values])
+        products[1:] *= weight
+        self.total = torch.from_numpy(np.add.accumulate(products.numpy()))[-1]
+        self.weight += weight * len(values)
+
+    def can_add_all(self, values: Sequence[Any], weight: Any) -> bool:
+        """Return whether :meth:`add_all` gives the bits of :meth:`add`; if not, this takes one value after another."""
+        first = values[0]
+        if self.reduce != "mean" or not isinstance(weight, int) or not isinstance(first, Tensor) or not first.is_cpu:
+            return False
+        is_alike = self.total.dtype == first.dtype if isinstance(self.total, Tensor) else self.total == 0
+        return is_alike and first.dtype in (torch.float32, torch.float64)
+
     def value(self) -> Any:
         return self.total / self.weight if self.reduce == "mean" else self.total
 
@@ -110,12 +128,12 @@ class MetricCollector:
         self._totals: dict[str, tuple[Any, float]] = {}
         self.num_samples = self.num_batches = 0
 
-    def start_batch(self, batch: Any, batch_size: int) -> None:
-        """Set the batch to which the next logged values belong."""
+    def start_batch(self, batch: Any, batch_size: int, num_batches: int = 1) -> None:
+        """Set the batch to which the next logged values belong; it may be the last of several of one size."""
         self.batch = batch
         self._batch_size = batch_size
-        self.num_samples += batch_size
-        self.num_batches += 1
+        self.num_samples += batch_size * num_batches
+        self.num_batches += num_batches
 
     def log(self, name: str, value: Any, *, reduce_fx: Any = "mean", batch_size: int | None = None) -> None:
         """Add one logged value.
@@ -123,12 +141,7 @@ class MetricCollector:
         Raises:
             ConfigurationError: The reduction is not mean, sum, min or max, or a tensor has several elements.
         """
-        logged = self._epoch.get(name)
-        if logged is None:
-            reduce = reduction(reduce_fx)
-            if reduce not in ("mean", "sum", "min", "max"):
-                raise ConfigurationError(f"self.log('{name}'): reduce_fx={reduce_fx!r}; use mean, sum, min or max.")
-            logged = self._epoch[name] = _Logged(reduce)
+        logged = self._logged(name, reduce_fx)
         if isinstance(value, Metric):
             logged.metric = value
             return
@@ -142,6 +155,30 @@ class MetricCollector:
             _warn_if_ambiguous(self.batch)
         weight = batch_size if batch_size is not None else self._batch_size
         logged.add(value, 1.0 if weight is None else weight)
+
+    def log_all(self, name: str, values: Sequence[Any], *, reduce_fx: Any = "mean", batch_size: int) -> None:
+        """Add what consecutive steps logged under one name, with the bits of one call of :meth:`log` for each.
+
+        Args:
+            name: Name of the values.
+            values: A number for each step, all of one class and dtype.
+            reduce_fx: The reduction.
+            batch_size: Number of samples of each step's batch.
+        """
+        logged = self._logged(name, reduce_fx)
+        if logged.can_add_all(values, batch_size):
+            logged.add_all(values, batch_size)
+            return
+        for value in values:
+            logged.add(value, batch_size)
+
+    def _logged(self, name: str, reduce_fx: Any) -> _Logged:
+        if name not in self._epoch:
+            reduce = reduction(reduce_fx)
+            if reduce not in ("mean", "sum", "min", "max"):
+                raise ConfigurationError(f"self.log('{name}'): reduce_fx={reduce_fx!r}; use mean, sum, min or max.")
+            self._epoch[name] = _Logged(reduce)
+        return self._epoch[name]
 
     def _checked(self, name: str, value: Tensor) -> Tensor:
         if value.numel() != 1:

@@ -26,6 +26,7 @@ from fedbc_lightning.core.private_torch import listens_to_steps
 from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.fast_forward import FastForward
+from fedbc_lightning.module.flat_sgd import FlatSGD
 from fedbc_lightning.module.round_schedulers import is_of_rounds
 from fedbc_lightning.module.visitors import is_known_scheduler, steps_as_torch
 from fedbc_lightning.state.layout import ParameterLayout
@@ -164,13 +165,15 @@ class LocalOptimizer:
         """Return the function that makes one optimizer step on the gradient row; call it without autograd.
 
         It is the optimizer's own ``step`` without what torch wraps around it for profilers, the compiler and step
-        hooks, which costs more than the arithmetic of a small model. Where there are hooks, or a scheduler that counts
-        steps, the wrapping stays.
+        hooks, which costs more than the arithmetic of a small model; SGD's operations are called by themselves. Where
+        there are hooks, or a scheduler that counts steps, the wrapping stays.
         """
         for leaf, grad in self._leaves:
             if leaf.grad is not grad:
                 leaf.grad = grad
-        return self.optimizer.step if self.schedulers or self.has_step_hooks else self._bare_step
+        if self.schedulers or self.has_step_hooks:
+            return self.optimizer.step
+        return self._flat_sgd.step if FlatSGD.can_step(self.optimizer) else self._bare_step
 
     @property
     def has_step_hooks(self) -> bool:
@@ -245,6 +248,7 @@ class LocalOptimizer:
                 choose_loop(group)
                 self._leaves.append((leaf, self._grad[part]))
             self.optimizer.state.update(initial_state(self.optimizer))
+            self._flat_sgd = FlatSGD(self.optimizer, self._leaves)
         self._fresh_groups = [
             copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in self.optimizer.param_groups
         ]

@@ -67,6 +67,19 @@ def test_both_paths_give_the_same_batches(kind, seed, drop_last, at_once, monkey
         assert len(list(fast)) == len(fast) == len(slow)
 
 
+@pytest.mark.parametrize("augment", [None, shift])
+@pytest.mark.parametrize("at_once", [1, 2**20])
+def test_batches_of_one_form_come_together(augment, at_once, monkeypatch):
+    """Those in memory, as many as are gathered at once; what is augmented comes one by one."""
+    monkeypatch.setattr("fedbc_lightning.data.loading.BYTES_AT_ONCE", at_once)
+    loader = ClientLoader(ArrayDataset(sample_tensors(), augment=augment), 5, EpochSampler(23, 7), device=CPU)
+    stretches = list(loader.stretches())
+    assert_same([batch for batches in stretches for batch in batches], loader)
+    assert list(map(len, stretches)) == ([4, 1] if augment is None and at_once > 1 else [1] * 5)
+    of_users = ClientLoader(as_arrays(TensorDataset(*sample_tensors())), 5, options={"collate_fn": default_collate})
+    assert list(map(len, of_users.stretches())) == [1] * 5
+
+
 def test_the_order_is_the_one_of_the_seeds():
     dataset = ArrayDataset(sample_tensors())
     loader = ClientLoader(dataset, 5, EpochSampler(23, seed=3, round=4, client=2))

@@ -78,11 +78,11 @@ def run(root, algorithm, watched, model=None, **kwargs):
 )
 def test_the_same_numbers(tmp_path, monkeypatch, algorithm, model, options):
     ways = []
-    for name in ("_run_plain_batches", "_run_batch"):
+    for name in ("_step_plainly", "_step"):
         real = getattr(OptimizerRun, name)
         monkeypatch.setattr(OptimizerRun, name, lambda *a, real=real, name=name: ways.append(name) or real(*a))
     plain, watched = (run(tmp_path, algorithm, is_watched, model, **options) for is_watched in (False, True))
-    assert set(ways) == {"_run_plain_batches", "_run_batch"}
+    assert set(ways) == {"_step_plainly", "_step"}
     first, second = (state_of(trainer.federation) | module_state_of(trainer.federation) for trainer in (plain, watched))
     first.pop("fingerprint"), second.pop("fingerprint")
     torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)

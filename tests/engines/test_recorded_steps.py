@@ -125,18 +125,23 @@ def recordings(monkeypatch):
     """Recorders that record the second step of a shape; what they recorded, and where they gave up."""
     seen = SimpleNamespace(recorders=[], replays=0)
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 2, "mapped": 2})
-    make, replay = StepRecorder.__init__, StepRecorder._replay
+    make, record = StepRecorder.__init__, step_recorder.record
 
     def make_seen(self, *args, **options):
         make(self, *args, **options)
         seen.recorders.append(self)
 
-    def count(self, *args):
-        seen.replays += 1
-        return replay(self, *args)
+    def record_seen(*args, **options):
+        replay, draws = record(*args, **options)
+
+        def count(*tensors):
+            seen.replays += 1
+            return replay(*tensors)
+
+        return count, draws
 
     monkeypatch.setattr(StepRecorder, "__init__", make_seen)
-    monkeypatch.setattr(StepRecorder, "_replay", count)
+    monkeypatch.setattr(step_recorder, "record", record_seen)
     return seen
 
 
@@ -158,6 +163,7 @@ def compare(root, monkeypatch, model, algorithm=FedAvg, **options):
     assert_equal_trees(module_state_of(recorded.federation), module_state_of(written.federation))
     tables = [Path(trainer.log_dir, "clients.csv").read_text() for trainer in (recorded, written)]
     assert tables[0] == tables[1]
+    return recorded
 
 
 @pytest.mark.parametrize(
@@ -166,6 +172,7 @@ def compare(root, monkeypatch, model, algorithm=FedAvg, **options):
         (Model, {}),
         (lambda: Model(optimizer="adam"), {"algorithm": lambda: FedBC(dual_lr=0.1), "gradient_clip_val": 0.3}),
         (lambda: Model(optimizer="groups"), {"algorithm": SCAFFOLD, "precision": "64-true"}),
+        (lambda: Model(optimizer="momentum"), {"local_epochs": None, "local_steps": 23, "max_rounds": 6}),
         (Inplace, {}),
         (Dropping, {}),
         (Tied, {}),
@@ -602,6 +609,26 @@ def test_a_variable_of_a_closure_is_seen(tmp_path, recordings, monkeypatch):
     compare(tmp_path, monkeypatch, Closed, callbacks=[Changing()])
     assert recordings.replays > 3
     assert recordings.recorders[0].reason is None
+
+
+class Even(BoringData):
+    """All batches have one size: two in each epoch."""
+
+    def client_train_dataset(self, client):
+        inputs, targets = self.arrays[1]
+        return TensorDataset(inputs[:32], targets[:32])
+
+
+@pytest.mark.parametrize(("record_steps", "num_compared"), [("auto", 9), (True, 18)])
+def test_proven_steps_are_compared_rarely_in_the_end(tmp_path, recordings, monkeypatch, record_steps, num_compared):
+    """Three, then one in four until six were compared, then one in 16; a step that the user vouches for never so."""
+    for name, value in {"COMPARE_EVERY": 4, "COMPARE_RARELY": 16, "NUM_OFTEN": 6}.items():
+        monkeypatch.setattr(step_recorder, name, value)
+    options = {"data": Even, "clients_per_round": 1, "max_rounds": 1, "local_epochs": 32}
+    run(tmp_path, Smooth, record_steps=record_steps, **options)
+    (recording,) = recordings.recorders[0]._found.values()
+    assert recordings.replays == 63
+    assert recording.num_compared == num_compared
 
 
 def test_steps_are_not_recorded_when_asked(tmp_path, recordings):

@@ -44,8 +44,14 @@ To record takes 100 to 200 ms; a replay saves 0.1 ms in each step, and 1 ms in a
 """
 NUM_TRIALS = 3
 """Number of replays that are compared with the step as written before replays are trusted."""
-COMPARE_EVERY = 64
-"""Once replays are trusted, one step in this many is still run as written and compared."""
+COMPARE_EVERY, COMPARE_RARELY = 64, 1024
+"""Once replays are trusted, one step in this many is still run as written and compared.
+
+The second number is that of a proven step which was compared ``NUM_OFTEN`` times. A comparison takes five times as long
+as a replay: one in 64 is 8 % of the training of a small model.
+"""
+NUM_OFTEN = 10
+"""Number of good comparisons of one recording after which a proven step is compared rarely."""
 MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
 """Largest numbers of recordings, and of shapes that are counted: they bound the memory of data with many shapes."""
 
@@ -58,16 +64,16 @@ class Recording:
         replay: Takes the step.
         calls: What the step logs.
         draws_random_numbers: Whether the step draws random numbers.
-        num_uses: Number of steps of this shape since it was recorded.
-        num_trials: Number of replays that were compared with the step as written, up to ``NUM_TRIALS``.
+        num_compared: Number of replays that were compared with the step as written.
+        credit: Number of steps that may be replayed before one is compared again.
         compared_in: The last round in which a replay was compared.
     """
 
     replay: Replay
     calls: list[LoggedCall]
     draws_random_numbers: bool
-    num_uses: int = 0
-    num_trials: int = 0
+    num_compared: int = 0
+    credit: int = 0
     compared_in: int = -1
 
 
@@ -79,7 +85,7 @@ class StepRecorder:
     rests on are compared again before each client, after each step as written, and before each step if code runs in
     between that is not known to leave the module alone. With ``true`` the user vouches for the step instead. In both
     cases some steps are run as written and compared with the replay, bit for bit on a CPU: the first ones of each
-    shape, one in each round, and one in 64.
+    shape, one in each round, and one in 64, later one in 1,024 of a proven step.
 
     Args:
         user: The user's module.
@@ -141,12 +147,29 @@ class StepRecorder:
             parameters: The parameters of one client, or of K clients.
             batch: The batch of one client, or those of K clients.
         """
-        output = self._step(kind, parameters, batch)
-        # A mapped step is proven. A single client's batch may have a form that is not; its step may change anything.
-        self._is_looked_at &= output is not None or kind == "mapped"
-        return output
+        found = self.ready(kind, parameters, batch)
+        if found is None:
+            return None
+        found.credit -= 1
+        return self._replay(found, parameters, batch)
 
-    def _step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
+    def ready(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
+        """Return the recording of a step, or None if the caller must run it as written and give it to :meth:`compare`.
+
+        As long as no code of the user's runs, the caller may replay as many steps on batches of this form as the
+        recording's credit allows, and takes them off. Call this under ``torch.no_grad``.
+
+        Args:
+            kind: ``"single"`` or ``"mapped"``, see :class:`StepFunction`.
+            parameters: The parameters of one client, or of K clients.
+            batch: The batch of one client, or those of K clients.
+        """
+        found = self._ready(kind, parameters, batch)
+        # A mapped step is proven. A single client's batch may have a form that is not; its step may change anything.
+        self._is_looked_at &= found is not None or kind == "mapped"
+        return found
+
+    def _ready(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
         self._waiting = None
         if self.reason is not None or type(batch) not in (list, tuple):
             return None
@@ -158,12 +181,11 @@ class StepRecorder:
         found = self._found.get(key) or self._consider(kind, key, parameters, batch)
         if found is None:
             return None
-        found.num_uses += 1
-        if found.num_trials == NUM_TRIALS and found.num_uses % COMPARE_EVERY:
+        if found.credit:
             if found.compared_in == self._round:
-                return self._replay(found, parameters, batch)
+                return found
             if kind == "mapped" and not found.draws_random_numbers:
-                return self._compare_first(found, parameters, batch)
+                return found if self._compare_first(found, parameters, batch) else None
         with torch.random.fork_rng(_cuda(self._user.device)) if found.draws_random_numbers else nullcontext():
             try:
                 self._waiting = found, self._replay(found, parameters, batch)
@@ -243,7 +265,8 @@ class StepRecorder:
             written.logged = heard.calls
         if written is not None and is_same(written, replayed):
             found.compared_in = self._round
-            found.num_trials = min(found.num_trials + 1, NUM_TRIALS)
+            found.num_compared += 1
+            found.credit = self._spacing(found) - 1
             return
         self._stop_late(found)
 
@@ -255,8 +278,14 @@ class StepRecorder:
         calls = found.calls
         return StepOutput(results[:first], results[first], calls and with_tensors(calls, results[first + 1 :]))
 
-    def _compare_first(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
-        """Return the replayed step of K clients, or None if for the first client the step as written differs."""
+    def _spacing(self, found: Recording) -> int:
+        """Return the number of steps of which one is compared."""
+        if found.num_compared < NUM_TRIALS:
+            return 1
+        return COMPARE_EVERY if self._is_vouched or found.num_compared < NUM_OFTEN else COMPARE_RARELY
+
+    def _compare_first(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> bool:
+        """Return whether for the first of K clients the replayed step is the step as written."""
         found.compared_in = self._round
         replayed = self._replay(found, parameters, batch)
         first = [parameter[0].clone() for parameter in parameters]
@@ -265,15 +294,15 @@ class StepRecorder:
                 written = self.function.single(first, type(batch)(part[0].clone() for part in batch))
         except NotRecordableError:
             self._stop_late(found)
-            return None
+            return False
         of_first = StepOutput(
             [gradient[0] for gradient in replayed.gradients], replayed.loss[0],
             with_tensors(replayed.logged, [value[0] for value in tensors_of(replayed.logged)]),
         )  # fmt: skip
         if is_same(written, of_first, tolerance=1e-4):
-            return replayed
+            return True
         self._stop_late(found)
-        return None
+        return False
 
     def _look(self) -> None:
         """Forget everything if something that was read has changed; look only if code has run since the last look."""
@@ -349,12 +378,11 @@ class StepRecorder:
         log.info(f"{name}.training_step runs as written in every step and is not recorded: {reason}.")
 
     def _stop_late(self, found: Recording) -> None:
-        was_used = found.num_trials == NUM_TRIALS
         self._stop("replayed, it gives other numbers than as written")
-        if was_used:
+        if found.num_compared >= NUM_TRIALS:
             rank_zero_warn(
                 f"{type(self._module).__name__}.training_step does something else than when it was recorded: up to "
-                f"{COMPARE_EVERY - 1} steps before this one may have missed the change. From here on it runs as "
+                f"{self._spacing(found) - 1} steps before this one may have missed the change. From here on it runs as "
                 "written; trainer.record_steps: false does so from the start."
             )
 

@@ -1,0 +1,166 @@
+"""Code of the user's between replayed steps: it sees, logs and gives what it does between steps as written."""
+
+import pytest
+import torch
+from helpers.boring import BoringData, assert_equal_trees
+from test_recorded_steps import Smooth, compare, recordings, run
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from fedbc_lightning import SCAFFOLD
+from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.federation.checkpoint_content import module_state_of
+from fedbc_lightning.local import Linear
+
+__all__ = ["recordings"]
+
+
+class Scheduled(Smooth):
+    """Logs its loss, and has a scheduler that is stepped with every step."""
+
+    def training_step(self, batch, batch_idx):
+        loss = functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.3, momentum=0.9)
+        return [optimizer], [{"scheduler": self.make_scheduler(optimizer), "interval": "step", "monitor": "train_loss"}]
+
+    def make_scheduler(self, optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+
+
+class Plateau(Scheduled):
+    def make_scheduler(self, optimizer):
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
+
+
+class LoggingRates(Scheduled):
+    """Logs what needs autograd, under a name of its own and under the step's."""
+
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+        weight = self.net[0].weight
+        self.log("train_rate", scheduler.get_last_lr()[0])
+        self.log("train_loss", torch.autograd.grad(weight.pow(2).sum(), weight)[0].norm())
+
+
+class LoggingSeldom(Scheduled):
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+        if scheduler.last_epoch % 3 == 0:
+            self.log("train_rate", scheduler.get_last_lr()[0])
+
+
+class LoggingInHook(Scheduled):
+    """The hook's values come before the step's next ones, so that equal names are added up in this order."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.3, momentum=0.9)
+        optimizer.register_step_post_hook(self.look)
+        return optimizer
+
+    def look(self, optimizer, args, options):
+        norm = sum(parameter.norm() for parameter in optimizer.param_groups[0]["params"])
+        seen = self.trainer.callback_metrics
+        self.log("train_norm", norm + 1e-3 * self.trainer.global_step + float(seen.get("train_loss", 0)))
+        self.log("train_loss", norm)
+
+
+@pytest.mark.parametrize("model", [Scheduled, Plateau, LoggingRates, LoggingSeldom, LoggingInHook])
+def test_what_runs_between_the_steps(tmp_path, monkeypatch, recordings, model):
+    compare(tmp_path, monkeypatch, model)
+    assert recordings.replays > 3
+    assert recordings.recorders[0].reason is None
+
+
+class Doubling(ClientLoader):
+    def __iter__(self):
+        for inputs, targets in super().__iter__():
+            yield [2 * inputs, targets]
+
+
+class Thinned:
+    """Wraps a loader, knows none of its other ways to give batches, and leaves the last two batches out."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __getattr__(self, name):
+        if name in ("_loader", "stretches", "__iter__"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self):
+        return len(self._loader)
+
+    def __iter__(self):
+        for _, batch in zip(range(len(self) - 2), self._loader, strict=False):
+            yield [3 * batch[0], batch[1]]
+
+
+class OwnLoader(BoringData):
+    def client_train_dataloader(self, *args, **options):
+        loader = super().client_train_dataloader(*args, **options)
+        loader.__class__ = Doubling
+        return loader
+
+
+class WrappedLoader(BoringData):
+    def client_train_dataset(self, client):
+        return super().client_train_dataset(5)
+
+    def client_train_dataloader(self, *args, **options):
+        return Thinned(super().client_train_dataloader(*args, **options))
+
+
+class PerEpoch(Smooth):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.3)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)]
+
+
+class Doubled(BoringData):
+    def client_train_dataset(self, client):
+        inputs, targets = super().client_train_dataset(client).tensors
+        return TensorDataset(2 * inputs, targets)
+
+
+@pytest.mark.parametrize(("data", "same"), [(OwnLoader, Doubled), (WrappedLoader, WrappedLoader)])
+def test_loaders_of_ones_own(tmp_path, monkeypatch, recordings, data, same):
+    """Their batches are taken one by one, and epochs end where they do."""
+    trainer = compare(tmp_path, monkeypatch, PerEpoch, data=data)
+    assert recordings.replays > 3
+    assert recordings.recorders[0].reason is None
+    other = run(tmp_path, PerEpoch, data=same)
+    assert_equal_trees(module_state_of(trainer.federation), module_state_of(other.federation))
+
+
+class Ungrouped(Smooth):
+    """One layer is in no group of the optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.append(nn.Linear(3, 3))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([*self.net[0].parameters(), *self.net[2].parameters()], 0.1, momentum=0.9)
+
+
+class Pushed(SCAFFOLD):
+    """Adds one to the gradient of every parameter, also of those that have none."""
+
+    def client_update(self, engine, cohort, server):
+        terms = [Linear(torch.ones_like(server["control"]))]
+        engine.solve(cohort, start=server.model, terms=terms, record_gradient_mean=True)
+
+
+def test_terms_on_parameters_outside_of_all_groups_add_up_over_an_epoch(tmp_path, monkeypatch, recordings):
+    """The mean raw gradient of a parameter that has none is the mean of 0, 1, ..., n - 1 in an epoch of n steps."""
+    trainer = compare(tmp_path, monkeypatch, Ungrouped, Pushed, clients_per_round=6)
+    control = torch.stack([trainer.clients.vector("control", client)[-12:] for client in range(6)])
+    assert recordings.replays > 3
+    num_steps = torch.tensor([1, 3, 4, 6, 7, 9])
+    torch.testing.assert_close(control, ((num_steps - 1) / 2)[:, None].expand(6, 12))
