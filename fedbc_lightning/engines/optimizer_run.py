@@ -165,6 +165,7 @@ class OptimizerRun(ClientRun):
                 if self._is_visited:  # what the step logged comes before what a hook of the optimizer logs
                     log_replayed(self.collector, recording.calls, [results[first + 1 :]], size)
                     self.layout.show_gradients(gradients)
+                    self.optimizer.show_gradient()
                 for change in changes:
                     change()
         if not self._is_visited:
@@ -288,6 +289,7 @@ class OptimizerRun(ClientRun):
             self.bench.recorder.compare(None if loss is None else self._written())
         if loss is not None:
             self.num_gradients += 1
+            self.optimizer.show_gradient()  # the step may have called self.optimizers().zero_grad()
             with torch.no_grad():
                 for change in self._changes:
                     change()

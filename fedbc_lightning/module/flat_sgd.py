@@ -50,7 +50,7 @@ class FlatSGD:
     def can_step(optimizer: Optimizer) -> bool:
         """Return whether the optimizer is one whose steps are taken here: torch's own SGD, one tensor at a time."""
         return type(optimizer) is SGD and all(
-            group["foreach"] is False and not (group["fused"] or group["maximize"] or group["differentiable"])
+            group["foreach"] is False and not (group["fused"] or group["differentiable"])
             and not any(isinstance(value, Tensor) for value in group.values())
             for group in optimizer.param_groups
         )  # fmt: skip
@@ -59,7 +59,9 @@ class FlatSGD:
         """Take one step; call this without autograd."""
         for group, leaf, row, grad, space in self._parts:
             decay, momentum = group["weight_decay"], group["momentum"]
-            direction = torch.add(grad, row, alpha=decay, out=space) if decay else grad
+            direction = torch.neg(grad, out=space) if group["maximize"] else grad
+            if decay:
+                direction = torch.add(direction, row, alpha=decay, out=space)
             if momentum:
                 state = self._state[leaf]
                 buffer = state.get("momentum_buffer")

@@ -47,9 +47,9 @@ class Model(BoringModel):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}] * self.schedules
 
 
-def run(root, algorithm, watched, model=None, **kwargs):
+def run(root, algorithm, watched, model=None, kind=Model, **kwargs):
     torch.manual_seed(1)
-    model = Model() if model is None else Model(**model)
+    model = kind(**(model or {}))
     trainer = make_trainer(root, callbacks=[Watcher()] * watched, name=f"watched-{watched}", **kwargs)
     trainer.fit(model, BoringData(), algorithm())
     return trainer
@@ -110,3 +110,18 @@ def test_step_hooks_of_torch_are_called(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.fit(Hooked(), BoringData(), FedAvg())
     assert calls.count("own") == num_steps
+
+
+class Zeroing(Model):
+    """Zeroes the gradients itself, as with manual optimization."""
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().zero_grad()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_a_step_that_zeroes_gradients_itself_is_trained(tmp_path, optimizer):
+    runs = [run(tmp_path, FedAvg, False, {"optimizer": optimizer}, kind) for kind in (Zeroing, Model)]
+    zeroing, plain = (module_state_of(trainer.federation) for trainer in runs)
+    torch.testing.assert_close(zeroing, plain, rtol=0, atol=0)

@@ -19,7 +19,7 @@ SETTINGS = [
 
 
 def stepped(settings, dtype, steps, *, is_flat):
-    """The rows, gradients and states of two groups after some steps, between which the learning rate changes."""
+    """The rows, gradients and states of two groups after some steps, between which settings change."""
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(n, generator=generator).to(dtype) for n in (1003, 7)]
     leaves = [(nn.Parameter(row), torch.zeros_like(row)) for row in rows]
@@ -32,6 +32,7 @@ def stepped(settings, dtype, steps, *, is_flat):
         with torch.no_grad():
             step()
         optimizer.param_groups[1]["lr"] *= 0.7
+        optimizer.param_groups[0]["maximize"] = not optimizer.param_groups[0]["maximize"]
     return leaves, [leaf.grad for leaf, _ in leaves], [dict(optimizer.state[leaf]) for leaf, _ in leaves]
 
 
@@ -45,7 +46,7 @@ def test_the_bits_and_the_state_of_torch(dtype, steps):
 
 @pytest.mark.parametrize(
     "options",
-    [{"foreach": True}, {}, {"fused": True}, {"maximize": True, "foreach": False}, {"lr": torch.tensor(0.1)}],
+    [{"foreach": True}, {}, {"fused": True}, {"differentiable": True, "foreach": False}, {"lr": torch.tensor(0.1)}],
 )
 def test_other_ways_are_left_to_torch(options):
     assert not FlatSGD.can_step(SGD([nn.Parameter(torch.zeros(3))], **{"lr": 0.1, **options}))
