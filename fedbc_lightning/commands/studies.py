@@ -23,6 +23,9 @@ from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import show
 
+TOGETHER_IS_GONE = "studies no longer train several runs as one; leave it out, and give workers for runs at a time."
+"""What is said of a setting that studies once had."""
+
 
 class StudyParser(ArgumentParser):
     """An argument parser that reports an error in one line."""
@@ -81,6 +84,8 @@ def read_study(command: str, words: list[str]) -> Study:
         UsageError: A config does not exist, or has an unknown key.
     """
     words = list(words)
+    if any(True for _ in option_values(words, ("--together",))):
+        raise UsageError(f"--together: {TOGETHER_IS_GONE}")
     names, overrides = [], dict[str, Any]()
     for position, value in option_values(words, CONFIG_OPTIONS):
         path = find_config(value)
@@ -166,6 +171,8 @@ def _read(path: Path) -> dict[str, Any]:
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     known = list(Study.__dataclass_fields__)
     for key in content:
+        if key == "together":
+            raise UsageError(f"{path}: together: {TOGETHER_IS_GONE}")
         if key not in known:
             meant = did_you_mean(str(key), known, f"a study has {', '.join(known)}")
             raise UsageError(f"{path}: unknown key '{key}': {meant}")

@@ -23,7 +23,6 @@ from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.layout import ParameterLayout
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.stacked.lockstep import LockstepThread
     from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
     from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 
@@ -69,7 +68,6 @@ class BaseEngine(ABC):
     def __init__(self, bench: Workbench) -> None:
         self.bench = bench
         self.has_solver = False
-        self._lockstep: LockstepThread | None = None
 
     @property
     def layout(self) -> ParameterLayout:
@@ -95,19 +93,6 @@ class BaseEngine(ABC):
     def has_schedulers(self) -> bool:
         """Whether the module's learning rates follow schedulers within local training."""
         return bool(self.bench.optimizer.schedulers)
-
-    @property
-    def seconds_waited(self) -> float:
-        """Seconds that this engine has waited for other runs of the process."""
-        return 0.0 if self._lockstep is None else self._lockstep.seconds_waited
-
-    def join(self, lockstep: LockstepThread) -> None:
-        """Train in lockstep with other runs of the process, if the engine can train several clients at once.
-
-        Args:
-            lockstep: The thread of this engine's run.
-        """
-        self._lockstep = lockstep
 
     def component_shares(self, client: int) -> list[float]:
         """Return the fractions of the client's samples that lie in each of its fixed batches; they sum to 1."""

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torchmetrics import Metric
 
-from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.private_torch import parameters_of, renew_flat_weights
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.engines.recorded.proof import Proof, prove
@@ -91,13 +89,6 @@ def log_replayed(
 def _check_sizes(calls: Sequence[LoggedCall]) -> None:
     if any(isinstance(call.batch_size, Tensor) for call in calls):
         raise NotRecordableError("it logs with a batch_size that is a tensor")
-
-
-def at_entries(output: StepOutput, entries: Sequence[int] | np.ndarray) -> StepOutput:
-    """Return the results of some of the clients of a mapped step."""
-    chosen = upload(torch.as_tensor(entries), output.loss.device)
-    logged = with_tensors(output.logged, [value[chosen] for value in tensors_of(output.logged)])
-    return StepOutput([gradient[chosen] for gradient in output.gradients], output.loss[chosen], logged)
 
 
 class LoggedCalls:

@@ -102,22 +102,6 @@ class Proximal:
         coefficient = self.coefficient if len(self.coefficient) == 1 else self.coefficient[:num_rows]
         return Proximal(coefficient, self.center if self.center.ndim == 1 else self.center[:num_rows])
 
-    @classmethod
-    def joined(cls, terms: Sequence[Proximal | None], starts: Sequence[Tensor], place: Tensor) -> Proximal:
-        """Return one term for the clients of several runs; the clients of a run without a term have c = 0.
-
-        Args:
-            terms: The term of each run, or None.
-            starts: The start points (K, d) of each run.
-            place: Order of the clients in the result, as indices into the list of all runs' clients.
-        """
-        zero = starts[0].new_zeros(1, 1)
-        coefficients = [zero if term is None else term.coefficient for term in terms]
-        width = max(coefficient.shape[1] for coefficient in coefficients)
-        coefficients = [coefficient.expand(-1, width) for coefficient in coefficients]
-        centers = [zero.expand(1, starts[0].shape[1]) if term is None else term.center for term in terms]
-        return cls(_joined_rows(coefficients, starts, place), _joined_rows(centers, starts, place))
-
 
 class Linear:
     """Adds the linear term ⟨v, w⟩ with the gradient v. SCAFFOLD has v = c − c_i.
@@ -153,16 +137,3 @@ class Linear:
     def first(self, num_rows: int) -> Linear:
         """Return the term of the first `num_rows` clients."""
         return self if self.vector.ndim == 1 else Linear(self.vector[:num_rows])
-
-    @classmethod
-    def joined(cls, terms: Sequence[Linear | None], starts: Sequence[Tensor], place: Tensor) -> Linear:
-        """Return one term for the clients of several runs, as :meth:`Proximal.joined`; without a term v = 0."""
-        zero = torch.zeros_like(starts[0][:1])
-        vectors = [zero if term is None else term.vector for term in terms]
-        return cls(_joined_rows(vectors, starts, place))
-
-
-def _joined_rows(values: Sequence[Tensor], starts: Sequence[Tensor], place: Tensor) -> Tensor:
-    """Join each run's values, (K, n), or (n,) or (1, n) for all its K clients, and put them in the order `place`."""
-    rows = [value.expand(len(start), value.shape[-1]) for value, start in zip(values, starts, strict=True)]
-    return torch.cat(rows)[place]

@@ -101,7 +101,7 @@ class RoundLoop:
     def _advance(self) -> None:
         """Run one round."""
         run, federation = self._run, self._federation
-        started = time.perf_counter() - federation.engine.seconds_waited
+        started = time.perf_counter()
         round = self._progress.begin_round()
         run.shim.set(current_round=round, current_epoch=round, global_step=round)
         seed_globals(derive(run.seed, "round", round), run.user.device)
@@ -118,7 +118,7 @@ class RoundLoop:
             return
         federation.load_global()
         run.shim.set(callback_metrics=self._progress.callback_metrics)  # until here it held the last client's metrics
-        metrics["time/round_seconds"] = time.perf_counter() - federation.engine.seconds_waited - started
+        metrics["time/round_seconds"] = time.perf_counter() - started
         self._finish(metrics, self._evaluate(round) if self._is_evaluated(round) else Evaluation())
 
     def _is_evaluated(self, round: int) -> bool:

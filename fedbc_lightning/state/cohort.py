@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -128,13 +128,6 @@ class Cohort:
         self._store, self._device = store, device
         self._state: dict[str, Tensor] = {}
         self._staged: dict[str, Tensor] = {}
-
-    @classmethod
-    def of_all(cls, cohorts: Sequence[Cohort]) -> Cohort:
-        """Return one cohort of the clients of several cohorts; those still read and stage their own clients' state."""
-        ids = [client for cohort in cohorts for client in cohort.ids]
-        sizes = [size for cohort in cohorts for size in cohort._num_samples]
-        return cls(ids, list(range(len(ids))), sizes, cohorts[0]._store, cohorts[0]._device)
 
     def __len__(self) -> int:
         """Number of clients, K."""

@@ -106,7 +106,7 @@ class Comparison:
                 progress.show(schedule)
                 self._look_at_metrics(schedule.states)
 
-            return Schedule(runs, self._workers, on_change, self.study.together).run()
+            return Schedule(runs, self._workers, on_change).run()
 
     def _look_at_metrics(self, states: Sequence[State]) -> None:
         """Check on the first finished runs that they log the study's metrics, before all others have been run.
@@ -177,11 +177,6 @@ class Comparison:
                 trainer["devices"] not in ("auto", 1, "1", [0]),
             "eval_every_n_rounds: 0: leaves nothing to compare; give 1 or more": trainer["eval_every_n_rounds"] == 0,
         }  # fmt: skip
-        if study.together > 1 and trainer["engine"] != "vectorized":
-            raise ConfigurationError(
-                f"together: {run.title}: clients of several runs are trained as one by trainer.engine: vectorized; "
-                f"give it, or leave out together: {study.together}."
-            )
         for what, is_asked in refused.items():
             if is_asked:
                 raise ConfigurationError(f"{run.title}: trainer.{what}.")

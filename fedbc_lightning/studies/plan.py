@@ -86,14 +86,11 @@ class StudyPlan:
         name: Name of the study.
         rows: Estimates for each variant and algorithm.
         num_workers: Number of worker processes.
-        together: Largest number of runs that a worker does as one stack. The gain is not measured: times are for runs
-            one after another.
     """
 
     name: str
     rows: list[PlannedMethod]
     num_workers: int
-    together: int
 
     @property
     def seconds(self) -> float:
@@ -148,7 +145,7 @@ def plan_study(study: Study) -> StudyPlan:
         ]
     finally:
         torch.set_num_threads(threads)
-    return StudyPlan(str(study.name), rows, study.num_workers, study.together)
+    return StudyPlan(str(study.name), rows, study.num_workers)
 
 
 def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, Any] | None) -> PlannedMethod:

@@ -37,7 +37,4 @@ def print_study_plan(plan: StudyPlan) -> None:
     )
     if any(row.num_finished for row in plan.rows):
         console.print("Finished runs (done) cost nothing more.", style="dim", soft_wrap=True)
-    if plan.together > 1:
-        text = f"Times are for runs one after another; together: {plan.together} is faster where runs can be stacked."
-        console.print(text, style="dim", soft_wrap=True)
     console.print(ROUGH, style="dim", soft_wrap=True)

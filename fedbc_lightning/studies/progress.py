@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -52,7 +51,7 @@ class StudyProgress:
             self._live.update(self._view(schedule))
         elif time.perf_counter() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.perf_counter()
-            running = [f"{_titles(states)} {_rounds(states)}" for states in schedule.at_work]
+            running = [f"{state.run.title} {_rounds(state)}" for state in schedule.at_work]
             text = "; ".join([self._summary(schedule), *running])
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -76,9 +75,9 @@ class StudyProgress:
     def _view(self, schedule: Schedule) -> Any:
         done = sum(map(_share, schedule.states))
         table = Table.grid(padding=(0, 2))
-        for states in schedule.at_work:
-            bar = ProgressBar(total=len(states), completed=sum(map(_share, states)), width=20)
-            table.add_row(Text(f"  {_titles(states)}"), bar, _rounds(states))
+        for state in schedule.at_work:
+            bar = ProgressBar(total=1, completed=_share(state), width=20)
+            table.add_row(Text(f"  {state.run.title}"), bar, _rounds(state))
         whole = Table.grid(padding=(0, 2))
         whole.add_row(self._summary(schedule), ProgressBar(total=len(schedule.states), completed=done, width=30))
         return Group(whole, table)
@@ -109,16 +108,6 @@ def _share(state: State) -> float:
     return state.round / state.max_rounds if state.max_rounds else 0.0
 
 
-def _titles(states: Sequence[State]) -> str:
-    """Return the title of a worker's first run, and how many runs it does beside it."""
-    others = len(states) - 1
-    return states[0].run.title + (f" and {others} other{'s' if others > 1 else ''}" if others else "")
-
-
-def _rounds(states: Sequence[State]) -> str:
-    """Return the rounds that a worker's runs have reached, from the slowest run to the fastest."""
-    known = [state.max_rounds for state in states if state.max_rounds]
-    if not known:
-        return "starting"
-    first, last = min(state.round for state in states), max(state.round for state in states)
-    return f"round {first}/{max(known)}" if first == last else f"rounds {first} to {last}/{max(known)}"
+def _rounds(state: State) -> str:
+    """Return the round that a run has reached."""
+    return f"round {state.round}/{state.max_rounds}" if state.max_rounds else "starting"

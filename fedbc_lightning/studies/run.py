@@ -57,14 +57,6 @@ class Run:
         own = {"default_root_dir": self.folder.parent, "name": self.folder.name, "enable_progress_bar": "false"}
         return words + [f"--trainer.{key}={value}" for key, value in own.items()]
 
-    def kind(self) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """Return all settings but the algorithm's and the seeds.
-
-        Where these are equal, the clients of several runs can be trained as one stack.
-        """
-        own = {k: v for k, v in self.settings.items() if not k.startswith("algorithm.") and k != "data.seed"}
-        return tuple(self.configs), own
-
     def identity(self) -> dict[str, str]:
         """Return what identifies the run: its settings and hashes of its configs' texts, but not its folder."""
         texts = dict(digest(find_config(config)) for config in self.configs)

@@ -38,7 +38,7 @@ class State:
         round: Last round that the run is known to have finished.
         max_rounds: T of the run; None until it has reported a round.
         begun: Fraction of its rounds that had been done when this session started or resumed the run.
-        seconds: Seconds that the run took in this session, without those that runs stacked with it took.
+        seconds: Seconds that the run took in this session.
         error: Reason why the run failed, or None.
     """
 
@@ -76,7 +76,7 @@ class Workers:
         """End the processes: idle ones at once, busy ones after they have written their last finished round."""
         for worker in self.by_connection.values():
             worker.connection.close()
-            if worker.states:
+            if worker.state is not None:
                 worker.process.terminate()
         deadline = time.monotonic() + SECONDS_TO_STOP
         for worker in self.by_connection.values():
@@ -86,7 +86,7 @@ class Workers:
 
     def free(self) -> Worker | None:
         """Return an idle worker, a new one if there may be more; None if all are busy."""
-        idle = next((worker for worker in self.by_connection.values() if not worker.states), None)
+        idle = next((worker for worker in self.by_connection.values() if worker.state is None), None)
         if idle is None and len(self.by_connection) < self._count:
             taken = {worker.place for worker in self.by_connection.values()}
             place = next(k for k in range(self._count) if k not in taken)
@@ -94,11 +94,6 @@ class Workers:
             idle = Worker(self._context, place, self._threads, device)
             self.by_connection[idle.connection] = idle
         return idle
-
-    @property
-    def num_free(self) -> int:
-        """Number of workers that could take a run, those not started yet included."""
-        return self._count - sum(bool(worker.states) for worker in self.by_connection.values())
 
     def forget(self, worker: Worker) -> int | None:
         """Forget a worker whose process has died, and return its exit status."""
@@ -117,14 +112,14 @@ class Worker:
         device: Index of the GPU of this worker, or None.
 
     Attributes:
-        states: Map from place to state of the runs that the worker does; empty: it is idle.
+        state: State of the run that the worker does; None: it is idle.
         connection: End of the pipe to the process.
         process: The process.
     """
 
     def __init__(self, context: Any, place: int, threads: int, device: int | None) -> None:
         self.place = place
-        self.states: dict[int, State] = {}
+        self.state: State | None = None
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=work, args=(theirs, threads, device), daemon=True)
         with _environment(OMP_NUM_THREADS=str(threads)):  # read when torch is imported
@@ -139,7 +134,6 @@ class Schedule:
         runs: The runs, in the order in which they are started.
         workers: The processes that do the runs.
         on_change: Function that is called with this schedule after every report, for the progress view.
-        together: Largest number of runs of one kind that a worker does at once.
 
     Attributes:
         states: State of each run, in the order of ``runs``.
@@ -148,40 +142,26 @@ class Schedule:
         ConfigurationError: A run's folder holds another run.
     """
 
-    def __init__(self, runs: Sequence[Run], workers: Workers, on_change: Callable[[Schedule], None],
-                 together: int = 1) -> None:  # fmt: skip
+    def __init__(self, runs: Sequence[Run], workers: Workers, on_change: Callable[[Schedule], None]) -> None:
         self.states = [State(run, "finished" if is_finished(run) else "waiting") for run in runs]
-        self._workers, self._on_change, self._together = workers, on_change, together
+        self._workers, self._on_change = workers, on_change
         self._started = time.perf_counter()
 
     def run(self) -> list[State]:
         """Do all runs that are not finished, and return the states of all."""
         while any(state.status in ("waiting", "running") for state in self.states):
-            while self._is_waiting() and (worker := self._workers.free()) is not None:
-                chosen = self._choose(self._workers.num_free)
-                worker.states = dict(enumerate(chosen))
-                worker.connection.send([self._start(state) for state in chosen])
+            while (state := self._next()) is not None and (worker := self._workers.free()) is not None:
+                worker.state = state
+                worker.connection.send(self._start(state))
             self._on_change(self)
             for connection in wait(list(self._workers.by_connection), timeout=1.0):
                 self._listen(self._workers.by_connection[connection])
         self._on_change(self)
         return self.states
 
-    def _is_waiting(self) -> bool:
-        return any(state.status == "waiting" for state in self.states)
-
-    def _choose(self, num_free: int) -> list[State]:
-        """Return the next run and others of its kind for one worker; the free workers get equal shares of a kind.
-
-        A run whose process has crashed is tried again alone.
-        """
-        waiting = [state for state in self.states if state.status == "waiting"]
-        again = [state for state in waiting if state.losses]
-        if again:
-            return again[:1]
-        kind = waiting[0].run.kind()
-        alike = [state for state in waiting if state.run.kind() == kind]
-        return alike[: min(self._together, -(-len(alike) // num_free))]
+    def _next(self) -> State | None:
+        """Return the next run that waits for a worker, or None."""
+        return next((state for state in self.states if state.status == "waiting"), None)
 
     def _start(self, state: State) -> Task:
         """Prepare a run's folder, and return the task for the worker."""
@@ -193,7 +173,7 @@ class Schedule:
         else:  # a run that was stopped before its first checkpoint starts again
             for broken in run_folder.versions(folder):
                 shutil.rmtree(broken)
-        return Task(words, folder / "log.txt", self._together > 1)
+        return Task(words, folder / "log.txt")
 
     def _listen(self, worker: Worker) -> None:
         """Take one report: that a round has finished, that a run has ended, or that the process has died."""
@@ -201,28 +181,29 @@ class Schedule:
             report = worker.connection.recv()
         except (EOFError, OSError):
             status = self._workers.forget(worker)
-            for state in worker.states.values():
+            if (state := worker.state) is not None:
                 state.losses += 1
                 state.status = "waiting" if state.losses < MAX_LOSSES else "failed"
                 state.error = f"its process ended with status {status} (killed, or out of memory?), {MAX_LOSSES} times"
             return
-        state = worker.states[report.place]
+        state = worker.state
+        assert state is not None
         if isinstance(report, Progress):
             if state.max_rounds is None:
                 state.begun = (report.round - 1) / report.max_rounds
             state.round, state.max_rounds = report.round, report.max_rounds
             return
         assert isinstance(report, Ended)
-        del worker.states[report.place]
+        worker.state = None
         state.seconds, state.error = report.seconds, report.error
         state.status = "failed" if report.error else "finished"
         if not report.error:
             write_note(state.run, is_finished=True)
 
     @property
-    def at_work(self) -> list[list[State]]:
-        """States of the runs that are being done, one list per busy worker."""
-        return [list(worker.states.values()) for worker in self._workers.by_connection.values() if worker.states]
+    def at_work(self) -> list[State]:
+        """States of the runs that are being done, one per busy worker."""
+        return [worker.state for worker in self._workers.by_connection.values() if worker.state is not None]
 
     @property
     def seconds(self) -> float:

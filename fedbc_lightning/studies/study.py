@@ -63,10 +63,6 @@ class Study:
             and every table says so.
         workers: Number of processes that do runs; None: one per GPU, or without a GPU one per core that this process
             may use.
-        together: Largest number of runs that a process does at once. Runs that differ in the algorithm and the seed
-            only are stacked: their clients are trained as one, which gives the numbers of each alone (some operations,
-            such as GELU, may round differently in the last digit: 1e-7 was seen). It is several times faster
-            for small models, and needs ``trainer.engine: vectorized`` and the memory for that many runs.
         threads: Number of CPU threads of each run. The last digit of a number may depend on it, so it is not derived
             from the number of cores.
         out: Folder that holds the study; it is written to ``<out>/<name>``.
@@ -90,7 +86,6 @@ class Study:
     origins: dict[str, str] = field(default_factory=dict)
     scale: float = 1.0
     workers: int | None = None
-    together: int = 1
     threads: int = 1
     out: str = "studies"
     name: str | None = None
@@ -99,7 +94,7 @@ class Study:
         self._check_that_runs_are_given()
         self.variants = dict(self.variants)
         self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
-        check_numbers(workers=self.workers, together=self.together, threads=self.threads)
+        check_numbers(workers=self.workers, threads=self.threads)
         check_tuning(self.tuning)
         check_metrics(self.metrics, self.better, self.tuning.metric)
         self._check_seeds()

@@ -1,4 +1,4 @@
-"""The worker process: does runs of a study, one after another or several at once, and reports their progress."""
+"""The worker process: does runs of a study, one after another, and reports their progress."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.stacked.lockstep import LockstepThread
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 
@@ -28,13 +26,10 @@ class Task:
     Attributes:
         words: Command line of ``fit``, with ``--ckpt_path`` if the run has a checkpoint to resume from.
         log: File to which the output of the run is appended.
-        is_joint: Whether the run is done in lockstep with others of its kind; a run that is alone then takes the same
-            path, so that its numbers do not depend on its company.
     """
 
     words: list[str]
     log: Path
-    is_joint: bool
 
 
 @dataclass(frozen=True)
@@ -42,12 +37,10 @@ class Progress:
     """Report of a worker that a round has finished.
 
     Attributes:
-        place: Index of the run among the tasks that were sent together.
         round: Number of the finished round, from 1.
         max_rounds: T, the number of rounds of the run.
     """
 
-    place: int
     round: int
     max_rounds: int
 
@@ -57,12 +50,10 @@ class Ended:
     """Report of a worker that a run has ended.
 
     Attributes:
-        place: Index of the run among the tasks that were sent together.
         error: Reason why the run failed, in one sentence; None if it finished.
-        seconds: Seconds that the run took, without those spent on other runs of the stack.
+        seconds: Seconds that the run took.
     """
 
-    place: int
     error: str | None
     seconds: float
 
@@ -88,15 +79,10 @@ def work(tasks: Connection, threads: int, device: int | None) -> None:
     torch.set_num_threads(threads)
     while True:
         try:
-            together: list[Task] = tasks.recv()
+            task: Task = tasks.recv()
         except (EOFError, OSError):
             return
-        if not together[0].is_joint:
-            _run(together[0], tasks, 0, None)
-        else:
-            from fedbc_lightning.engines.stacked.lockstep import Lockstep
-
-            Lockstep().run([partial(_run, task, tasks, place) for place, task in enumerate(together)])
+        _run(task, tasks)
 
 
 def _end_with_parent() -> None:
@@ -107,16 +93,15 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run(task: Task, connection: Connection, place: int, lockstep: LockstepThread | None) -> None:
+def _run(task: Task, connection: Connection) -> None:
     """Do one run and report its end."""
     started = time.perf_counter()
-    error = _error_of(task, connection, place, lockstep)
-    seconds = time.perf_counter() - started - (lockstep.seconds_waited if lockstep is not None else 0.0)
+    error = _error_of(task, connection)
     with suppress(OSError):  # the scheduler is gone, or is stopping this process
-        connection.send(Ended(place, error, seconds))
+        connection.send(Ended(error, time.perf_counter() - started))
 
 
-def _error_of(task: Task, connection: Connection, place: int, lockstep: LockstepThread | None) -> str | None:
+def _error_of(task: Task, connection: Connection) -> str | None:
     """Do one run and return the error that ended it, or None."""
     from lightning.pytorch import Callback, LightningModule
 
@@ -125,15 +110,11 @@ def _error_of(task: Task, connection: Connection, place: int, lockstep: Lockstep
     from fedbc_lightning.core.errors import ConfigurationError, first_line
 
     class Reporter(Callback):
-        """Reports every finished round to the scheduler, and tells the engine its place in the lockstep."""
-
-        def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]
-            if lockstep is not None:
-                trainer.federation.engine.join(lockstep)
+        """Reports every finished round to the scheduler."""
 
         def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
             with suppress(OSError):
-                connection.send(Progress(place, trainer.current_round, trainer.max_rounds))
+                connection.send(Progress(trainer.current_round, trainer.max_rounds))
 
     task.log.parent.mkdir(parents=True, exist_ok=True)
     with task.log.open("a", buffering=1, encoding="utf-8") as log:

@@ -25,7 +25,7 @@ from helpers.scripts import ROOT
 
 TESTS = ROOT / "tests"
 LEFT_BY_LAUNCHERS = ("LOCAL_RANK", "MASTER_", "NODE_RANK")
-PRELOADED = ["fedbc_lightning.cli.federated", "fedbc_lightning.engines.stacked.lockstep", "torch.utils.tensorboard"]
+PRELOADED = ["fedbc_lightning.cli.federated", "fedbc_lightning.engines.stacked.vectorized", "torch.utils.tensorboard"]
 START = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 Words = Sequence[object]
 """``[-m module | script] argument ...``"""

@@ -75,43 +75,18 @@ def compare(project, monkeypatch, capfd):
     return run
 
 
-def test_runs_of_one_kind_are_trained_together(project, monkeypatch):
-    importable(project, monkeypatch)
-    given = {**TINY, "variants": {f"E={k}": {"trainer.local_epochs": k} for k in (1, 3)}, "name": "study"}
-    study = Study(**{**given, "base": str(project / "tiny.yaml"), "out": str(project / "studies")})
-    runs = [
-        study.run(variant, method, seed) for seed in (0, 1) for variant in study.variants for method in study.methods
-    ]
-
-    def chosen(together, num_free, losses=0, begun=()):
-        schedule = Schedule(runs, Workers(2, 1, []), print, together)
-        schedule.states[3].losses = losses
-        for k in begun:
-            schedule.states[k].status = "running"
-        return [runs.index(state.run) for state in schedule._choose(num_free)]
-
-    assert chosen(1, 1) == [0]
-    assert chosen(32, 1) == [0, 1, 2, 6, 7, 8]  # all of the first variant
-    assert chosen(4, 1) == [0, 1, 2, 6]
-    assert chosen(32, 2) == [0, 1, 2]  # half of them for each worker
-    assert chosen(32, 1, begun=(0, 1, 2)) == [3, 4, 5, 9, 10, 11]  # the other variant, for the one that is left
-    assert chosen(32, 2, begun=(0, 1, 2, 3, 4, 5, 9, 10, 11)) == [6, 7]
-    assert chosen(32, 1, losses=1) == [3]  # it took its process down: by itself
-
-
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_what_is_seen_of_runs_at_work(project, monkeypatch, is_terminal):
-    """One line for each worker, however many runs it does at once."""
+    """One line for each worker."""
     importable(project, monkeypatch)
     study = Study(**{**TINY, "base": str(project / "tiny.yaml"), "name": "study", "out": str(project / "studies")})
     runs = [study.run(variant, method, seed) for variant in study.variants for method in study.methods for seed in (0,)]
     workers = Workers(2, 1, [])
-    schedule = Schedule(runs, workers, print, 3)
-    first, second, third, alone, *_ = schedule.states
-    for state, round in ((first, 3), (second, 5), (third, 3), (alone, 0)):
+    schedule = Schedule(runs, workers, print)
+    first, _, _, second, *_ = schedule.states
+    for state, round in ((first, 3), (second, 0)):
         state.status, state.round, state.max_rounds = "running", round, 8 if round else None
-    at_work = {"one": [first, second, third], "other": [alone]}
-    workers.by_connection = {name: SimpleNamespace(states=dict(enumerate(done))) for name, done in at_work.items()}
+    workers.by_connection = {state.run.title: SimpleNamespace(state=state) for state in (first, second)}
 
     out = io.StringIO()
     console = Console(file=out, force_terminal=is_terminal, width=120, color_system=None)
@@ -121,19 +96,20 @@ def test_what_is_seen_of_runs_at_work(project, monkeypatch, is_terminal):
     said = out.getvalue()
     assert "runs: 0 of 6 runs" in said
     monkeypatch.setattr(Schedule, "seconds", 10.0)
-    done = 3 / 8 + 5 / 8 + 3 / 8
-    assert seconds_left(schedule) == pytest.approx(10 * (6 - done) / done)
+    assert seconds_left(schedule) == pytest.approx(10 * (6 - 3 / 8) / (3 / 8))
     first.begun = 2 / 8  # it went on from there
-    assert seconds_left(schedule) == pytest.approx(10 * (6 - done) / (done - 2 / 8))
-    assert re.search(r"E=1 / FedAvg / seed 0 and 2 others +\S* *rounds 3 to 5/8", said)
+    assert seconds_left(schedule) == pytest.approx(10 * (6 - 3 / 8) / (3 / 8 - 2 / 8))
+    assert re.search(r"E=1 / FedAvg / seed 0 +\S* *round 3/8", said)
     assert re.search(r"E=3 / FedAvg / seed 0 +\S* *starting", said)
     assert "E=1 / FedBC" not in said
 
 
-def test_together_needs_the_vectorized_engine(project, compare):
-    write(project, together=4)
-    said = compare("study.yaml", status=1)
-    assert "trainer.engine: vectorized" in said
+@pytest.mark.parametrize("is_in_file", [True, False])
+def test_runs_are_no_longer_trained_as_one(project, compare, is_in_file):
+    write(project, **({"together": 4} if is_in_file else {}))
+    said = compare("study.yaml", *([] if is_in_file else ["--together", "4"]), status=2)
+    assert "together: studies no longer train several runs as one; leave it out, and give workers" in said
+    assert len(said.splitlines()) == 1
     assert not (project / "studies").exists()
 
 
@@ -227,16 +203,14 @@ def checkpoints(folder):
     return glob.glob(f"{folder}/**/last.ckpt", recursive=True)
 
 
-@pytest.mark.parametrize(("together", "workers", "moments"), [(1, 2, (1, 3)), (8, 1, (3,))])
-def test_a_killed_study_ends_as_one_that_was_not(project, compare, together, workers, moments):
+def test_a_killed_study_ends_as_one_that_was_not(project, compare):
     """Killed as soon as so many of its three runs have a checkpoint, and its workers with it."""
-    overrides = {"trainer.max_rounds": 90, **({"trainer.engine": "vectorized"} if together > 1 else {})}
-    long = {"overrides": overrides, "variants": {"all": {}}, "seeds": 1, "together": together}
-    write(project, **long, workers=workers)
+    long = {"overrides": {"trainer.max_rounds": 90}, "variants": {"all": {}}, "seeds": 1}
+    write(project, **long, workers=2)
     write(project, "whole.yaml", **long, workers=1)
     compare("whole.yaml")
     folder = project / "studies/study"
-    for num_begun in moments:
+    for num_begun in (1, 3):
         with forked([*COMPARE, "study.yaml"], project) as program:
             wait_until(lambda enough=num_begun: len(checkpoints(folder)) >= enough, program)
             program.kill()
@@ -246,9 +220,6 @@ def test_a_killed_study_ends_as_one_that_was_not(project, compare, together, wor
         assert not (folder / "results.csv").exists()
     said = compare("study.yaml")
     assert "study: 3 runs" in said
-    logs = [log.read_text() for log in (project / "studies").rglob("log.txt")]
-    assert len(logs) == 6
-    assert not any("apart" in log for log in logs)
     killed, whole = (results(project / f"studies/{name}") for name in ("study", "whole"))
     killed["folder"] = killed["folder"].str.replace("studies/study/", "studies/whole/")
     pd.testing.assert_frame_equal(killed.drop(columns="seconds"), whole.drop(columns="seconds"))

@@ -212,15 +212,6 @@ class StepRecorder:
         self._look()
         return self._is_vouched or _form(batch) in self._proofs
 
-    def proof(self, batch: Sequence[Tensor]) -> Proof | None:
-        """Return the proof of a step on such a batch of one client, or None if the user vouches for it.
-
-        Raises:
-            NotRecordableError: It cannot be proven.
-        """
-        self.prove(batch)
-        return self._proofs.get(_form(batch))
-
     def check_visit(self, batch: Sequence[Tensor]) -> None:
         """Raise if making one client's batch of a stack has changed what the step reads.
 

@@ -21,7 +21,7 @@ from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.stacked.cohort_batches import Stack
 from fedbc_lightning.engines.stacked.mappable import not_a_function
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
-from fedbc_lightning.engines.step_function import StepOutput, at_entries
+from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.local import Term
 from fedbc_lightning.module.collector import plain_name
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
@@ -63,11 +63,10 @@ class CohortRun:
             purpose: Name that seeds the random draws of this training.
             grad: Matrix (K, d) in which the optimizer will find the gradients.
         """
-        self.load(start, purpose)
-        self.start_steps(lr_scale, grad)
-
-    def start_steps(self, lr_scale: float, grad: Tensor) -> None:
-        """Make the optimizer as new, and tell the recorder that steps begin."""
+        seed_globals(derive(self.bench.seed, purpose, self.bench.round, self.cohort.ids[0]), self.user.device)
+        self.w.copy_(start)
+        self.user.put_scratch_back()
+        self.loaders = list(map(self._loader, self.cohort.ids))
         self.bench.recorder.start(self.bench.round, has_visitors=self.has_visitors())
         self.optimizer = self.stacked.optimizer
         self.optimizer.start(self.w, grad, self.bench.optimizer.learning_rates, lr_scale)
@@ -81,13 +80,6 @@ class CohortRun:
     def parts(self) -> list[Any]:
         """Return the parts of the method whose code runs in each step."""
         return list(self.terms)
-
-    def load(self, start: Tensor, purpose: str) -> None:
-        """Seed the generators, load the start models, and make the loaders."""
-        seed_globals(derive(self.bench.seed, purpose, self.bench.round, self.cohort.ids[0]), self.user.device)
-        self.w.copy_(start)
-        self.user.put_scratch_back()
-        self.loaders = list(map(self._loader, self.cohort.ids))
 
     def _loader(self, client: int) -> ClientLoader:
         bench = self.bench
@@ -123,15 +115,8 @@ class CohortRun:
             yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
-            if not self.stacked.is_in_lockstep:
-                parameters = [view[0] for view in self._views(w[row : row + 1])]
-                output = self._step("single", parameters, [part[k] for part in batch])
-            else:
-                # Runs in lockstep need the bits that this client has among others. A step of one client adds numbers up
-                # in another order than a mapped one, so the client is mapped with a copy of itself.
-                twice = [torch.stack([part[k], part[k]]) for part in batch]
-                output = self._step("mapped", self._views(torch.stack([w[row], w[row]])), twice)
-                output = at_entries(output, [0])
+            parameters = [view[0] for view in self._views(w[row : row + 1])]
+            output = self._step("single", parameters, [part[k] for part in batch])
             torch.cat([gradient.reshape(-1) for gradient in output.gradients], out=grad[row, :num_optimized])
             yield stack._replace(rows=np.array([row]), is_aligned=False), output
 
@@ -206,11 +191,6 @@ class Means(NamedTuple):
     plain: Tensor
     by_name: dict[str, Tensor]
     weights: dict[str, Tensor]
-
-    def of(self, rows: Tensor) -> Means:
-        """Return the rows of some clients."""
-        by_name, weights = ({k: v[rows] for k, v in values.items()} for values in (self.by_name, self.weights))
-        return Means(self.plain[rows], by_name, weights)
 
     def records(self, steps: Sequence[int]) -> list[dict[str, Any]]:
         """Return each client's number of steps and means, by column of ``clients.csv``."""

@@ -27,7 +27,6 @@ class StackedBench:
         bench: The workbench.
         optimizer: The user's optimizer on K rows.
         draws_random_numbers: Whether ``training_step`` is known to draw random numbers.
-        is_in_lockstep: Whether the run is trained in lockstep with other runs of the process.
         most_rows: Largest number of clients whose (K, d) matrices fit into the memory that is meant for them.
     """
 
@@ -35,7 +34,6 @@ class StackedBench:
         self.bench = bench
         self.optimizer = StackedOptimizer(configure(bench.user), bench.layout)
         self.draws_random_numbers = False
-        self.is_in_lockstep = False
         self.most_rows = BYTES_OF_ROWS // (NUM_MATRICES * bench.row.nbytes)
         self._checked: set[tuple] = set()
 

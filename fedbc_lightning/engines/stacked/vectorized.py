@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from lightning.fabric.plugins.precision import MixedPrecision
 
@@ -21,9 +20,6 @@ from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import Solver
 from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
 from fedbc_lightning.state.cohort import Cohort
-
-if TYPE_CHECKING:
-    from fedbc_lightning.engines.stacked.lockstep import LockstepThread
 
 MAX_COHORT = 1024
 """Largest number of clients in a cohort."""
@@ -55,11 +51,6 @@ class VectorizedEngine(BaseEngine):
         self._one_by_one = SequentialEngine(bench)
         self._evaluations: dict[str, MappedEvaluation] = {}
         self.cohort_size = max(2, min(MAX_COHORT, self.stacked.most_rows))
-
-    def join(self, lockstep: LockstepThread) -> None:
-        """Train in lockstep with other runs of the process from now on."""
-        super().join(lockstep)
-        self.stacked.is_in_lockstep = True
 
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
         """Return cohorts of clients of similar length, the longest first; a solver's have one length each."""
@@ -94,8 +85,6 @@ class VectorizedEngine(BaseEngine):
 
     def train(self, cohort: Cohort, asked: Training) -> None:
         """Train a cohort, all clients at once unless there is only one, or the longest do not stand first."""
-        if self._lockstep is not None:
-            self._lockstep.check()
         is_unsorted = asked.solver is None and asked.has_own_epochs and not self._is_sorted(cohort, asked.local)
         if len(cohort) == 1 or is_unsorted:
             self._one_by_one.train(cohort, asked)
@@ -109,10 +98,7 @@ class VectorizedEngine(BaseEngine):
         run = CohortOptimizerRun(
             self.stacked, cohort, asked.local, asked.terms, asked.after_step, asked.record_gradient_mean
         )
-        if self._lockstep is None:
-            run.run(*where)
-        else:
-            self._lockstep.train(run, *where)
+        run.run(*where)
 
 
 def _problems(bench: Workbench) -> dict[str, bool]:

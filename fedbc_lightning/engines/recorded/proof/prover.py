@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.private_torch import has_listeners, num_function_modes, tree_map_only
 from fedbc_lightning.engines.recorded.proof import known
-from fedbc_lightning.engines.recorded.proof.agreement import agree
 from fedbc_lightning.engines.recorded.proof.evaluator import Evaluator
 from fedbc_lightning.engines.recorded.proof.frames import BATCH_INDEX
 from fedbc_lightning.engines.recorded.proof.operations import OnlyPure
@@ -36,10 +35,6 @@ class Proof:
     def sight(self) -> list[Any]:
         """Return what the step would read now in the same places."""
         return self._reads.sight()
-
-    def agrees_with(self, other: Proof, weights: Mapping[int, str]) -> bool:
-        """Return whether the steps are the same function, as ``agreement.py`` compares them."""
-        return agree(self._reads, other._reads, weights)
 
     def holds_for_torch(self) -> bool:
         """Return whether torch's own functions are those that they were; once in a round is often enough."""

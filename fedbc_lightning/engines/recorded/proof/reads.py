@@ -161,13 +161,6 @@ class Reads:
         lengths = [len(collection) for collection, _ in self._lengths]
         return [*items, *contents, *lengths, *(read() for read, _ in self._others)]
 
-    def found(self) -> list[Any]:
-        """Return everything that was found, in the order in which it was read: keys and values, lengths, forms."""
-        items = [part for _, key, value in self._items for part in (key, value)]
-        contents = [tuple(then) for _, then in self._contents]
-        forms = [(tensor, *form) for tensor, form in self._tensors]
-        return [items, [length for _, length in self._lengths], [then for _, then in self._others], contents, forms]
-
     def _is_new(self, owner: Any, what: Any) -> bool:
         if (id(owner), what) in self._known:
             return False
