@@ -157,18 +157,11 @@ def listens_to_steps(optimizer: torch.optim.Optimizer) -> bool:
 
 # Operations
 
-LOG_SOFTMAX, LOG_SOFTMAX_BACKWARD = aten._log_softmax.default, aten._log_softmax_backward_data.default
 UNSAFE_VIEW, ITEM = aten._unsafe_view.default, aten._local_scalar_dense.default
-"""Operations that torch's public functions come down to: ``log_softmax``, ``reshape`` after a product, ``item``.
+"""Operations that torch's public functions come down to: ``reshape`` after a product, and ``item``.
 
-Read in torch 2.8 and 2.15. Without the first two, cross-entropies of few classes are slower; without the third, a
-recorded step has one operation more; without the last, the proof must refuse what reads a value elsewhere.
-"""
-
-log_softmax, log_softmax_backward = torch._log_softmax, torch._log_softmax_backward_data
-"""The kernels of the first two operations, to be called on a transposed copy.
-
-Read in torch 2.8 and 2.15. Without them, leave ``few_classes.py`` out: the numbers are the same.
+Read in torch 2.8 and 2.15. Without the first, a recorded step has one operation more; without the second, the proof
+must refuse what reads a value elsewhere.
 """
 
 BATCH_NORMS = {

@@ -207,20 +207,10 @@ class Seen(private_torch.TorchDispatchMode):
 def test_operations_come_down_to_the_known_ones():
     x = torch.randn(4, 3, requires_grad=True)
     with Seen() as seen:
-        functional.cross_entropy(x, torch.zeros(4, dtype=torch.long)).backward()
         x.detach().sum().item()
-    for operation in (private_torch.LOG_SOFTMAX, private_torch.LOG_SOFTMAX_BACKWARD, private_torch.ITEM):
-        assert operation in seen.made, gone(str(operation))
+    assert private_torch.ITEM in seen.made, gone(str(private_torch.ITEM))
     traced = private_torch.trace(lambda a, b: (a @ b,), [torch.ones(2, 3, 4), torch.ones(4, 5)])
     assert private_torch.UNSAFE_VIEW in [node.target for node in traced.graph.nodes], gone("_unsafe_view")
-
-
-def test_the_kernels_of_log_softmax_are_those_of_the_operations():
-    x, gradient = torch.randn(4, 3), torch.randn(4, 3)
-    output = private_torch.log_softmax(x, 1, False)
-    assert torch.equal(output, functional.log_softmax(x, 1)), gone("_log_softmax")
-    expected = private_torch.LOG_SOFTMAX_BACKWARD(gradient, output, 1, torch.float32)
-    assert torch.equal(private_torch.log_softmax_backward(gradient, output, 1, torch.float32), expected)
 
 
 def test_batch_norms_write_their_statistics_though_their_schemas_deny_it():

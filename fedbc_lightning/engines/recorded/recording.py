@@ -23,7 +23,6 @@ from fedbc_lightning.core.private_torch import (
     trace,
     tree_map_only,
 )
-from fedbc_lightning.engines.stacked.few_classes import use_columns
 
 aten = torch.ops.aten
 VIEWS = frozenset({
@@ -172,7 +171,6 @@ def _simplify(traced: fx.GraphModule, device: torch.device) -> None:
         node.replace_all_uses_with(constant)
         graph.erase_node(node)
     graph.eliminate_dead_code()
-    use_columns(graph, device)
 
 
 def _unchanged(node: fx.Node) -> fx.Node | None:
