@@ -114,7 +114,7 @@ class FederatedDataModule(LightningDataModule):
         self._datasets: dict[int, dict[str, Dataset | None]] = {}
         self._kept_bytes = 0
         self._split_sizes: dict[str, np.ndarray] = {}
-        self._pooled: dict[str, Dataset] = {}
+        self._pooled: dict[str, Dataset | None] = {}
         self._has_transfer_hooks: bool | None = None
 
     # to be defined by a subclass
@@ -223,9 +223,7 @@ class FederatedDataModule(LightningDataModule):
         if split not in self._pooled:
             found = (self.client_dataset(client, split) for client in range(self.num_clients))
             parts = [dataset for dataset in found if dataset is not None and num_items(dataset)]
-            if not parts:
-                return None
-            self._pooled[split] = self._batched(join(parts, is_training=split == "train"))
+            self._pooled[split] = self._batched(join(parts, is_training=split == "train")) if parts else None
         return self._pooled[split]
 
     # loaders

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.devices import upload
+from fedbc_lightning.core.devices import read, upload
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import is_lower_better
 from fedbc_lightning.core.seeding import derive, numpy_generator, seed_globals
@@ -186,7 +186,7 @@ class Evaluator:
         """
         bench, models = self.engine.bench, what.models
         user = bench.user
-        results = dict[Task, dict[str, float]]()
+        results = dict[Task, dict[str, Any]]()
         loaded = None
         with self.evaluating(what.stage, what.round):
             for which, client in tasks:
@@ -201,7 +201,8 @@ class Evaluator:
                 loaded = which
                 user.best_metrics.key = f"{what.split} {which} {client}"
                 results[which, client] = user.evaluate(loader, what.stage)
-        return results
+            numbers = iter(read(value for values in results.values() for value in values.values()))
+        return {task: {name: next(numbers) for name in values} for task, values in results.items()}
 
     def seed_client(self, client: int, round: int) -> None:
         """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""

@@ -24,7 +24,7 @@ from fedbc_lightning.core.twins import AnyModule, overrides, own_base
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.module.best_metrics import BestMetrics
-from fedbc_lightning.module.collector import MetricCollector, batch_size_of
+from fedbc_lightning.module.collector import MetricCollector, batch_size_of, plain_name
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.log import ModuleLog
 from fedbc_lightning.module.shared_state import SharedState
@@ -196,12 +196,15 @@ class UserModule:
             )
         return loss, output
 
-    def evaluate(self, loader: Any, stage: str) -> dict[str, float]:
+    def evaluate(self, loader: Any, stage: str) -> dict[str, Any]:
         """Run ``validation_step`` or ``test_step`` over a loader, and return what it logged by names without prefixes.
 
         Args:
             loader: The loader of the batches.
             stage: ``"validation"`` or ``"test"``: the step that runs, and its hooks.
+
+        Returns:
+            Numbers, or tensors that may not be computed yet, so that nobody waits for a device after each loader.
         """
         step, takes_index = getattr(self.module, f"{stage}_step"), self.takes_index[f"{stage}_step"]
         collector = self.start_collecting()
@@ -223,7 +226,7 @@ class UserModule:
                 self.hooks.call(end, output, batch, batch_idx)
         self.hooks.call_module(f"on_{stage}_epoch_end")
         self.shim.set(**{loaders: None})
-        result = collector.result()
+        result = {plain_name(name): value for name, value in collector.means().items()}
         self.best_metrics.stage()
         return result
 

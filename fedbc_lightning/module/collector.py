@@ -209,11 +209,15 @@ class MetricCollector:
         running = {n: torch.as_tensor(v.value()) for n, v in self._epoch.items() if v.metric is None and v.weight}
         return ended | running
 
+    def means(self) -> dict[str, Any]:
+        """Return the values by their names as they were logged; on a device they may not be computed yet."""
+        self.end_epoch()
+        return {name: total / weight for name, (total, weight) in self._totals.items()}
+
     def logged(self) -> dict[str, float]:
         """Return the values by their names as they were logged."""
-        self.end_epoch()
-        means = read(total / weight for total, weight in self._totals.values())
-        return dict(zip(self._totals, means, strict=True))
+        means = self.means()
+        return dict(zip(means, read(means.values()), strict=True))
 
     def result(self) -> dict[str, float]:
         """Return the values by their names without the prefix of the stage, see :func:`plain_name`."""

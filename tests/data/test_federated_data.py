@@ -285,3 +285,11 @@ def test_labels_of_data_that_are_not_kept(monkeypatch):
             return None
 
     assert Generated().label_histogram().tolist() == np.diag(np.arange(1, 41)).tolist()
+
+
+def test_a_split_without_data_is_asked_for_once(monkeypatch):
+    data, asked = Toy(), []
+    monkeypatch.setattr(data, "client_dataset", lambda client, split: asked.append(client))
+    assert data.pooled_dataset("val") is None
+    assert data.pooled_dataset("val") is None
+    assert asked == list(range(data.num_clients))

@@ -12,7 +12,10 @@ from helpers.boring import BoringData, make_model, make_trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
 from fedbc_lightning import FedBC
+from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.evaluation import evaluator
+from fedbc_lightning.module import collector
 
 COUNTS = ["num_test_samples", "num_val_samples"]
 
@@ -100,3 +103,20 @@ def test_a_scheduler_that_monitors_what_no_client_logs_is_refused(tmp_path):
     model.configure_optimizers = lambda: plan
     with pytest.raises(ConfigurationError, match=r"local/test_loss.*eval_clients is 0"):
         fit(tmp_path, model, eval_clients=0)
+
+
+def test_the_numbers_of_all_clients_are_read_from_the_device_at_once(tmp_path, monkeypatch):
+    reads = []
+
+    def counted(values):
+        values = list(values)
+        reads.append(len(values))
+        return read(values)
+
+    for module in (evaluator, collector):
+        monkeypatch.setattr(module, "read", counted)
+    trainer = make_trainer(tmp_path)
+    found = trainer.validate(make_model(), BoringData(val_fraction=0.03), FedBC(dual_lr=0.01))
+    num_clients = int((trainer.datamodule.num_samples("val") > 0).sum())
+    assert [number for number in reads if number] == [2 * (1 + 2 * num_clients)]  # accuracy and loss; pooled, z, own
+    assert all(type(value) is float for value in found.values())
