@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.twins import overrides
+from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.data.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
 from fedbc_lightning.data.labels import Known, identify, labels_of
 from fedbc_lightning.data.loading import ClientLoader, EpochSampler
@@ -245,6 +246,29 @@ class FederatedDataModule(LightningDataModule):
         dataset = self.pooled_dataset("train") if client == POOLED else self.client_dataset(client, "train")
         assert dataset is not None  # else client_dataset has raised
         return self._train_loader(dataset, round, client, seed, device)
+
+    def client_train_dataloaders(
+        self, clients: Sequence[int], round: int, *, seed: int, device: torch.device | None
+    ) -> Sequence[ClientLoader]:
+        """Return the loaders that :meth:`client_train_dataloader` gives, each made when it is asked for.
+
+        If that method is a subclass's own, it is called for each client at once.
+
+        Args:
+            clients: Clients 0..N-1.
+            round: Round 1..T.
+            seed: Seed of the run.
+            device: Device of in-memory batches; None is where the tensors lie.
+        """
+        names = ("client_train_dataloader", "_train_loader")
+        if any(getattr(getattr(self, name), "__func__", None) is not vars(FederatedDataModule)[name] for name in names):
+            return [self.client_train_dataloader(client, round, seed=seed, device=device) for client in clients]
+        datasets = [self.client_dataset(client, "train") for client in clients]
+
+        def make(dataset: Dataset, client: int) -> ClientLoader:
+            return self._train_loader(dataset, round, client, seed, device)
+
+        return ClientLoaders(datasets, clients, make)  # type: ignore[arg-type]  # else client_dataset has raised
 
     def fixed_batches(self, client: int, *, device: torch.device | None = None) -> ClientLoader:
         """Return a loader of a client's training data in the order of the data, without augmentation or dropping."""

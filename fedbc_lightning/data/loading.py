@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
@@ -45,9 +44,13 @@ class EpochSampler(Sampler[int]):
 
     def order(self) -> Tensor:
         """Return the positions of the samples in the order of this epoch, int64 ``(n,)``."""
+        return self.order_of(self.num_samples, self.client, self.epoch)
+
+    def order_of(self, num_samples: int, client: int, epoch: int) -> Tensor:
+        """Return the positions of any client's samples in the order of any epoch of this round, int64 ``(n,)``."""
         if self.seed is None or not self.shuffle:
-            return torch.arange(self.num_samples)
-        return seeding.permutation(self.num_samples, self.seed, "shuffle", self.round, self.client, self.epoch)
+            return torch.arange(num_samples)
+        return seeding.permutation(num_samples, self.seed, "shuffle", self.round, client, epoch)
 
     def generator(self, purpose: str, step: int = -1) -> torch.Generator:
         """Return a generator for other draws of this epoch, or of one of its steps, e.g. ``"augment"``."""
@@ -201,11 +204,6 @@ def _stack(samples: list[Any]) -> Any:
             f"data: samples cannot be stacked into a batch ({first_line(error)}); give data.collate_fn, which makes a "
             "batch of a list of samples"
         ) from error
-
-
-def batches_of_each(loaders: Sequence[ClientLoader]) -> np.ndarray:
-    """Return the number of batches per epoch of each loader, int64 ``(K,)``."""
-    return np.array([len(loader) for loader in loaders])
 
 
 def num_batches(num_samples: int, batch_size: int, drop_last: bool = False) -> int:

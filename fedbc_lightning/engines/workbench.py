@@ -179,6 +179,11 @@ class Workbench:
         """Return the loader of a client's training data in the current round."""
         return self.datamodule.client_train_dataloader(client, self.round, seed=self.seed, device=self.user.device)
 
+    def train_loaders(self, clients: Sequence[int]) -> Sequence[ClientLoader]:
+        """Return the loaders of clients' training data in the current round, each made when it is asked for."""
+        make = self.datamodule.client_train_dataloaders
+        return make(clients, self.round, seed=self.seed, device=self.user.device)
+
     def components(self, client: int) -> list[Any]:
         """Return a client's training data in fixed batches, in its own order; they are kept for the run."""
         if client not in self._components:

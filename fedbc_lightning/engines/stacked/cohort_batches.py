@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import NotVectorizableError
+from fedbc_lightning.data.client_loaders import batches_of_each, datasets_of, gather_alike, orders_of, sizes_of
 from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, kind_of
-from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader, batches_of_each
+from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader
 
 JOINED_BYTES = 2**28
 """Largest size in bytes of clients' own tensors that are copied into one tensor, anew in each round."""
@@ -91,42 +92,32 @@ class _Pools(NamedTuple):
 
 def _pools(loaders: Sequence[ClientLoader]) -> _Pools | None:
     """Return the pools that the loaders draw from, or None if :func:`can_gather` is False."""
-    first, batch_size = loaders[0].dataset, loaders[0].batch_size
+    first = loaders[0].dataset
     if not isinstance(first, ArrayDataset) or (first.augment is not None and loaders[0].sampler.seed is not None):
         return None
-    kind, num_rows = kind_of(first), 0
-    starts: dict[int, int] = {}  # by pool
-    start, pools = [], []
-    for loader in loaders:
-        dataset = loader.dataset
-        if not loader.gathers or loader.batch_size != batch_size or kind_of(dataset) != kind:  # type: ignore[arg-type]
-            return None
-        pool: TensorPool = dataset.pool  # type: ignore[attr-defined]
-        if id(pool) not in starts:
-            starts[id(pool)] = num_rows
-            num_rows += len(pool)
-            pools.append(pool)
-        start.append(starts[id(pool)])
-    if len(pools) > 1 and num_rows * first.pool.sample_bytes > JOINED_BYTES:
+    datasets: Any = datasets_of(loaders)
+    kind = kind_of(first)
+    if not gather_alike(loaders) or any(kind_of(dataset) != kind for dataset in datasets):
         return None
-    return _Pools(pools, np.array(start))
+    pool_of_each = [dataset.pool for dataset in datasets]
+    pools = {id(pool): pool for pool in pool_of_each}
+    ends = np.cumsum([len(pool) for pool in pools.values()]).tolist()
+    if len(pools) > 1 and ends[-1] * first.pool.sample_bytes > JOINED_BYTES:
+        return None
+    starts = dict(zip(pools, [0, *ends], strict=False))
+    return _Pools(list(pools.values()), np.array([starts[id(pool)] for pool in pool_of_each]))
 
 
 def _gathered(
     loaders: Sequence[ClientLoader], pools: _Pools, num_epochs: int, num_steps: np.ndarray
 ) -> Iterator[tuple[int, list[Stack]]]:
     """Make the batches from tensors in memory: first the positions of all batches, then one gather per few steps."""
-    datasets: list[Any] = [loader.dataset for loader in loaders]
+    datasets: Any = datasets_of(loaders)
     device, batch_size = loaders[0].device, loaders[0].batch_size
     tensors = pools.tensors(device)
-    sizes = np.array([loader.num_samples for loader in loaders])
+    sizes = sizes_of(loaders)
     length = np.minimum(batches_of_each(loaders) * batch_size, sizes)  # without the last batch if the loader drops it
-    orders = []
-    for loader, kept, size in zip(loaders, length.tolist(), sizes.tolist(), strict=True):
-        for epoch in range(num_epochs):
-            loader.set_epoch(epoch)
-            orders.append(loader.sampler.order() if kept == size else loader.sampler.order()[:kept])
-    order = torch.cat(orders)
+    order = orders_of(loaders, num_epochs, length)
     if any(dataset.indices is not None for dataset in datasets):
         order = _own_rows(datasets)[order + _repeated(np.cumsum(sizes) - sizes, length * num_epochs)]
     order = upload(order + _repeated(pools.start, length * num_epochs), tensors[0].device)
@@ -167,7 +158,7 @@ def gathered_whole(loaders: Sequence[ClientLoader]) -> list[Tensor] | None:
     pools = _pools(loaders)
     if pools is None:
         return None
-    datasets: list[Any] = [loader.dataset for loader in loaders]
+    datasets: Any = datasets_of(loaders)
     device, shape = loaders[0].device, (len(loaders), loaders[0].num_samples)
     tensors = pools.tensors(device)
     rows = _own_rows(datasets) + _repeated(pools.start, np.full(*shape))

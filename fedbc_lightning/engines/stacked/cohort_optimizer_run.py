@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.data.loading import batches_of_each
+from fedbc_lightning.data.client_loaders import batches_of_each
 from fedbc_lightning.engines.stacked.cohort_batches import stacked_batches
 from fedbc_lightning.engines.stacked.cohort_run import CohortRun
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench

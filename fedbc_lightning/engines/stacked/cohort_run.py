@@ -15,7 +15,8 @@ from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.seeding import derive, seed_globals
-from fedbc_lightning.data.loading import ClientLoader, batches_of_each
+from fedbc_lightning.data.client_loaders import batches_of_each, code_between
+from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.recorded.proof.reads import are_same
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.stacked.cohort_batches import Stack
@@ -66,29 +67,31 @@ class CohortRun:
         seed_globals(derive(self.bench.seed, purpose, self.bench.round, self.cohort.ids[0]), self.user.device)
         self.w.copy_(start)
         self.user.put_scratch_back()
-        self.loaders = list(map(self._loader, self.cohort.ids))
+        self.loaders = self._loaders()
         self.bench.recorder.start(self.bench.round, has_visitors=self.has_visitors())
         self.optimizer = self.stacked.optimizer
         self.optimizer.start(self.w, grad, self.bench.optimizer.learning_rates, lr_scale)
 
     def has_visitors(self) -> bool:
         """Return whether code from outside of this package runs between the steps, in datasets or in the method."""
-        return not all(
-            map(is_ours, [*self.parts(), *(part for loader in self.loaders for part in loader.code_between)])
-        )
+        return not all(map(is_ours, [*self.parts(), *code_between(self.loaders)]))
 
     def parts(self) -> list[Any]:
         """Return the parts of the method whose code runs in each step."""
         return list(self.terms)
 
-    def _loader(self, client: int) -> ClientLoader:
-        bench = self.bench
-        is_own = not is_ours(bench.datamodule.client_train_dataloader) and client != self.cohort.ids[0]
-        before = bench.recorder.sight() if is_own else []
-        loader = bench.train_loader(client)
-        if is_own and not are_same(bench.recorder.sight(), before):
-            raise not_a_function(NotRecordableError("the data module's client_train_dataloader changes what it reads"))
-        return loader
+    def _loaders(self) -> Sequence[ClientLoader]:
+        bench, (first, *others) = self.bench, self.cohort.ids
+        if is_ours(bench.datamodule.client_train_dataloader):
+            return bench.train_loaders(self.cohort.ids)
+        loaders = [bench.train_loader(first)]
+        for client in others:
+            before = bench.recorder.sight()
+            loaders.append(bench.train_loader(client))
+            if not are_same(bench.recorder.sight(), before):
+                what = "the data module's client_train_dataloader changes what it reads"
+                raise not_a_function(NotRecordableError(what))
+        return loaders
 
     # a gradient
 

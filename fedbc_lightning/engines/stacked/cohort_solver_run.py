@@ -13,7 +13,7 @@ from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
-from fedbc_lightning.data.loading import batches_of_each
+from fedbc_lightning.data.client_loaders import batches_of_each
 from fedbc_lightning.engines.solver_run import weight_decay_terms
 from fedbc_lightning.engines.stacked.cohort_batches import Stack, stacked_batches
 from fedbc_lightning.engines.stacked.cohort_run import CohortRun

@@ -1,0 +1,110 @@
+"""ClientLoaders: the loaders of many clients, each made when it is asked for, are those of the data module."""
+
+import pytest
+import torch
+from test_federated_data import SIZES, Toy
+
+from fedbc_lightning.data import ArrayDataset
+from fedbc_lightning.data.client_loaders import (
+    ClientLoaders,
+    batches_of_each,
+    code_between,
+    datasets_of,
+    gather_alike,
+    orders_of,
+    sizes_of,
+)
+
+CLIENTS = [2, 0, 1]
+
+
+class Counting(Toy):
+    """Counts the loaders that are made."""
+
+    num_made = 0
+
+    def _reachable(self, device):
+        self.num_made += 1
+        return super()._reachable(device)
+
+
+class Own(Toy):
+    """Gives client 0 larger batches."""
+
+    def client_train_dataloader(self, client, *args, **options):
+        loader = super().client_train_dataloader(client, *args, **options)
+        loader.batch_size += 2 * (client == 0)
+        return loader
+
+
+class OnInstance(Toy):
+    """Has the method of the class above as an attribute of the object."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.client_train_dataloader = Own(**options).client_train_dataloader
+
+
+def loaders_of(data):
+    return data.client_train_dataloaders(CLIENTS, 5, seed=9, device=None)
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"hide": True}, {"val_fraction": 0.4}])
+def test_they_are_the_loaders_that_the_data_module_makes_for_each_client(options):
+    data = Toy(batch_size=3, **options)
+    together = loaders_of(data)
+    alone = [data.client_train_dataloader(client, 5, seed=9) for client in CLIENTS]
+    assert isinstance(together, ClientLoaders)
+    assert len(together) == 3
+    for one, other in zip([*together, *together[1:]], [*alone, *alone[1:]], strict=True):
+        one.set_epoch(1)
+        other.set_epoch(1)
+        batches = [list(loader) for loader in (one, other)]
+        assert all(map(torch.equal, *[[part for batch in of_one for part in batch] for of_one in batches]))
+    assert batches_of_each(together).tolist() == batches_of_each(alone).tolist() == [len(loader) for loader in alone]
+    assert sizes_of(together).tolist() == sizes_of(alone).tolist()
+    assert list(datasets_of(together)) == datasets_of(alone)
+    assert gather_alike(together) is gather_alike(alone) is not options.get("hide", False)
+    kept = sizes_of(together) - 1
+    assert torch.equal(orders_of(together, 2, kept), orders_of(alone, 2, kept))
+
+
+def test_no_loader_is_made_but_the_first_one_until_it_is_asked_for():
+    data = Counting()
+    loaders = loaders_of(data)
+    orders_of(loaders, 3, sizes_of(loaders))
+    assert (batches_of_each(loaders).sum(), gather_alike(loaders), len(code_between(loaders))) == (3, True, 3)
+    assert data.num_made == 1
+    assert loaders[2].num_samples == SIZES[1]
+    assert data.num_made == 2
+
+
+def test_data_that_do_not_shuffle_keep_their_order():
+    data = Toy()
+    data.shuffle = False
+    loaders = loaders_of(data)
+    assert torch.equal(orders_of(loaders, 1, sizes_of(loaders)), torch.cat([torch.arange(SIZES[k]) for k in CLIENTS]))
+
+
+@pytest.mark.parametrize("kind", [Own, OnInstance])
+def test_a_method_of_the_users_own_makes_each_loader(kind):
+    loaders = loaders_of(kind(batch_size=3))
+    assert [loader.batch_size for loader in loaders] == [3, 5, 3]
+    assert not gather_alike(loaders)
+
+
+def test_code_that_runs_between_batches_is_seen_at_any_client():
+    class Halved(ArrayDataset):
+        pass
+
+    def scale(x):
+        return x / 2
+
+    class Mixed(Toy):
+        def client_train_dataset(self, client):
+            tensors = (torch.zeros(4), torch.zeros(4))
+            return Halved(tensors) if client == 1 else ArrayDataset(tensors, transform=scale if client == 0 else None)
+
+    found = code_between(loaders_of(Mixed()))
+    assert Halved in found
+    assert scale in found
