@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -57,7 +58,7 @@ def compare(words: list[str]) -> int:
     Raises:
         ConfigurationError: The study cannot be run as configured.
     """
-    return 0 if Comparison(read_study("compare", words)).run() else 1
+    return 0 if Comparison(read_study("compare", words), command=_command("compare", *words)).run() else 1
 
 
 def plan(words: list[str]) -> int:
@@ -159,7 +160,12 @@ def _comparison(name: str, options: list[str]) -> Comparison | None:
     study = read_study("reproduce", ["--config", known.study, *options])
     study.part = name
     known.narrow(study)
-    return Comparison(study)
+    return Comparison(study, command=_command("reproduce", name, *options))
+
+
+def _command(*words: str) -> str:
+    """Return a command line that can be pasted into a shell."""
+    return shlex.join([PROG, *words])
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -22,13 +22,13 @@ from fedbc_lightning.studies.figures import draw_curves, read_curves
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.origins import origin_rows
-from fedbc_lightning.studies.paper_rows import Readings, reports
+from fedbc_lightning.studies.outcome import Outcome, read_outcome
 from fedbc_lightning.studies.progress import StudyProgress
+from fedbc_lightning.studies.record import write_record
 from fedbc_lightning.studies.reports import can_choose
-from fedbc_lightning.studies.results import check_metrics, check_pairs, finished, read_results
+from fedbc_lightning.studies.results import check_metrics, finished
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import Schedule, State, Workers
-from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
 from fedbc_lightning.studies.tuning import check_tried, tune, validation_metric
@@ -40,6 +40,7 @@ class Comparison:
     Args:
         study: The study to run.
         console: Terminal on which progress and tables are shown; None: standard output.
+        command: Command line that runs the study, for ``study.json``; None if it is run from Python.
 
     Attributes:
         results: Table with one row per run, from :func:`~fedbc_lightning.studies.results.read_results`.
@@ -47,9 +48,9 @@ class Comparison:
         problems: Reasons why some of the runs cannot be compared; an empty list means that none was found.
     """
 
-    def __init__(self, study: Study, console: Console | None = None) -> None:
-        self.study, self.console = study, console or Console()
-        self.results = self.summary = self.differences = pd.DataFrame()
+    def __init__(self, study: Study, console: Console | None = None, command: str | None = None) -> None:
+        self.study, self.console, self._command = study, console or Console(), command
+        self.results = self.differences = pd.DataFrame()
         self._parts: list[tuple[str, Rows]] = []
         self._origins: Rows = []
         self.states: list[State] = []
@@ -75,6 +76,7 @@ class Comparison:
             raise ConfigurationError(f"'{study.folder}' is being worked on by another process.") from None
         devices = list(range(torch.cuda.device_count()))
         with held:
+            write_record(study, self._command)
             with Workers(study.num_workers, study.threads, devices) as self._workers:
                 self._is_looked_at, self._tuning_looked_at = False, set[tuple[str, str]]()
                 chosen = tune(study, self._tune)
@@ -186,16 +188,13 @@ class Comparison:
     def _write(self) -> None:
         """Write ``results.csv``, ``differences.csv``, ``table.md``, ``table.tex``, figures and TensorBoard hparams."""
         study, folder = self.study, self.study.results_folder
-        self.results = read_results(study, self.states)
         if finished(self.states):
             check_metrics(study, finished(self.states))
+        outcome = read_outcome(study, self.states)
+        self.results, self.differences, self.problems = outcome.results, outcome.differences, outcome.problems
         self.results.to_csv(folder / "results.csv", index=False)
-        self.problems = check_pairs(study, self.results)
-        self.summary = summarise(self.results, study.metrics)
-        self.differences = paired_differences(self.results, study.metrics, study.reference_name, study.confidence)
-        self.differences["report"] = study.report
         self.differences.to_csv(folder / "differences.csv", index=False)
-        self._parts = self._make_parts()
+        self._parts = self._make_parts(outcome)
         write_text(folder / "table.md", markdown(str(study.name), self._parts, self._notes()))
         write_text(folder / "table.tex", latex(self._parts))
         curves = read_curves(study, self.states)
@@ -203,15 +202,10 @@ class Comparison:
             draw_curves(study, curves, folder / "figures")
             self._write_hparams()
 
-    def _make_parts(self) -> list[tuple[str, Rows]]:
+    def _make_parts(self, outcome: Outcome) -> list[tuple[str, Rows]]:
         """Return caption and rows of each table, for the files and for the terminal."""
-        study = self.study
-        readings: dict[str, Readings] = {
-            name: {report: read_results(study, self.states, report, paper.metric) for report in reports(paper, study)}
-            for name, paper in study.papers.items()
-        }
-        parts = list(tables(study, self.summary, self.differences, readings))
-        if study.origins:
+        parts = list(tables(self.study, outcome.summary, outcome.differences, outcome.readings))
+        if self.study.origins:
             parts.append(("Settings, and where they come from", self._origins))
         return parts
 

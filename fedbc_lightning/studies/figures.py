@@ -60,7 +60,7 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
             for panel, variant in zip(panels, variants, strict=False):
                 for method in study.methods:
                     mine = curves[(curves["variant"] == variant) & (curves["algorithm"] == method.name)]
-                    _draw(panel, mine.dropna(subset=[metric]), axis, metric, method.name, colors[method.name])
+                    draw_band(panel, mine.dropna(subset=[metric]), axis, metric, method.name, colors[method.name])
                 panel.set_title(variant if len(variants) > 1 or variant != "all" else str(study.name))
                 label_x(panel, label)
                 panel.grid(alpha=0.3)
@@ -119,7 +119,17 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return files
 
 
-def _draw(panel: Axes, rows: pd.DataFrame, axis: str, metric: str, name: str, color: str) -> None:
+def draw_band(panel: Axes, rows: pd.DataFrame, axis: str, metric: str, name: str, color: str) -> None:
+    """Draw the mean over seeds of a metric as a line, and one standard deviation as a band.
+
+    Args:
+        panel: Where to draw.
+        rows: Rows of one algorithm in one variant, from :func:`read_curves`, without missing values of the metric.
+        axis: Column of the horizontal axis.
+        metric: Column of the vertical axis.
+        name: Name of the line in the legend.
+        color: Colour of line and band.
+    """
     if rows.empty:
         return
     grouped = rows.groupby("rounds")

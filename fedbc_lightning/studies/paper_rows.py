@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -79,28 +80,63 @@ def _summary(paper: Paper, results: pd.DataFrame) -> pd.DataFrame:
     return summarise(results, [paper.metric]).set_index(["variant", "algorithm"])
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What our runs say of one claim of a paper, in one variant and at one reading.
+
+    Attributes:
+        better: Algorithm that is claimed to be better.
+        other: Algorithm that it is compared with.
+        report: Round at which our runs are read.
+        variant: Variant of the study.
+        said: ``holds``, ``fails`` or ``open``, from :func:`verdict`.
+        difference: Paired difference with its interval, and the paper's difference where it has one.
+    """
+
+    better: str
+    other: str
+    report: Report
+    variant: str
+    said: str
+    difference: str
+
+    @property
+    def title(self) -> str:
+        """The claim and the reading, e.g. ``FedBC better than FedAvg, last round``."""
+        return f"{self.better} better than {self.other}, {ROUNDS[self.report]}"
+
+
 def claim_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
-    """Return a header, then a row per claimed pair and reading that says whether the claim holds.
+    """Return a header, then a row per claimed pair and reading that says whether the claim holds."""
+    cells: dict[str, dict[str, str]] = {}
+    for found in judge(paper, study, readings):
+        cells.setdefault(found.title, {})[found.variant] = f"{found.said}: {found.difference}"
+    return laid_out(cells, study.blocks(paper.only), lambda variant, title: cells[title].get(variant, "-"))
+
+
+def judge(paper: Paper, study: Study, readings: Readings) -> list[Judgement]:
+    """Decide for each claim of a paper, each reading and each variant whether the claim holds here.
 
     A claim holds where the interval of the paired difference lies above 0 (below 0 for a metric that should be small),
     it fails where the interval lies on the other side, and is open where the interval contains 0 or there is none.
     """
     present = {method.name for method in study.methods}
-    cells: dict[str, dict[str, str]] = {}
-    for claim in paper.claims:
-        for other in claim.than if claim.better in present else ():
-            for report, results in readings.items() if other in present else ():
-                row = cells.setdefault(f"{claim.better} better than {other}, {ROUNDS[report]}", {})
-                row |= _verdicts(paper, study, results, claim, other)
-    return laid_out(cells, study.blocks(paper.only), lambda variant, title: cells[title].get(variant, "-"))
+    return [
+        found
+        for claim in paper.claims
+        for other in (claim.than if claim.better in present else ())
+        for report, results in (readings.items() if other in present else ())
+        for found in _judge(paper, study, report, results, claim, other)
+    ]
 
 
-def _verdicts(paper: Paper, study: Study, results: pd.DataFrame, claim: Claim, other: str) -> dict[str, str]:
-    """Return for each variant with a claim on ``other`` what our runs say of it."""
+def _judge(
+    paper: Paper, study: Study, report: Report, results: pd.DataFrame, claim: Claim, other: str
+) -> Iterator[Judgement]:
+    """Yield for each variant with a claim on ``other`` what our runs say of it."""
     sign = -1 if study.is_lower_better(paper.metric) else 1
     found = paired_differences(results, [paper.metric], other, study.confidence)
     found = found[found["algorithm"] == claim.better].set_index("variant")
-    verdicts = {}
     for variant, levels in study.levels.items():
         is_claimed = claim.variants is None or {variant, *levels} & set(claim.variants)
         if not is_claimed or variant not in found.index:
@@ -110,8 +146,7 @@ def _verdicts(paper: Paper, study: Study, results: pd.DataFrame, claim: Claim, o
         theirs = paper.mean(claim.better, levels) - paper.mean(other, levels)
         from_paper = "" if math.isnan(theirs) else f" (paper {signed(theirs, paper.metric)})"
         difference = difference_and_interval(cell, paper.metric, len(study.seed_list))
-        verdicts[variant] = f"{said}: {difference}{from_paper}"
-    return verdicts
+        yield Judgement(claim.better, other, report, variant, said, difference + from_paper)
 
 
 def verdict(one_end: float, other_end: float) -> str:

@@ -107,20 +107,29 @@ def reported_rows(
     Raises:
         ConfigurationError: The run does not log the metric by which the round is chosen.
     """
-    rows, report = evaluated(metrics), report or study.report
+    report = report or study.report
     chosen_by = criterion(report, metric or study.metrics[0])
+    if report.startswith("best_on_") and chosen_by not in metrics:
+        raise ConfigurationError(f"report: {report} needs '{chosen_by}', which {run.title} does not log.")
+    return rows_read(metrics, report, chosen_by, is_lower_better=study.is_lower_better(chosen_by))
+
+
+def rows_read(metrics: pd.DataFrame, report: Report, chosen_by: str, *, is_lower_better: bool) -> pd.DataFrame:
+    """Return the row of the reported round, or the rows of the rounds whose mean is reported.
+
+    Args:
+        metrics: Table ``metrics.csv`` of a run.
+        report: Which round is read.
+        chosen_by: Column that chooses the best round.
+        is_lower_better: Whether small values of that column are good.
+    """
+    rows = evaluated(metrics)
     if report == "mean_of_last_tenth":
         return rows[10 * rows["round"] > 9 * rows["round"].iloc[-1]]
-    if report == "last":
-        return rows.tail(1)
-    if chosen_by not in rows:
-        raise ConfigurationError(f"report: {report} needs '{chosen_by}', which {run.title} does not log.")
-    values = rows[chosen_by].dropna()
+    values = rows[chosen_by].dropna() if report != "last" else pd.Series()
     if values.empty:
         return rows.tail(1)
-    return rows.loc[
-        [values.idxmin() if study.is_lower_better(chosen_by) else values.idxmax()]
-    ]  # idxmin and idxmax take the first of equal values
+    return rows.loc[[values.idxmin() if is_lower_better else values.idxmax()]]  # the first of equal values
 
 
 def totals(metrics: pd.DataFrame) -> dict[str, float]:

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,6 +91,7 @@ class Study:
     name: str | None = None
 
     def __post_init__(self) -> None:
+        self.given = asdict(self)  # as plain values, before factors are crossed and names completed
         self._check_that_runs_are_given()
         self.variants = dict(self.variants)
         self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
