@@ -24,8 +24,9 @@ SUBCOMMANDS = {
 STUDY_COMMANDS = {
     "compare": "run and compare many: algorithms × variants × seeds, tables and curves",
     "reproduce": "run a paper's table or figure again, its numbers and claims beside ours",
+    "report": "write one HTML page about a study or a run: tables, curves, every client",
 }
-"""The commands on many runs, each with a description in one line."""
+"""The commands on runs that are made or read as a whole, each with a description in one line."""
 
 COMMANDS = SUBCOMMANDS | STUDY_COMMANDS
 

@@ -33,6 +33,7 @@ examples:
   {prog} export --ckpt_path runs/digits/version_0 --client 3   the model of client 3, for Lightning
   {prog} plan --config digits.yaml                          the cost of a run, or of a study, in advance
   {prog} compare --config studies/digits.yaml               four methods, two settings, three seeds
+  {prog} report runs/digits                                 one HTML page about a run, or about a study
   {prog} fit --model my_module.MyModel --data DigitsDataModule --algorithm FedBC --algorithm.dual_lr 0.01
 
 more:

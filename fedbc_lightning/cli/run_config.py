@@ -8,6 +8,8 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import SaveConfigCallback
 
+from fedbc_lightning.cli.overview import version
+from fedbc_lightning.core.code_hash import code_hash
 from fedbc_lightning.core.files import replacing
 
 
@@ -28,5 +30,6 @@ class SaveRunConfig(SaveConfigCallback):
         path.parent.mkdir(parents=True, exist_ok=True)
         config = self.config.clone()
         config["ckpt_path"], config["other_seed"] = None, False
+        self.parser.dump_header = [version(), f"code {code_hash()}"]
         with trainer.recorder.disk_told(), replacing(path) as partial:
             self.parser.save(config, str(partial), skip_none=False, overwrite=True, multifile=False)

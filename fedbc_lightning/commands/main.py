@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 
 from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, UsageError, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
@@ -136,10 +137,10 @@ def _run(words: list[str], *, is_of_studies: bool) -> int:
 
 
 def _run_studies(words: list[str]) -> int:
-    from fedbc_lightning.commands import studies
-
+    command = words[0]
+    module = import_module(f"fedbc_lightning.commands.{'reports' if command == 'report' else 'studies'}")
     try:
-        return getattr(studies, words[0])(words[1:])
+        return getattr(module, command)(words[1:])
     except KeyboardInterrupt:
         print(f"\n{PROG}: stopped; the same command goes on", file=sys.stderr)
         return 130

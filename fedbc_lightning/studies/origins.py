@@ -20,7 +20,8 @@ def origin_rows(study: Study, parse: Parse) -> Rows:
 
     Args:
         study: Study, whose ``origins`` name the settings.
-        parse: Function that returns the complete config of a run, which has the values that the study does not give.
+        parse: Function that returns the complete config of a run, which has the values that the study does not give;
+            an empty one if it is not known.
 
     Raises:
         ConfigurationError: The study and its runs have no such setting.
@@ -55,6 +56,8 @@ def _value(study: Study, method: Method, key: str, config: Mapping[str, Any], na
         return f"tuned over {as_word(range_.grid or [range_.low, range_.high])}"
     if any(key in (overrides or {}) for overrides in study.variants.values()):
         return "by variant"
+    if not config:
+        return "-"
     found: Any = config
     for part in key.split("."):
         inside = found.get("init_args") if isinstance(found, Mapping) and part not in found else found

@@ -1,0 +1,155 @@
+"""Reads what a run left in its folder; a file that is missing is an empty table, and is told to the reader."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.run.folder import TABLES
+
+FILES = (*TABLES, "config.yaml", "partition.json")
+"""Files of a run from which its page is made."""
+NOT_RECORDED = "not recorded"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of a run that a page needs.
+
+    Attributes:
+        folder: Folder ``version_k`` of the run.
+    """
+
+    folder: Path
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the files that are not there."""
+        return [name for name in FILES if not (self.folder / name).is_file()]
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """Table ``metrics.csv``, a row per round."""
+        return read_complete(self.folder / "metrics.csv")
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """Table ``clients.csv``, a row per round and sampled client."""
+        return read_complete(self.folder / "clients.csv")
+
+    @cached_property
+    def evaluation(self) -> pd.DataFrame:
+        """Table ``evaluation.csv``, a row per round and evaluated client."""
+        return read_complete(self.folder / "evaluation.csv")
+
+    @cached_property
+    def config_text(self) -> str:
+        """Text of ``config.yaml``."""
+        path = self.folder / "config.yaml"
+        return _read(path) if path.is_file() else ""
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Content of ``config.yaml``."""
+        try:
+            return yaml.safe_load(self.config_text) or {}
+        except yaml.YAMLError as error:
+            raise _unreadable(self.folder / "config.yaml", error) from None
+
+    @cached_property
+    def partition(self) -> dict[str, Any]:
+        """Content of ``partition.json``."""
+        path = self.folder / "partition.json"
+        try:
+            return json.loads(_read(path)) if path.is_file() else {}
+        except ValueError as error:
+            raise _unreadable(path, error) from None
+
+    @property
+    def header(self) -> dict[str, str]:
+        """The program's version and the hash of its code, which ``config.yaml`` names in its first lines."""
+        comments = [line[1:].split() for line in self.config_text.splitlines()[:2] if line.startswith("#")]
+        return {words[0]: " ".join(words[1:]) for words in comments if len(words) > 1}
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Hashes of config, partition and code, of 12 digits each."""
+        config = sha256(self.config_text.encode()).hexdigest()[:12] if self.config_text else NOT_RECORDED
+        partition = str(self.partition.get("hash", NOT_RECORDED))
+        code = self.header.get("code", NOT_RECORDED)
+        return {"config": config, "partition": partition if partition == NOT_RECORDED else partition[:12], "code": code}
+
+    @property
+    def last_round(self) -> int:
+        """Last round in ``metrics.csv``; 0 if no round has ended."""
+        return 0 if self.metrics.empty else int(self.metrics["round"].max())
+
+    @property
+    def max_rounds(self) -> int | None:
+        """Number of rounds that the config asks for; None if it is not known."""
+        return (self.config.get("trainer") or {}).get("max_rounds")
+
+    @property
+    def num_steps(self) -> int:
+        """Number of local steps of all clients in all rounds."""
+        return int(self.clients["num_steps"].sum()) if "num_steps" in self.clients else 0
+
+    @property
+    def num_samples(self) -> pd.Series:
+        """Number of training samples by client, the largest number first."""
+        sizes = (self.partition.get("sizes") or {}).get("train")
+        if sizes is not None:
+            found = pd.Series(sizes)
+        elif {"client", "num_samples"} <= set(self.clients):
+            found = self.clients.groupby("client")["num_samples"].max()
+        else:
+            found = pd.Series(dtype=float)
+        return found.sort_values(ascending=False, kind="stable")
+
+    def client_name(self, client: int) -> str:
+        """Return the name of a client: that of the data, or else its number."""
+        names = self.partition.get("client_names")
+        return f"client {client}" if names is None else str(names[client])
+
+
+def read_complete(path: Path) -> pd.DataFrame:
+    """Read the complete rows of a table; a last row that is being written is left out.
+
+    Args:
+        path: The table; if there is none, the result is empty.
+
+    Raises:
+        ConfigurationError: The file is no table.
+    """
+    if not path.is_file():
+        return pd.DataFrame()
+    text = _read(path)
+    try:
+        found = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]))
+    except pd.errors.EmptyDataError:
+        return pd.DataFrame()
+    except (pd.errors.ParserError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    if "round" not in found:
+        raise ConfigurationError(f"'{path}' cannot be read: there is no column 'round'.")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"'{path}' cannot be read: {' '.join(str(error).split())}.")

@@ -1,0 +1,228 @@
+"""Makes the page of a single run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.overview import version
+from fedbc_lightning.core.metric_names import is_lower_better
+from fedbc_lightning.core.units import bytes_said, duration
+from fedbc_lightning.report import client_figures, figures
+from fedbc_lightning.report.content import Block, Code, Gallery, Page, Picture, Section, Table, Text
+from fedbc_lightning.report.files import RunFiles
+from fedbc_lightning.report.settings import flat, megabytes
+from fedbc_lightning.report.svg import COLORS
+from fedbc_lightning.studies.numbers import Rows, is_share, number
+from fedbc_lightning.studies.reports import OF_PAPERS, ROUNDS, can_choose
+from fedbc_lightning.studies.results import evaluated, rows_read, totals
+
+PLACES = {"global": "global model z", "local": "clients' own models"}
+EVEN = {
+    "worst10": "worst tenth of the clients",
+    "least_data": "tenth with least data",
+    "most_data": "tenth with most data",
+}
+
+
+def run_page(folder: Path) -> Page:
+    """Return the page of the run in a folder ``version_k``.
+
+    Raises:
+        ConfigurationError: A file of the run cannot be read.
+    """
+    run = RunFiles(folder)
+    sections = [
+        Section("numbers", "Numbers", [_numbers(run)]),
+        Section("curves", "Curves", list(_curves(run))),
+        Section("duals", "λ and γ by client", list(_state(run))),
+        Section("clients", "Every client", list(_clients(run))),
+        Section("partition", "Who holds which data", list(_partition(run))),
+        Section("settings", "Settings", [_settings(run)]),
+        Section("cost", "Cost", [_cost(run)]),
+        Section("repeat", "Repeat it", list(_repeat(run))),
+    ]
+    algorithm, data = (_class(run, part) for part in ("algorithm", "data"))
+    return Page(
+        title=f"{folder.resolve().parent.name}: {algorithm} on {data}",
+        subtitle=f"A run of {run.last_round} rounds on {len(run.num_samples)} clients, in {folder}.",
+        verdict=_verdict(run, algorithm),
+        notices=list(_notices(run)),
+        sections=[section for section in sections if section.blocks],
+        footer=f"This page was made by {version()} from the files in {folder}; it needs no other file.",
+    )
+
+
+def _class(run: RunFiles, part: str) -> str:
+    """Return the name of the class of a part of the config."""
+    given = run.config.get(part) or {}
+    name = given.get("class_path", "?") if isinstance(given, dict) else given
+    return str(name).rpartition(".")[2]
+
+
+def _measured(run: RunFiles) -> list[str]:
+    """Return the metrics of test and validation data, accuracies first."""
+    found = [name for name in run.metrics if name.partition("/")[0] in PLACES and not name.endswith("_weighted")]
+    return sorted(found, key=lambda name: (not is_share(name), "test" not in name))
+
+
+def _verdict(run: RunFiles, algorithm: str) -> list[str]:
+    """Return what the run reached, in sentences."""
+    rows = evaluated(run.metrics) if not run.metrics.empty else run.metrics
+    measured = _measured(run)
+    if rows.empty or not measured:
+        return ["No round has been evaluated yet."]
+    last, kind = rows.iloc[-1], measured[0].partition("/")[2]
+    said = [
+        f"{place} {number(last[f'{group}/{kind}'], kind)}{' %' if is_share(kind) else ''}"
+        for group, place in PLACES.items()
+        if f"{group}/{kind}" in rows
+    ]
+    first = f"After round {int(last['round'])}, {algorithm} reaches this {kind.replace('_', ' ')}: {', '.join(said)}."
+    worst = f"fairness/{kind.removeprefix('test_').removeprefix('val_')}_worst10"
+    if worst not in rows or pd.isna(last[worst]):
+        return [first]
+    unit = " %" if is_share(kind) else ""
+    return [first, f"On the tenth of the clients that it serves worst, z reaches {number(last[worst], kind)}{unit}."]
+
+
+def _notices(run: RunFiles) -> Iterator[str]:
+    if run.max_rounds is not None and run.last_round < run.max_rounds:
+        yield (
+            f"The run is unfinished: it has {run.last_round} of {run.max_rounds} rounds. It was stopped, or it is "
+            "still running."
+        )
+    if run.missing:
+        yield f"There is no {', '.join(run.missing)} in the folder, so that what these files hold is left out."
+
+
+def _numbers(run: RunFiles) -> Table:
+    rows: Rows = [["metric", "unit", *(ROUNDS[report] for report in OF_PAPERS), "round of the best"]]
+    done = not run.metrics.empty and not evaluated(run.metrics).empty
+    for name in _measured(run) if done else ():
+        cells, best = [], "-"
+        for report in OF_PAPERS:
+            if report == "best_on_test" and not can_choose(report, name):
+                cells.append("-")
+                continue
+            found = rows_read(run.metrics, report, name, is_lower_better=is_lower_better(name))
+            cells.append(number(found[name].mean(skipna=False), name))
+            best = f"{int(found['round'].iloc[-1])}" if report == "best_on_test" else best
+        rows.append([name, "%" if is_share(name) else "", *cells, best])
+    return Table(
+        "The table shows every metric at the last evaluated round, as the mean over the evaluated rounds of the last "
+        "tenth, and at its best round. The best round is chosen on the test data, which flatters every method.",
+        rows,
+    )
+
+
+def _curves(run: RunFiles) -> Iterator[Block]:
+    metrics = run.metrics
+    pictures: list[Picture] = []
+    legend = {place: COLORS[k] for k, place in enumerate(PLACES.values())}
+    for kind in dict.fromkeys(name.partition("/")[2] for name in _measured(run)):
+        columns = {f"{group}/{kind}": place for group, place in PLACES.items() if f"{group}/{kind}" in metrics}
+        pictures.append(_lines(f"c{len(pictures)}", kind.replace("_", " "), metrics, columns, kind, legend))
+    if pictures:
+        yield Gallery("The curves show the models on the clients' data after each evaluated round.", pictures, legend)
+    legend = {place: COLORS[k] for k, place in enumerate(EVEN.values())}
+    columns = {f"fairness/accuracy_{name}": text for name, text in EVEN.items()}
+    columns = {name: text for name, text in columns.items() if name in metrics and metrics[name].notna().any()}
+    if columns:
+        picture = _lines("even", "accuracy of z", metrics, columns, "accuracy", legend)
+        yield Gallery("The curves show how evenly z serves the clients.", [picture], legend)
+    others = {"train_loss": "training loss", "dual/effective_number": "effective number of clients"}
+    pictures = [
+        figures.lines(f"o{place}", title, metrics, title, {column: COLORS[0]})
+        for place, (column, title) in enumerate(others.items())
+        if column in metrics and metrics[column].notna().any()
+    ]
+    if pictures:
+        yield Gallery(
+            "The training loss is the mean over the clients of a round. The effective number of clients is that of "
+            "equal weights that would carry z as the weights λ do; 1 means that one client decides alone.",
+            pictures,
+        )
+
+
+def _lines(
+    name: str, title: str, metrics: pd.DataFrame, columns: dict[str, str], kind: str, legend: dict[str, str]
+) -> Picture:
+    """Draw columns of ``metrics.csv`` under the names and in the colours of the legend."""
+    scale = 100.0 if is_share(kind) else 1.0
+    found = metrics[list(columns)].rename(columns=columns) * scale
+    found.insert(0, "round", metrics["round"])
+    return figures.lines(name, title, found, figures.unit(kind), {text: legend[text] for text in columns.values()})
+
+
+def _state(run: RunFiles) -> Iterator[Block]:
+    pictures, sentences = client_figures.state_maps("s", "", run)
+    if pictures:
+        yield Gallery(
+            "Each row is a client, the one with most training data at the top; each column is a round. A client keeps "
+            "its value while it does not take part, and is white before its first round.",
+            pictures,
+        )
+    if sentences:
+        yield Text(sentences)
+
+
+def _clients(run: RunFiles) -> Iterator[Block]:
+    kinds = [name.partition("/")[2] for name in _measured(run) if name in run.evaluation]
+    if not kinds:
+        return
+    columns = {place: f"{group}/{kinds[0]}" for group, place in PLACES.items()}
+    columns = {place: column for place, column in columns.items() if column in run.evaluation}
+    frames = client_figures.accuracy_frames({"run": [run]}, columns)
+    if len(columns) == 1:
+        frames = {title: found.set_axis(list(columns), axis=1) for title, found in frames.items()}
+    if not frames:
+        return
+    legend = {place: COLORS[k] for k, place in enumerate(PLACES.values()) if place in columns}
+    pictures = figures.small_multiples("m", frames, kinds[0], legend)
+    text = f"Each figure shows {figures.unit(kinds[0])}, on the data of one client, by round, on the same axes."
+    yield Gallery(f"{text} {client_figures.which_clients(run)}", pictures, legend, size="small")
+
+
+def _partition(run: RunFiles) -> Iterator[Block]:
+    content = run.partition
+    if content.get("sizes"):
+        picture = figures.partition("p", "", content)
+        text = "The left part shows the samples of each class at each client, and the right part those of all classes."
+        yield Gallery(text, [picture], size="large")
+
+
+def _settings(run: RunFiles) -> Table:
+    rows = [["setting", "value"], *([key, value] for key, value in flat(run.config))]
+    text = "The table lists all settings of the run, by the keys that the command line takes."
+    return Table(text, rows, is_folded=True, title="All settings", is_text=True)
+
+
+def _cost(run: RunFiles) -> Table:
+    found = totals(run.metrics)
+    rows = [
+        ["what", "amount", "unit"],
+        ["rounds", f"{run.last_round:,}", ""],
+        ["training and evaluation", f"{found['seconds']:,.1f}", f"seconds ({duration(found['seconds'])})"],
+        ["sent by the clients", megabytes(found["bytes_up"]), f"MB ({bytes_said(found['bytes_up'])})"],
+        ["sent to the clients", megabytes(found["bytes_down"]), f"MB ({bytes_said(found['bytes_down'])})"],
+        ["local steps of all clients", f"{run.num_steps:,}", "steps"],
+    ]
+    return Table("The table shows what the run has cost up to its last round.", rows)
+
+
+def _repeat(run: RunFiles) -> Iterator[Block]:
+    if run.config:
+        yield Code("This command runs the same again.", f"{PROG} fit --config {run.folder / 'config.yaml'}")
+    rows = [["what", "hash"], *([what, value] for what, value in run.hashes.items())]
+    yield Table(
+        "The hashes are those of config.yaml, of the split of the data, and of the package's code; equal hashes mean "
+        f"equal content. The run was made by {PROG} {run.header.get(PROG, 'of a version that it has not recorded')}.",
+        rows,
+        is_text=True,
+    )
+    if run.config_text:
+        yield Code("config.yaml", run.config_text, is_folded=True)

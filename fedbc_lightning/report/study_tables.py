@@ -1,0 +1,130 @@
+"""The tables of a study's page, made by the functions that make those of ``fedbc-cli compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from fedbc_lightning.report.content import Block, Table
+from fedbc_lightning.report.settings import megabytes
+from fedbc_lightning.report.study_files import StudyFiles
+from fedbc_lightning.studies.numbers import Rows, is_share, number
+from fedbc_lightning.studies.origins import origin_rows
+from fedbc_lightning.studies.paper_rows import claim_rows, fit_rows, number_rows
+from fedbc_lightning.studies.run import Run, as_word
+from fedbc_lightning.studies.tables import difference_rows, summary_rows
+
+
+def paper_blocks(files: StudyFiles) -> Iterator[Block]:
+    """Yield for each paper our numbers beside the paper's, which reading fits, and the verdicts on its claims."""
+    study, outcome = files.study, files.outcome
+    for name, paper in study.papers.items() if files.runs else ():
+        unit = " in %" if is_share(paper.metric) else ""
+        claims = claim_rows(paper, study, outcome.readings[name])
+        if len(claims) > 1:
+            yield Table(
+                f"The table says which claims of {paper.title} hold here, by {paper.metric}. A claim holds where the "
+                f"{100 * study.confidence:g} % interval of the paired difference (in brackets) lies on the claimed "
+                "side of 0, it fails where the interval lies on the other side, and it is open otherwise. The "
+                "difference between the paper's own means stands in parentheses.",
+                claims,
+            )
+        numbers = number_rows(paper, study, outcome.readings[name])
+        if paper.values and len(numbers) > 1:
+            yield Table(
+                f"The table shows our {paper.metric}{unit}, as mean ± standard deviation over the seeds, beside the "
+                f"numbers that {paper.title} prints. Papers rarely say which round they report, so ours are read at "
+                "several.",
+                numbers,
+            )
+            fits = fit_rows(paper, study, outcome.readings[name])
+            if len(fits) > 1:
+                yield Table(f"The table says which of our readings lies nearest to the numbers of {paper.title}.", fits)
+
+
+def result_blocks(files: StudyFiles) -> Iterator[Block]:
+    """Yield for each metric the means, and the paired differences to the reference."""
+    study, outcome = files.study, files.outcome
+    for metric in study.metrics if files.runs else ():
+        unit = " in %" if is_share(metric) else ""
+        better = "; lower is better" if study.is_lower_better(metric) else ""
+        many = len(study.seed_list) > 1
+        over = f"mean ± standard deviation over {len(study.seed_list)} seeds" if many else f"seed {study.seed_list[0]}"
+        yield Table(
+            f"The table shows {metric}{unit} ({over}{better}); the best mean of a variant is bold.",
+            summary_rows(study, outcome.summary, metric),
+        )
+        if len(study.methods) > 1:
+            points = " in percentage points" if is_share(metric) else ""
+            interval = f", with the {100 * study.confidence:g} % interval (Student's t) of its mean" if many else ""
+            yield Table(
+                f"The table shows the difference in {metric}{points} to {study.reference_name} of the same seed, as "
+                f"the mean over the seeds{interval}.",
+                difference_rows(study, outcome.differences, metric),
+            )
+
+
+def settings_blocks(files: StudyFiles) -> Iterator[Block]:
+    """Yield the settings with their origin, and the settings as the study gives them."""
+    study = files.study
+    if study.origins:
+        text = "The table lists the settings of this experiment, and says who chose each of them."
+        yield Table(text, origin_rows(study, lambda run: _config(files, run)), is_text=True)
+    text = (
+        "The table lists what the study sets. All other settings are those of the base config or defaults; the "
+        "complete configs stand under “Repeat it”."
+    )
+    title = "All settings that the study gives"
+    yield Table(text, _given_rows(files), is_folded=bool(study.origins), title=title, is_text=True)
+
+
+def _config(files: StudyFiles, run: Run) -> dict[str, object]:
+    """Return the complete config of a finished run of the same algorithm."""
+    same = (found for (_, name, _), found in files.runs.items() if name == run.method)
+    found = next(same, None)
+    return {} if found is None else found.config
+
+
+def _given_rows(files: StudyFiles) -> Rows:
+    study = files.study
+    rows: Rows = [["runs", "setting", "value"], ["all", "base config", ", ".join(study.configs)]]
+    rows.append(["all", "seeds", ", ".join(map(str, study.seed_list))])
+    rows += [["all", key, as_word(value)] for key, value in study.overrides.items()]
+    for variant, overrides in study.variants.items():
+        rows += [[variant, key, as_word(value)] for key, value in (overrides or {}).items()]
+    for method in study.methods:
+        rows.append([method.name, "algorithm", method.algorithm])
+        rows += [[method.name, key, as_word(value)] for key, value in method.settings.items()]
+        rows += [[method.name, key, f"tuned over {as_word(list(values.grid or (values.low, values.high)))}"]
+                 for key, values in method.tuned.items()]  # fmt: skip
+    return rows
+
+
+def cost_rows(files: StudyFiles) -> Rows:
+    """Return a header, then the mean cost of a run of each algorithm in each variant."""
+    rows: Rows = [["algorithm", "variant", "runs", "rounds", "seconds", "MB sent by clients", "MB sent to clients",
+                   "local steps"]]  # fmt: skip
+    results = files.outcome.results
+    done = results[results["status"] == "finished"]
+    for (variant, algorithm), runs in done.groupby(["variant", "algorithm"], sort=False):
+        steps = pd.Series([run.num_steps for run in files.runs_of(str(variant), str(algorithm))]).mean()
+        means = runs[["rounds", "seconds", "bytes_up", "bytes_down"]].mean()
+        sent = [megabytes(means[name]) for name in ("bytes_up", "bytes_down")]
+        rounds, seconds = f"{means['rounds']:,.0f}", f"{means['seconds']:,.1f}"
+        rows.append([str(algorithm), str(variant), str(len(runs)), rounds, seconds, *sent, f"{steps:,.0f}"])
+    return rows
+
+
+def hash_rows(files: StudyFiles) -> Rows:
+    """Return a header, then every finished run with its values and hashes."""
+    study = files.study
+    rows: Rows = [["algorithm", "variant", "seed", "round", *study.metrics, "config", "partition", "code", "folder"]]
+    results = files.outcome.results
+    for row in results[results["status"] == "finished"].to_dict("records"):
+        run = files.runs[row["variant"], row["algorithm"], row["seed"]]
+        values = [number(row[name], name) for name in study.metrics]
+        folder = run.folder.relative_to(study.folder).as_posix()
+        first = [row["algorithm"], row["variant"], str(row["seed"]), f"{row['round']:.0f}"]
+        rows.append([*first, *values, *run.hashes.values(), folder])
+    return rows

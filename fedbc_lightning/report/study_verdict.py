@@ -1,0 +1,106 @@
+"""Says in sentences what a study found: which claims of a paper hold, and which algorithm is better than which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from fedbc_lightning.report.content import Block, Table
+from fedbc_lightning.report.study_files import StudyFiles
+from fedbc_lightning.studies.numbers import Rows, mean_and_deviation
+from fedbc_lightning.studies.paper_rows import Judgement, judge, verdict
+from fedbc_lightning.studies.reports import ROUNDS
+from fedbc_lightning.studies.study import Study
+
+VERBS = {"holds": ("holds", "hold"), "open": ("is open", "are open"), "fails": ("fails", "fail")}
+"""What is said of one claim, and of several."""
+SAID = {"holds": "better", "fails": "worse", "open": "not told apart"}
+
+
+def verdict_sentences(files: StudyFiles) -> list[str]:
+    """Return what came out, the most important first."""
+    if not files.runs:
+        return ["No run has finished yet, so there is nothing to say about the algorithms."]
+    sentences: list[str] = []
+    for name, paper in files.study.papers.items():
+        found = judge(paper, files.study, files.outcome.readings[name])
+        if found:
+            sentences += _of_claims(paper.title, found)
+    return [*sentences, *_of_pairs(files)]
+
+
+def _of_claims(title: str, found: Sequence[Judgement]) -> list[str]:
+    """Return how many of a paper's claims hold at each reading, and which ones do not at the first."""
+    readings = dict.fromkeys(judgement.report for judgement in found)
+    counts = []
+    for report in readings:
+        words = [one.said for one in found if one.report == report]
+        said = [f"{words.count(word)} {verbs[words.count(word) > 1]}" for word, verbs in VERBS.items() if word in words]
+        counts.append(f"{_listed(said)} ({ROUNDS[report]})")
+    first = next(iter(readings))
+    num_claims = sum(one.report == first for one in found)
+    sentences = [f"Of {num_claims} claims of {title}, {'; '.join(counts)}."]
+    for word in ("fails", "open"):
+        sentences += [
+            f"The claim that {one.better} is better than {one.other} {VERBS[word][0]} at {one.variant} "
+            f"({ROUNDS[first]}): {one.difference}."
+            for one in found
+            if (one.report, one.said) == (first, word)
+        ]
+    return sentences
+
+
+def _of_pairs(files: StudyFiles) -> list[str]:
+    """Return in how many variants each algorithm is better than the reference by the first metric."""
+    study = files.study
+    metric, reference = study.metrics[0], study.reference_name
+    said = _compared(study, files.outcome.differences, metric)
+    sentences = []
+    for method in study.methods:
+        mine = [word for (_, name), word in said.items() if name == method.name]
+        if mine:
+            parts = [f"{words} in {mine.count(key)}" for key, words in SAID.items() if key in mine]
+            sentences.append(
+                f"{method.name} against {reference}, by {metric} in {len(mine)} variants: {_listed(parts)}."
+            )
+    return sentences
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _compared(study: Study, differences: pd.DataFrame, metric: str) -> dict[tuple[str, str], str]:
+    """Return what the interval of the paired difference says, by variant and algorithm."""
+    sign = -1 if study.is_lower_better(metric) else 1
+    rows = differences[differences["metric"] == metric]
+    return {(row.variant, row.algorithm): verdict(sign * row.low, sign * row.high) for row in rows.itertuples()}
+
+
+def verdict_blocks(files: StudyFiles) -> list[Block]:
+    """Return the table that names for each variant the best mean, and who is better than the reference."""
+    study, summary = files.study, files.outcome.summary
+    metric = study.metrics[0]
+    said = _compared(study, files.outcome.differences, metric)
+    reference = study.reference_name
+    rows: Rows = [["variant", "best mean", *(f"{words} than {reference}" if words != "not told apart" else words
+                                            for words in SAID.values())]]  # fmt: skip
+    found = summary[summary["metric"] == metric]
+    for variant in study.variants:
+        mine = found[found["variant"] == variant]
+        if mine.empty:
+            continue
+        best = mine.loc[mine["mean"].idxmin() if study.is_lower_better(metric) else mine["mean"].idxmax()]
+        value = mean_and_deviation(best, metric, len(study.seed_list))
+        lists = [", ".join(name for (place, name), word in said.items() if (place, word) == (variant, key)) or "-"
+                 for key in SAID]  # fmt: skip
+        rows.append([variant, f"{best['algorithm']}: {value}", *lists])
+    if len(rows) == 1:
+        return []
+    text = (
+        f"The table compares by {metric}. An algorithm is better or worse than {reference} where the "
+        f"{100 * study.confidence:g} % interval of the paired difference does not contain 0; the others cannot be told "
+        "apart with these seeds. Many intervals in one table are not corrected for their number."
+    )
+    return [Table(text, rows, is_text=True)]
