@@ -34,7 +34,7 @@ def thinned(rounds: Sequence[int], most: int) -> list[int]:
         >>> thinned(range(7), most=3), thinned(range(3), most=3)
         ([0, 3, 6], [0, 1, 2])
     """
-    step = -(-len(rounds) // most)
+    step = max(1, -(-len(rounds) // most))
     return list(rounds)[::-1][::step][::-1]
 
 

@@ -55,14 +55,15 @@ def find(folder: Path) -> list[Path]:
     if (folder / RECORD).is_file():
         return [folder]
     parts = sorted(path.parent for path in folder.glob(f"*/{RECORD}"))
-    if parts and (folder / "runs").is_dir():
+    runs = next((folder / "runs").glob("*/*/seed_*"), None)
+    if parts and runs is not None:
         return parts
     if (folder / "metrics.csv").is_file():
         return [folder]
     begun = [version for version in versions(folder) if (version / "metrics.csv").is_file()]
     if begun:
         return begun[-1:]
-    if (folder / "runs").is_dir():
+    if runs is not None:
         raise ConfigurationError(
             f"'{folder}' has runs, but no {RECORD}, which older versions did not write: give the command that runs the "
             "study again; it repeats no finished run, and writes that file."

@@ -45,6 +45,7 @@ def read_curves(study: Study, states: Iterable[State]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
+@mpl.rc_context({"text.parse_math": False})  # names of algorithms and variants are text, also with $ in them
 def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
     """Write ``<metric>_<axis>.png`` and ``.svg`` for every metric and axis, and return the files.
 

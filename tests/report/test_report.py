@@ -1,0 +1,316 @@
+"""``fedbc-cli report`` on a real study and a real run, read by a parser and by a real browser."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from helpers.browser import ask_page
+from helpers.command_line import TINY, run_cli, write_project
+
+from fedbc_lightning.core.code_hash import code_hash
+
+ACCURACY = "global/test_accuracy"
+SINGLE = {"algorithm": {"class_path": "FedBC", "init_args": {"dual_lr": 0.01}}}
+ODD = 'FedBC <script>alert("$x_$")</script> & $\\frac{$'
+STUDY = {
+    "base": "tiny.yaml",
+    "algorithms": {"FedAvg": {}, "FedBC": {"dual_lr": 0.01}, ODD: {"algorithm": "FedBC", "dual_lr": 0.05}},
+    "variants": {"E = 1": {"trainer.local_epochs": 1}, "E = 3": {"trainer.local_epochs": 3}},
+    "seeds": 2,
+    "workers": 1,
+    "overrides": {"trainer.max_rounds": 3},
+    "papers": {
+        "one": {
+            "title": "A <paper>",
+            "metric": ACCURACY,
+            "values": {"FedBC": {"E = 1": "99.5 ± 0.5"}, "FedAvg": {"E = 1": "10.0"}},
+            "claims": [{"better": "FedBC", "than": ["FedAvg"]}],
+        }
+    },
+    "origins": {"model.lr": "ours", "FedBC.dual_lr": "paper"},
+}
+
+
+class Reader(HTMLParser):
+    """The tables of a page by caption, its sentences, and what it refers to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.items, self.references, self.ids, self.tags = {}, [], [], [], []
+        self._row = self._into = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.references += [
+            value for name, value in attributes if name in ("src", "href", "xlink:href", "data", "action") and value
+        ]
+        self.ids += [value for name, value in attributes if name == "id"]
+        if tag in ("caption", "th", "td", "li"):
+            self._into = []
+        if tag == "tr":
+            self._row = []
+
+    def handle_data(self, data):
+        if self._into is not None:
+            self._into.append(data)
+
+    def handle_endtag(self, tag):
+        text = "".join(self._into or [])
+        if tag == "caption":
+            self._caption = text
+            self.tables[text] = []
+        elif tag in ("th", "td"):
+            self._row.append(text)
+        elif tag == "tr":
+            self.tables[self._caption].append(self._row)
+        elif tag == "li":
+            self.items.append(text)
+        if tag in ("caption", "th", "td", "li"):
+            self._into = None
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a finished study and a finished run, made once."""
+    folder = tmp_path_factory.mktemp("report")
+    write_project(folder)
+    (folder / "study.yaml").write_text(yaml.safe_dump(STUDY))
+    (folder / "single.yaml").write_text(yaml.safe_dump(yaml.safe_load(TINY) | SINGLE))
+    return folder
+
+
+@pytest.fixture
+def made(place, monkeypatch, forked_workers):
+    """The folder as the working directory, after the first test with study and run in it."""
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(str(place))
+    if not Path("studies").is_dir():
+        assert run_cli("compare", "--config", "study.yaml") == 0
+        assert run_cli("fit", "--config", "single.yaml") == 0
+    return place
+
+
+@pytest.fixture
+def copied(made, tmp_path, monkeypatch):
+    """A copy of it, in another place, which a test may damage."""
+    shutil.copytree(made, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def page_of(folder, capfd, *words):
+    capfd.readouterr()
+    status = run_cli("report", folder, *words)
+    said = "".join(capfd.readouterr())
+    assert status == 0, said
+    (file,) = re.findall(r"^Report:  (.*) \(0\.\d MB\)$", said, re.MULTILINE)
+    return Path(file)
+
+
+def refused(folder, capfd, *words):
+    capfd.readouterr()
+    assert run_cli("report", folder, *words) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    return line.removeprefix("fedbc-cli: error: ")
+
+
+def test_a_study_has_the_numbers_of_compare(made, capfd):
+    page = page_of("studies/study", capfd)
+    assert page == Path("studies/study/report.html")
+    read = Reader(page.read_text(encoding="utf-8"))
+    lines = Path("studies/study/table.md").read_text(encoding="utf-8").splitlines()
+    rows = [line[2:-2].replace("**", "").split(" | ") for line in lines if line.startswith("| ") and "---" not in line]
+    here = [row for rows in read.tables.values() for row in rows]
+    compared = [row for row in rows if row[0]]
+    assert len(compared) > 20
+    for row in compared:
+        assert row in here
+    assert read.items.index(next(item for item in read.items if item.startswith("Of 2 claims of A <paper>, "))) < 20
+
+
+def test_names_are_text_and_nothing_else(made, capfd):
+    text = page_of("studies/study", capfd).read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    read = Reader(text)
+    assert sum(row[0] == ODD for rows in read.tables.values() for row in rows) > 3
+    assert any(ODD in item for item in read.items)
+
+
+@pytest.mark.parametrize("folder", ["studies/study", "runs/tiny"])
+def test_a_page_is_complete_and_accessible(folder, made, capfd):
+    read = Reader(page_of(folder, capfd).read_text(encoding="utf-8"))
+    outside = [place for place in read.references if not place.startswith(("#", "data:image/png;base64,"))]
+    assert outside == []
+    named = {place[1:] for place in read.references if place.startswith("#")}
+    assert named <= set(read.ids)
+    assert len(read.ids) == len(set(read.ids))
+    tags = dict(read.tags)
+    assert tags["html"] == {"lang": "en"}
+    assert "title" in tags
+    assert "content" in tags["meta"]
+    cells = [attributes for tag, attributes in read.tags if tag == "th"]
+    assert cells
+    assert all(attributes.get("scope") in ("row", "col") for attributes in cells)
+    drawings = [attributes for tag, attributes in read.tags if tag == "div" and attributes.get("role") == "img"]
+    assert len(drawings) == sum(tag == "svg" for tag, _ in read.tags) > 5
+    assert all(attributes["aria-label"].endswith(".") for attributes in drawings)
+    assert all(caption.endswith(".") for caption in read.tables)
+
+
+SORT = """
+  const tables = [...document.querySelectorAll("table.sortable")];
+  const heads = tables.flatMap(table => [...table.tHead.rows[0].cells].map((cell, column) => [table, cell, column]));
+  const orders = heads.map(([table, cell, column]) => {
+    const button = cell.querySelector("button");
+    const read = () => [...table.tBodies[0].rows].map(row => row.cells[column].textContent);
+    button.click();
+    const up = read(), said = button.parentElement.getAttribute("aria-sort");
+    button.click();
+    return { head: button.textContent, up, said, down: read() };
+  });
+  const page = document.documentElement;
+  const svgs = [...document.querySelectorAll("svg")].filter(svg => svg.checkVisibility());
+  return { orders, overflow: page.scrollWidth - page.clientWidth, width: page.clientWidth,
+           empty: svgs.filter(svg => svg.getBoundingClientRect().height < 20).length, drawn: svgs.length };
+"""
+
+
+def number(text):
+    found = re.match(r"(?:\w+: )?([−+]?\d+(?:\.\d+)?)", text.replace(",", ""))
+    return float(found[1].replace("−", "-")) if found else None
+
+
+@pytest.mark.parametrize("width", [500, 1280])
+@pytest.mark.parametrize("folder", ["studies/study", "runs/tiny"])
+def test_a_browser_shows_it(folder, width, made, capfd, tmp_path):
+    seen = ask_page(page_of(folder, capfd), SORT, width, tmp_path)
+    assert seen["errors"] == []
+    assert seen["requests"] == []
+    answer = seen["answer"]
+    assert abs(answer["width"] - width) < 20
+    assert answer["overflow"] == 0  # tables scroll, the page does not
+    assert answer["drawn"] > 5
+    assert answer["empty"] == 0
+    numeric = 0
+    for order in answer["orders"]:
+        up, down = ([number(text) for text in order[way]] for way in ("up", "down"))
+        assert order["said"] == "ascending"
+        assert sorted(order["up"]) == sorted(order["down"])
+        if None not in up and len(set(up)) > 1:
+            numeric += 1
+            assert up == sorted(up)
+            assert down == sorted(down, reverse=True)
+    assert numeric > 3
+
+
+def test_it_is_made_where_it_is_asked_for(made, capfd, tmp_path):
+    page = page_of("runs/tiny/version_0", capfd, "--output", tmp_path / "here.html")
+    assert page == tmp_path / "here.html"
+    assert page.read_bytes() == page_of("runs/tiny", capfd).read_bytes()
+    assert "cannot write" in refused("runs/tiny", capfd, "--output", tmp_path / "no" / "here.html")
+
+
+def test_a_page_says_what_made_the_run(made, capfd):
+    read = Reader(page_of("runs/tiny", capfd).read_text(encoding="utf-8"))
+    (hashes,) = [rows for caption, rows in read.tables.items() if caption.startswith("The hashes")]
+    assert ["code", code_hash()] in hashes
+    assert Path("runs/tiny/version_0/config.yaml").read_text().splitlines()[1] == f"# code {code_hash()}"
+    partition = json.loads(Path("runs/tiny/version_0/partition.json").read_text())["hash"]
+    assert ["partition", partition[:12]] in hashes
+
+
+def test_a_study_may_be_moved_and_renamed(copied, capfd):
+    Path("studies").rename("elsewhere")
+    Path("elsewhere/study").rename("elsewhere/mine")
+    read = Reader(page_of("elsewhere/mine", capfd).read_text(encoding="utf-8"))
+    assert not [item for item in read.items if "unfinished" in item]
+    assert "<title>mine</title>" in Path("elsewhere/mine/report.html").read_text()
+
+
+def test_unfinished_and_failed_runs_are_named(copied, capfd):
+    runs = Path("studies/study/runs")
+    note = runs / "E_=_3/FedBC/seed_1/run.json"
+    note.write_text(note.read_text().replace("true", "false", 1))
+    table = runs / "E_=_3/FedBC/seed_1/version_0/metrics.csv"
+    rows = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(rows[:3]) + rows[3][:20])  # the row of round 2 is being written
+    shutil.rmtree(runs / "E_=_1/FedAvg/seed_0")
+    results = pd.read_csv("studies/study/results.csv", dtype=str)
+    failed = (results["algorithm"] == "FedBC") & (results["seed"] == "0") & (results["variant"] == "E = 1")
+    results.loc[failed, ["status", "error"]] = "failed", "the loss is <nan>"
+    results.to_csv("studies/study/results.csv", index=False)
+    note = runs / "E_=_1/FedBC/seed_0/run.json"
+    note.write_text(note.read_text().replace("true", "false", 1))
+    items = Reader(page_of("studies/study", capfd).read_text(encoding="utf-8")).items
+    assert "E = 1 / FedBC / seed 0 has failed: the loss is <nan>" in items
+    (line,) = [item for item in items if "unfinished" in item]
+    assert line.startswith("2 of 12 runs are unfinished")
+    assert "E = 1 / FedAvg / seed 0 (not begun)" in line
+    assert "E = 3 / FedBC / seed 1 (round 1 of 3)" in line
+
+
+def test_a_study_without_a_finished_run_has_a_page(copied, capfd):
+    for note in Path("studies/study/runs").rglob("run.json"):
+        note.write_text(note.read_text().replace("true", "false", 1))
+    Path("studies/study/results.csv").unlink()
+    items = Reader(page_of("studies/study", capfd).read_text(encoding="utf-8")).items
+    assert "No run has finished yet, so there is nothing to say about the algorithms." in items
+
+
+def test_an_unfinished_run_has_a_page(copied, capfd):
+    table = Path("runs/tiny/version_0/metrics.csv")
+    rows = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(rows[:3]))
+    for name in ("clients.csv", "evaluation.csv", "partition.json"):
+        (table.parent / name).unlink()
+    items = Reader(page_of("runs/tiny", capfd).read_text(encoding="utf-8")).items
+    assert any(item.startswith("The run is unfinished: it has 1 of 2 rounds.") for item in items)
+    assert any("There is no clients.csv, evaluation.csv, partition.json in the folder" in item for item in items)
+    table.write_text(rows[0])
+    items = Reader(page_of("runs/tiny", capfd).read_text(encoding="utf-8")).items
+    assert "No round has been evaluated yet." in items
+
+
+def test_parts_of_a_study_have_a_page_each(copied, capfd):
+    study = Path("studies/study")
+    for part in ("table1", "table2"):
+        (study / part).mkdir()
+        content = json.loads((study / "study.json").read_text()) | {"part": part}
+        content["variants"] = ["E = 1"]
+        (study / part / "study.json").write_text(json.dumps(content))
+    (study / "study.json").unlink()
+    capfd.readouterr()
+    assert run_cli("report", study) == 0
+    assert re.findall(r"Report:  (\S+)", capfd.readouterr().out) == [
+        f"{study}/{p}/report.html" for p in ("table1", "table2")
+    ]
+    assert "E = 3" not in (study / "table1/report.html").read_text()
+    assert "several pages; give one of studies/study/table1" in refused(study, capfd, "--output", "x.html")
+
+
+def test_mistakes_are_told_in_a_line(copied, capfd):
+    assert refused("nothing", capfd) == "'nothing' is no folder; give that of a study or of a run."
+    assert "is neither a study nor a run" in refused(".", capfd)
+    record = Path("studies/study/study.json")
+    content = record.read_text()
+    record.write_text("{}")
+    assert "is not what a study writes" in refused("studies/study", capfd)
+    record.write_text(content.replace('"FedAvg"', '"FedOvg"', 1))
+    assert "FedOvg" in refused("studies/study", capfd)
+    record.unlink()
+    assert "no study.json, which older versions did not write" in refused("studies/study", capfd)
+    for name, text in (("metrics.csv", 'round\n"'), ("config.yaml", "a: ["), ("partition.json", "{")):
+        file = Path("runs/tiny/version_0", name)
+        before = file.read_text()
+        file.write_text(text + "\n")
+        assert f"'{file}' cannot be read" in refused("runs/tiny", capfd)
+        file.write_text(before)
+    assert run_cli("report") == 2
+    assert run_cli("report", "--help") == 0
+    assert "--output" in capfd.readouterr().out
