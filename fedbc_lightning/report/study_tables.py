@@ -15,6 +15,8 @@ from fedbc_lightning.studies.paper_rows import claim_rows, fit_rows, number_rows
 from fedbc_lightning.studies.run import Run, as_word
 from fedbc_lightning.studies.tables import difference_rows, summary_rows
 
+PUBLIC = " Where the authors' public code was run as it is published, what it gave has a row of its own."
+
 
 def paper_blocks(files: StudyFiles) -> Iterator[Block]:
     """Yield for each paper our numbers beside the paper's, which reading fits, and the verdicts on its claims."""
@@ -35,7 +37,7 @@ def paper_blocks(files: StudyFiles) -> Iterator[Block]:
             yield Table(
                 f"The table shows our {paper.metric}{unit}, as mean ± standard deviation over the seeds, beside the "
                 f"numbers that {paper.title} prints. Papers rarely say which round they report, so ours are read at "
-                "several.",
+                "several." + PUBLIC * bool(paper.public),
                 numbers,
             )
             fits = fit_rows(paper, study, outcome.readings[name])

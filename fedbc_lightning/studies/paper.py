@@ -38,6 +38,7 @@ class Paper:
         values: The paper's cells: algorithm -> variant -> cell, e.g. ``83.61 ± 0.43``, in the unit in which tables show
             the metric (accuracies in percent). With factors: algorithm -> level -> level -> cell.
         claims: Conclusions of the paper, which are checked on our runs.
+        public: Cells that the authors' public code gives, where it was run, in the form of ``values``.
     """
 
     title: str
@@ -45,6 +46,7 @@ class Paper:
     only: list[str] = field(default_factory=list)
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
+    public: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def algorithms(self) -> list[str]:
@@ -67,10 +69,12 @@ class Paper:
             raise ConfigurationError(f"{place}.metric: '{self.metric}' is not among the metrics {', '.join(metrics)}.")
         known = list(dict.fromkeys(level for names in levels for level in names))
         variants = [", ".join(names) for names in levels]
-        named = {*self.only, *(level for cells in self.values.values() for level in _keys(cells))}
+        printed = [*self.values.values(), *self.public.values()]
+        named = {*self.only, *(level for cells in printed for level in _keys(cells))}
         claimed = {name for claim in self.claims for name in claim.variants or ()} - set(variants)
         for kind, found, among in (
-            ("algorithms", set(self.algorithms), algorithms), ("variants and levels", named | claimed, known),
+            ("algorithms", {*self.algorithms, *self.public}, algorithms),
+            ("variants and levels", named | claimed, known),
         ):  # fmt: skip
             unknown = sorted(found - set(among))
             if unknown:
@@ -88,13 +92,25 @@ class Paper:
             >>> Paper("", "", ["E = 5"], values).cell("FedBC", ("E = 5", "C = 1", "e = 1.1"))
             '50.35 ± 0.91'
         """
-        found: Any = self.values.get(algorithm, {})
+        found = self._find(self.values, algorithm, levels)
+        return f"{found:.2f}" if isinstance(found, float) and is_share(self.metric) else str(found)  # 75.50 in YAML
+
+    def public_cell(self, algorithm: str, levels: Iterable[str]) -> str:
+        """Return the text of a cell that the authors' public code gives; empty where it was not run.
+
+        Args:
+            algorithm: Name of the row.
+            levels: Levels of the variant, in the order of the factors.
+        """
+        return str(self._find(self.public, algorithm, levels))
+
+    def _find(self, values: dict[str, dict[str, Any]], algorithm: str, levels: Iterable[str]) -> Any:
+        """Return a cell of nested mappings, which is a text or a number; an empty text if there is none."""
+        found: Any = values.get(algorithm, {})
         for level in levels:
             if level not in self.only:
                 found = found.get(level, {}) if isinstance(found, dict) else {}
-        if isinstance(found, float) and is_share(self.metric):  # 75.50 in YAML is a number
-            return f"{found:.2f}"
-        return "" if isinstance(found, dict) else str(found)
+        return "" if isinstance(found, dict) else found
 
     def mean(self, algorithm: str, levels: Iterable[str]) -> float:
         """Return the paper's mean as a plain number, an accuracy in [0, 1]; NaN where the table has none.

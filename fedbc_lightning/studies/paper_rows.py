@@ -36,18 +36,24 @@ def reports(paper: Paper, study: Study) -> list[Report]:
 
 
 def number_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
-    """Return a header, then for each algorithm a row of our numbers per reading, and the row of the paper's."""
+    """Return a header, then for each algorithm a row of our numbers per reading, and the row of the paper's.
+
+    A row of what the authors' public code gives comes last, where it was run.
+    """
     summaries = {report: _summary(paper, results) for report, results in readings.items()}
     rows: dict[str, tuple[str, Report | None]] = {}
+    public = {f"{name}, public code": name for name in paper.public}
     for method in study.methods:
         if method.name in paper.algorithms:
             rows |= {f"{method.name}, {ROUNDS[report]}": (method.name, report) for report in summaries}
             rows[f"{method.name}, paper"] = method.name, None
+            rows |= {label: (name, None) for label, name in public.items() if name == method.name}
 
     def text(variant: str, label: str) -> str:
         name, report = rows[label]
         if report is None:
-            return paper.cell(name, study.levels[variant]) or "-"
+            cell = paper.public_cell if label in public else paper.cell
+            return cell(name, study.levels[variant]) or "-"
         ours = summaries[report]
         if (variant, name) not in ours.index:
             return "-"

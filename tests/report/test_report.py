@@ -29,6 +29,7 @@ STUDY = {
             "title": "A <paper>",
             "metric": ACCURACY,
             "values": {"FedBC": {"E = 1": "99.5 ± 0.5"}, "FedAvg": {"E = 1": "10.0"}},
+            "public": {"FedAvg": {"E = 3": "12 to 34"}},
             "claims": [{"better": "FedBC", "than": ["FedAvg"]}],
         }
     },
@@ -129,6 +130,7 @@ def test_a_study_has_the_numbers_of_compare(made, capfd):
     here = [row for rows in read.tables.values() for row in rows]
     compared = [row for row in rows if row[0]]
     assert len(compared) > 20
+    assert ["FedAvg, public code", "-", "12 to 34"] in here
     for row in compared:
         assert row in here
     assert read.items.index(next(item for item in read.items if item.startswith("Of 2 claims of A <paper>, "))) < 20
