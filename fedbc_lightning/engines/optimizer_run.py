@@ -122,9 +122,11 @@ class OptimizerRun(ClientRun):
                 start, batch_idx = start + count, batch_idx + count
                 is_enough = self.local.steps is not None and self.num_steps >= self.local.steps
                 if is_over or is_enough or self.user.shim.is_client_stopped:
+                    if self._is_plain and batch_idx >= self.num_batches:
+                        self._step_schedulers()
                     return
-        if self._is_plain and batch_idx < self.num_batches:  # a loader of the user's gave fewer batches than it has
-            self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
+        if self._is_plain:  # a loader of the user's may have given fewer batches than it says, or more
+            self._step_schedulers()
 
     @torch.no_grad()
     def _recording(self, batch: Any) -> Recording | None:
@@ -176,7 +178,6 @@ class OptimizerRun(ClientRun):
         self.num_gradients += count
         recording.credit -= count
         self.count_step(batch_idx + count - 1, num_steps=count)
-        self._end_batch(batch_idx + count - 1)
 
     def _size_of(self, batch: Any, batch_idx: int) -> int:
         size = self.loader.batch_size
@@ -199,9 +200,9 @@ class OptimizerRun(ClientRun):
             changes.append(partial(self._apply_after_step, self.after_step))
         return changes
 
-    def _end_batch(self, batch_idx: int) -> None:
-        if batch_idx + 1 == self.num_batches:
-            self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
+    def _step_schedulers(self) -> None:
+        """Step the schedulers of interval ``epoch``, at the end of one."""
+        self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
 
     def _has_visitors(self) -> bool:
         """Return whether code that is not known runs between the steps, in data, transfers, terms or the optimizer."""
@@ -224,7 +225,7 @@ class OptimizerRun(ClientRun):
         size = self._size_of(batch, batch_idx)
         self.collector.start_batch(batch, size)
         if self.hooks.call("on_train_batch_start", batch, batch_idx) == -1:
-            self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
+            self._step_schedulers()
             self.batches_passed += self.num_batches - self.collector.num_batches  # the epoch counts as complete
             return True
         self.output: dict[str, Any] = {}
@@ -256,7 +257,8 @@ class OptimizerRun(ClientRun):
             self._step_plainly(batch_idx, forward_backward)
         else:
             self._step(batch_idx, forward_backward)
-        self._end_batch(batch_idx)
+        if batch_idx + 1 == self.num_batches and not self._is_plain:
+            self._step_schedulers()
         if shows_output:
             self.hooks.call("on_train_batch_end", self.output, batch, batch_idx)
         return False

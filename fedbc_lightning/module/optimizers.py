@@ -173,7 +173,7 @@ class LocalOptimizer:
                 leaf.grad = grad
         if self.schedulers or self.has_step_hooks:
             return self.optimizer.step
-        return self._flat_sgd.step if FlatSGD.can_step(self.optimizer) else self._bare_step
+        return self._bare_step if self._flat_sgd is None else self._flat_sgd.step
 
     @property
     def has_step_hooks(self) -> bool:
@@ -241,6 +241,7 @@ class LocalOptimizer:
         bare = partial(inspect.unwrap(type(self.optimizer).step), self.optimizer)
         self._bare_step = self.optimizer.step if needs_wrapping else bare
         self._leaves: list[tuple[nn.Parameter, Tensor]] = []
+        self._flat_sgd: FlatSGD | None = None
         if self.is_flat:
             for group, part in zip(self.optimizer.param_groups, self._layout.group_slices, strict=True):
                 leaf = nn.Parameter(self._row[part])
@@ -248,7 +249,8 @@ class LocalOptimizer:
                 choose_loop(group)
                 self._leaves.append((leaf, self._grad[part]))
             self.optimizer.state.update(initial_state(self.optimizer))
-            self._flat_sgd = FlatSGD(self.optimizer, self._leaves)
+            if type(self.optimizer) is torch.optim.SGD:
+                self._flat_sgd = FlatSGD(self.optimizer, self._leaves, self._bare_step)
         self._fresh_groups = [
             copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in self.optimizer.param_groups
         ]

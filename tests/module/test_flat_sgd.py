@@ -1,9 +1,13 @@
 """Steps of SGD on flat rows: the bits and the state of torch's own."""
 
+import inspect
 import itertools
+from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
+from helpers.boring import assert_equal_trees
 from torch import nn
 from torch.optim import SGD
 
@@ -18,14 +22,17 @@ SETTINGS = [
 ]
 
 
+def never():
+    raise AssertionError("these groups are the usual ones")
+
+
 def stepped(settings, dtype, steps, *, is_flat):
     """The rows, gradients and states of two groups after some steps, between which settings change."""
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(n, generator=generator).to(dtype) for n in (1003, 7)]
     leaves = [(nn.Parameter(row), torch.zeros_like(row)) for row in rows]
     optimizer = SGD([{"params": [leaf]} for leaf, _ in leaves], foreach=False, **settings)
-    assert FlatSGD.can_step(optimizer)
-    step = FlatSGD(optimizer, leaves).step if is_flat else optimizer.step
+    step = FlatSGD(optimizer, leaves, never).step if is_flat else optimizer.step
     for _ in range(steps):
         for leaf, grad in leaves:
             leaf.grad = grad.copy_(torch.randn(len(grad), generator=generator))
@@ -44,10 +51,63 @@ def test_the_bits_and_the_state_of_torch(dtype, steps):
         torch.testing.assert_close(flat, torchs, rtol=0, atol=0)
 
 
+def replace_state(optimizer):
+    optimizer.state = defaultdict(dict)
+
+
+def freeze(optimizer):
+    optimizer.param_groups[0]["params"] = []
+
+
+def set_rate_as_tensor(optimizer):
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.2)
+
+
+def take_several_at_once(optimizer):
+    optimizer.param_groups[0]["foreach"] = True
+
+
+def lose_gradient(optimizer):
+    optimizer.zero_grad()
+
+
+def replace_gradient(optimizer):
+    leaf = optimizer.param_groups[0]["params"][0]
+    leaf.grad = leaf.grad.clone().fill_(3)
+
+
+def load_older_state(optimizer):
+    """Replace groups and state, as a module does that keeps a client's momentum itself."""
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    optimizer.param_groups[0]["lr"] = 0.05
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"foreach": True}, {}, {"fused": True}, {"differentiable": True, "foreach": False}, {"lr": torch.tensor(0.1)}],
+    "change",
+    [
+        replace_state,
+        freeze,
+        set_rate_as_tensor,
+        take_several_at_once,
+        lose_gradient,
+        replace_gradient,
+        load_older_state,
+    ],
 )
-def test_other_ways_are_left_to_torch(options):
-    assert not FlatSGD.can_step(SGD([nn.Parameter(torch.zeros(3))], **{"lr": 0.1, **options}))
-    assert not FlatSGD.can_step(torch.optim.Adam([nn.Parameter(torch.zeros(3))], foreach=False))
+def test_what_code_of_the_users_changes_in_the_optimizer_counts_as_in_torchs_own_step(change):
+    found = []
+    for is_flat in (True, False):
+        leaf = nn.Parameter(torch.arange(5.0))
+        grad = torch.ones(5)
+        optimizer = SGD([leaf], 0.1, momentum=0.9, foreach=False)
+        own = partial(inspect.unwrap(SGD.step), optimizer)
+        step = FlatSGD(optimizer, [(leaf, grad)], own).step if is_flat else own
+        leaf.grad = grad
+        for before in (None, change, None):
+            if before is not None:
+                before(optimizer)
+            with torch.no_grad():
+                step()
+        found.append([leaf.detach(), list(optimizer.state.values())])
+    assert_equal_trees(*found)
