@@ -112,7 +112,7 @@ class Norm(_Scaled):
 
 
 class AbsoluteNorm(_Scaled):
-    """Shortens each coordinate of v = w − z by δ, as in FedCoMed+: θ = sign(v) max(|v| − δ, 0).
+    """Shortens each coordinate of v = w − z by δ, as in FedCoMed+: θ = sign(v) max(abs(v) − δ, 0).
 
     The penalty is Ψ = σδ ‖·‖₁. Source: Kundu et al., "Fed+"; the max{0, ·} printed there drops negative coordinates.
 

@@ -1,4 +1,4 @@
-"""What the README shows works as it is written there."""
+"""What the README and the pages of docs/ show works as it is written there; docs/data.md has tests of its own."""
 
 import re
 import shlex
@@ -11,18 +11,32 @@ from helpers.programs import run_fresh, run_python
 from helpers.scripts import ROOT
 
 README = ROOT / "README.md"
-BLOCKS = {language: [] for language in ("bash", "python", "yaml")}
-for language, text in re.findall(r"```(\w+)\n(.*?)```", README.read_text(), re.DOTALL):
-    BLOCKS[language].append(text)
-COMMANDS = [
-    line.split("#")[0].strip() for text in BLOCKS["bash"] for line in text.splitlines() if line.startswith("fedbc-cli")
-]
+PAGES = [README, *sorted((ROOT / "docs").glob("*/*.md"))]
+BLOCKS: dict[str, list[str]] = {language: [] for language in ("bash", "python", "yaml")}
+for page in PAGES:
+    for language, text in re.findall(
+        r"^```(\w+)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    ):
+        BLOCKS.get(language, []).append(text)
+LINES = [line.split("#")[0].strip() for text in BLOCKS["bash"] for line in text.splitlines()]
+COMMANDS = sorted({line for line in LINES if line.startswith("fedbc-cli")})
 
 
 def run(command: str, folder: Path, *more: str) -> str:
     done = run_python(["-m", "fedbc_lightning", *shlex.split(command)[1:], *more], folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text(encoding="utf-8").split()) <= 700
+
+
+def test_a_module_in_python_trains(tmp_path):
+    (source,) = [text for text in BLOCKS["python"] if "class Net" in text]
+    (tmp_path / "net.py").write_text(source)
+    done = run_fresh(["net.py"], tmp_path)
+    assert float(re.findall(r"tensor\((.*?)\)", done.stdout)[-1]) > 0.7, done.stderr
 
 
 def test_own_module_and_data_in_30_lines(tmp_path):
@@ -48,7 +62,7 @@ def test_a_new_method_trains(tmp_path):
 
 
 def test_a_method_from_parts_trains(tmp_path):
-    (source,) = BLOCKS["yaml"]
+    (source,) = [text for text in BLOCKS["yaml"] if "ComposedAlgorithm" in text]
     (command,) = [c for c in COMMANDS if "mixed.yaml" in c]
     (tmp_path / "mixed.yaml").write_text(source)
     assert (
@@ -76,12 +90,18 @@ def test_a_wrapped_data_module_trains(tmp_path):
     assert names["trainer"].current_round == 1
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if not re.search("mine|mixed|version_0|compare|reproduce", c)])
+ELSEWHERE = "mine|mixed|nova|version_0|RUN|compare|reproduce"
+"""What is tried above, or needs a run or hours."""
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not re.search(ELSEWHERE, c)])
 def test_every_other_command_line_parses(command, tmp_path, monkeypatch, capsys):
     """Their runs have tests of their own; here the configuration is parsed and printed."""
     from fedbc_lightning.commands.main import main
 
     monkeypatch.chdir(tmp_path)
+    for text in BLOCKS["yaml"]:
+        (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
     arguments = shlex.split(command)[1:]
     monkeypatch.setattr(sys, "argv", ["fedbc-cli", *arguments])
     shows_help = ".help" in command

@@ -1,0 +1,40 @@
+"""Settings of the site: ``sphinx-build -W --keep-going docs site``."""
+
+import importlib.metadata
+import re
+
+from sphinx.application import Sphinx
+
+project = "fedbc_lightning"
+release = importlib.metadata.version("fedbc-lightning")
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = "fedbc_lightning"
+html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+
+myst_heading_anchors = 3  # GitHub's anchors, so that a link works there and on the site
+myst_links_external_new_tab = False
+nb_execution_mode = "off"  # tests/docs/test_notebooks.py executes them; their outputs are stored
+nb_merge_streams = True
+
+autodoc_class_signature = "separated"  # the signature of FederatedTrainer would fill the head of its page
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings say what a value means; the source is one click away
+napoleon_custom_sections = [
+    "Problem", "Update", "State", "Communication", "Partial work", "Local model", "Degenerate cases", "Departures",
+]  # fmt: skip
+napoleon_use_ivar = True
+
+
+def _use_anchors(app: Sphinx, name: str, source: list[str]) -> None:
+    """Make targets of ``<a id="name"></a>``, which links on GitHub lead to."""
+    source[0] = re.sub(r'^<a id="([\w-]+)"></a>$', r"(\1)=", source[0], flags=re.MULTILINE)
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what happens to a page before it is read."""
+    app.connect("source-read", _use_anchors)
