@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
@@ -110,6 +112,12 @@ class Participation:
     def num_steps(self, ids: list[int]) -> list[int]:
         """Return how many steps each of the clients `ids` is asked to take in a round."""
         return [self._local.num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
+
+    @property
+    def num_single_steps(self) -> int:
+        """Number of clients that are asked to take one step in a round."""
+        sizes, counts = np.unique(self.num_batches, return_counts=True)
+        return sum(int(n) for size, n in zip(sizes, counts, strict=True) if self._local.num_steps(int(size)) == 1)
 
     def largest_client(self) -> tuple[int, int]:
         """Return the local epochs and steps of the client with the most batches."""

@@ -1,7 +1,7 @@
 """Finds the hooks that callbacks and the user's module override, and calls only these.
 
 Names and arguments are Lightning's: a callback gets ``(trainer, pl_module, *arguments)``, the module ``(*arguments)``.
-Callbacks are called first. The README has a table of the events.
+Callbacks are called first. ``docs/howto/hooks.md`` has a table of the events.
 """
 
 from __future__ import annotations

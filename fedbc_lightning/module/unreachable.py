@@ -1,4 +1,4 @@
-"""Finds schedules that a run can never reach the end of, because each client starts them anew in each round."""
+"""Finds what a run never reaches because each client starts it anew in each round: ends of schedules, Adam's means."""
 
 from __future__ import annotations
 
@@ -45,6 +45,25 @@ def report_unreachable_rates(configured: Configured, epochs: int, steps: int, ma
                 "go on (trainer.local_schedules: continue), or give it interval: round, with which it moves once per "
                 "round."
             )
+
+
+def report_single_steps(optimizer: Optimizer, num_single: int, num_clients: int) -> None:
+    """Print a line if clients take one step in a round with Adam or a variant of it.
+
+    Each round gives a client a new Adam, whose first step is ``lr * sign(gradient)`` but for its epsilon.
+
+    Args:
+        optimizer: The user's optimizer.
+        num_single: Number of clients that take one step in a round.
+        num_clients: Number of clients, N.
+    """
+    name = type(optimizer).__name__
+    if num_single and "adam" in name.lower():
+        rank_zero_info(
+            f"model: {num_single} of {num_clients} clients take one step in a round, each with a new {name}, whose "
+            "first step moves every weight by the learning rate, whatever the gradient. Let them take more steps "
+            "(trainer.local_epochs, a smaller data.batch_size), or take SGD and an adaptive server (FedAdam)."
+        )
 
 
 def report_restarting_counters(shim: ModuleTrainer, epochs: int, steps: int) -> None:

@@ -56,7 +56,8 @@ class FederatedTrainer(RunView):
     Args:
         max_rounds: T, the total number of rounds; rounds before a resume count.
         clients_per_round: S, the clients sampled in a round: an int is a number, a float a fraction of N, 1.0 all.
-        local_epochs: E, passes over a client's data per round; default 1 if ``local_steps`` is None.
+        local_epochs: E, passes over a client's data per round; default 1 if ``local_steps`` is None. Each client gets a
+            new optimizer in every round, so momentum and Adam's moments start at zero.
         local_steps: Optimizer steps per client and round, instead of ``local_epochs``.
         local_schedules: ``"fresh"``: ``current_epoch``, ``global_step`` and schedulers of interval ``epoch`` or
             ``step`` start anew for each client and round. ``"continue"``: they continue over the rounds in which a
@@ -85,7 +86,7 @@ class FederatedTrainer(RunView):
         deterministic: Whether runs on GPUs must repeat bit for bit. True: an operation without a deterministic
             algorithm raises an error; ``"warn"``: it gives a warning. None: cuDNN takes its deterministic algorithms,
             which suffices for most networks. False: torch's settings stay as they are.
-        callbacks: Lightning callbacks, with the hooks of the README's event table.
+        callbacks: Lightning callbacks, with the hooks of the table in ``docs/howto/hooks.md``.
         logger: None or True: TensorBoard in the run folder; False: no logger; or Lightning loggers.
         eval_every_n_rounds: Evaluate after every n-th round and after the last one; 0: never.
         eval_clients: Clients that are evaluated one by one: a number, a fraction, or ``all``; None: all clients up to
