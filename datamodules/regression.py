@@ -16,11 +16,12 @@ LAPLACE_SCALE = 0.5
 
 
 class SyntheticRegressionDataModule(IndexedDataModule):
-    r"""Synthetic regression of the Fed+ paper, with linear models around a common one and an outlying last client.
+    """Synthetic regression of the Fed+ paper, with linear models around a common one and an outlying last client.
 
-    .. math::
-        y = w_k^\top x + N(0, 2), \quad x \sim N(\mu_k, \Sigma), \; \Sigma_{jj} = \mathrm{mod}(j, 50)^{-1.1}, \;
-        \mu_k \sim N(0, 0.5), \quad w_k = \bar w + \mathrm{Laplace}(0.5), \; \bar w \sim N(0, 5 I)
+    The model of client k is::
+
+        y = w_k·x + N(0, 2),   x ~ N(μ_k, Σ),   Σ_jj = mod(j, 50)^(-1.1),   μ_k ~ N(0, 0.5)
+        w_k = w̄ + Laplace(0.5),   w̄ ~ N(0, 5 I)
 
     The last client's w is drawn around a w̄ of its own, from N(0, 50 I). The index j is 1..dimension; if mod(j, 50) is
     0, the variance is 1. The coordinates of μ_k are drawn independently. Inputs are float32 ``(B, dimension)``, targets

@@ -18,11 +18,12 @@ CHUNK = 1024
 
 
 class SyntheticDataModule(IndexedDataModule):
-    r"""Synthetic(alpha, beta) of Li et al. 2020 (FedProx), as the FedBC paper uses it (both 0.5, N = 30).
+    """Synthetic(alpha, beta) of Li et al. 2020 (FedProx), as the FedBC paper uses it (both 0.5, N = 30).
 
-    .. math::
-        y = \arg\max(W_i x + b_i), \quad W_i, b_i \sim N(u_i, 1), \; u_i \sim N(0, \alpha), \quad
-        x \sim N(v_i, \Sigma), \; \Sigma_{jj} = j^{-1.2}, \; v_i \sim N(B_i, 1), \; B_i \sim N(0, \beta)
+    The model of client i is::
+
+        y = argmax(W_i x + b_i),   W_i, b_i ~ N(u_i, 1),   u_i ~ N(0, alpha)
+        x ~ N(v_i, Σ),   Σ_jj = j^(-1.2),   v_i ~ N(B_i, 1),   B_i ~ N(0, beta)
 
     A client has ⌊LogNormal(4, 2)⌋ + 50 samples. Inputs are float32 ``(B, dimension)``, targets int64 ``(B,)``.
     alpha and beta are standard deviations, as in the public codes of FedProx and FedBC (the papers write variances;

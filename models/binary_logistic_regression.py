@@ -11,11 +11,11 @@ from .classifier import Classifier
 
 
 class BinaryLogisticRegression(Classifier):
-    r"""The l2-regularised logistic regression of L2GD on LibSVM data, without intercept and initialised with w = 0.
+    """The l2-regularised logistic regression of L2GD on LibSVM data, without intercept and initialised with w = 0.
 
-    .. math::
-        f(w) = \frac{1}{m} \sum_{j=1}^{m} \log(1 + \exp(-b_j \, a_j^T w)) + \frac{\mu}{2} \|w\|^2,
-        \quad b_j = 2 y_j - 1 \in \{-1, 1\}
+    The objective over the m samples a_j is::
+
+        f(w) = (1/m) Σ log(1 + exp(-b_j a_j·w)) + (mu/2) ‖w‖²,   b_j = 2 y_j - 1, which is -1 or 1
 
     Targets are the classes y = 0 and 1, int64 ``(B,)``. The logit of class 0 is 0 and that of class 1 is w·a, so that
     cross-entropy is the logistic loss above. ``weight_decay`` is mu; as in any PyTorch model it acts on the gradient,
