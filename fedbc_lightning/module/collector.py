@@ -94,7 +94,8 @@ class _Logged:
         total = self.total if isinstance(self.total, Tensor) else torch.as_tensor(self.total, dtype=values[0].dtype)
         products = torch.stack([total, *values])
         products[1:] *= weight
-        self.total = torch.from_numpy(np.add.accumulate(products.numpy()))[-1]
+        with np.errstate(all="ignore"):  # sums of infinities are as silent as torch's
+            self.total = torch.from_numpy(np.add.accumulate(products.numpy()))[-1]
         self.weight += weight * len(values)
 
     def can_add_all(self, values: Sequence[Any], weight: Any) -> bool:

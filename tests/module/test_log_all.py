@@ -1,5 +1,8 @@
 """What many steps logged at once is added with the bits of one step after another."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
@@ -44,3 +47,13 @@ def test_the_bits_of_one_after_another(before, dtype, reduce_fx, batch_size, nam
         k: (v.dtype, v.item()) for k, v in single.current().items()
     }
     assert together.logged() == single.logged()
+
+
+@pytest.mark.parametrize("values", [[3e38, 3e38, 3e38], [float("inf"), -float("inf"), 1.0]])
+def test_infinities_add_up_without_a_word(values):
+    """The suite turns warnings into errors; NumPy would warn, and with ``np.seterr(all="raise")`` end the run."""
+    collector = MetricCollector()
+    collector.start_batch([torch.zeros(20)], 20, num_batches=3)
+    with np.errstate(all="raise"):
+        collector.log_all("a", [torch.tensor(value) for value in values], batch_size=20)
+    assert not math.isfinite(collector.current()["a"].item())
