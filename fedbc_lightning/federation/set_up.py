@@ -80,7 +80,7 @@ def choose_engine(
             share = deal(steps, fabric.world_size)[0]
             shares.append(choice.Workload([ids[p] for p in share], [steps[p] for p in share]))
         with bench.layout.frozen.kept():
-            kind = choice.choose(bench, algorithm, shares)
+            kind = choice.choose(bench, algorithm, shares, max_rounds)
     return fabric.broadcast(kind)
 
 

@@ -13,6 +13,7 @@ from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.engines.trial import Kind, Trial, Workload
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.participation import deal
 from fedbc_lightning.federation.planned_round import PlannedRound
@@ -26,7 +27,7 @@ MAX_ROUND_SECONDS = 3.0
 MAX_ROUNDS = 10
 """Largest number of times that the first round is run as a whole."""
 
-Seconds = dict[choice.Kind, float]
+Seconds = dict[Kind, float]
 """Map from engine to seconds of a round without evaluation."""
 
 
@@ -65,14 +66,14 @@ class RoundTimer:
     def time(self, rounds: Sequence[PlannedRound]) -> Seconds:
         """Return the mean seconds of the given rounds in the run's engine, and in the other one if possible."""
         federation, kind = self._federation, self._federation.engine_kind
-        other: choice.Kind = "sequential" if kind == "vectorized" else "vectorized"
+        other: Kind = "sequential" if kind == "vectorized" else "vectorized"
         trained = [(number, round) for number, round in enumerate(rounds, 1) if round.ids]
         if not trained:
             self.not_timed = "no client of the first rounds trains"
             return {kind: 0.0}
         self._begin(federation.engine, *trained[0])
-        shares = [choice.Workload(round.ids, round.steps) for _, round in trained]
-        trial = choice.Trial(
+        shares = [Workload(round.ids, round.steps) for _, round in trained]
+        trial = Trial(
             federation.engine, self._train, is_mapped=kind == "vectorized" and len(shares[0].ids) > 1,
             slow_step=SLOW_STEP,
         )  # fmt: skip
@@ -130,12 +131,12 @@ class RoundTimer:
                 federation.load_global()
         return whole
 
-    def _local_seconds(self, trial: choice.Trial, shares: Sequence[choice.Workload], num_rounds: int) -> Seconds:
+    def _local_seconds(self, trial: Trial, shares: Sequence[Workload], num_rounds: int) -> Seconds:
         """Predict the seconds of local training per round, in the process that has the most to do."""
         totals: Seconds = {}
         for share in shares:
             parts = [
-                trial.predict(choice.Workload([share.ids[p] for p in part], [share.steps[p] for p in part]))
+                trial.predict(Workload([share.ids[p] for p in part], [share.steps[p] for p in part]))
                 for part in deal(share.steps, self._num_processes) if part
             ]  # fmt: skip
             for kind in parts[0]:
@@ -143,7 +144,7 @@ class RoundTimer:
         return {kind: total / num_rounds for kind, total in totals.items()}
 
     def _try_vectorized(
-        self, begun: tuple[int, PlannedRound], shares: Sequence[choice.Workload], num_rounds: int, sequential: float
+        self, begun: tuple[int, PlannedRound], shares: Sequence[Workload], num_rounds: int, sequential: float
     ) -> Seconds:
         """Return the seconds of a round in the vectorized engine, if it can be timed; else set ``not_timed``.
 
@@ -160,7 +161,7 @@ class RoundTimer:
         try:
             engine = choice.make_trial_engine(federation.bench, federation.algorithm, len(shares[0].ids))
             self._begin(engine, *begun)
-            trial = choice.Trial(engine, self._train, slow_step=SLOW_STEP)
+            trial = Trial(engine, self._train, slow_step=SLOW_STEP)
             trial.measure(shares)
         except NotVectorizableError as error:
             self.not_timed = error.reason

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from fedbc_lightning import ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.algorithms import Centralized, Ditto, QFedAvg
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
+from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.recorded import step_recorder
 from fedbc_lightning.server import WeightedAverage
 
@@ -240,7 +241,13 @@ class Silent(Model):
         return None if len(batch[0]) % 16 else super().training_step(batch, batch_idx)
 
 
-def test_auto_looks_at_every_size_of_a_last_batch(tmp_path, caplog):
+@pytest.fixture
+def timed(monkeypatch):
+    """Let ``engine: auto`` time runs however short they are."""
+    monkeypatch.setattr(choice, "SECONDS_OF_RECORDING", -1.0)
+
+
+def test_auto_looks_at_every_size_of_a_last_batch(timed, tmp_path, caplog):
     with caplog.at_level("INFO"):
         trainer = fit(tmp_path, Silent, data=Unequal, engine="auto")
     assert trainer.federation.engine_kind == "sequential"
@@ -248,7 +255,7 @@ def test_auto_looks_at_every_size_of_a_last_batch(tmp_path, caplog):
     assert "no loss" in caplog.text
 
 
-def test_auto_trains_one_after_another_what_draws(tmp_path, caplog):
+def test_auto_trains_one_after_another_what_draws(timed, tmp_path, caplog):
     with caplog.at_level("INFO"):
         trainer = fit(tmp_path, Noisy, engine="auto")
     assert trainer.federation.engine_kind == "sequential"
@@ -265,7 +272,7 @@ class Planned:
         return list(self.rounds[round - 1])
 
 
-def test_auto_asks_for_no_round_beyond_the_last(tmp_path):
+def test_auto_asks_for_no_round_beyond_the_last(timed, tmp_path):
     trainer = fit(tmp_path, sampler=Planned([0, 1, 2], [3, 4, 5]), engine="auto")
     assert trainer.finished_round == 2
 
