@@ -25,12 +25,12 @@ MARGIN = 0.8
 """Largest fraction of the sequential engine's time with which ``auto`` takes the vectorized engine."""
 MAX_SHARE = 0.02
 """Largest fraction of a run's local training that ``auto`` may take to choose; a shorter run is not timed."""
-RECORDED_SHARE = 1 / 3
+RECORDED_SHARE = 0.4
 """Fraction of the time of a step as written that its replay takes at least."""
 SHORT_STEP = 1e-3
 """Seconds of a step below which torch's threads cost more than they save, above all beside other programs."""
-SECONDS_OF_RECORDING = 1.0
-"""Seconds of a trial without its timings: two proofs, three recordings of a step, and their first replays."""
+SECONDS_OF_RECORDING = 0.6
+"""Seconds of a trial without its timings, 0.5 to 0.7: proofs, three recordings of a step, and their first replays."""
 
 
 def make_engine(kind: Kind, bench: Workbench) -> BaseEngine:
