@@ -29,8 +29,8 @@ RECORDED_SHARE = 0.4
 """Fraction of the time of a step as written that its replay takes at least."""
 SHORT_STEP = 1e-3
 """Seconds of a step below which torch's threads cost more than they save, above all beside other programs."""
-SECONDS_OF_RECORDING = 0.6
-"""Seconds of a trial without its timings, 0.5 to 0.7: proofs, three recordings of a step, and their first replays."""
+SECONDS_OF_RECORDING = 0.8
+"""Seconds of a trial with the fewest timings, 0.6 to 0.9: proofs, three recordings, and their first replays."""
 
 
 def make_engine(kind: Kind, bench: Workbench) -> BaseEngine:

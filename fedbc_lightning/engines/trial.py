@@ -25,6 +25,8 @@ MIN_STEPS = 6
 """Smallest number of steps of one timing."""
 TURNS = 5
 """Number of timings; the shortest is used, since other programs of the machine make timings longer only."""
+MIN_TURNS = 3
+"""Smallest number of timings: a recording's first replays take longer, because they are compared."""
 NEVER = {"single": math.inf, "mapped": math.inf}
 """Numbers of steps after which a step is recorded, if none is to be."""
 SLOW_STEP = 1.0
@@ -116,8 +118,8 @@ class Trial:
     def limit(self, seconds: float) -> bool:
         """Let all timings of :meth:`measure` together take about so many seconds; return whether there is time."""
         share = seconds / (3 * 2)  # for one client, two, and many; a few steps and more steps
-        self._turns = max(1, min(TURNS, int(share / SECONDS_TIMED)))
-        self._seconds_timed = min(SECONDS_TIMED, share)
+        self._turns = max(MIN_TURNS, min(TURNS, int(share / SECONDS_TIMED)))
+        self._seconds_timed = min(SECONDS_TIMED, share / self._turns)
         return seconds > 0
 
     def run(self, workloads: Sequence[Workload]) -> dict[Kind, float]:
@@ -220,7 +222,7 @@ class Trial:
         """Measure, by a few steps, what a step of one client costs that is not recorded."""
         recorder, before = self._bench.recorder, (self._bench.local, self._turns, self._seconds_timed)
         after = recorder.record_after
-        recorder.record_after, self._turns, self._seconds_timed = NEVER, 3, 0.0
+        recorder.record_after, self._turns, self._seconds_timed = NEVER, MIN_TURNS, 0.0
         try:
             self._written = self._cost(ids)
         finally:
