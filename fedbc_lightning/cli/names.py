@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -133,7 +134,7 @@ def find_class(name: str, base: type) -> Any:
 
 
 def _is_file(value: str) -> bool:
-    return "\n" not in value and len(value) < 1000 and Path(value).is_file()
+    return os.path.isfile(value)  # which is False, too, for texts that are too long for a name
 
 
 def load(text: str) -> Any:

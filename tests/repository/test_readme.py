@@ -90,7 +90,7 @@ def test_a_wrapped_data_module_trains(tmp_path):
     assert names["trainer"].current_round == 1
 
 
-ELSEWHERE = "mine|mixed|nova|version_0|RUN|compare|reproduce"
+ELSEWHERE = "mine|mixed|nova|version_0|RUN|compare|reproduce|report"
 """What is tried above, or needs a run or hours."""
 
 
