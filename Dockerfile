@@ -2,8 +2,8 @@
 #   docker build -t fedbc .                                                                    a CPU
 #   docker build -t fedbc --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 .               a GPU; run with --gpus all
 # The same two commands as outside; the run folders go to the mounted folder:
-#   docker run --rm -v "$PWD/runs:/work/runs" fedbc fit --config digits.yaml
-#   docker run --rm -v "$PWD/runs:/work/runs" -p 6006:6006 --entrypoint tensorboard fedbc --logdir runs --bind_all
+#   docker run --rm -v "$PWD/runs:/app/runs" fedbc fit --config digits.yaml
+#   docker run --rm -v "$PWD/runs:/app/runs" -p 6006:6006 --entrypoint tensorboard fedbc --logdir runs --bind_all
 ARG BASE=ubuntu:24.04
 FROM ${BASE}
 ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1 PATH=/opt/venv/bin:$PATH
@@ -15,6 +15,6 @@ RUN apt-get update \
 ARG TORCH_INDEX=""
 COPY . /src
 RUN pip install ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} /src && rm -rf /src
-WORKDIR /work
+WORKDIR /app
 ENTRYPOINT ["fedbc-cli"]
 CMD ["--help"]
