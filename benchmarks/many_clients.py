@@ -144,7 +144,7 @@ class Run:
     @property
     def version(self) -> Path:
         """The run folder."""
-        return Path(self.folder, "run", "version_0")
+        return next(Path(self.folder, "run").glob("*-*"))
 
     @property
     def command(self) -> list[str]:

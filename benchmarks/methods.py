@@ -271,7 +271,7 @@ class HonestAccuracy(Callback):
     def on_round_end(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:
         """Take it from the evaluation of each client."""
         attackers = ByzantineClients(0.2).clients(trainer.datamodule.num_clients, trainer.seed)
-        found = trainer.evaluation.clients["global/test_accuracy"]
+        found = trainer.evaluation.clients["accuracy/global"]
         honest = [client for client in found if client not in attackers]
         sizes = trainer.datamodule.num_samples("test")[honest]
         self.values.append(float(np.average([found[client] for client in honest], weights=sizes)))
@@ -291,7 +291,7 @@ def summary(metrics: dict[str, list[float]]) -> Point:
     """What is kept of a final run."""
     kept: Point = {}
     for which in ("global", "local"):
-        values = metrics.get(f"{which}/test_accuracy")
+        values = metrics.get(f"accuracy/{which}")
         if values is not None:
             kept |= {f"{which}_final": values[-1], f"{which}_best": max(values)}
     kept["kilobytes"] = mean(a + b for a, b in zip(metrics["comm/bytes_up"], metrics["comm/bytes_down"], strict=True))

@@ -47,11 +47,11 @@ def measure(name: str, devices: int) -> tuple[float, list[list[int]]]:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         steps: dict[int, list[int]] = defaultdict(list)
-        with Path(folder, "run/version_0/clients.csv").open() as file:
+        with next(Path(folder).glob("run/*/clients.csv")).open() as file:
             for row in csv.DictReader(file):
                 if int(row["round"]) > warm_up:
                     steps[int(row["round"])].append(int(row["num_steps"]))
-        with Path(folder, "run/version_0/metrics.csv").open() as file:
+        with next(Path(folder).glob("run/*/metrics.csv")).open() as file:
             seconds = sum(
                 float(row["time/round_seconds"]) for row in csv.DictReader(file) if int(row["round"]) > warm_up
             )

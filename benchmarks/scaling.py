@@ -115,7 +115,7 @@ def measure(point: Point, rounds: int) -> float:
         done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
-        with Path(folder, "run/version_0/metrics.csv").open() as file:
+        with next(Path(folder).glob("run/*/metrics.csv")).open() as file:
             seconds = [float(row["time/round_seconds"] or 0) for row in csv.DictReader(file)]
     return statistics.median(seconds[-rounds:])
 

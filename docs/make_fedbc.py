@@ -10,14 +10,15 @@ import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import pandas as pd
+
+from fedbc_lightning.studies.results import read_file
 
 PICTURE = Path(__file__).parent / "images/fedbc_settings.png"
 STEP_SIZES = {"FedBC_1e-1": "0.1", "FedBC_1e-2": "0.01", "FedBC_1e-3": "0.001"}
 PANELS = {
     "dual/max": "largest λ of the round's clients",
     "dual/effective_number": "effective number of clients",
-    "global/test_accuracy": "accuracy of z",
+    "accuracy/global": "accuracy of z",
 }
 
 
@@ -25,7 +26,8 @@ def draw(study: Path) -> None:
     """Draw λ, the effective number of clients and the accuracy of z over the rounds, for seed 0 at E = 5."""
     figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.2), layout="constrained")
     for folder, name in STEP_SIZES.items():
-        table = pd.read_csv(study / "runs/E_=_5" / folder / "seed_0/version_0/metrics.csv")
+        (file,) = (study / "runs/E_=_5" / folder / "seed_0").glob("*/metrics.csv")
+        table = read_file(file)
         for axis, column in zip(axes, PANELS, strict=True):
             axis.plot(table["round"], table[column], label=f"dual_lr {name}", linewidth=1.2)
     for axis, title in zip(axes, PANELS.values(), strict=True):

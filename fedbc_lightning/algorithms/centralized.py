@@ -30,7 +30,7 @@ class Centralized(FederatedAlgorithm):
     Partial work:
         Stragglers are refused.
     Local model:
-        Clients have no model of their own; ``fairness/*`` shows how well z serves each client.
+        Clients have no model of their own; ``accuracy/worst10`` and the like show how well z serves each client.
     Degenerate cases:
         One round is ``lightning.Trainer.fit`` for E epochs on the pooled data.
     Departures:

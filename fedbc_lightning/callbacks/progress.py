@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured, measured
 from fedbc_lightning.core.twins import both
 
 if TYPE_CHECKING:
     from fedbc_lightning.data import FederatedDataModule
     from fedbc_lightning.run.view import RunView
 
-NO_CLIENTS = "\nNo local/* and fairness/* metrics, no evaluation.csv: trainer.eval_clients is 0."
+NO_CLIENTS = "\nClients are not evaluated one by one (no .../local, no .../worst10): trainer.eval_clients is 0."
 
 
 class RoundProgressBar(Callback):
@@ -134,7 +135,7 @@ def describe(trainer: RunView) -> str:
     missing = ""
     if not federation.local_models.exist and not federation.algorithm.trains_pooled:
         missing = (
-            "\nNo local/* metrics: all clients' models would take more than 64 MiB; keep_local_models=true keeps them."
+            "\nNo .../local metrics: all clients' models would take over 64 MiB; keep_local_models=true keeps them."
         )
     missing += NO_CLIENTS if trainer.eval_clients == 0 else _describe_test_data(trainer.datamodule)
     return (
@@ -151,20 +152,20 @@ def _describe_test_data(data: FederatedDataModule) -> str:
         return ""
     if num_tested:
         return (
-            f"\n{num_tested:,} of the {data.num_clients:,} clients have test data: local/* and fairness/* are theirs."
+            f"\n{num_tested:,} of the {data.num_clients:,} clients have test data: .../local, .../worst10 are theirs."
         )
     if data.pooled_dataset("test") is not None:
-        return "\nNo local/* and fairness/* metrics, no evaluation.csv: the test data is shared, no client has its own."
+        return "\nNo .../local, .../worst10, evaluation.csv: the test data is shared, no client has its own."
     return "\nNo test data: nothing is evaluated. The data bring none, and none was cut off the clients' own."
 
 
 def _numbers(trainer: RunView) -> dict[str, float]:
     """Return the key numbers by name, the most telling first: metrics of the evaluation, losses last."""
     metrics: dict[str, Any] = trainer.callback_metrics
-    logged = [name.removeprefix("global/test_") for name in metrics if name.startswith("global/test_")]
+    logged = [found.metric for found in map(measured, metrics) if found and found == Measured(found.metric)]
     logged.sort(key=lambda name: "loss" in name)
-    patterns = ("global/test_{}", "local/test_{}", "fairness/{}_worst10")
-    names = ["train_loss", *(pattern.format(name) for name in logged for pattern in patterns)]
+    places = ("global", "local", "worst10")
+    names = [TRAIN_LOSS, *(Measured(name, place).name for name in logged for place in places)]
     return {name: float(metrics[name]) for name in names if name in metrics}
 
 
@@ -173,13 +174,14 @@ def _line(numbers: dict[str, float]) -> str:
 
 
 def _label(name: str) -> str:
-    """Return a short label of a metric, e.g. ``global acc`` for ``global/test_accuracy``.
+    """Return a short label of a metric, e.g. ``global acc`` for ``accuracy/global``.
 
     Example:
-        >>> _label("global/test_accuracy"), _label("fairness/acc_worst10"), _label("train_loss")
+        >>> _label("accuracy/global"), _label("acc/worst10"), _label("train/loss")
         ('global acc', 'worst 10 % acc', 'train loss')
     """
-    name = name.replace("accuracy", "acc")
-    if name.startswith("fairness/"):
-        return f"worst 10 % {name.removeprefix('fairness/').removesuffix('_worst10')}"
-    return name.replace("/test_", " ").replace("train_", "train ")
+    name, found = name.replace("accuracy", "acc"), measured(name)
+    if found is None:
+        return name.replace("/", " ")
+    place = "worst 10 %" if found.place == "worst10" else found.place
+    return f"{place} {found.metric.replace('accuracy', 'acc')}"

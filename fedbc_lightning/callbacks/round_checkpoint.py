@@ -20,14 +20,14 @@ class RoundCheckpoint(Callback):
     ``last.ckpt``, from which a run resumes, is written without this callback.
 
     Args:
-        monitor: Metric that is compared: a column of ``metrics.csv``, e.g. ``global/test_accuracy``, or the name that
+        monitor: Metric that is compared: a column of ``metrics.csv``, e.g. ``accuracy/global``, or the name that
             the module logs, e.g. ``val_loss``, for the metric of the global model.
         mode: ``min`` if small values are better, ``max`` if large ones are.
         filename: Name of the checkpoint file in ``checkpoints/``.
     """
 
     def __init__(
-        self, monitor: str = "global/test_accuracy", mode: Literal["min", "max"] = "max", filename: str = "best.ckpt"
+        self, monitor: str = "accuracy/global", mode: Literal["min", "max"] = "max", filename: str = "best.ckpt"
     ) -> None:
         self.monitor = monitor
         self.mode = mode

@@ -29,8 +29,8 @@ examples:
   {prog} fit --config digits.yaml                           real data, no download, under a minute
   {prog} fit --config synthetic.yaml --config algorithms/fedprox.yaml --trainer.max_rounds 50
   {prog} fit --config digits.yaml --ckpt_path last          resume the newest run of this name
-  {prog} test --ckpt_path runs/digits/version_0             evaluate a finished run
-  {prog} export --ckpt_path runs/digits/version_0 --client 3   the model of client 3, for Lightning
+  {prog} test --ckpt_path runs/digits/FedBC-0               evaluate a finished run
+  {prog} export --ckpt_path runs/digits/FedBC-0 --client 3   the model of client 3, for Lightning
   {prog} plan --config digits.yaml                          the cost of a run, or of a study, in advance
   {prog} compare --config studies/digits.yaml               four methods, two settings, three seeds
   {prog} report runs/digits                                 one HTML page about a run, or about a study

@@ -1,8 +1,24 @@
-"""Tell from a metric's name whether small or large values are better."""
+"""The names of metrics in tables, in TensorBoard and for callbacks, such as ``accuracy/global``.
+
+A metric that the user's module logs is a group of names: one for each model and each summary over clients. TensorBoard
+shows a group as one block, and sorts the blocks by their names.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+GLOBAL = ("global",)
+LOCAL = ("local", "local_weighted")
+EVEN = ("std", "worst10", "least_data", "most_data")
+"""How evenly the global model serves the clients: these are measured on test data only."""
+PLACES = (*GLOBAL, *LOCAL, *EVEN)
+
+TRAIN_LOSS = "train/loss"
+NUM_EVALUATED = "num_clients/evaluated"
 
 PARTS = (
     "loss", "error", "perplexity", "entropy", "distance", "divergence", "brier", "rmse", "mse", "mae", "nll", "bpc",
@@ -11,15 +27,182 @@ PARTS = (
 WORDS = frozenset({"bytes", "cer", "ece", "mape", "ppl", "seconds", "std", "wer"})
 """Whole words: smaller values are better for a metric whose name contains one of these as a word of its own."""
 
+_GROUPS = ("dual/", "comm/", "time/")
+
+
+class Measured(NamedTuple):
+    """What a name of the evaluation says.
+
+    Attributes:
+        metric: Name under which the module logs the metric, without the prefix of its stage.
+        place: Model or summary over clients, one of :data:`PLACES`.
+        split: Split of the data, ``"test"`` or ``"val"``.
+    """
+
+    metric: str
+    place: str = "global"
+    split: str = "test"
+
+    @property
+    def name(self) -> str:
+        """The name in tables and logs.
+
+        Example:
+            >>> Measured("accuracy").name, Measured("accuracy", "worst10").name, Measured("loss", "local", "val").name
+            ('accuracy/global', 'accuracy/worst10', 'loss/val_local')
+        """
+        return f"{self.metric}/{'val_' if self.split == 'val' else ''}{self.place}"
+
+
+def measured(name: str) -> Measured | None:
+    """Return what a name of the evaluation says; None for every other name.
+
+    Example:
+        >>> measured("accuracy/val_global")
+        Measured(metric='accuracy', place='global', split='val')
+        >>> measured("train/loss") is None
+        True
+    """
+    metric, _, last = name.rpartition("/")
+    place = last.removeprefix("val_")
+    if not metric or place not in (PLACES if place == last else (*GLOBAL, *LOCAL)):
+        return None
+    return Measured(metric, place, "test" if place == last else "val")
+
+
+def is_of_clients(name: str) -> bool:
+    """Return whether a metric exists only where clients are evaluated one by one."""
+    found = measured(name)
+    return name == NUM_EVALUATED or (found is not None and found.place not in GLOBAL)
+
+
+def is_of_validation(name: str) -> bool:
+    """Return whether a metric is measured on validation data."""
+    found = measured(name)
+    return found is not None and found.split == "val"
+
+
+def on_split(name: str, split: str) -> str:
+    """Return the name of the same metric on another split; names that have none there stay as they are.
+
+    Example:
+        >>> on_split("accuracy/global", "val"), on_split("accuracy/std", "val"), on_split("train/loss", "val")
+        ('accuracy/val_global', 'accuracy/std', 'train/loss')
+    """
+    found = measured(name)
+    return name if found is None or found.place in EVEN else found._replace(split=split).name
+
+
+def train_name(metric: str) -> str:
+    """Return the name of what clients log in training, as a mean over them.
+
+    Example:
+        >>> train_name("accuracy")
+        'train/accuracy'
+    """
+    return f"train/{metric}"
+
+
+def order(name: str) -> int:
+    """Return the group of a name in tables: what is logged in training, global, own models, clients, then costs."""
+    found = measured(name)
+    if found is not None:
+        return 1 + next(k for k, places in enumerate((GLOBAL, LOCAL, EVEN)) if found.place in places)
+    if name == NUM_EVALUATED:
+        return 3
+    return next((4 + k for k, group in enumerate(_GROUPS) if name.startswith(group)), 0)
+
 
 def is_lower_better(metric: str) -> bool:
     """Return whether smaller values of a metric are better, judged by its name; letter case does not matter.
 
     Example:
-        >>> is_lower_better("global/test_loss"), is_lower_better("local/test_RMSE"), is_lower_better("test_wer")
+        >>> is_lower_better("loss/global"), is_lower_better("RMSE/local"), is_lower_better("test_wer")
         (True, True, True)
-        >>> is_lower_better("local/test_accuracy"), is_lower_better("test_power")
+        >>> is_lower_better("accuracy/local"), is_lower_better("test_power")
         (False, False)
     """
     name = metric.lower()
     return any(part in name for part in PARTS) or not WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name))
+
+
+# Names of runs that were made before metrics were groups
+
+_OTHERS = {
+    "train_loss": TRAIN_LOSS, "fairness/num_clients": NUM_EVALUATED, "num_nonfinite": "num_clients/nonfinite",
+    "num_absent": "num_clients/absent", "num_straggler": "num_clients/straggler",
+    "server_lr": "server/lr", "frank_wolfe_gamma": "server/frank_wolfe_gamma",
+}  # fmt: skip
+_MODELS = re.compile("(global|local)/(test|val)_(.+?)(_weighted)?")
+_FAIRNESS = re.compile(f"fairness/(.+)_({'|'.join(EVEN)})")
+
+
+def current_name(name: str, known: Iterable[str] = ()) -> str:
+    """Return the name of today for a name of an older version, and every other name as it is.
+
+    Args:
+        name: The name.
+        known: Other old names: ``global/test_f1_weighted`` says that the metric is called ``f1_weighted``.
+
+    Example:
+        >>> current_name("global/val_loss"), current_name("local/test_f1_weighted"), current_name("fairness/f1_std")
+        ('loss/val_global', 'f1/local_weighted', 'f1/std')
+        >>> current_name("local/test_f1_weighted", ["global/test_f1_weighted"])
+        'f1_weighted/local'
+    """
+    if name in _OTHERS or measured(name) is not None:
+        return _OTHERS.get(name, name)
+    if found := _FAIRNESS.fullmatch(name):
+        return Measured(found[1], found[2]).name
+    if not (found := _MODELS.fullmatch(name)):
+        return name
+    place, split, metric, weighted = found.groups(default="")
+    if weighted and (place == "global" or f"global/{split}_{metric}{weighted}" in known):
+        return Measured(metric + weighted, place, split).name
+    return Measured(metric, place + weighted, split).name
+
+
+def current_names(names: Iterable[str]) -> dict[str, str]:
+    """Map the names of a table of metrics to those of today; a table of today keeps all of its names.
+
+    Example:
+        >>> current_names(["round", "train_loss", "global/test_accuracy"])
+        {'round': 'round', 'train_loss': 'train/loss', 'global/test_accuracy': 'accuracy/global'}
+        >>> current_names(["train/loss", "train_loss"])
+        {'train/loss': 'train/loss', 'train_loss': 'train_loss'}
+    """
+    known = list(names)
+    if any(name.startswith(train_name("")) for name in known):
+        return {name: name for name in known}
+    trained = {name: train_name(name.removeprefix("train_")) for name in known if name.startswith("train_")}
+    return {name: trained.get(name) or current_name(name, known) for name in known}
+
+
+def accepted(name: str, place: str) -> str:
+    """Return the name of today for a name that a user gave, and say so, once, if it is that of an older version.
+
+    Args:
+        name: The given name.
+        place: Argument that it was given for.
+    """
+    new = current_name(name)
+    if new != name:
+        _say(f"{place}: '{name}' is read as '{new}', as this metric is called now.")
+    return new
+
+
+@cache
+def _say(text: str) -> None:
+    from lightning.pytorch.utilities import rank_zero_info  # here, because the program must begin without this import
+
+    rank_zero_info(text)
+
+
+def with_current_names(text: str) -> str:
+    """Replace the old names between quotes in a text, such as the key of a callback's state.
+
+    Example:
+        >>> with_current_names("RoundCheckpoint{'monitor': 'global/test_loss', 'mode': 'min'}")
+        "RoundCheckpoint{'monitor': 'loss/global', 'mode': 'min'}"
+    """
+    return re.sub(r"(?<=')[^']+(?=')", lambda found: current_name(found[0]), text)

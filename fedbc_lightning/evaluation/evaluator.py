@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import read, upload
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import is_lower_better
+from fedbc_lightning.core.metric_names import NUM_EVALUATED, Measured, is_lower_better
 from fedbc_lightning.core.seeding import derive, numpy_generator, seed_globals
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import gather_objects
@@ -35,9 +35,8 @@ class Evaluation:
     """The results of one evaluation.
 
     Attributes:
-        metrics: Value of each metric by its name (``global/test_accuracy``, ...).
-        clients: Value of each metric at each client, by name (``global/test_accuracy``, ``local/test_accuracy``) and
-            client.
+        metrics: Value of each metric by its name (``accuracy/global``, ...).
+        clients: Value of each metric at each client, by name (``accuracy/global``, ``accuracy/local``) and client.
         num_samples: Number of samples on which each client was evaluated, by name (``num_test_samples``) and client.
     """
 
@@ -219,7 +218,7 @@ class Evaluator:
         metrics, sizes = evaluation.metrics, self.datamodule.num_samples(split)
         train_sizes = self.datamodule.num_samples("train")
         for name, value in results.get(("global", -1), {}).items():
-            metrics[f"global/{split}_{name}"] = value
+            metrics[Measured(name, split=split).name] = value
         measured = sorted({client for _, client in results if client >= 0})
         evaluation.num_samples[f"num_{split}_samples"] = {client: int(sizes[client]) for client in measured}
         for which in ("local", "global"):
@@ -227,13 +226,15 @@ class Evaluator:
             for name in dict.fromkeys(name for client in evaluated for name in results[which, client]):
                 clients = [client for client in evaluated if name in results[which, client]]
                 values = np.array([results[which, i][name] for i in clients])
-                evaluation.clients[f"{which}/{split}_{name}"] = dict(zip(clients, values.tolist(), strict=True))
+                what = Measured(name, which, split)
+                evaluation.clients[what.name] = dict(zip(clients, values.tolist(), strict=True))
                 if which == "local":
-                    metrics[f"local/{split}_{name}"] = float(values.mean())
-                    metrics[f"local/{split}_{name}_weighted"] = float(np.average(values, weights=sizes[clients]))
+                    weighted = what._replace(place="local_weighted")
+                    metrics[what.name] = float(values.mean())
+                    metrics[weighted.name] = float(np.average(values, weights=sizes[clients]))
                 elif split == "test":
                     metrics |= fairness(name, values, train_sizes[clients])
-                    metrics["fairness/num_clients"] = float(len(clients))
+                    metrics[NUM_EVALUATED] = float(len(clients))
 
 
 def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
@@ -246,20 +247,21 @@ def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, floa
         sizes: Number of training samples of each client.
 
     Returns:
-        ``fairness/<name>_std`` (the population's standard deviation), ``_worst10`` (the mean of the worst ceil(n/10)
-        clients), ``_least_data`` and ``_most_data`` (the values of the clients with the fewest and the most samples).
+        ``<name>/std`` (the population's standard deviation), ``worst10`` (the mean of the worst ceil(n/10) clients),
+        ``least_data`` and ``most_data`` (the values of the clients with the fewest and the most samples).
 
     Example:
-        >>> fairness("accuracy", np.array([0.5, 1.0]), np.array([10, 20]))["fairness/accuracy_worst10"]
+        >>> fairness("accuracy", np.array([0.5, 1.0]), np.array([10, 20]))["accuracy/worst10"]
         0.5
     """
     ranked = np.sort(values)[::-1] if is_lower_better(name) else np.sort(values)
-    return {
-        f"fairness/{name}_std": float(values.std()),
-        f"fairness/{name}_worst10": float(ranked[: math.ceil(len(values) / 10)].mean()),
-        f"fairness/{name}_least_data": float(values[sizes.argmin()]),
-        f"fairness/{name}_most_data": float(values[sizes.argmax()]),
+    found = {
+        "std": float(values.std()),
+        "worst10": float(ranked[: math.ceil(len(values) / 10)].mean()),
+        "least_data": float(values[sizes.argmin()]),
+        "most_data": float(values[sizes.argmax()]),
     }
+    return {Measured(name, place).name: value for place, value in found.items()}
 
 
 def draw_clients(num_clients: int, eval_clients: int | float | str | None, seed: int) -> list[int]:

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.metric_names import train_name
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.state.declaration import ServerState
@@ -76,8 +77,8 @@ def say_nobody_is_left(round: int) -> None:
     """Say that no client trained in a round."""
     rank_zero_only(log.warning)(
         f"round {round}: every sampled client vanished or was dropped as a straggler, so z stays "
-        "as it is (said once; see num_absent and num_straggler). trainer.stragglers.partial_work: used keeps "
-        "what stragglers did."
+        "as it is (said once; see num_clients/absent and num_clients/straggler). "
+        "trainer.stragglers.partial_work: used keeps what stragglers did."
     )
 
 
@@ -117,9 +118,11 @@ def round_metrics(server: ServerState) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name in names:
         having = [(record[name], record["num_samples"]) for record in valid if name in record]
-        metrics[name] = sum([value * size for value, size in having]) / sum([size for _, size in having])
+        metrics[train_name(name.removeprefix("train_"))] = sum([value * size for value, size in having]) / sum(
+            [size for _, size in having]
+        )
     count = Counter([record["status"] for record in server.records])
-    metrics |= {f"num_{s}": float(count[s]) for s in ("nonfinite", "absent", "straggler") if count[s]}
+    metrics |= {f"num_clients/{s}": float(count[s]) for s in ("nonfinite", "absent", "straggler") if count[s]}
     for name in ("bytes_up", "bytes_down"):
         metrics[f"comm/{name}"] = float(sum([record[name] for record in server.records]))
     return metrics | server.metrics

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedbc_lightning.core.metric_names import NUM_EVALUATED, Measured, accepted, current_name, measured, train_name
 from fedbc_lightning.module.collector import plain_name
 
 OF_VALIDATION = tuple(f"{stage}{separator}" for stage in ("val", "valid", "validation") for separator in "_/")
@@ -17,11 +18,13 @@ OF_VALIDATION = tuple(f"{stage}{separator}" for stage in ("val", "valid", "valid
 OF_TEST = ("test_", "test/")
 """Beginnings of the names that modules log in ``test_step``."""
 
-OF_CLIENTS = ("local/", "fairness/")
-"""Beginnings of the names under which evaluation logs what it measured client by client."""
+OF_TRAINING = ("train_", "train/")
+"""Beginnings of the names that modules log in ``training_step``."""
 
-OF_EVALUATION = ("global/", *OF_CLIENTS)
-"""Beginnings of the names under which evaluation logs."""
+
+def is_of_evaluation(name: str) -> bool:
+    """Return whether a name is one under which evaluation logs."""
+    return name == NUM_EVALUATED or measured(current_name(name)) is not None
 
 
 def name_in_log(monitor: str, metrics: Collection[str]) -> str:
@@ -32,14 +35,17 @@ def name_in_log(monitor: str, metrics: Collection[str]) -> str:
         metrics: Names that are logged; if ``monitor`` is among them, it is returned as it is.
 
     Example:
-        >>> name_in_log("val_loss", ["global/val_loss"]), name_in_log("train_loss", ["train_loss"])
-        ('global/val_loss', 'train_loss')
+        >>> name_in_log("val_loss", ["loss/val_global"]), name_in_log("train_loss", ["train/loss"])
+        ('loss/val_global', 'train/loss')
     """
-    if monitor not in metrics:
-        for split, prefixes in (("val", OF_VALIDATION), ("test", OF_TEST)):
-            if monitor.startswith(prefixes):
-                return f"global/{split}_{plain_name(monitor)}"
-    return monitor
+    if monitor in metrics:
+        return monitor
+    for split, prefixes in (("val", OF_VALIDATION), ("test", OF_TEST)):
+        if monitor.startswith(prefixes):
+            return Measured(plain_name(monitor), split=split).name
+    if monitor.startswith(OF_TRAINING):
+        return train_name(plain_name(monitor))
+    return accepted(monitor, "monitor")
 
 
 @contextmanager

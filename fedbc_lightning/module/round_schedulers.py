@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.module.monitors import OF_EVALUATION, OF_TEST, OF_VALIDATION, name_in_log
+from fedbc_lightning.module.monitors import OF_TEST, OF_VALIDATION, is_of_evaluation, name_in_log
 
 
 class RoundSchedulers:
@@ -27,7 +27,7 @@ class RoundSchedulers:
     def monitored(self) -> list[str]:
         """The names that evaluation must log."""
         names = [config.monitor for config in self._configs if config.reduce_on_plateau]
-        return [name for name in names if name and name.startswith((*OF_VALIDATION, *OF_TEST, *OF_EVALUATION))]
+        return [n for n in names if n and (n.startswith((*OF_VALIDATION, *OF_TEST)) or is_of_evaluation(n))]
 
     @property
     def learning_rates(self) -> list[float] | None:
@@ -43,12 +43,12 @@ class RoundSchedulers:
         Raises:
             ConfigurationError: An evaluation did not log a monitored metric.
         """
-        if not any(name.startswith(OF_EVALUATION) for name in metrics):
+        if not any(map(is_of_evaluation, metrics)):
             return
         for config in self._configs:
             name = name_in_log(config.monitor or "", metrics)
             if config.monitor in self.monitored and config.strict and name not in metrics:
-                there = ", ".join(sorted(name for name in metrics if name.startswith(OF_EVALUATION)))
+                there = ", ".join(sorted(filter(is_of_evaluation, metrics)))
                 raise ConfigurationError(
                     f"model: a scheduler monitors '{config.monitor}', which evaluation did not log; there is: {there}."
                 )
@@ -88,4 +88,4 @@ def is_of_rounds(config: LRSchedulerConfig) -> bool:
     """Return whether a scheduler of interval ``epoch`` monitors what only an evaluation after the round logs."""
     name = config.monitor or ""
     is_of_epochs = config.reduce_on_plateau and config.interval == "epoch"
-    return is_of_epochs and name.startswith((*OF_VALIDATION, *OF_EVALUATION))
+    return is_of_epochs and (name.startswith(OF_VALIDATION) or is_of_evaluation(name))

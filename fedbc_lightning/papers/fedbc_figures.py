@@ -15,11 +15,14 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
+from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured
 from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
 from fedbc_lightning.studies.results import finished, read_table, reported_rows
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
+
+ACCURACY = Measured("accuracy").name
 
 WINDOW = 10
 """Number of rounds over which a training loss is averaged."""
@@ -45,7 +48,7 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """
     figure, panels = panels_of(1, 2, 4.8, 3.8)
     for panel, place, letter in zip(panels, ("global", "local"), "ab", strict=True):
-        measure = partial(_reported, study, f"{place}/test_accuracy")
+        measure = partial(_reported, study, Measured("accuracy", place).name)
         swept: dict[float, list[float]] = {}
         for name, color in _algorithms(study):
             values = [measure(run) for run in _runs(states, name)]
@@ -89,7 +92,7 @@ def figure_7(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
 def figure_7f(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """Draw the accuracy of z on all test data against N, as mean and standard deviation over seeds."""
     figure, (panel,) = panels_of(1, 1, 5.2, 4.2)
-    _draw_against(panel, "N", study, states, partial(_reported, study, "global/test_accuracy"))
+    _draw_against(panel, "N", study, states, partial(_reported, study, ACCURACY))
     _finish(panel, "clients N", "global test accuracy", "")
     legend_below(figure, [panel])
     return save(figure, folder, "figure7f")
@@ -118,10 +121,10 @@ def _figure_by_data(study: Study, states: Sequence[State], folder: Path, *, name
     figure, panels = panels_of(1, len(study.methods), 3.1, 3.5, sharey=True)
     for panel, method in zip(panels, study.methods, strict=True):
         for run in _runs(states, method.name, E=epochs)[:1]:
-            accuracies = read_table(run, "evaluation")[["round", "client", "global/test_accuracy"]]
+            accuracies = read_table(run, "evaluation")[["round", "client", ACCURACY]]
             for label, color, chosen in _extremes(run):
                 points = chosen.merge(accuracies, on=["round", "client"])
-                panel.plot(points["round"], points["global/test_accuracy"], ".", color=color, label=label, alpha=0.5)
+                panel.plot(points["round"], points[ACCURACY], ".", color=color, label=label, alpha=0.5)
         _finish(panel, "round", "accuracy of z on the client's data", method.name)
         panel.label_outer()
     figure.suptitle(f"E = {epochs}", fontsize=11)
@@ -157,7 +160,7 @@ figure_15 = partial(_figure_of_variance, name="figure15", epochs="5")
 def _draw_loss(panel: Axes, study: Study, states: Sequence[State], title: str, **levels: str) -> None:
     """Draw the sampled clients' training loss by round: mean over seeds, then over the last :data:`WINDOW` rounds."""
     for name, color in _algorithms(study):
-        curves = [read_table(run, "metrics").set_index("round")["train_loss"] for run in _runs(states, name, **levels)]
+        curves = [read_table(run, "metrics").set_index("round")[TRAIN_LOSS] for run in _runs(states, name, **levels)]
         if curves:
             mean = pd.concat(curves, axis=1).mean(axis=1).rolling(WINDOW, min_periods=1).mean()
             panel.plot(mean, color=color, label=name, linewidth=1.2)
@@ -286,4 +289,4 @@ def _reported(study: Study, column: str, run: Run) -> float:
 def _variance(study: Study, run: Run) -> float:
     """Return the variance over clients of the accuracy of z on their test data, in the reported round or rounds."""
     reported = reported_rows(study, run, read_table(run, "metrics"))
-    return float((reported["fairness/accuracy_std"] ** 2).mean(skipna=False))
+    return float((reported[Measured("accuracy", "std").name] ** 2).mean(skipna=False))

@@ -21,6 +21,7 @@ from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.names import class_name
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.metric_names import Measured
 from fedbc_lightning.evaluation.measurement import Measurement, Models
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
@@ -80,7 +81,7 @@ def loss_along_line(
     Both come from the last checkpoint: x_i is the last model that the client trained, z that of the last round.
 
     Args:
-        folder: Folder of the run, ``.../version_0``.
+        folder: Folder of the run, e.g. ``.../FedAvg-0``.
         clients: Indices of the clients.
         shares: Values of s in (1 − s) x_i + s z: 0 is the client's own model, 1 the global one.
         split: Split of the client's data on which the models are evaluated.
@@ -148,7 +149,7 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
         chosen = last.iloc[[0, len(last) // 2, -1]].set_index("client")["num_samples"]
         lines = loss_along_line(finished_folder(run), chosen.index.tolist(), SHARES.tolist()).set_index("client")
         rounds = read_table(run, "evaluation")
-        before = rounds[rounds["round"] < rounds["round"].max()].groupby("client")["global/test_loss"].last()
+        before = rounds[rounds["round"] < rounds["round"].max()].groupby("client")[Measured("loss").name].last()
         for place, (client, size) in enumerate(chosen.items()):
             line = lines.loc[client]
             panel.plot(line["share"], line["loss"], color=f"C{place}", label=f"client {client}: {size} samples")
@@ -182,7 +183,7 @@ def _runs(states: Sequence[State], variant: str, name: str) -> list[Run]:
 
 def _over_clients(run: Run, which: str) -> pd.Series:
     """Return by round the accuracy of the ``global`` or the ``local`` models, mean over the evaluated clients."""
-    return read_table(run, "evaluation").groupby("round")[f"{which}/test_accuracy"].mean()
+    return read_table(run, "evaluation").groupby("round")[Measured("accuracy", which).name].mean()
 
 
 def _served(run: Run, method: Method) -> pd.Series:

@@ -14,6 +14,7 @@ import pandas as pd
 import yaml
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.metric_names import current_names
 from fedbc_lightning.run.folder import TABLES
 
 FILES = (*TABLES, "config.yaml", "partition.json")
@@ -26,7 +27,7 @@ class RunFiles:
     """The files of a run that a page needs.
 
     Attributes:
-        folder: Folder ``version_k`` of the run.
+        folder: Run folder.
     """
 
     folder: Path
@@ -141,7 +142,7 @@ def read_complete(path: Path) -> pd.DataFrame:
         raise _unreadable(path, error) from None
     if "round" not in found:
         raise ConfigurationError(f"'{path}' cannot be read: there is no column 'round'.")
-    return found
+    return found if path.name == "clients.csv" else found.rename(columns=current_names(found.columns))
 
 
 def _read(path: Path) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pandas as pd
 
 from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.overview import version
-from fedbc_lightning.core.metric_names import is_lower_better
+from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured, is_lower_better, is_of_validation, measured
 from fedbc_lightning.core.units import bytes_said, duration
 from fedbc_lightning.report import client_figures, figures
 from fedbc_lightning.report.content import Block, Code, Gallery, Page, Picture, Section, Table, Text
@@ -29,7 +29,7 @@ EVEN = {
 
 
 def run_page(folder: Path) -> Page:
-    """Return the page of the run in a folder ``version_k``.
+    """Return the page of the run in a folder.
 
     Raises:
         ConfigurationError: A file of the run cannot be read.
@@ -65,28 +65,40 @@ def _class(run: RunFiles, part: str) -> str:
 
 def _measured(run: RunFiles) -> list[str]:
     """Return the metrics of test and validation data, accuracies first."""
-    found = [name for name in run.metrics if name.partition("/")[0] in PLACES and not name.endswith("_weighted")]
-    return sorted(found, key=lambda name: (not is_share(name), "test" not in name))
+    found = [name for name in run.metrics if (what := measured(name)) and what.place in PLACES]
+    return sorted(found, key=lambda name: (not is_share(name), is_of_validation(name)))
+
+
+def _kinds(names: Iterable[str]) -> list[Measured]:
+    """Return the metrics of names of the evaluation, each with its split, as names of z."""
+    return list(dict.fromkeys(what._replace(place="global") for what in map(measured, names) if what))
+
+
+def _said(kind: Measured) -> str:
+    """Return a metric in words, with its split."""
+    return f"{kind.split} {kind.metric}".replace("_", " ")
+
+
+def _columns(kind: Measured, table: pd.DataFrame) -> dict[str, str]:
+    """Map the columns of a table that hold a metric to the models that they measure."""
+    columns = {kind._replace(place=place).name: text for place, text in PLACES.items()}
+    return {name: text for name, text in columns.items() if name in table}
 
 
 def _verdict(run: RunFiles, algorithm: str) -> list[str]:
     """Return what the run reached, in sentences."""
     rows = evaluated(run.metrics) if not run.metrics.empty else run.metrics
-    measured = _measured(run)
-    if rows.empty or not measured:
+    names = _measured(run)
+    if rows.empty or not names:
         return ["No round has been evaluated yet."]
-    last, kind = rows.iloc[-1], measured[0].partition("/")[2]
-    said = [
-        f"{place} {number(last[f'{group}/{kind}'], kind)}{' %' if is_share(kind) else ''}"
-        for group, place in PLACES.items()
-        if f"{group}/{kind}" in rows
-    ]
-    first = f"After round {int(last['round'])}, {algorithm} reaches this {kind.replace('_', ' ')}: {', '.join(said)}."
-    worst = f"fairness/{kind.removeprefix('test_').removeprefix('val_')}_worst10"
+    last, kind = rows.iloc[-1], _kinds(names)[0]
+    unit = " %" if is_share(kind.metric) else ""
+    said = [f"{text} {number(last[name], name)}{unit}" for name, text in _columns(kind, rows).items()]
+    first = f"After round {int(last['round'])}, {algorithm} reaches this {_said(kind)}: {', '.join(said)}."
+    worst = Measured(kind.metric, "worst10").name
     if worst not in rows or pd.isna(last[worst]):
         return [first]
-    unit = " %" if is_share(kind) else ""
-    return [first, f"On the tenth of the clients that it serves worst, z reaches {number(last[worst], kind)}{unit}."]
+    return [first, f"On the tenth of the clients that it serves worst, z reaches {number(last[worst], worst)}{unit}."]
 
 
 def _notices(run: RunFiles) -> Iterator[str]:
@@ -123,18 +135,18 @@ def _curves(run: RunFiles) -> Iterator[Block]:
     metrics = run.metrics
     pictures: list[Picture] = []
     legend = {place: COLORS[k] for k, place in enumerate(PLACES.values())}
-    for kind in dict.fromkeys(name.partition("/")[2] for name in _measured(run)):
-        columns = {f"{group}/{kind}": place for group, place in PLACES.items() if f"{group}/{kind}" in metrics}
-        pictures.append(_lines(f"c{len(pictures)}", kind.replace("_", " "), metrics, columns, kind, legend))
+    for kind in _kinds(_measured(run)):
+        columns = _columns(kind, metrics)
+        pictures.append(_lines(f"c{len(pictures)}", _said(kind), metrics, columns, kind.metric, legend))
     if pictures:
         yield Gallery("The curves show the models on the clients' data after each evaluated round.", pictures, legend)
     legend = {place: COLORS[k] for k, place in enumerate(EVEN.values())}
-    columns = {f"fairness/accuracy_{name}": text for name, text in EVEN.items()}
+    columns = {Measured("accuracy", place).name: text for place, text in EVEN.items()}
     columns = {name: text for name, text in columns.items() if name in metrics and metrics[name].notna().any()}
     if columns:
         picture = _lines("even", "accuracy of z", metrics, columns, "accuracy", legend)
         yield Gallery("The curves show how evenly z serves the clients.", [picture], legend)
-    others = {"train_loss": "training loss", "dual/effective_number": "effective number of clients"}
+    others = {TRAIN_LOSS: "training loss", "dual/effective_number": "effective number of clients"}
     pictures = [
         figures.lines(f"o{place}", title, metrics, title, {column: COLORS[0]})
         for place, (column, title) in enumerate(others.items())
@@ -171,19 +183,18 @@ def _state(run: RunFiles) -> Iterator[Block]:
 
 
 def _clients(run: RunFiles) -> Iterator[Block]:
-    kinds = [name.partition("/")[2] for name in _measured(run) if name in run.evaluation]
+    kinds = _kinds(name for name in _measured(run) if name in run.evaluation)
     if not kinds:
         return
-    columns = {place: f"{group}/{kinds[0]}" for group, place in PLACES.items()}
-    columns = {place: column for place, column in columns.items() if column in run.evaluation}
+    kind, columns = kinds[0].metric, {text: name for name, text in _columns(kinds[0], run.evaluation).items()}
     frames = client_figures.accuracy_frames({"run": [run]}, columns)
     if len(columns) == 1:
         frames = {title: found.set_axis(list(columns), axis=1) for title, found in frames.items()}
     if not frames:
         return
     legend = {place: COLORS[k] for k, place in enumerate(PLACES.values()) if place in columns}
-    pictures = figures.small_multiples("m", frames, kinds[0], legend)
-    text = f"Each figure shows {figures.unit(kinds[0])}, on the data of one client, by round, on the same axes."
+    pictures = figures.small_multiples("m", frames, kind, legend)
+    text = f"Each figure shows {figures.unit(kind)}, on the data of one client, by round, on the same axes."
     yield Gallery(f"{text} {client_figures.which_clients(run)}", pictures, legend, size="small")
 
 

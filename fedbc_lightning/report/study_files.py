@@ -14,7 +14,7 @@ from fedbc_lightning.report.files import RunFiles
 from fedbc_lightning.studies.outcome import Outcome, read_outcome
 from fedbc_lightning.studies.record import read_record
 from fedbc_lightning.studies.run import Run
-from fedbc_lightning.studies.schedule import NOTE, State, has_ended, version_folder
+from fedbc_lightning.studies.schedule import NOTE, State, has_ended, tables_folder
 from fedbc_lightning.studies.study import Study
 
 
@@ -42,7 +42,7 @@ class StudyFiles:
         """Files of the finished runs, by variant, algorithm and seed."""
         found = {}
         for state in self.states:
-            folder = version_folder(state.run.folder) if state.status == "finished" else None
+            folder = tables_folder(state.run.folder) if state.status == "finished" else None
             if folder is not None:
                 found[state.run.variant, state.run.method, state.run.seed] = RunFiles(folder)
         return found
@@ -77,7 +77,7 @@ def _state(run: Run, failure: str | None) -> State:
             return State(run, "finished")
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(f"'{run.folder / NOTE}' cannot be read: {error}; remove that folder.") from None
-    folder = version_folder(run.folder)
+    folder = tables_folder(run.folder)
     if failure is not None:
         return State(run, "failed", error=failure)
     if folder is None:

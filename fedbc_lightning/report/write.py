@@ -9,7 +9,7 @@ from fedbc_lightning.core.files import write_text
 from fedbc_lightning.report.page import render
 from fedbc_lightning.report.run_page import run_page
 from fedbc_lightning.report.study_page import study_page
-from fedbc_lightning.run.folder import versions
+from fedbc_lightning.run.folder import run_folders
 from fedbc_lightning.studies.record import RECORD
 
 NAME = "report.html"
@@ -60,7 +60,7 @@ def find(folder: Path) -> list[Path]:
         return parts
     if (folder / "metrics.csv").is_file():
         return [folder]
-    begun = [version for version in versions(folder) if (version / "metrics.csv").is_file()]
+    begun = [run for run in run_folders(folder) if (run / "metrics.csv").is_file()]
     if begun:
         return begun[-1:]
     if runs is not None:
@@ -69,5 +69,5 @@ def find(folder: Path) -> list[Path]:
             "study again; it repeats no finished run, and writes that file."
         )
     raise ConfigurationError(
-        f"'{folder}' is neither a study nor a run: there is no {RECORD}, no metrics.csv, and no version_0 in it."
+        f"'{folder}' is neither a study nor a run: there is no {RECORD}, no metrics.csv, and no folder of a run in it."
     )

@@ -1,4 +1,4 @@
-"""Finds and makes run folders, ``<default_root_dir>/<name>/version_k/``, and tells how to resume their runs."""
+"""Finds and makes run folders, such as ``runs/digits/FedBC-0/``, and tells how to resume their runs."""
 
 from __future__ import annotations
 
@@ -18,36 +18,68 @@ _MADE_AT_THE_START = re.compile(
 )
 
 
-def versions(folder: Path) -> list[Path]:
-    """Return the ``version_k`` folders, oldest first."""
-    found = [p for p in folder.glob("version_*") if re.fullmatch(r"version_\d+", p.name)]
-    return sorted(found, key=lambda p: int(p.name.split("_")[1]))
+_OF_RUN = re.compile(r"version_\d+|[^\W\d]\w*-\d+(-\d+)?")
+"""A method, a seed, and a number from the second run of both on; older versions called their folders ``version_k``."""
 
 
-def claim(folder: Path, lock: RunLock) -> Path:
-    """Make and lock the next free ``version_k``; two runs that start at the same time get different ones.
+def label(method: str, seed: int) -> str:
+    """Return the name of the first run folder of a method with a seed; later ones end in ``-1``, ``-2`` and so on.
+
+    Example:
+        >>> label("FedBC", 0)
+        'FedBC-0'
+    """
+    return f"{method}-{seed}"
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Return the run folders of an experiment; the one whose ``metrics.csv`` was written last is the last."""
+    found = [path for path in folder.glob("*") if _OF_RUN.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_age)
+
+
+def _age(folder: Path) -> tuple[int, list[int]]:
+    """The time at which a run last wrote a row, then the numbers in its name, for runs that have not written any."""
+    table = folder / TABLES[0]
+    return table.stat().st_mtime_ns if table.is_file() else 0, [int(k) for k in re.findall(r"\d+", folder.name)]
+
+
+def claim(folder: Path, label: str, lock: RunLock) -> Path:
+    """Make and lock the next free run folder; two runs that start at the same time get different ones.
 
     The folder of a run that ended before its first checkpoint, by a kill or a mistake, is emptied and taken again.
+
+    Args:
+        folder: Folder of the experiment, which is made if it is not there.
+        label: Name of the folder if it is the first of its kind, see :func:`label`.
+        lock: Locks the folder.
 
     Raises:
         ConfigurationError: The folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = versions(folder)
-        for old in taken:
+        taken = {_number(path, label): path for path in folder.glob(f"{label}*") if _number(path, label) >= 0}
+        for _, old in sorted(taken.items()):
             if _is_abandoned(old) and lock.try_take(old):
                 _empty(old)
                 return old
-        k = int(taken[-1].name.split("_")[1]) + 1 if taken else 0
+        k = max(taken, default=-1) + 1
         while True:
+            path = folder / (f"{label}-{k}" if k else label)
             with suppress(FileExistsError):
-                (folder / f"version_{k}").mkdir()
-                if lock.try_take(folder / f"version_{k}"):
-                    return folder / f"version_{k}"
+                path.mkdir()
+                if lock.try_take(path):
+                    return path
             k += 1
     except OSError as error:
         raise ConfigurationError(f"trainer.default_root_dir: cannot write to '{folder}' ({error.strerror}).") from error
+
+
+def _number(folder: Path, label: str) -> int:
+    """Return how many run folders with this label were made before this one; -1 if it is none of them."""
+    found = re.fullmatch(re.escape(label) + r"(?:-(\d+))?", folder.name)
+    return -1 if found is None else int(found[1] or 0)
 
 
 def _is_abandoned(folder: Path) -> bool:
@@ -71,15 +103,15 @@ def _empty(folder: Path) -> None:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the ``last.ckpt`` that was written last, of any version; None if there is none."""
-    found = [p / LAST for p in versions(folder) if (p / LAST).is_file()]
+    """Return the ``last.ckpt`` that was written last, of any run; None if there is none."""
+    found = [p / LAST for p in run_folders(folder) if (p / LAST).is_file()]
     return max(found, key=lambda p: p.stat().st_mtime_ns) if found else None
 
 
 def run_of(checkpoint: Path) -> Path | None:
     """Return the run folder whose ``last.ckpt`` this is, where a resumed run continues; None for other checkpoints."""
     place, folder = checkpoint.resolve(), checkpoint.resolve().parent.parent
-    is_run = re.fullmatch(r"version_\d+", folder.name) or any((folder / name).is_file() for name in TABLES)
+    is_run = folder.name.startswith("version_") or any((folder / name).is_file() for name in (NAME, *TABLES))
     return folder if Path(place.parent.name, place.name) == LAST and is_run else None
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from lightning.pytorch import Callback
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.metric_names import is_of_clients, measured
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.module.adapter import step_stage
-from fedbc_lightning.module.monitors import OF_CLIENTS, OF_EVALUATION, how_to_validate, name_in_log
+from fedbc_lightning.module.monitors import how_to_validate, is_of_evaluation, name_in_log
 from fedbc_lightning.run.run import Run
 
 
@@ -27,14 +28,15 @@ def check_what_schedulers_monitor(run: Run) -> None:
 def problem_of(run: Run, monitor: str) -> str | None:
     """Why no evaluation of a run will log a metric, and what to do; None: nothing is known against it."""
     name = name_in_log(monitor, ())
-    split = next((split for split in ("val", "test") if f"/{split}_" in name), None)
+    found = measured(name)
+    split = None if found is None else found.split
     if split is not None and not run.has_split(split):
         return "there is no test data" if split == "test" else (
             f"there is no validation data; {how_to_validate(run.datamodule)}"
         )  # fmt: skip
     if not run.settings.eval_every_n_rounds:
         return "trainer.eval_every_n_rounds is 0; set it to 1 or more"
-    if not run.evaluator.client_ids and name.startswith(OF_CLIENTS):
+    if not run.evaluator.client_ids and is_of_clients(name):
         return "trainer.eval_clients is 0, so that no client is evaluated; set it to 1 or more, all or null"
     if split is not None and step_stage(run.user.module, split) is None:
         return "the module has neither validation_step nor test_step; add one"
@@ -56,13 +58,13 @@ def refuse_if_nothing_logs(run: Run, callback: Callback, monitor: str, *, is_eva
     Raises:
         ConfigurationError: It was not logged, with the reason where one is known.
     """
-    is_of_evaluation = name_in_log(monitor, ()).startswith(OF_EVALUATION)
+    is_evaluations = is_of_evaluation(name_in_log(monitor, ()))
     is_late = bool(run.progress.current_round) and (is_evaluated or not run.settings.eval_every_n_rounds)
-    if is_of_evaluation and not is_late:
+    if is_evaluations and not is_late:
         is_due = is_evaluated or not run.settings.eval_every_n_rounds
-        is_late = is_due and (monitor.startswith(OF_EVALUATION) or not _may_be_logged_by_users_code(run))
+        is_late = is_due and (is_of_evaluation(monitor) or not _may_be_logged_by_users_code(run))
     if is_late:
-        problem = problem_of(run, monitor) if is_of_evaluation else None
+        problem = problem_of(run, monitor) if is_evaluations else None
         there = f"which nothing logs; there is: {', '.join(sorted(run.progress.callback_metrics))}."
         why = there if problem is None else f"which evaluation logs, but {problem}."
         raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} monitors '{monitor}', {why}")

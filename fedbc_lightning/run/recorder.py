@@ -50,7 +50,8 @@ class Recorder:
         resumed = run_folder.run_of(run.path) if run.path is not None else None
         folder = resumed or Path()
         if resumed is None and self._is_writer:
-            folder = run_folder.claim(run.settings.experiment, run.lock)
+            label = run_folder.label(type(run.federation.algorithm).__name__, run.seed)
+            folder = run_folder.claim(run.settings.experiment, label, run.lock)
         self.folder: Path = run.fabric.broadcast(folder)
         self._tables = RunLog(self.folder)
         if resumed is not None and self._is_writer:

@@ -14,11 +14,11 @@ from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import replacing
+from fedbc_lightning.core.metric_names import TRAIN_LOSS, current_names, order
 
 log = logging.getLogger(__name__)
 
-METRICS_FIRST = ("round", "train_loss")
-METRICS_GROUPS = ("global/", "local/", "fairness/", "dual/", "comm/", "time/")
+METRICS_FIRST = ("round", TRAIN_LOSS)
 CLIENTS_FIRST = ("round", "client", "num_samples", "num_steps", "status", "train_loss", "weight")
 EVALUATION_FIRST = ("round", "client", "num_test_samples", "num_val_samples")
 
@@ -32,12 +32,14 @@ class CSVFile:
     Args:
         path: Path of the file.
         first: Names of the columns that stand first, in this order, if present.
-        groups: Prefixes that order the other columns; those without such a prefix stand before them as they occurred.
+        has_metrics: Whether the other columns are metrics, which stand in the order of
+            :func:`~fedbc_lightning.core.metric_names.order`; otherwise they stand as they occurred. A table of metrics
+            that an older version began gets the names of today when a run resumes.
     """
 
-    def __init__(self, path: Path, first: Iterable[str], groups: Iterable[str] = ()) -> None:
+    def __init__(self, path: Path, first: Iterable[str], *, has_metrics: bool = False) -> None:
         self.path = path
-        self._first, self._groups = tuple(first), tuple(groups)
+        self._first, self._has_metrics = tuple(first), has_metrics
         self._columns: list[str] = []
         self.num_rows = 0
 
@@ -63,8 +65,10 @@ class CSVFile:
             )
         self.num_rows = len(kept)
         if self.path.is_file():
-            self._columns = list(rows[0]) if rows else self._header()
-            self._rewrite(kept)
+            columns = list(rows[0]) if rows else self._header()
+            names = current_names(columns) if self._has_metrics else {name: name for name in columns}
+            self._columns = [*names.values()]
+            self._rewrite([{names[name]: cell for name, cell in row.items()} for row in kept])
 
     def _header(self) -> list[str]:
         with self.path.open(newline="", encoding="utf-8") as file:
@@ -94,8 +98,7 @@ class CSVFile:
         def place(name: str) -> tuple[int, int]:
             if name in self._first:
                 return 0, self._first.index(name)
-            group = next((k + 2 for k, prefix in enumerate(self._groups) if name.startswith(prefix)), 1)
-            return group, 0
+            return 1 + (order(name) if self._has_metrics else 0), 0
 
         return sorted(names, key=place)
 
@@ -190,9 +193,9 @@ class RunLog:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.metrics = CSVFile(folder / "metrics.csv", METRICS_FIRST, METRICS_GROUPS)
+        self.metrics = CSVFile(folder / "metrics.csv", METRICS_FIRST, has_metrics=True)
         self.clients = CSVFile(folder / "clients.csv", CLIENTS_FIRST)
-        self.evaluation = CSVFile(folder / "evaluation.csv", EVALUATION_FIRST, METRICS_GROUPS)
+        self.evaluation = CSVFile(folder / "evaluation.csv", EVALUATION_FIRST, has_metrics=True)
 
     @property
     def num_rows(self) -> dict[str, int]:

@@ -46,6 +46,6 @@ class Extrapolation(ServerOptimizer):
         mean_square = sum(record["weight"] * record["distance"] for record in server.valid_records)
         square_mean = torch.linalg.vector_norm(direction, dtype=sums.dtype).square().item()
         lr = max(1.0, mean_square / (2 * (square_mean + epsilon)))
-        server.log("server_lr", lr)
+        server.log("server/lr", lr)
         server.stage("previous_z", server.z)
         return lr * direction

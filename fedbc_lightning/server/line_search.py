@@ -33,7 +33,7 @@ class LargestClientStep(ServerOptimizer):
         """Compute η_s, and return η_s times the direction."""
         searched = [record["client"] for record in server.valid_records if record.get("has_searched")]
         lr = clients.staged_scalar("last_step")[searched].max().item() if searched else 1.0
-        server.log("server_lr", lr)
+        server.log("server/lr", lr)
         return lr * direction
 
 
@@ -85,7 +85,7 @@ class FrankWolfe(ServerOptimizer):
         loss = sum(record["weight"] * record["batch_loss"] for record in with_loss) / share if share else 0.0
         gamma = (loss - self.lr * torch.dot(delta, decay)) / (self.lr * delta.square().sum() + 1e-5)
         gamma = gamma.clamp(0, 1)
-        server.log("frank_wolfe_gamma", gamma.item())
+        server.log("server/frank_wolfe_gamma", gamma.item())
         momentum = self.momentum * server["momentum"] - self.lr * gamma * (delta + decay)
         server.stage("momentum", momentum)
         return -self.lr * (decay + gamma * delta) + self.momentum * momentum

@@ -146,7 +146,7 @@ class Comparison:
         if study.report.startswith("best_on_") and not can_choose(study.report, study.metrics[0]):
             raise ConfigurationError(
                 f"report: {study.report}: '{study.metrics[0]}', the first of metrics, is not measured on test data; "
-                "put one first that is, e.g. global/test_accuracy."
+                "put one first that is, e.g. accuracy/global."
             )
         if study.origins:
             self._origins = origin_rows(study, lambda run: parse(run)["fit"].as_dict())

@@ -15,7 +15,7 @@ def is_share(metric: str) -> bool:
     """Return whether a metric is shown in percent.
 
     Example:
-        >>> is_share("global/test_accuracy"), is_share("global/test_loss")
+        >>> is_share("accuracy/global"), is_share("loss/global")
         (True, False)
     """
     return re.search(r"acc(?![a-z])|accuracy", metric) is not None
@@ -25,7 +25,7 @@ def number(value: float, metric: str) -> str:
     """Format a value of a metric.
 
     Example:
-        >>> number(0.8312, "global/test_accuracy"), number(1.5, "global/test_loss"), number(math.nan, "x")
+        >>> number(0.8312, "accuracy/global"), number(1.5, "loss/global"), number(math.nan, "x")
         ('83.12', '1.5000', '-')
     """
     if value is None or math.isnan(value):
@@ -37,7 +37,7 @@ def signed(value: float, metric: str) -> str:
     """Format a difference of a metric, with its sign.
 
     Example:
-        >>> signed(0.0123, "global/test_accuracy"), signed(0.0, "global/test_loss")
+        >>> signed(0.0123, "accuracy/global"), signed(0.0, "loss/global")
         ('+1.23', '0.0000')
     """
     text = number(abs(value), metric)

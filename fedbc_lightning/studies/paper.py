@@ -117,7 +117,7 @@ class Paper:
 
         Example:
             >>> values = {"FedBC": {"E = 1": "87.83 ± 0.35"}}
-            >>> Paper("", "global/test_accuracy", values=values).mean("FedBC", ["E = 1"])
+            >>> Paper("", "accuracy/global", values=values).mean("FedBC", ["E = 1"])
             0.8783
         """
         found = re.match(r"\s*-?\d+(\.\d+)?", self.cell(algorithm, levels))

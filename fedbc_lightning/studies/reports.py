@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fedbc_lightning.core.metric_names import measured, on_split
+
 Report = Literal["last", "mean_of_last_tenth", "best_on_validation", "best_on_test"]
 
 ROUNDS: dict[Report, str] = {
@@ -21,21 +23,20 @@ def criterion(report: Report, metric: str) -> str:
     """Return the metric by which the reported round is chosen.
 
     Example:
-        >>> criterion("best_on_validation", "global/test_accuracy"), criterion("last", "local/test_loss")
-        ('global/val_accuracy', 'local/test_loss')
+        >>> criterion("best_on_validation", "accuracy/global"), criterion("last", "loss/local")
+        ('accuracy/val_global', 'loss/local')
     """
-    return metric.replace("/test_", "/val_") if report == "best_on_validation" else metric
+    return on_split(metric, "val") if report == "best_on_validation" else metric
 
 
 def can_choose(report: Report, metric: str) -> bool:
     """Return whether a metric can choose the reported round: it must be measured on the data that ``report`` names.
 
     Example:
-        >>> [can_choose("best_on_test", name) for name in ("global/test_f1", "fairness/f1_std", "train_loss")]
+        >>> [can_choose("best_on_test", name) for name in ("f1/global", "f1/std", "train/loss")]
         [True, True, False]
-        >>> [can_choose("best_on_validation", name) for name in ("global/test_f1", "global/val_f1", "fairness/f1_std")]
+        >>> [can_choose("best_on_validation", name) for name in ("f1/global", "f1/val_global", "f1/std")]
         [True, True, False]
     """
-    if report == "best_on_validation":
-        return "/val_" in criterion(report, metric)
-    return "/test_" in metric or metric.startswith("fairness/")
+    found = measured(criterion(report, metric))
+    return found is not None and found.split == ("val" if report == "best_on_validation" else "test")

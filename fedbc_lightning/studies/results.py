@@ -5,21 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.metric_names import EVEN, current_names, measured
 from fedbc_lightning.studies.reports import Report, criterion
 from fedbc_lightning.studies.run import Run
-from fedbc_lightning.studies.schedule import State, version_folder
+from fedbc_lightning.studies.schedule import State, tables_folder
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_checks import COLUMNS
 
 
+def read_file(path: Path, **options: Any) -> pd.DataFrame:
+    """Read a table of a run, with the names of metrics as they are now if an older version has written it.
+
+    Args:
+        path: The table.
+        options: Options of ``pandas.read_csv``.
+    """
+    found = pd.read_csv(path, **options)
+    return found if path.name == "clients.csv" else found.rename(columns=current_names(found.columns))
+
+
 def read_metrics(run: Run) -> pd.DataFrame | None:
     """Read ``metrics.csv`` of a run, which has a row per round; None if the run has not begun."""
-    folder = version_folder(run.folder)
-    return None if folder is None else pd.read_csv(folder / "metrics.csv")
+    folder = tables_folder(run.folder)
+    return None if folder is None else read_file(folder / "metrics.csv")
 
 
 def finished(states: Iterable[State]) -> list[Run]:
@@ -29,14 +42,14 @@ def finished(states: Iterable[State]) -> list[Run]:
 
 def finished_folder(run: Run) -> Path:
     """Return the folder with the tables of a finished run."""
-    folder = version_folder(run.folder)
+    folder = tables_folder(run.folder)
     assert folder is not None
     return folder
 
 
 def read_table(run: Run, name: str) -> pd.DataFrame:
     """Read the table ``metrics``, ``clients`` or ``evaluation`` of a finished run."""
-    return pd.read_csv(finished_folder(run) / f"{name}.csv")
+    return read_file(finished_folder(run) / f"{name}.csv")
 
 
 def read_results(
@@ -64,7 +77,7 @@ def read_results(
             values = reported.reindex(columns=study.metrics).mean(skipna=False)
             row |= {"round": int(reported["round"].iloc[-1]), **values}
             row |= {"rounds": int(metrics["round"].max()), **totals(metrics)}
-        rows.append(row | {"error": state.error, "folder": str(version_folder(run.folder) or run.folder)})
+        rows.append(row | {"error": state.error, "folder": str(tables_folder(run.folder) or run.folder)})
     first, last = COLUMNS[: COLUMNS.index("rounds")], COLUMNS[COLUMNS.index("rounds") :]
     return pd.DataFrame(rows).reindex(columns=[*first, *study.metrics, *last])
 
@@ -76,7 +89,7 @@ def check_metrics(study: Study, runs: Iterable[Run]) -> None:
         ConfigurationError: No run logs one of the metrics.
     """
     files = [finished_folder(run) / "metrics.csv" for run in runs]
-    logged = dict.fromkeys(name for file in files for name in pd.read_csv(file, nrows=0))
+    logged = dict.fromkeys(name for file in files for name in read_file(file, nrows=0))
     missing = [name for name in study.metrics if name not in logged]
     if missing:
         known = [name for name in logged if "/" in name and not name.startswith(("time/", "comm/"))]
@@ -88,7 +101,7 @@ def evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
 
     A NaN in such a row means that the run has diverged.
     """
-    columns = [name for name in metrics if name.startswith(("global/", "local/"))]
+    columns = [name for name in metrics if (found := measured(name)) and found.place not in EVEN]
     return metrics[metrics[columns].notna().any(axis=1) & (metrics["round"] > 0)] if columns else metrics
 
 
@@ -162,8 +175,8 @@ def partition_hash(folder: Path) -> str:
 
 def initial_values(folder: Path) -> tuple[float, ...]:
     """Return the metrics of z before the first round; empty if it was not evaluated."""
-    first = pd.read_csv(folder / "metrics.csv", nrows=1)
-    values = first[[name for name in first if name.startswith("global/")]].dropna(axis=1)
+    first = read_file(folder / "metrics.csv", nrows=1)
+    values = first[[name for name in first if (found := measured(name)) and found.place == "global"]].dropna(axis=1)
     return tuple(values.iloc[0]) if first["round"][0] == 0 else ()
 
 

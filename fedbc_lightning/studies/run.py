@@ -29,7 +29,7 @@ class Run:
         algorithm: Class of the algorithm, as ``--algorithm`` takes it.
         configs: Configs of ``fit``, layered in this order.
         settings: Map from full keys to values, which override the configs.
-        folder: Folder of the run; its tables lie in ``version_0`` below it.
+        folder: Folder of the run; its tables lie in a folder below it, such as ``FedBC-0``.
         tried: Values that a tuning run tries, as text; empty for a run that is reported.
     """
 

@@ -171,7 +171,7 @@ class Schedule:
         if run_folder.last_checkpoint(folder) is not None:
             words += ["--ckpt_path", "last"]
         else:  # a run that was stopped before its first checkpoint starts again
-            for broken in run_folder.versions(folder):
+            for broken in run_folder.run_folders(folder):
                 shutil.rmtree(broken)
         return Task(words, folder / "log.txt")
 
@@ -256,10 +256,10 @@ def is_finished(run: Run) -> bool:
 
 def has_ended(folder: Path) -> bool:
     """Return whether the note in a folder says that its run has finished, and the run's tables are still there."""
-    return json.loads((folder / NOTE).read_text(encoding="utf-8"))["is_finished"] and version_folder(folder) is not None
+    return json.loads((folder / NOTE).read_text(encoding="utf-8"))["is_finished"] and tables_folder(folder) is not None
 
 
-def version_folder(run: Path) -> Path | None:
+def tables_folder(run: Path) -> Path | None:
     """Return the folder with the tables of a run; None if there are none yet."""
-    found = [folder for folder in run_folder.versions(run) if (folder / "metrics.csv").is_file()]
+    found = [folder for folder in run_folder.run_folders(run) if (folder / "metrics.csv").is_file()]
     return found[-1] if found else None

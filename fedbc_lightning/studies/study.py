@@ -6,12 +6,12 @@ import itertools
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
-from fedbc_lightning.core.metric_names import is_lower_better
+from fedbc_lightning.core.metric_names import accepted, is_lower_better, on_split
 from fedbc_lightning.studies.methods import Method, Tuning, short
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.reports import Report
@@ -77,7 +77,7 @@ class Study:
     only: list[str] = field(default_factory=list)
     seeds: int | list[int] = 3
     reference: str | None = None
-    metrics: list[str] = field(default_factory=lambda: ["global/test_accuracy", "local/test_accuracy"])
+    metrics: list[str] = field(default_factory=lambda: ["accuracy/global", "accuracy/local"])
     better: dict[str, Literal["lower", "higher"]] = field(default_factory=dict)
     report: Report = "last"
     tuning: Tuning = field(default_factory=Tuning)
@@ -92,6 +92,7 @@ class Study:
 
     def __post_init__(self) -> None:
         self.given = asdict(self)  # as plain values, before factors are crossed and names completed
+        self._use_current_names()
         self._check_that_runs_are_given()
         self.variants = dict(self.variants)
         self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
@@ -117,6 +118,17 @@ class Study:
             paper.check(f"papers.{name}", list(self.algorithms), list(self.levels.values()), self.metrics)
         self._keep_names()
         self.narrow(self.only)
+
+    def _use_current_names(self) -> None:
+        """Read the names of metrics as those of today; studies of older versions have others."""
+        self.metrics = [accepted(name, "metrics") for name in self.metrics]
+        self.better = {accepted(name, "better"): said for name, said in self.better.items()}
+        if self.tuning.metric is not None:
+            self.tuning = replace(self.tuning, metric=accepted(self.tuning.metric, "tuning.metric"))
+        self.papers = {
+            name: replace(paper, metric=accepted(paper.metric, f"papers.{name}.metric"))
+            for name, paper in self.papers.items()
+        }
 
     def _check_that_runs_are_given(self) -> None:
         if not self.algorithms:
@@ -201,7 +213,7 @@ class Study:
 
     def is_lower_better(self, metric: str) -> bool:
         """Return whether small values of a metric are good: as ``better`` says, else by the metric's name."""
-        said = self.better.get(metric) or self.better.get(metric.replace("/val_", "/test_"))
+        said = self.better.get(metric) or self.better.get(on_split(metric, "test"))
         return is_lower_better(metric) if said is None else said == "lower"
 
     @property

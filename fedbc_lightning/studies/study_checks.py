@@ -52,7 +52,7 @@ def check_metrics(metrics: list[str], better: Mapping[str, str], tuning_metric: 
         ConfigurationError: A metric is missing, there twice or a column anyway, or a direction is none.
     """
     if not metrics:
-        raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [global/test_accuracy].")
+        raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [accuracy/global].")
     twice = next((name for name in metrics if metrics.count(name) > 1), None)
     if twice is not None:
         raise ConfigurationError(f"metrics: '{twice}' is there twice.")

@@ -14,6 +14,7 @@ import yaml
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
+from fedbc_lightning.core.metric_names import is_of_validation, on_split
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import evaluated, read_metrics
 from fedbc_lightning.studies.run import Run
@@ -96,10 +97,10 @@ def validation_metric(study: Study) -> str:
     Raises:
         ConfigurationError: It is not measured on validation data.
     """
-    metric = study.tuning.metric or study.metrics[0].replace("/test_", "/val_")
-    if "/val_" not in metric:
+    metric = study.tuning.metric or on_split(study.metrics[0], "val")
+    if not is_of_validation(metric):
         raise ConfigurationError(
-            f"tuning.metric: '{metric}' is not measured on validation data; give e.g. global/val_accuracy."
+            f"tuning.metric: '{metric}' is not measured on validation data; give e.g. accuracy/val_global."
         )
     return metric
 
@@ -112,7 +113,7 @@ def check_tried(study: Study, run: Run) -> None:
     """
     metric, metrics = validation_metric(study), read_metrics(run)
     if metrics is not None and metric not in metrics:
-        known = ", ".join(name for name in metrics if "/val_" in name)
+        known = ", ".join(filter(is_of_validation, metrics))
         raise ConfigurationError(f"tuning.metric: {run.title} logs no '{metric}'; there is: {known}.")
 
 

@@ -100,8 +100,8 @@ class FederatedTrainer(RunView):
             parameters (integer buffers take the maximum). ``local``: every client keeps its own, and the server's mean
             is for evaluation only. ``global``: they stay as in the initial model. The same holds for parameters with
             ``requires_grad=False`` that training writes, such as those of a teacher network.
-        keep_local_models: Whether every client's last model is kept for the ``local/*`` metrics if the algorithm does
-            not keep it; None: if all of them take at most 64 MiB.
+        keep_local_models: Whether every client's last model is kept for metrics such as ``accuracy/local`` if the
+            algorithm does not keep it; None: if all of them take at most 64 MiB.
         client_dtype: Data type in which the clients' vectors are kept between rounds: ``float32``, or ``bfloat16``,
             which rounds them and takes half the space; None: that of the model. If the vectors of all N clients take
             more than 64 MiB, they lie in ``checkpoints/clients.bin``.
@@ -109,8 +109,8 @@ class FederatedTrainer(RunView):
         checkpoint_every_n_rounds: Rounds between two checkpoints; None: as often as writing them takes at most 5 % of
             the time.
         enable_progress_bar: Whether to show progress over rounds and a final table.
-        default_root_dir: Folder of all runs; a run is written to ``<default_root_dir>/<name>/version_k``.
-        name: Name of the experiment; its runs are written to ``<default_root_dir>/<name>/version_k``.
+        default_root_dir: Folder of all runs; a run is written to ``<default_root_dir>/<name>/<method>-<seed>``.
+        name: Name of the experiment; its runs are written to ``<default_root_dir>/<name>/<method>-<seed>``.
         seed: Seed of everything random; None: that of ``seed_everything``, or else 0.
 
     Raises:

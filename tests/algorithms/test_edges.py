@@ -127,7 +127,7 @@ def test_a_client_without_a_line_search_does_not_set_the_servers_step(tmp_path):
     clients, recorder = sample_quadratics(), Recorder(("last_step",))
     clients[0][1][:] = start_point()
     trainer, _ = fit(tmp_path, FedLiLS(max_step=0.5), QuadraticData(clients), recorder, max_rounds=1)
-    step = float(trainer.callback_metrics["server_lr"])
+    step = float(trainer.callback_metrics["server/lr"])
     assert step == pytest.approx(recorder.arrays()["last_step"][0, 1:].max())
     assert step <= 0.5
 
@@ -139,7 +139,7 @@ def test_where_nobody_searched_the_servers_step_is_one(tmp_path):
     trainer = train(tmp_path, module, FedLiLS(max_step=0.5), max_rounds=2, callbacks=[recorder])
     found = recorder.arrays()
     assert found["last_step"].max() <= 0.5
-    assert float(trainer.callback_metrics["server_lr"]) == 1.0
+    assert float(trainer.callback_metrics["server/lr"]) == 1.0
     np.testing.assert_allclose(found["z"][1], found["z"][0], rtol=1e-15)  # a mean of equal models may round
 
 
@@ -287,7 +287,7 @@ def test_a_step_without_a_loss_does_not_count_as_a_loss_of_zero(tmp_path, build)
     data = QuadraticData(sample_quadratics(), batch_size=1)
     trainer = train(tmp_path, module, build(), data, local_epochs=2)
     assert set(module.num_steps.values()) - {1}
-    assert float(trainer.callback_metrics["train_loss"]) == pytest.approx(5, abs=1e-12)
+    assert float(trainer.callback_metrics["train/loss"]) == pytest.approx(5, abs=1e-12)
 
 
 # methods that need every client
@@ -642,7 +642,7 @@ def test_with_local_buffers_a_client_is_evaluated_with_its_own_statistics(tmp_pa
     algorithm = PerFedAvg(inner_lr=0.1, outer_lr=0.1)
     trainer = train(tmp_path, DropoutClassifier(), algorithm, data, callbacks=[ends], **options)
     for k in (0, 1):
-        found = [*trainer.evaluation.clients[f"local/test_statistics{k}"].values()]
+        found = [*trainer.evaluation.clients[f"statistics/local{k}"].values()]
         assert len(set(found)) == 3
         np.testing.assert_allclose(found, [ends.found[i][k] for i in range(3)], rtol=1e-6)
 
@@ -668,13 +668,13 @@ def test_too_few_clients_for_krum_are_refused(tmp_path, build):
 def test_rounds_without_anybody_are_counted_and_said_once(tmp_path, caplog):
     options = {"max_rounds": 3, "stragglers": Stragglers(fraction=0.6, dropout=0.4)}
     trainer = train(tmp_path, QuadraticModule(), FedAvg(), **options)
-    assert float(trainer.callback_metrics["num_straggler"]) == 3
-    assert float(trainer.callback_metrics["num_absent"]) == 2
+    assert float(trainer.callback_metrics["num_clients/straggler"]) == 3
+    assert float(trainer.callback_metrics["num_clients/absent"]) == 2
     said = [record.getMessage() for record in caplog.records if "every sampled client" in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("round 1:")
     metrics = rows(trainer, "metrics.csv")
-    assert [row["num_absent"] for row in metrics if row["round"] != "0"] == ["2.0"] * 3
+    assert [row["num_clients/absent"] for row in metrics if row["round"] != "0"] == ["2.0"] * 3
 
 
 # clients that are not finite
@@ -704,7 +704,7 @@ def test_the_epsilon_of_fedexps_public_style_counts_the_clients_that_count(tmp_p
     local = LocalTraining(steps=full_batches(3))
     expected = reference_global.fedexp(clients, [[0, 1, 2, 4]] * 8, start_point(), local, **options)
     np.testing.assert_allclose(recorder.arrays()["z"], expected["z"], rtol=0, atol=1e-9)
-    assert max(float(row["server_lr"] or 0) for row in rows(trainer, "metrics.csv")) > 1.1
+    assert max(float(row["server/lr"] or 0) for row in rows(trainer, "metrics.csv")) > 1.1
 
 
 def _why_not(setting: Any) -> str | None:

@@ -604,8 +604,8 @@ def test_finetuning_is_one_sgd_step_on_the_first_unshuffled_batch(tmp_path, name
             batch = np.arange(min(batch_size, len(source[client][1])))
             tuned = start[client] - 0.3 * reference.gradient(source, client, start[client], batch)
             losses.append(reference.loss(data.test, client, tuned))
-        assert float(row["local/test_objective"]) == pytest.approx(np.mean(losses), rel=1e-6), number
-        assert float(row["global/test_objective"]) == pytest.approx(pooled(data, z), rel=1e-6), number
+        assert float(row["objective/local"]) == pytest.approx(np.mean(losses), rel=1e-6), number
+        assert float(row["objective/global"]) == pytest.approx(pooled(data, z), rel=1e-6), number
 
 
 @pytest.mark.parametrize("style", ["paper", "public"])
@@ -617,10 +617,10 @@ def test_fedexp_averages_the_last_two_z_for_evaluation_only(tmp_path, style):
     np.testing.assert_array_equal(with_mean["local_model"], without["local_model"])
     for number in range(1, 5):
         z = without["z"][number - 1]
-        assert float(plain_rows[number]["global/test_objective"]) == pytest.approx(pooled(data, z), rel=1e-6)
+        assert float(plain_rows[number]["objective/global"]) == pytest.approx(pooled(data, z), rel=1e-6)
         if number > 1:
             mean = (z + without["z"][number - 2]) / 2
-            assert float(rows[number]["global/test_objective"]) == pytest.approx(pooled(data, mean), rel=1e-6)
+            assert float(rows[number]["objective/global"]) == pytest.approx(pooled(data, mean), rel=1e-6)
 
 
 # Communication

@@ -514,7 +514,7 @@ def test_a_pattern_that_matches_nothing_is_refused(tmp_path):
 
 
 class Measured(QuadraticModule):
-    """Logs its own w in test_step: what ``local/test_w<k>`` says of a client is the model that was evaluated."""
+    """Logs its own w in test_step: what ``w/local<k>`` says of a client is the model that was evaluated."""
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         for k, value in enumerate(torch.cat([self.head, self.tail])):

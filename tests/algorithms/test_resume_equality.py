@@ -97,7 +97,7 @@ def test_resumed_run_equals_unbroken_run(tmp_path, setting):
 
 
 def test_ckpt_path_last_finds_the_newest_run(tmp_path):
-    """DESIGN 9: ``last`` = the newest last.ckpt under <default_root_dir>/<name>/version_*."""
+    """DESIGN 9: ``last`` = the newest last.ckpt under <default_root_dir>/<name>/*."""
     build = BY_NAME["fedbc-momentum-public-learned"].build
     whole = run(tmp_path / "whole", build, TOTAL)
     first = run(tmp_path / "parts", build, FIRST)

@@ -96,7 +96,7 @@ def test_fedavg_drops_partial_work_unless_told_otherwise(tmp_path):
     assert {row["status"] for row in rows(used)} == {"ok"}
     _, _, other = run(tmp_path / "c", FedProx(0.0), Stragglers(fraction=0.4))
     np.testing.assert_array_equal(recorder.arrays()["z"], other.arrays()["z"])
-    assert float(dropped.callback_metrics["num_straggler"]) == 2
+    assert float(dropped.callback_metrics["num_clients/straggler"]) == 2
 
 
 @pytest.mark.parametrize("setting", REPRESENTATIVES, ids=lambda setting: setting.name)

@@ -20,7 +20,7 @@ from fedbc_lightning.cli import FederatedCLI
 from fedbc_lightning.commands.main import main
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
-RUN = Path("runs/tiny/version_0")
+RUN = Path("runs/tiny/FedAvg-0")
 FIT = ("fit", "--config", "tiny.yaml")
 
 
@@ -33,7 +33,7 @@ def calls(monkeypatch):
         def record(self, model, datamodule=None, algorithm=None, ckpt_path=None, stage=stage):
             seen.append({"stage": stage, "trainer": self, "model": model, "datamodule": datamodule})
             seen[-1].update(algorithm=algorithm, ckpt_path=ckpt_path)
-            return {"global/test_accuracy": 0.5}
+            return {"accuracy/global": 0.5}
 
         monkeypatch.setattr(FederatedTrainer, stage, record)
     return seen
@@ -49,7 +49,7 @@ def test_fit_leaves_a_config_that_runs_the_same_again(project):
     assert saved["model"]["init_args"]["lr"] == 0.2
     assert saved["ckpt_path"] is None
     assert run_cli("fit", "--config", RUN / "config.yaml") == 0
-    again = Path("runs/tiny/version_1")
+    again = Path("runs/tiny/FedAvg-0-1")
     assert (again / "config.yaml").read_text() == (RUN / "config.yaml").read_text()
     first, second = (torch.load(run / "checkpoints/last.ckpt", weights_only=True) for run in (RUN, again))
     for name, value in first["state_dict"].items():
@@ -61,7 +61,7 @@ def test_a_resumed_run_keeps_its_config(project):
     before = (RUN / "config.yaml").read_text()
     assert run_cli("fit", "--config", "tiny.yaml", "--ckpt_path", "last", "--trainer.max_rounds", "3") == 0
     assert (RUN / "config.yaml").read_text() == before
-    assert [path.name for path in Path("runs/tiny").iterdir()] == ["version_0"]
+    assert [path.name for path in Path("runs/tiny").iterdir()] == ["FedAvg-0"]
     assert len((RUN / "metrics.csv").read_text().splitlines()) == 1 + 4  # header, the initial model, three rounds
 
 
@@ -70,8 +70,8 @@ def test_a_checkpoint_is_tested_with_its_own_config(project, place, capsys):
     assert run_cli("fit", "--config", "tiny.yaml", "--model.lr", "0.2") == 0
     capsys.readouterr()
     assert run_cli("test", "--ckpt_path", place) == 0
-    assert "global/test_accuracy" in capsys.readouterr().out
-    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == ["version_0"]
+    assert "accuracy/global" in capsys.readouterr().out
+    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == ["FedAvg-0"]
 
 
 def test_load_from_checkpoint_builds_the_module_of_the_run(project):
@@ -110,12 +110,12 @@ def test_two_processes_are_started_and_speak_once(project):
     words = ("--trainer.devices", "2", "--trainer.enable_progress_bar", "true")
     done = run_fresh(["-m", "fedbc_lightning", *FIT, *words], project)  # how it ends counts, too
     assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count("runs/tiny/version_0") == 1
+    assert (done.stdout + done.stderr).count("runs/tiny/FedAvg-0") == 1
     assert "error" not in done.stderr
     assert run_cli(*FIT) == 0
     states = [
-        torch.load(project / f"runs/tiny/version_{k}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        for k in (0, 1)
+        torch.load(project / f"runs/tiny/{k}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for k in ("FedAvg-0", "FedAvg-0-1")
     ]
     for name, value in states[0].items():
         torch.testing.assert_close(value, states[1][name], rtol=1e-6, atol=0)
@@ -512,11 +512,11 @@ def test_a_torchvision_transform_is_saved_as_it_was_given(project):
     write_mnist(Path("data"))
     line = ["fit", "--config", "mnist.yaml", "--config", "digits_moved.yaml", "--trainer.max_rounds", "1"]
     assert run_cli(*line, "--trainer.enable_progress_bar", "false") == 0
-    saved = yaml.safe_load(Path("runs/mnist/version_0/config.yaml").read_text())
+    saved = yaml.safe_load(Path("runs/mnist/FedBC-0/config.yaml").read_text())
     (affine,) = saved["data"]["init_args"]["augment"]["init_args"]["transforms"]
     assert affine["init_args"]["degrees"] == 10
-    assert run_cli("fit", "--config", "runs/mnist/version_0/config.yaml") == 0
-    first, second = (Path(f"runs/mnist/version_{k}/clients.csv").read_bytes() for k in (0, 1))
+    assert run_cli("fit", "--config", "runs/mnist/FedBC-0/config.yaml") == 0
+    first, second = (Path(f"runs/mnist/{name}/clients.csv").read_bytes() for name in ("FedBC-0", "FedBC-0-1"))
     assert first == second
 
 

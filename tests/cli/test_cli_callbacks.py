@@ -15,7 +15,7 @@ RUN = ["fit", "--config", "digits.yaml", "--trainer.max_rounds", "1", "--trainer
         ["--trainer.callbacks+", "Timer", "--trainer.callbacks.duration", "00:01:00:00"],
         ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "csv"],
         ["--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "train_loss"],
-        ["--trainer.callbacks+", "RoundCheckpoint", "--trainer.callbacks.monitor", "global/test_loss"],
+        ["--trainer.callbacks+", "RoundCheckpoint", "--trainer.callbacks.monitor", "loss/global"],
         ["--trainer.callbacks", "ByzantineClients", "--trainer.callbacks.fraction", "0.3"],
     ],
     ids=["Timer", "CSVLogger", "EarlyStopping", "RoundCheckpoint", "ByzantineClients"],
@@ -24,7 +24,7 @@ def test_short_names_run_and_the_saved_config_runs_again(more, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedbc-cli"])
     assert main([*RUN, *more]) == 0
-    first, second = (Path("runs/digits", f"version_{k}") for k in (0, 1))
+    first, second = (Path("runs/digits", name) for name in ("FedBC-0", "FedBC-0-1"))
     assert main(["fit", "--config", str(first / "config.yaml")]) == 0
     assert (first / "clients.csv").read_bytes() == (second / "clients.csv").read_bytes()
 

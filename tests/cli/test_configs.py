@@ -11,6 +11,7 @@ import pytest
 import yaml
 from helpers.command_line import run_cli
 from helpers.data_formats import write_cifar10, write_cifar100, write_emnist, write_image_folder, write_mnist
+from helpers.folders import only_run
 from helpers.text_formats import write_leaf, write_sent140
 
 from fedbc_lightning.cli.arguments import shipped_configs
@@ -187,7 +188,7 @@ def test_an_experiment_runs(name, place, monkeypatch):
     words = prepare(name, monkeypatch)
     short = ["--trainer.max_rounds=2", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
     assert run_cli("fit", "--config", name, *short, *words) == 0
-    run = Path("runs") / name.removesuffix(".yaml") / "version_0"
+    run = only_run(Path("runs") / name.removesuffix(".yaml"))
     assert len((run / "metrics.csv").read_text().splitlines()) == 1 + 3
     assert {path.name for path in run.iterdir()} >= {"config.yaml", "clients.csv", "partition.json", "checkpoints"}
 
@@ -209,5 +210,5 @@ def test_an_overlay_replaces_the_algorithm_and_runs(name, place):
     short = ["--trainer.max_rounds=2", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
     quick = ["--trainer.logger=false", "--trainer.local_epochs=1"]
     assert run_cli("fit", "--config", "digits.yaml", "--config", name, *short, *quick, *command_of(name)) == 0
-    ran = yaml.safe_load(Path("runs/digits/version_0/config.yaml").read_text())["algorithm"]
+    ran = yaml.safe_load((only_run("runs/digits") / "config.yaml").read_text())["algorithm"]
     assert without_paths(ran) == without_paths(read(name)["algorithm"])

@@ -89,7 +89,7 @@ def test_a_package_trains_for_two_rounds(tmp_path, name):
     assert trainer.finished_round == 2
     assert all(torch.isfinite(value).all() for value in module.state_dict().values() if value.is_floating_point())
     assert same(before, module.state_dict()) > 0
-    assert float(trainer.callback_metrics["train_loss"]) == pytest.approx(float(trainer.callback_metrics["train_loss"]))
+    assert float(trainer.callback_metrics["train/loss"]) == pytest.approx(float(trainer.callback_metrics["train/loss"]))
 
 
 @pytest.mark.parametrize("name", CASES)

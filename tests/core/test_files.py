@@ -16,14 +16,14 @@ from fedbc_lightning.state import checkpoint
 
 
 def make_file(tmp_path):
-    return CSVFile(tmp_path / "m.csv", first=("round", "loss"), groups=("a/", "b/"))
+    return CSVFile(tmp_path / "m.csv", first=("round", "loss"), has_metrics=True)
 
 
 def test_new_columns_extend_the_header_in_a_fixed_order(tmp_path):
     table = make_file(tmp_path)
-    table.append([{"round": 0, "b/x": 1.5}])
-    table.append([{"round": 1, "loss": 2.0, "b/x": 1.0, "a/y": 0.1}])
-    assert table.path.read_text() == "round,loss,a/y,b/x\n0,,,1.5\n1,2.0,0.1,1.0\n"
+    table.append([{"round": 0, "dual/x": 1.5}])
+    table.append([{"round": 1, "loss": 2.0, "dual/x": 1.0, "a/local": 0.1}])
+    assert table.path.read_text() == "round,loss,a/local,dual/x\n0,,,1.5\n1,2.0,0.1,1.0\n"
 
 
 @pytest.mark.parametrize("tail", ["", "2,0.5", "2,0.5,0.1\n3,1", "2,0.5,0.1\n3,0.4,0.2\n"])
@@ -59,30 +59,30 @@ def test_recovery_to_before_the_first_row_keeps_the_header(tmp_path):
     assert again.path.read_text() == "round,loss\n1,2.0\n"
 
 
-def test_versions_are_claimed_one_by_one(tmp_path):
+def test_run_folders_are_claimed_one_by_one(tmp_path):
     locks = [RunLock() for _ in range(4)]
-    claimed = [run_folder.claim(tmp_path / "x", lock).name for lock in locks[:3]]
-    assert claimed == ["version_0", "version_1", "version_2"]
-    (tmp_path / "x" / "version_10" / "by_somebody").mkdir(parents=True)
-    assert run_folder.claim(tmp_path / "x", locks[3]).name == "version_11"
+    claimed = [run_folder.claim(tmp_path / "x", "FedBC-3", lock).name for lock in locks[:3]]
+    assert claimed == ["FedBC-3", "FedBC-3-1", "FedBC-3-2"]
+    (tmp_path / "x" / "FedBC-3-10" / "by_somebody").mkdir(parents=True)
+    assert run_folder.claim(tmp_path / "x", "FedBC-3", locks[3]).name == "FedBC-3-11"
     for lock in locks:
         lock.__exit__()
 
 
 def test_last_checkpoint_is_the_one_written_last(tmp_path):
     assert run_folder.last_checkpoint(tmp_path) is None
-    for k, age in ((0, 50), (1, 100)):
-        path = tmp_path / f"version_{k}" / run_folder.LAST
+    for name, age in (("version_0", 100), ("FedBC-0", 50), ("FedAvg-0-1", 75)):
+        path = tmp_path / name / run_folder.LAST
         path.parent.mkdir(parents=True)
         path.touch()
         os.utime(path, (1e9 - age, 1e9 - age))
-    assert run_folder.last_checkpoint(tmp_path) == tmp_path / "version_0" / run_folder.LAST
+    assert run_folder.last_checkpoint(tmp_path) == tmp_path / "FedBC-0" / run_folder.LAST
 
 
 def test_unwritable_root_is_one_clear_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"default_root_dir.*file"):
-        run_folder.claim(tmp_path / "file" / "runs", RunLock())
+        run_folder.claim(tmp_path / "file" / "runs", "FedBC-0", RunLock())
 
 
 def test_checkpoint_files_that_cannot_be_used(tmp_path):

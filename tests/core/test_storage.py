@@ -40,30 +40,30 @@ def fit(root, *callbacks, **options):
     [
         (
             full("last.ckpt"),
-            r"the disk of '\S*_0' is full \(No space left on device; .* are free, last\.ckpt needs",
+            r"the disk of '\S*-1' is full \(No space left on device; .* are free, last\.ckpt needs",
         ),
         (
             full("best.ckpt"),
-            r"the disk of '\S*_0' is full .* Make room, or raise your quota\. Go on by the same",
+            r"the disk of '\S*-1' is full .* Make room, or raise your quota\. Go on by the same",
         ),
         (lambda run: (run / "checkpoints" / "last.ckpt.tmp").mkdir(), r"last\.ckpt\.tmp' cannot be written \(Is a dir"),
         (
             lambda run: (run / "metrics.csv").rename(run / "mine.csv"),
             r"metrics\.csv' is no longer there \(No such",
         ),
-        (shutil.rmtree, r"the run folder '\S*version_0' is no longer there \(No such .* There is no checkpoint to go"),
+        (shutil.rmtree, r"the run folder '\S*FedAvg-1' is no longer there \(No such .* There is no checkpoint to go"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path, act, message, caplog):
     with pytest.raises(ConfigurationError, match=message) as caught:
-        fit(tmp_path, Breaks(act), RoundCheckpoint("train_loss", "min"))
+        fit(tmp_path, Breaks(act), RoundCheckpoint("train/loss", "min"))
     assert "\n" not in str(caught.value)
-    run = tmp_path / "default" / "version_0"
+    run = tmp_path / "default" / "FedAvg-1"
     for path in run.glob("checkpoints/last.ckpt.tmp"):
         path.rmdir()
     for path in run.glob("mine.csv"):
         path.rename(run / "metrics.csv")
-    trainer = fit(tmp_path, RoundCheckpoint("train_loss", "min"))
+    trainer = fit(tmp_path, RoundCheckpoint("train/loss", "min"))
     assert trainer.log_dir == str(run)
     assert [row["round"] for row in read_csv(run / "metrics.csv")] == ["0", "1", "2", "3"]
 

@@ -271,12 +271,12 @@ def test_transforms_are_given_in_yaml(tmp_path, monkeypatch):
     write_image_folder(tmp_path / "images")
     Path("images.yaml").write_text(YAML)
     assert run_cli("fit", "--config", "images.yaml") == 0
-    saved = Path("runs/default/version_0/config.yaml")
+    saved = Path("runs/default/FedAvg-0/config.yaml")
     assert run_cli("fit", "--config", saved) == 0
     assert run_cli("fit", "--config", saved, "--data.augment", "false") == 0
     models = [
-        torch.load(f"runs/default/version_{run}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        for run in range(3)
+        torch.load(f"runs/default/{run}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for run in ("FedAvg-0", "FedAvg-0-1", "FedAvg-0-2")
     ]
     name = next(iter(models[0]))
     assert torch.equal(models[0][name], models[1][name])

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from helpers.folders import only_run
 from helpers.programs import run_python
 from helpers.scripts import ROOT
 
@@ -49,7 +50,7 @@ def test_a_checkpoint_of_a_gpu_is_read_and_goes_on_without_one(tmp_path, on_gpu)
     """Night on the GPU, morning on the laptop: its rounds 3 and 4 are here done on a CPU."""
     folder, results, waits = on_gpu
     shutil.copytree(folder / "resumed" / "half", tmp_path / "run")
-    checkpoint = torch.load(tmp_path / "run" / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
+    checkpoint = torch.load(only_run(tmp_path / "run") / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["epoch"] == 2
     assert_close(SCENARIOS["resumed"](tmp_path), results["resumed"], is_real=not waits)
 

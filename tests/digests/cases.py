@@ -167,4 +167,4 @@ def _run_command(words: list[str], root: Path) -> Path:
     done = subprocess.run([sys.executable, *words], env=environment, cwd=root, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    return next(root.glob("*/version_0"))
+    return next(root.glob("*/*-0"))

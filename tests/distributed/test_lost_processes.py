@@ -78,12 +78,12 @@ def ended(program: Forked) -> tuple[int, str]:
 
 
 def has_done(folder: Path, round: int) -> bool:
-    metrics = folder / "runs/tiny/version_0/metrics.csv"
+    metrics = folder / "runs/tiny/FedAvg-0/metrics.csv"
     return metrics.exists() and len(metrics.read_text().splitlines()) >= round + 2
 
 
-def last(folder: Path, version: int = 0) -> dict:
-    path = folder / f"runs/tiny/version_{version}/checkpoints/last.ckpt"
+def last(folder: Path, run: str = "FedAvg-0") -> dict:
+    path = folder / f"runs/tiny/{run}/checkpoints/last.ckpt"
     saved = torch.load(path, weights_only=True)
     saved["fedbc_lightning"].pop("settings")
     return {key: saved[key] for key in ("state_dict", "fedbc_lightning", "callbacks")}
@@ -97,7 +97,7 @@ def kill(folder: Path, rank: int, *words: object, after: int, launcher: tuple[st
         status, said = ended(program)
     assert said.count(f"process {rank} of 2 (counted from 0) was killed") == 1, said
     assert "Go on by the same command with ckpt_path: " in said
-    assert "runs/tiny/version_0/checkpoints/last.ckpt" in said
+    assert "runs/tiny/FedAvg-0/checkpoints/last.ckpt" in said
     assert "gloo/" not in said
     return status, said
 
@@ -112,7 +112,7 @@ def test_a_run_goes_on_after_each_process_was_killed(project):
     assert "Traceback" not in said
     fit(project, "--ckpt_path", "last")
     fit(project)
-    assert_equal_trees(last(project, 0), last(project, 1))
+    assert_equal_trees(last(project), last(project, "FedAvg-0-1"))
 
 
 @pytest.mark.parametrize("start_method", ["ddp_spawn", "torchrun"])
@@ -172,7 +172,7 @@ def test_a_process_that_answers_no_more_ends_the_run(project):
         status, said = ended(program)
     assert status == 1
     assert "process 1 of 2 (counted from 0) has not answered for 2 s: it is stopped, or its machine hangs" in said
-    assert "by the same command with ckpt_path: runs/tiny/version_0/checkpoints/last.ckpt" in said
+    assert "by the same command with ckpt_path: runs/tiny/FedAvg-0/checkpoints/last.ckpt" in said
 
 
 def test_a_process_waits_for_the_others_for_so_long(project):

@@ -66,7 +66,7 @@ def command(project, *words):
 
 
 def last_round(project):
-    path = project / "runs/tiny/version_0/checkpoints/last.ckpt"
+    path = project / "runs/tiny/FedAvg-0/checkpoints/last.ckpt"
     return torch.load(path, weights_only=True)["fedbc_lightning"]["round"]
 
 

@@ -149,7 +149,7 @@ def test_outside_clients_the_module_sees_no_client(tmp_path, monkeypatch):
     recorded = fit(tmp_path, ReadsInTest, **options)
     written = fit(tmp_path, ReadsInTest, record_steps=False, **options)
     assert metrics(recorded) == metrics(written)
-    assert [row["global/test_global_step"] for row in metrics(recorded)] == [f"{round}.0" for round in range(6)]
+    assert [row["global_step/global"] for row in metrics(recorded)] == [f"{round}.0" for round in range(6)]
     stopped = fit(tmp_path, ReadsInTest, name="stopped", **{**options, "max_rounds": 3})
     torch.manual_seed(0)
     resumed = make_trainer(tmp_path, name="stopped", precision="64-true", **options)

@@ -418,7 +418,7 @@ def test_validation_data_too(tmp_path, said):
     expected = evaluate(tmp_path, "sequential", model=Validates, data=Both)
     assert_close(rows, expected[0])
     assert_close(metrics, expected[1])
-    assert "local/val_loss" in rows[0]
+    assert "loss/val_local" in rows[0]
     assert calls < expected[2] / 2
     assert not said()
 
@@ -498,7 +498,7 @@ def test_two_processes_evaluate_the_same_clients_together(tmp_path):
     assert run_cli(*words(1)) == 0
     done = run_python(["-m", "fedbc_lightning", *words(2)], tmp_path)
     assert done.returncode == 0, done.stderr
-    found = [read_csv(tmp_path / devices / "digits" / "version_0" / "evaluation.csv") for devices in ("1", "2")]
+    found = [read_csv(tmp_path / devices / "digits" / "FedBC-0" / "evaluation.csv") for devices in ("1", "2")]
     of_the_initial_model = [[row for row in rows if row["round"] == "0"] for rows in found]
     assert len(of_the_initial_model[0]) == 60
     assert of_the_initial_model[0] == of_the_initial_model[1]

@@ -351,7 +351,7 @@ def test_a_recurrent_model_is_evaluated_with_its_own_weights(tmp_path):
         fit(tmp_path, engine, model=Recurrent, eval_every_n_rounds=1) for engine in ("vectorized", "sequential")
     )
     for rows in zip(*(read_csv(Path(t.log_dir, "metrics.csv")) for t in (stacked, single)), strict=True):
-        assert float(rows[0]["global/test_loss"]) == pytest.approx(float(rows[1]["global/test_loss"]), rel=1e-9)
+        assert float(rows[0]["loss/global"]) == pytest.approx(float(rows[1]["loss/global"]), rel=1e-9)
 
 
 class MixedData(BoringData):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from helpers.boring import assert_equal_trees, read_csv, without_times
+from helpers.folders import only_run
 from helpers.row_processes import fit, state_of
 from matplotlib.figure import Figure
 
@@ -131,7 +132,7 @@ class Bench:
     def copy_part(self, rounds: int, root: Path) -> Path:
         """A copy of such a run; returns its run folder."""
         shutil.copytree(self.part(rounds), root, dirs_exist_ok=True)
-        return root / "default" / "version_0"
+        return only_run(root / "default")
 
     def resume(self, root: Path, *allowed: int) -> tuple[int, str]:
         """Go on with a run to its end, or to a status that is allowed, too."""
@@ -144,10 +145,10 @@ class Bench:
     def lost(self, root: Path, whole: Path | None = None) -> str | None:
         """What differs from an undisturbed run; None: nothing, to the bit."""
         folders = whole or self.whole, root
-        runs = [folder / "default" / "version_0" for folder in folders]
-        versions = sorted(os.listdir(root / "default"))
-        if versions != ["version_0"]:
-            return f"there are {versions}"
+        runs = [only_run(folder / "default") for folder in folders]
+        found = sorted(os.listdir(root / "default"))
+        if len(found) != 1:
+            return f"there are {found}"
         try:
             assert_equal_trees(*(torch.load(folder / "state.pt", weights_only=True) for folder in folders))
         except AssertionError as error:

@@ -28,4 +28,4 @@ def train(folder: Path, **settings: Any) -> tuple[FederatedTrainer, Wide]:
 def summary(trainer: FederatedTrainer, model: Wide) -> list[Any]:
     weights = [parameter.tolist() for parameter in model.parameters()]
     duals = trainer.clients.scalar("dual").tolist()
-    return [weights, duals, float(trainer.callback_metrics["global/test_loss"]), trainer.current_round]
+    return [weights, duals, float(trainer.callback_metrics["loss/global"]), trainer.current_round]

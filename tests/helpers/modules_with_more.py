@@ -129,7 +129,7 @@ def evaluations(trainer: FederatedTrainer) -> State:
     """The numbers of ``evaluation.csv`` and of the global model."""
     rows, metrics = (read_csv(f"{trainer.log_dir}/{name}.csv") for name in ("evaluation", "metrics"))
     found = [[float(row[name]) for name in rows[0]] for row in rows]
-    pooled = [[float(row[f"global/test_{name}"]) for name in ("accuracy", "best")] for row in metrics]
+    pooled = [[float(row[f"{name}/global"]) for name in ("accuracy", "best")] for row in metrics]
     return {"clients": torch.tensor(found), "pooled": torch.tensor(pooled)}
 
 

@@ -430,21 +430,21 @@ class TiedGenerator(_Classifier):
 
 LOGGED: dict[type[LightningModule], tuple[str, ...]] = {
     LitAutoEncoder: (),
-    OneCycleClassifier: ("train_lr",),
-    MetricsClassifier: ("train_acc", "train_f1", "train_margin"),
-    CollectionClassifier: ("train_precision", "train_recall", "train_confidence"),
+    OneCycleClassifier: ("train/lr",),
+    MetricsClassifier: ("train/acc", "train/f1", "train/margin"),
+    CollectionClassifier: ("train/precision", "train/recall", "train/confidence"),
     BatchNormClassifier: (),
     AdamWGroupsClassifier: (),
-    HooksClassifier: ("train_grad_2.0_norm_total",),
+    HooksClassifier: ("train/grad_2.0_norm_total",),
     PlateauClassifier: (),
-    DictClassifier: ("train_acc", "train_progress"),
+    DictClassifier: ("train/acc", "train/progress"),
     LBFGSClassifier: (),
     WarmupClassifier: (),
     FrozenBackboneClassifier: (),
     OwnOptimizerClassifier: (),
-    ChattyClassifier: ("train_peak", "train_count"),
+    ChattyClassifier: ("train/peak", "train/count"),
     SetupClassifier: (),
     ZeroGradClassifier: (),
     TiedGenerator: (),
 }
-"""Every module with the columns that its own logging must give in metrics.csv, besides ``train_loss``."""
+"""Every module with the columns that its own logging must give in metrics.csv, besides ``train/loss``."""

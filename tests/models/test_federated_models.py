@@ -43,7 +43,7 @@ def test_federated_in_other_precisions(case, precision, tmp_path):
     skip_without_lstm(model, precision)
     trainer = fit(tmp_path, case, model, FedBC(dual_lr=0.01), precision=precision)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
-    assert np.isfinite(float(trainer.callback_metrics["global/test_loss"]))
+    assert np.isfinite(float(trainer.callback_metrics["loss/global"]))
 
 
 @pytest.mark.parametrize("step", ["training_step", "test_step"])
@@ -72,9 +72,9 @@ def test_rmse_is_the_root_over_all_samples_per_client_and_pooled(tmp_path):
         with torch.no_grad():
             errors.append((model(inputs) - targets).double().numpy())
     pooled = np.sqrt(np.mean(np.concatenate(errors) ** 2))
-    assert float(trainer.callback_metrics["global/test_rmse"]) == pytest.approx(pooled, rel=1e-5)
+    assert float(trainer.callback_metrics["rmse/global"]) == pytest.approx(pooled, rel=1e-5)
     rows = [row for row in read_csv(f"{trainer.log_dir}/evaluation.csv") if row["round"] == "1"]
-    found = [float(row["global/test_rmse"]) for row in rows]
+    found = [float(row["rmse/global"]) for row in rows]
     assert found == pytest.approx([np.sqrt(np.mean(error**2)) for error in errors], rel=1e-5)
 
 
@@ -99,5 +99,5 @@ def test_padded_characters_weigh_nothing_in_federated_evaluation(tmp_path):
         for row, column in zip(*np.nonzero((targets != -100).numpy()), strict=True):
             losses.append(-chances[row, column, targets[row, column]].item())
             right.append(chances[row, column].argmax().item() == targets[row, column].item())
-    assert float(trainer.callback_metrics["global/test_loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
-    assert float(trainer.callback_metrics["global/test_accuracy"]) == pytest.approx(np.mean(right), rel=1e-5)
+    assert float(trainer.callback_metrics["loss/global"]) == pytest.approx(np.mean(losses), rel=1e-5)
+    assert float(trainer.callback_metrics["accuracy/global"]) == pytest.approx(np.mean(right), rel=1e-5)

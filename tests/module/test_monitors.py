@@ -52,14 +52,14 @@ def test_a_callback_reads_the_metric_of_the_global_model_under_the_modules_name(
     )
     trainer = run(tmp_path, fresh(Validates), WithTest(), callbacks=[stop, best, keeps], enable_checkpointing=True)
     rows = read_rows(trainer, "metrics.csv")
-    logged = [float(row[f"global/{'test' if monitor == 'test_loss' else 'val'}_loss"]) for row in rows]
+    logged = [float(row["loss/global" if monitor == "test_loss" else "loss/val_global"]) for row in rows]
     assert len(rows) == 3  # of 6: it stopped two evaluations after the first
     assert keeps.found == pytest.approx(logged, rel=1e-6)
     assert best.best == pytest.approx(min(logged), rel=1e-6)
     for name in ("best", "last"):  # the same metric is not kept under two names
         saved = checkpoint.load(f"{trainer.log_dir}/checkpoints/{name}.ckpt")[checkpoint.KEY]["callback_metrics"]
         assert monitor not in saved
-        assert "global/val_loss" in saved
+        assert "loss/val_global" in saved
     assert monitor not in trainer.callback_metrics
 
 
@@ -79,15 +79,15 @@ def test_a_name_that_is_logged_as_it_is_monitored_is_meant_as_it_is(tmp_path):
     ("data", "monitor", "options", "said"),
     [
         (UserData, "val_loss", {}, r"monitors 'val_loss', which evaluation logs, but there is no validation data; set"),
-        (UserData, "global/val_loss", {}, r"monitors 'global/val_loss', .* there is no validation data"),
-        (Validated, "val_losses", {}, r"monitors 'val_losses', which nothing logs; there is: .*global/val_loss,"),
+        (UserData, "loss/val_global", {}, r"monitors 'loss/val_global', .* there is no validation data"),
+        (Validated, "val_losses", {}, r"monitors 'val_losses', which nothing logs; there is: .*loss/val_global,"),
         (
             Validated,
             "val_loss",
             {"eval_every_n_rounds": 0},
             r"monitors 'val_loss', .* trainer.eval_every_n_rounds is 0",
         ),
-        (Validated, "local/val_loss", {"keep_local_models": False}, r"monitors 'local/val_loss', which nothing logs"),
+        (Validated, "loss/val_local", {"keep_local_models": False}, r"monitors 'loss/val_local', which nothing logs"),
     ],
 )
 def test_what_can_never_come_is_refused_before_training(tmp_path, data, monitor, options, said):

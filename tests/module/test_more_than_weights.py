@@ -331,7 +331,7 @@ def test_weights_that_are_swapped_for_an_evaluation_are_not_measured_and_one_lin
         for callbacks in ([SwapsWeights()], []):
             trainer = make_trainer(tmp_path / str(len(callbacks)), callbacks=callbacks)
             trainer.fit(make_model(), BoringData(), FedAvg())
-            found.append([trainer.callback_metrics["global/test_loss"], trainer.federation.server.z])
+            found.append([trainer.callback_metrics["loss/global"], trainer.federation.server.z])
     assert_equal_trees(*found)
     said = "on_validation_start wrote into weights or buffers: that is neither evaluated nor kept"
     assert caplog.text.count(said) == 1

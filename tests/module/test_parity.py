@@ -246,9 +246,9 @@ def test_precisions_equal_plain_lightning(tmp_path, module_class, precision, bou
 @pytest.mark.parametrize(
     ("module_class", "names"),
     [
-        (MetricsClassifier, {"train_acc": "train_acc_epoch", "train_f1": "train_f1", "train_margin": "margin"}),
-        (CollectionClassifier, {name: name for name in ("train_precision", "train_recall", "train_confidence")}),
-        (CollectionClassifier, {"train_loss": "train_loss"}),
+        (MetricsClassifier, {"train/acc": "train_acc_epoch", "train/f1": "train_f1", "train/margin": "margin"}),
+        (CollectionClassifier, {f"train/{name}": f"train_{name}" for name in ("precision", "recall", "confidence")}),
+        (CollectionClassifier, {"train/loss": "train_loss"}),
     ],
 )
 def test_logged_values_equal_plain_lightnings(tmp_path, module_class, names):
@@ -266,13 +266,13 @@ def read_rows(trainer: Any, name: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("module_class", MODULES, ids=lambda module: module.__name__)
 def test_several_clients_train_and_log(tmp_path, module_class):
-    """DESIGN 6, 9: two rounds, three unequal clients; train_loss and every logged name are in metrics.csv."""
+    """DESIGN 6, 9: two rounds, three unequal clients; train/loss and every logged name are in metrics.csv."""
     module = fresh(module_class)
     trainer = federated(tmp_path, module, UserData((23, 9, 14), test_size=4), max_rounds=2, clients_per_round=2)
     rows = [row for row in read_rows(trainer, "metrics.csv") if int(row["round"]) > 0]
     assert [int(row["round"]) for row in rows] == [1, 2]
     for row in rows:
-        for name in ("train_loss", *LOGGED[module_class]):
+        for name in ("train/loss", *LOGGED[module_class]):
             assert math.isfinite(float(row[name])), name
     assert all(torch.isfinite(value).all() for value in module.state_dict().values() if value.is_floating_point())
     clients = read_rows(trainer, "clients.csv")
@@ -296,8 +296,8 @@ def test_logged_values_are_means_over_samples(tmp_path):
     trainer = federated(tmp_path, fresh(LogsBatchSize), data)
     inputs = torch.cat([data.client_train_dataset(client).tensors[0] for client in range(3)])
     row = next(row for row in read_rows(trainer, "metrics.csv") if int(row["round"]) == 1)
-    assert float(row["train_first_feature"]) == pytest.approx(inputs[:, 0].mean().item(), abs=1e-6)
-    assert trainer.callback_metrics["train_first_feature"] == pytest.approx(inputs[:, 0].mean().item(), abs=1e-6)
+    assert float(row["train/first_feature"]) == pytest.approx(inputs[:, 0].mean().item(), abs=1e-6)
+    assert trainer.callback_metrics["train/first_feature"] == pytest.approx(inputs[:, 0].mean().item(), abs=1e-6)
 
 
 def test_a_name_that_some_clients_log_is_the_mean_of_those(tmp_path):
@@ -310,7 +310,7 @@ def test_a_name_that_some_clients_log_is_the_mean_of_those(tmp_path):
             return super().training_step(batch, batch_idx)
 
     trainer = federated(tmp_path, fresh(LogsLate), UserData((23, 9, 14)))
-    assert float(trainer.callback_metrics["train_late"]) == pytest.approx(1.0)
+    assert float(trainer.callback_metrics["train/late"]) == pytest.approx(1.0)
 
 
 def test_metric_objects_give_the_accuracy_of_all_samples_of_a_client(tmp_path):
@@ -327,7 +327,7 @@ def test_metric_objects_give_the_accuracy_of_all_samples_of_a_client(tmp_path):
         expected += (module(inputs).argmax(1) == targets).sum().item()
         total += len(targets)
     trainer = federated(tmp_path, module, data)
-    assert float(trainer.callback_metrics["train_acc"]) == pytest.approx(expected / total, abs=1e-6)
+    assert float(trainer.callback_metrics["train/acc"]) == pytest.approx(expected / total, abs=1e-6)
     assert module.train_acc.update_count == 0
 
 
@@ -335,8 +335,8 @@ def test_reduction_of_logged_values(tmp_path):
     """DESIGN 6 with self.log's reduce_fx: largest of an epoch's steps, sum over them; then means over clients."""
     trainer = federated(tmp_path, fresh(ChattyClassifier), UserData((23, 9)), local_epochs=1)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    assert metrics["train_peak"] > metrics["train_loss"]
-    assert metrics["train_count"] == pytest.approx((23 * 23 + 9 * 9) / 32)
+    assert metrics["train/peak"] > metrics["train/loss"]
+    assert metrics["train/count"] == pytest.approx((23 * 23 + 9 * 9) / 32)
 
 
 def test_what_the_trainer_says_inside_a_client(tmp_path):

@@ -18,7 +18,7 @@ from fedbc_lightning.partition import IID
 from .test_parity import fresh, read_rows
 from .test_refusals import Wrapped, _pairs
 
-MONITORS = ("val_loss", "val/loss", "valid_loss", "global/val_loss")
+MONITORS = ("val_loss", "val/loss", "valid_loss", "loss/val_global")
 
 
 class Plateau(_Classifier):
@@ -66,15 +66,15 @@ def run(tmp_path, module, data, **options):
 def test_the_rate_of_a_round_is_what_torchs_scheduler_makes_of_the_validation_losses(tmp_path, every, monitor):
     """After each evaluated round torch's own scheduler is given the loss of metrics.csv."""
     module = fresh(Plateau)
-    module.monitor, module.logged = monitor, monitor.removeprefix("global/")
+    module.monitor, module.logged = monitor, "val_loss" if monitor == "loss/val_global" else monitor
     trainer = run(tmp_path, module, Validated(), eval_every_n_rounds=every)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
     scheduler, expected, found = module.plateau(optimizer), [], []
     for row in read_rows(trainer, "metrics.csv")[1:]:
         expected.append(optimizer.param_groups[0]["lr"])
-        found.append(float(row["train_lr"]))
-        if row["global/val_loss"]:
-            scheduler.step(float(row["global/val_loss"]))
+        found.append(float(row["train/lr"]))
+        if row["loss/val_global"]:
+            scheduler.step(float(row["loss/val_global"]))
     assert found == pytest.approx(expected, rel=1e-6)
     assert len(set(found)) > 1
 
@@ -141,7 +141,7 @@ def wrapped():
         (Guarded, wrapped, {}, r"val_loss.*set data.val_fraction, e.g. 0.1"),
         (Guarded, Validated, {"eval_every_n_rounds": 0}, r"val_loss.*eval_every_n_rounds"),
         (Without, Validated, {}, r"val_loss.*validation_step"),
-        (Misspelt, Validated, {}, r"'val_loss', which evaluation did not log; there is: .*global/val_losses"),
+        (Misspelt, Validated, {}, r"'val_loss', which evaluation did not log; there is: .*losses/val_global"),
         (Combined, Validated, {}, r"val_loss.*inside clients"),
     ],
 )

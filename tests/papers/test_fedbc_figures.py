@@ -43,7 +43,7 @@ def do(study):
 
 
 def table(study, variant, method, name, seed=0):
-    return pd.read_csv(study.folder / "runs" / variant / method / f"seed_{seed}" / "version_0" / f"{name}.csv")
+    return pd.read_csv(study.folder / "runs" / variant / method / f"seed_{seed}" / f"{method}-{seed}" / f"{name}.csv")
 
 
 def notes(panel):
@@ -65,7 +65,7 @@ def test_losses_coefficients_multipliers_and_accuracies_by_round(draw, monkeypat
 
     one, ten, *empty, duals = draw("figure_7", study, states).axes
     assert [line.get_label() for line in one.lines] == ["FedAvg", "FedBC"]
-    losses = table(study, "E_=_10", "FedBC", "metrics")["train_loss"]
+    losses = table(study, "E_=_10", "FedBC", "metrics")["train/loss"]
     assert ten.lines[1].get_ydata()[-1] == pytest.approx(losses.dropna().mean())
     assert [notes(panel) for panel in empty] == [["no finished run"]] * 2
     clients = table(study, "E_=_5", "FedBC", "clients")
@@ -82,7 +82,7 @@ def test_losses_coefficients_multipliers_and_accuracies_by_round(draw, monkeypat
 
     fedavg, fedbc = draw("figure_10", study, states).axes
     assert (fedavg.get_title(), fedbc.get_title()) == ("FedAvg", "FedBC")
-    evaluated = table(study, "E_=_10", "FedBC", "evaluation").set_index(["round", "client"])["global/test_accuracy"]
+    evaluated = table(study, "E_=_10", "FedBC", "evaluation").set_index(["round", "client"])["accuracy/global"]
     smallest = clients.loc[clients.groupby("round")["num_samples"].idxmin()]
     assert smallest["client"].nunique() > 1
     accuracies = [evaluated[place] for place in zip(smallest["round"], smallest["client"], strict=True)]
@@ -100,9 +100,7 @@ def test_variance_and_coefficients_by_classes_and_exponent(draw):
     assert set(one.lines[0].get_ydata()) <= set(weights)
     assert (len(one.lines), notes(two), notes(three)) == (4, ["no finished run"], ["no finished run"])
     one, two, _ = draw("figure_15", study, states).axes
-    deviations = [
-        table(study, f"E_=_5_C_=_1_e_=_{e}", "FedAvg", "metrics")["fairness/accuracy_std"] for e in (1.1, 1.2)
-    ]
+    deviations = [table(study, f"E_=_5_C_=_1_e_=_{e}", "FedAvg", "metrics")["accuracy/std"] for e in (1.1, 1.2)]
     places, means, _ = points(one, "C0")
     assert places == [1.1, 1.2]
     assert means == pytest.approx([column.iloc[-1] ** 2 for column in deviations])
@@ -116,7 +114,7 @@ def test_accuracy_against_clients_and_tolerance(draw):
     variants = {f"N = {count}": {"data.num_clients": count} for count in (4, 7)}
     study = study_of({"FedAvg": {}}, variants)
     (panel,) = draw("figure_7f", study, do(study)).axes
-    accuracies = [table(study, f"N_=_{n}", "FedAvg", "metrics")["global/test_accuracy"].iloc[-1] for n in (4, 7)]
+    accuracies = [table(study, f"N_=_{n}", "FedAvg", "metrics")["accuracy/global"].iloc[-1] for n in (4, 7)]
     assert points(panel, "C0") == ([4.0, 7.0], accuracies, [0.0, 0.0])
 
     swept = {f"FedBC, γ = {value}": {"algorithm": "FedBC", "dual_lr": 1.0, "tolerance": value} for value in (0.5, 0.0)}

@@ -55,10 +55,10 @@ def test_both_methods_run_on_writers(place):
     results = pd.read_csv(study.folder / "results.csv").set_index("algorithm")
     assert list(results.index) == ["FedLi-LU", "FedLi-LS", "FedAvg"]
     assert (results["rounds"] == 1).all()
-    losses = results["train_loss"]
+    losses = results["train/loss"]
     assert losses.between(0.1, 20).all()
     assert losses["FedLi-LU"] == pytest.approx(losses["FedAvg"])  # one round: the same clients' steps from the same z
-    steps = pd.read_csv(study.folder / "runs/FEMNIST/FedLi-LS/seed_0/version_0/clients.csv")["last_step"]
+    steps = pd.read_csv(study.folder / "runs/FEMNIST/FedLi-LS/seed_0/FedLiLS-0/clients.csv")["last_step"]
     assert steps.between(1e-6, 10).all()
     table = (study.folder / "table.md").read_text()
     assert "84.79" in table

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import yaml
 from helpers.command_line import run_cli
+from helpers.folders import only_run
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.cli.arguments import find_config
@@ -73,7 +74,7 @@ def comparison(project, monkeypatch):
 
 
 def test_what_the_runs_leave_and_what_is_drawn_of_it(comparison, monkeypatch):
-    runs = {s.run.method: s.run.folder / "version_0" for s in comparison.states}
+    runs = {s.run.method: only_run(s.run.folder) for s in comparison.states}
     tables = {name: pd.read_csv(folder / "clients.csv") for name, folder in runs.items()}
     second = {name: table[table["round"] == 2].set_index("client") for name, table in tables.items()}
     moved = {name: table["train_moved_by_server"] for name, table in second.items()}
@@ -88,8 +89,8 @@ def test_what_the_runs_leave_and_what_is_drawn_of_it(comparison, monkeypatch):
     evaluated = pd.read_csv(runs["FedAvg+"] / "evaluation.csv")
     last = evaluated[evaluated["round"] == 3].set_index("client")
     for client in (0, 2):
-        assert line[client, 0.0] == pytest.approx(last["local/test_loss"][client])
-        assert line[client, 1.0] == pytest.approx(last["global/test_loss"][client])
+        assert line[client, 0.0] == pytest.approx(last["loss/local"][client])
+        assert line[client, 1.0] == pytest.approx(last["loss/global"][client])
         assert line[client, 0.5] < (line[client, 0.0] + line[client, 1.0]) / 2  # the loss is convex
     of_training = loss_along_line(runs["FedAvg+"], [2], [0.0], "train")
     assert of_training["loss"][0] != line[2, 0.0]
@@ -124,4 +125,4 @@ def test_models_that_are_not_kept(project, capfd):
     assert "trainer.keep_local_models: AggregationMoves compares them" in capfd.readouterr().err
     assert run_cli(*words) == 0
     with pytest.raises(ConfigurationError, match="the clients' models are not kept"):
-        loss_along_line(project / "runs/tiny/version_0", [0], [0.0])
+        loss_along_line(project / "runs/tiny/FedAvg-0", [0], [0.0])

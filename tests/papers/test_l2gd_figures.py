@@ -18,7 +18,7 @@ from fedbc_lightning.papers.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, Mixt
 from fedbc_lightning.partition import IID
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.figures import save
-from fedbc_lightning.studies.schedule import version_folder
+from fedbc_lightning.studies.schedule import tables_folder
 from fedbc_lightning.studies.study import Study
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -194,7 +194,7 @@ def test_figures_of_methods(here):
     assert cost_of(plus)["communications"] == np.argmax(errors <= 1e-5) > 10
     line = np.log(errors[errors > 1e-12])
     assert np.corrcoef(np.arange(len(line)), line)[0, 1] < -0.95
-    last = pd.read_csv(version_folder(plus.folder) / "metrics.csv").iloc[-1]
+    last = pd.read_csv(tables_folder(plus.folder) / "metrics.csv").iloc[-1]
     assert [last[TO_LOCAL], last[TO_GLOBAL]] == pytest.approx(problem.distances(problem.minimiser), rel=0.02)
     for run in others:
         floor = problem.floor(run.method, p, overrides["algorithm.lr"])

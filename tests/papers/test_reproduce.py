@@ -101,7 +101,7 @@ def test_a_figure_from_the_command_line(project, capfd):
         (["table4", "--scale", "1"], "table4: computed without a study, so there is nothing for --scale to change"),
         (["table1", "--workers", "0"], "workers: got 0; give 1 or more"),
         (["table1", "--overrides.trainer.max_rounds", "4"], "overrides.trainer: give full keys"),
-        (["table1", "--tuning.metric", "fairness/accuracy_std"], "'fairness/accuracy_std' is not measured on"),
+        (["table1", "--tuning.metric", "accuracy/std"], "'accuracy/std' is not measured on"),
         (["figure3", "--report", "best_on_validation"], "has no validation data; set data.val_fraction"),
         ([], "what? fedbc-cli reproduce table1"),
         (["tabel1"], "nothing to reproduce is called 'tabel1'; did you mean 'table1'?"),

@@ -67,7 +67,7 @@ def test_what_is_said_is_what_the_run_does(tmp_path, case):
     assert found.num_steps == total(rows, "num_steps")
     assert found.is_counted
     metrics = read_csv(Path(trainer.log_dir, "metrics.csv"))
-    assert found.num_evaluations == sum(row["global/test_loss"] != "" for row in metrics)
+    assert found.num_evaluations == sum(row["loss/global"] != "" for row in metrics)
     size = Path(trainer.log_dir, "checkpoints", "last.ckpt").stat().st_size
     assert found.disk["last.ckpt"] == pytest.approx(size, rel=0.05)
     assert (found.num_parameters, found.num_clients, found.max_rounds) == (131, 6, trainer.max_rounds)
@@ -155,7 +155,7 @@ def test_the_command_prints_and_writes_nothing(project, capsys):
         assert words in said, said
     assert [path for path in files(project) if "__pycache__" not in path.parts] == before
     assert run_cli("fit", "--config", "tiny.yaml") == 0
-    config = "runs/tiny/version_0/config.yaml"
+    config = "runs/tiny/FedAvg-0/config.yaml"
     assert run_cli("plan", "--config", config, "--trainer.logger", "lightning.pytorch.loggers.CSVLogger",
                    "--trainer.logger.save_dir", "logs") == 0  # fmt: skip
     assert not Path("logs").exists()
@@ -235,16 +235,16 @@ def test_finished_runs_of_a_study_count_for_nothing(study):
     for seed in (0, 1):
         run = study.run("E=1", method, seed)
         write_note(run, is_finished=True)
-        (run.folder / "version_0").mkdir()
-        (run.folder / "version_0/metrics.csv").touch()
+        (run.folder / "FedAvg-0").mkdir()
+        (run.folder / "FedAvg-0/metrics.csv").touch()
     write_note(study.run("E=1", method, 2), is_finished=False)
     write_note(study.run("E=1", method, 3), is_finished=True)  # whose tables were removed
     for mu in (0.1, 1.0):
         trial = study.trial("E=3", tuned, 0, {"algorithm.mu": mu})
         write_note(trial, is_finished=True)
         if mu == 0.1:  # the other's tables were removed
-            (trial.folder / "version_0").mkdir()
-            (trial.folder / "version_0/metrics.csv").touch()
+            (trial.folder / "FedAvg-0").mkdir()
+            (trial.folder / "FedAvg-0/metrics.csv").touch()
     rows = plan_study(study).rows
     assert [(row.num_finished, row.num_rounds) for row in rows] == [(2, 4), (0, 14), (0, 8), (1, 13)]
 

@@ -14,7 +14,7 @@ from helpers.command_line import TINY, run_cli, write_project
 
 from fedbc_lightning.core.code_hash import code_hash
 
-ACCURACY = "global/test_accuracy"
+ACCURACY = "accuracy/global"
 SINGLE = {"algorithm": {"class_path": "FedBC", "init_args": {"dual_lr": 0.01}}}
 ODD = 'FedBC <script>alert("$x_$")</script> & $\\frac{$'
 STUDY = {
@@ -212,7 +212,7 @@ def test_a_browser_shows_it(folder, width, made, capfd, tmp_path):
 
 
 def test_it_is_made_where_it_is_asked_for(made, capfd, tmp_path):
-    page = page_of("runs/tiny/version_0", capfd, "--output", tmp_path / "here.html")
+    page = page_of("runs/tiny/FedBC-0", capfd, "--output", tmp_path / "here.html")
     assert page == tmp_path / "here.html"
     assert page.read_bytes() == page_of("runs/tiny", capfd).read_bytes()
     assert "cannot write" in refused("runs/tiny", capfd, "--output", tmp_path / "no" / "here.html")
@@ -222,8 +222,8 @@ def test_a_page_says_what_made_the_run(made, capfd):
     read = Reader(page_of("runs/tiny", capfd).read_text(encoding="utf-8"))
     (hashes,) = [rows for caption, rows in read.tables.items() if caption.startswith("The hashes")]
     assert ["code", code_hash()] in hashes
-    assert Path("runs/tiny/version_0/config.yaml").read_text().splitlines()[1] == f"# code {code_hash()}"
-    partition = json.loads(Path("runs/tiny/version_0/partition.json").read_text())["hash"]
+    assert Path("runs/tiny/FedBC-0/config.yaml").read_text().splitlines()[1] == f"# code {code_hash()}"
+    partition = json.loads(Path("runs/tiny/FedBC-0/partition.json").read_text())["hash"]
     assert ["partition", partition[:12]] in hashes
 
 
@@ -239,7 +239,7 @@ def test_unfinished_and_failed_runs_are_named(copied, capfd):
     runs = Path("studies/study/runs")
     note = runs / "E_=_3/FedBC/seed_1/run.json"
     note.write_text(note.read_text().replace("true", "false", 1))
-    table = runs / "E_=_3/FedBC/seed_1/version_0/metrics.csv"
+    table = runs / "E_=_3/FedBC/seed_1/FedBC-1/metrics.csv"
     rows = table.read_text().splitlines(keepends=True)
     table.write_text("".join(rows[:3]) + rows[3][:20])  # the row of round 2 is being written
     shutil.rmtree(runs / "E_=_1/FedAvg/seed_0")
@@ -266,7 +266,7 @@ def test_a_study_without_a_finished_run_has_a_page(copied, capfd):
 
 
 def test_an_unfinished_run_has_a_page(copied, capfd):
-    table = Path("runs/tiny/version_0/metrics.csv")
+    table = Path("runs/tiny/FedBC-0/metrics.csv")
     rows = table.read_text().splitlines(keepends=True)
     table.write_text("".join(rows[:3]))
     for name in ("clients.csv", "evaluation.csv", "partition.json"):
@@ -308,7 +308,7 @@ def test_mistakes_are_told_in_a_line(copied, capfd):
     record.unlink()
     assert "no study.json, which older versions did not write" in refused("studies/study", capfd)
     for name, text in (("metrics.csv", 'round\n"'), ("config.yaml", "a: ["), ("partition.json", "{")):
-        file = Path("runs/tiny/version_0", name)
+        file = Path("runs/tiny/FedBC-0", name)
         before = file.read_text()
         file.write_text(text + "\n")
         assert f"'{file}' cannot be read" in refused("runs/tiny", capfd)

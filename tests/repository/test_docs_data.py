@@ -37,13 +37,13 @@ def test_an_example_runs_and_leaves_curves(title, tmp_path):
             (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text, encoding="utf-8")
     for command in commands:
         run(command, tmp_path)
-    runs = sorted((tmp_path / "runs").glob("*/version_*"))
+    runs = sorted((tmp_path / "runs").glob("*/*-*"))
     assert len(runs) == sum("fedbc-cli fit" in command or command == "python arrays.py" for command in commands)
     for folder in runs:
         with (folder / "metrics.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert len(rows) > 2
-        assert float(rows[-1]["train_loss"]) < float(rows[1]["train_loss"])
+        assert float(rows[-1]["train/loss"]) < float(rows[1]["train/loss"])
         assert any(folder.glob("events.out.tfevents.*"))
 
 

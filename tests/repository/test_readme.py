@@ -45,9 +45,9 @@ def test_own_module_and_data_in_30_lines(tmp_path):
     assert len([line for line in source.splitlines() if line.strip()]) <= 35
     (tmp_path / "mine.py").write_text(source)
     done = run_fresh(["-m", "fedbc_lightning", *shlex.split(command)[1:]], tmp_path)  # what it uses it must import
-    assert "global/test_accuracy" in done.stdout, done.stderr
+    assert "accuracy/global" in done.stdout, done.stderr
     (metrics,) = (tmp_path / "runs").rglob("metrics.csv")
-    assert pd.read_csv(metrics)["global/test_accuracy"].iloc[-1] > 0.9  # it learns
+    assert pd.read_csv(metrics)["accuracy/global"].iloc[-1] > 0.9  # it learns
 
 
 def test_a_new_method_trains(tmp_path):
@@ -68,7 +68,7 @@ def test_a_method_from_parts_trains(tmp_path):
     assert (
         "dual/max"
         in run(command, tmp_path, "--trainer.max_rounds", "2")
-        + (tmp_path / "runs/digits/version_0/metrics.csv").read_text()
+        + (tmp_path / "runs/digits/FedBC-0/metrics.csv").read_text()
     )
 
 
@@ -90,7 +90,7 @@ def test_a_wrapped_data_module_trains(tmp_path):
     assert names["trainer"].current_round == 1
 
 
-ELSEWHERE = "mine|mixed|nova|version_0|RUN|compare|reproduce|report"
+ELSEWHERE = "mine|mixed|nova|runs/digits|RUN|compare|reproduce|report"
 """What is tried above, or needs a run or hours."""
 
 

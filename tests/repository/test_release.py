@@ -68,7 +68,7 @@ def test_the_wheel_alone_trains_in_an_empty_folder(built, tmp_path):
     command = [python, "-m", "fedbc_lightning", "fit", "--config", "digits.yaml", "--trainer.max_rounds", "1"]
     done = subprocess.run(command, cwd=empty, env=clean, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (empty / "runs/digits/version_0/metrics.csv").is_file()
+    assert (empty / "runs/digits/FedBC-0/metrics.csv").is_file()
 
 
 def test_the_citation_and_the_tag_name_this_version():

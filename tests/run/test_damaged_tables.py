@@ -27,7 +27,7 @@ def finished(tmp_path_factory):
 def run(finished, tmp_path):
     """A run of 2 rounds, to be changed."""
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    return tmp_path / "default" / "version_0"
+    return tmp_path / "default" / "FedAvg-1"
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def run(finished, tmp_path):
         ("metrics.csv", lambda text: text.replace("\n1,", "\n\n1,1,", 1), r"line 3: it has 0 cells, the header \d+"),
         (
             "metrics.csv",
-            lambda text: text.replace("train_loss", "round", 1),
+            lambda text: text.replace("train/loss", "round", 1),
             r"line 1: the column 'round' is there",
         ),
-        ("metrics.csv", lambda text: text.replace("train_loss", "\xff", 1), r"line 1: it is not text in UTF-8"),
+        ("metrics.csv", lambda text: text.replace("train/loss", "\xff", 1), r"line 1: it is not text in UTF-8"),
         ("metrics.csv", lambda text: "", None),
     ],
 )
@@ -119,8 +119,8 @@ def test_events_that_are_gone_are_drawn_again(run, caplog):
     assert "holds no TensorBoard events of the rounds before: the curves of 3 rounds are drawn again" in caplog.text
     events = EventAccumulator(str(run))
     events.Reload()
-    expected = [(int(row["round"]), float(row["global/test_loss"])) for row in read_csv(run / "metrics.csv")]
-    found = [(event.step, event.value) for event in events.Scalars("global/test_loss")]
+    expected = [(int(row["round"]), float(row["loss/global"])) for row in read_csv(run / "metrics.csv")]
+    found = [(event.step, event.value) for event in events.Scalars("loss/global")]
     assert [step for step, _ in found] == [0, 1, 2, 3]
     assert [value for _, value in found] == pytest.approx([value for _, value in expected])
 

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from fedbc_lightning import FedBC
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.metric_names import is_of_clients
 from fedbc_lightning.evaluation import evaluator
 from fedbc_lightning.module import collector
 
@@ -33,16 +34,20 @@ def tables(trainer) -> tuple[pd.DataFrame, pd.DataFrame]:
     return metrics.set_index("round"), clients
 
 
+def named(name, place, split):
+    return f"{name}/{'val_' if split == 'val' else ''}{place}"
+
+
 @pytest.mark.parametrize("split", ["test", "val"])
 def test_the_weighted_means_follow_from_evaluation_csv_alone(tmp_path, split):
     metrics, clients = tables(fit(tmp_path))
     for round, rows in clients.groupby("round"):
         for name in ("accuracy", "loss"):
-            local = rows.dropna(subset=f"local/{split}_{name}")
-            mean = np.average(local[f"local/{split}_{name}"], weights=local[f"num_{split}_samples"])
-            assert metrics.loc[round, f"local/{split}_{name}_weighted"] == pytest.approx(mean, rel=1e-12)
-            pooled = np.average(local[f"global/{split}_{name}"], weights=local[f"num_{split}_samples"])
-            assert metrics.loc[round, f"global/{split}_{name}"] == pytest.approx(pooled, rel=1e-5)
+            local = rows.dropna(subset=named(name, "local", split))
+            mean = np.average(local[named(name, "local", split)], weights=local[f"num_{split}_samples"])
+            assert metrics.loc[round, named(name, "local_weighted", split)] == pytest.approx(mean, rel=1e-12)
+            pooled = np.average(local[named(name, "global", split)], weights=local[f"num_{split}_samples"])
+            assert metrics.loc[round, named(name, "global", split)] == pytest.approx(pooled, rel=1e-5)
     assert list(clients.columns[:4]) == ["round", "client", *COUNTS]
 
 
@@ -70,13 +75,13 @@ def test_without_evaluated_clients_the_global_model_is_evaluated_on_pooled_data(
     trainer = fit(tmp_path / "none", eval_clients=0)
     metrics = pd.read_csv(Path(trainer.log_dir, "metrics.csv")).set_index("round")
     assert not Path(trainer.log_dir, "evaluation.csv").exists()
-    assert not any(name.startswith(("local/", "fairness/")) for name in metrics)
+    assert not any(is_of_clients(name) for name in metrics)
     names = [name for name in metrics if not name.startswith("time/")]
     pd.testing.assert_frame_equal(metrics[names], every[names])
     tested = make_trainer(tmp_path / "none", eval_clients=0).test(
         make_model(), BoringData(val_fraction=0.03), FedBC(dual_lr=0.01), ckpt_path="last"
     )
-    assert tested["global/test_loss"] == pytest.approx(metrics.loc[3, "global/test_loss"], rel=1e-6)
+    assert tested["loss/global"] == pytest.approx(metrics.loc[3, "loss/global"], rel=1e-6)
 
 
 def test_plan_counts_no_clients_if_none_are_evaluated(tmp_path):
@@ -89,7 +94,7 @@ def test_the_progress_says_that_no_client_is_evaluated(tmp_path, capsys):
     assert "trainer.eval_clients is 0" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("monitor", ["local/test_loss", "fairness/accuracy_std"])
+@pytest.mark.parametrize("monitor", ["loss/local", "accuracy/std"])
 def test_a_callback_that_monitors_what_no_client_logs_is_refused(tmp_path, monitor):
     with pytest.raises(ConfigurationError, match=f"EarlyStopping monitors '{monitor}'.*eval_clients is 0.*set it to 1"):
         fit(tmp_path, eval_clients=0, callbacks=[EarlyStopping(monitor)])
@@ -99,9 +104,9 @@ def test_a_scheduler_that_monitors_what_no_client_logs_is_refused(tmp_path):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    plan = {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "local/test_loss"}}
+    plan = {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss/local"}}
     model.configure_optimizers = lambda: plan
-    with pytest.raises(ConfigurationError, match=r"local/test_loss.*eval_clients is 0"):
+    with pytest.raises(ConfigurationError, match=r"loss/local.*eval_clients is 0"):
         fit(tmp_path, model, eval_clients=0)
 
 

@@ -22,7 +22,7 @@ from fedbc_lightning.run.export import find_client
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.state.checkpoint import SOURCE
 
-RUN = Path("runs/tiny/version_0")
+RUN = Path("runs/tiny/FedBC-0")
 BORING = {
     "trainer": {
         "max_rounds": 2, "clients_per_round": 3, "name": "tiny", "accelerator": "cpu", "devices": 1, "logger": False,
@@ -84,19 +84,19 @@ def test_lightning_finds_what_the_run_found(tmp_path, case):
         for which, name in ((client, "local"), (None, "global")):
             path = run[0].export(*run[1:], client=which, out=tmp_path / f"{name}_{client}.ckpt")
             found = measure(path, client)
-            assert found["test_loss"] == pytest.approx(expected[f"{name}/test_loss"], rel=1e-6)
-            assert found["test_accuracy"] == pytest.approx(expected[f"{name}/test_accuracy"], rel=1e-6)
+            assert found["test_loss"] == pytest.approx(expected[f"loss/{name}"], rel=1e-6)
+            assert found["test_accuracy"] == pytest.approx(expected[f"accuracy/{name}"], rel=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_rows_in_a_file(tmp_path, rows_in_file):
-    best = RoundCheckpoint("global/test_loss", "min")
+    best = RoundCheckpoint("loss/global", "min")
     run = train(tmp_path, FedBC(dual_lr=0.1), callbacks=[best], buffers="local")
     folder = Path(run[0].log_dir, "checkpoints")
     assert (folder / "clients.bin").is_file()
     path = run[0].export(*run[1:], client=4)
     assert path == folder / "round_3_client_4.ckpt"
-    assert measure(path, 4)["test_loss"] == pytest.approx(recorded(run[0].log_dir, 4)["local/test_loss"], rel=1e-6)
+    assert measure(path, 4)["test_loss"] == pytest.approx(recorded(run[0].log_dir, 4)["loss/local"], rel=1e-6)
 
     assert run[0].export(*run[1:], ckpt_path=folder / "best.ckpt") == folder / f"round_{best.best_round}_global.ckpt"
     with pytest.raises(ConfigurationError, match=r"clients\.bin and belong to last\.ckpt: give that one"):
@@ -148,7 +148,7 @@ def test_the_file_is_a_checkpoint_of_the_module_and_no_more(tmp_path):
     for path, client in zip(paths, (None, 2), strict=True):
         content = torch.load(path, weights_only=True)
         assert content[SOURCE] == {
-            "run": "default/version_0", "checkpoint": "last.ckpt", "round": 3, "algorithm": "FedBC", "client": client,
+            "run": "default/FedBC-1", "checkpoint": "last.ckpt", "round": 3, "algorithm": "FedBC", "client": client,
             "client_name": None, "fine_tuned_on": None,
         }  # fmt: skip
         assert content.keys() ^ ours.keys() == {SOURCE, "callbacks", "fedbc_lightning"}
@@ -187,7 +187,7 @@ def test_all_names_of_a_shared_tensor_are_the_clients(tmp_path, buffers):
     assert torch.equal(state["same.weight"], state["net.3.weight"])
     for name in ("weight", "running_mean", "num_batches_tracked"):
         assert torch.equal(state[f"twin.{name}"], state[f"net.1.{name}"])
-    assert measure(path, 3, Tied)["test_loss"] == pytest.approx(recorded(run[0].log_dir, 3)["local/test_loss"])
+    assert measure(path, 3, Tied)["test_loss"] == pytest.approx(recorded(run[0].log_dir, 3)["loss/local"])
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
@@ -197,7 +197,7 @@ def test_lightning_evaluates_the_file_as_its_own(tmp_path):
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     loader = DataLoader(BoringData().client_test_dataset(1), batch_size=16)
     (found,) = trainer.test(BoringModel(), loader, ckpt_path=path, verbose=False, weights_only=True)
-    assert found["test_loss"] == pytest.approx(recorded(run[0].log_dir, 1)["local/test_loss"], rel=1e-6)
+    assert found["test_loss"] == pytest.approx(recorded(run[0].log_dir, 1)["loss/local"], rel=1e-6)
 
 
 def test_models_that_a_run_has_not(tmp_path):
@@ -258,16 +258,16 @@ def test_the_command_writes_a_client_and_z(run, capsys):
     assert run_cli("export", "--ckpt_path", run, "--client", "dan", "--out", "models/m.ckpt") == 0
     assert capsys.readouterr() == ("models/m.ckpt\n", "")
     source = torch.load("models/m.ckpt", weights_only=True)[SOURCE]
-    assert (source["run"], source["round"]) == ("tiny/version_0", 2)
+    assert (source["run"], source["round"]) == ("tiny/FedBC-0", 2)
     assert (source["client"], source["client_name"]) == (3, "dan")
     assert os.listdir("models") == ["m.ckpt"]
-    assert measure("models/m.ckpt", 3)["test_loss"] == pytest.approx(recorded(run, 3)["local/test_loss"], rel=1e-6)
+    assert measure("models/m.ckpt", 3)["test_loss"] == pytest.approx(recorded(run, 3)["loss/local"], rel=1e-6)
 
     assert run_cli("export", "--ckpt_path", run / "checkpoints/last.ckpt") == 0
     path = run / "checkpoints/round_2_global.ckpt"
     assert capsys.readouterr().out == f"{path}\n"
-    assert measure(path, 3)["test_loss"] == pytest.approx(recorded(run, 3)["global/test_loss"], rel=1e-6)
-    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == ["version_0"]
+    assert measure(path, 3)["test_loss"] == pytest.approx(recorded(run, 3)["loss/global"], rel=1e-6)
+    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == ["FedBC-0"]
 
 
 def test_a_config_and_settings_of_another_machine(run, capsys):
@@ -284,7 +284,7 @@ def test_a_config_and_settings_of_another_machine(run, capsys):
 
 def test_a_shipped_module(project):
     assert run_cli("fit", "--config", "tiny.yaml", "--model.lr", "0.2") == 0
-    assert run_cli("export", "--ckpt_path", RUN, "--client", "0", "--out", "m.ckpt") == 0
+    assert run_cli("export", "--ckpt_path", "runs/tiny/FedAvg-0", "--client", "0", "--out", "m.ckpt") == 0
     model = LogisticRegression.load_from_checkpoint("m.ckpt")
     assert (model.hparams["num_features"], model.hparams["lr"]) == (4, 0.2)
 

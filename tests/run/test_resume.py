@@ -63,16 +63,16 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
             kills += program.finish().returncode == -signal.SIGKILL
     run_python(resume, tmp_path).check_returncode()
     assert kills >= 2
-    assert [p.name for p in (broken / "run").iterdir()] == ["version_0"]
-    same_run(whole / "run" / "version_0", broken / "run" / "version_0")
-    for tag in ("train_loss", "global/test_accuracy"):
-        expected = scalars(whole / "run" / "version_0", tag)
-        assert scalars(broken / "run" / "version_0", tag) == expected
+    assert [p.name for p in (broken / "run").iterdir()] == ["FedBC-0"]
+    same_run(whole / "run" / "FedBC-0", broken / "run" / "FedBC-0")
+    for tag in ("train/loss", "accuracy/global"):
+        expected = scalars(whole / "run" / "FedBC-0", tag)
+        assert scalars(broken / "run" / "FedBC-0", tag) == expected
     assert len(expected) == 41
 
 
 def _rounds(root: Path) -> int:
-    path = root / "run" / "version_0" / "metrics.csv"
+    path = root / "run" / "FedBC-0" / "metrics.csv"
     return path.read_text().count("\n") if path.is_file() else 0
 
 
@@ -87,7 +87,7 @@ def test_a_polite_signal_leaves_the_last_finished_round(tmp_path, number):
         done = program.finish()
     assert done.returncode == (130 if number == signal.SIGINT else 143), done.stderr
     assert "Traceback" not in done.stderr
-    run = tmp_path / "run" / "version_0"
+    run = tmp_path / "run" / "FedBC-0"
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -123,7 +123,7 @@ def test_an_interrupted_round_is_taken_back_and_resumed(tmp_path):
 
 def test_early_stopping_resumes_its_patience(tmp_path):
     def fit(root, rounds, ckpt_path=None):
-        stop = EarlyStopping("global/test_loss", patience=3, min_delta=10.0)
+        stop = EarlyStopping("loss/global", patience=3, min_delta=10.0)
         trainer = make_trainer(root, max_rounds=rounds, callbacks=stop)
         trainer.fit(make_model(), BoringData(), FedAvg(), ckpt_path=ckpt_path)
         return trainer.current_round
@@ -161,7 +161,7 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(tmp_path, model, data
     make_trainer(tmp_path).fit(make_model(), BoringData(), FedAvg())
     with pytest.raises(ConfigurationError, match=message):
         make_trainer(tmp_path).fit(make_model(model), data(), algorithm(), ckpt_path="last")
-    assert [p.name for p in (tmp_path / "default").iterdir()] == ["version_0"]
+    assert [p.name for p in (tmp_path / "default").iterdir()] == ["FedAvg-1"]
 
 
 def test_other_hyper_parameters_warn_with_both_values(tmp_path):

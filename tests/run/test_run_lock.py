@@ -65,7 +65,7 @@ def fit(root, callbacks=None, model=None, **options):
 def test_a_second_resume_is_told_who_has_the_run(tmp_path):
     class Resumes(Callback):
         def on_round_start(self, trainer, pl_module):
-            with pytest.raises(ConfigurationError, match=rf"version_0' is being written by .*{os.getpid()}"):
+            with pytest.raises(ConfigurationError, match=rf"FedAvg-1' is being written by .*{os.getpid()}"):
                 fit(tmp_path)
 
     fit(tmp_path, max_rounds=1)
@@ -83,12 +83,12 @@ def test_a_run_that_ended_before_its_first_checkpoint_leaves_no_empty_version(tm
     for _ in range(2):
         with pytest.raises(RuntimeError, match="stop here"):
             fit(tmp_path, model=make_model(Stops), logger=True)
-    killed = tmp_path / "default" / "version_0"
-    (killed / "metrics.csv").write_text("round,train_loss\n0,1.0\n")  # by a kill just before last.ckpt
+    killed = tmp_path / "default" / "FedAvg-1"
+    (killed / "metrics.csv").write_text("round,train/loss\n0,1.0\n")  # by a kill just before last.ckpt
     (killed / "checkpoints").mkdir()
     (killed / "checkpoints" / "last.ckpt.tmp").touch()
     trainer = fit(tmp_path, logger=True)
-    assert os.listdir(tmp_path / "default") == ["version_0"]
+    assert os.listdir(tmp_path / "default") == ["FedAvg-1"]
     assert len(read_csv(f"{trainer.log_dir}/metrics.csv")) == 4
     assert len(list(killed.glob("events*"))) == 1
     fit(tmp_path / "other", enable_checkpointing=False)
@@ -98,10 +98,10 @@ def test_a_run_that_ended_before_its_first_checkpoint_leaves_no_empty_version(tm
 
 def test_what_people_put_into_a_folder_is_never_removed(tmp_path):
     with RunLock() as lock:
-        folder = run_folder.claim(tmp_path, lock)
+        folder = run_folder.claim(tmp_path, "FedAvg-1", lock)
     (folder / "notes.txt").touch()
     with RunLock() as lock:
-        assert run_folder.claim(tmp_path, lock).name == "version_1"
+        assert run_folder.claim(tmp_path, "FedAvg-1", lock).name == "FedAvg-1-1"
 
 
 @pytest.mark.filterwarnings("ignore:seed was")
@@ -109,15 +109,15 @@ def test_last_needs_no_config_where_the_run_can_be_found(project, capsys):
     assert run_cli("fit", "--config", "tiny.yaml", "--trainer.default_root_dir", "here") == 0
     where = ["--trainer.default_root_dir", "here", "--trainer.name", "tiny", "--ckpt_path", "last"]
     assert run_cli("fit", "--trainer.max_rounds", 3, *where) == 0
-    assert len(read_csv("here/tiny/version_0/metrics.csv")) == 4
+    assert len(read_csv("here/tiny/FedAvg-0/metrics.csv")) == 4
     assert run_cli("fit", "--trainer.max_rounds", 4, "--seed_everything", 3, *where) == 1
     assert "was trained with 0, 3 is given now" in capsys.readouterr().err
     assert run_cli("fit", "--trainer.max_rounds", 4, "--seed_everything", 3, "--other_seed", "true", *where) == 0
-    assert "other_seed: false" in Path("here/tiny/version_0/config.yaml").read_text()
-    assert run_cli("test", "--ckpt_path", "here/tiny/version_0") == 0
+    assert "other_seed: false" in Path("here/tiny/FedAvg-0/config.yaml").read_text()
+    assert run_cli("test", "--ckpt_path", "here/tiny/FedAvg-0") == 0
     words = ["--model", "LogisticRegression", "--model.num_features", 4, "--model.num_classes", 3]
     words += ["--data", "tiny_data.TinyData", "--algorithm", "FedAvg", "--trainer.accelerator", "cpu"]
     words += ["--trainer.max_rounds", 1, "--trainer.logger", "false"]
     for rounds in (1, 2):
         assert run_cli("fit", *words, "--trainer.max_rounds", rounds, "--ckpt_path", "last") == 0
-    assert len(read_csv("runs/default/version_0/metrics.csv")) == 3
+    assert len(read_csv("runs/default/FedAvg-0/metrics.csv")) == 3

@@ -35,7 +35,7 @@ def test_a_run_shows_its_state_and_reads_settings_that_callbacks_change(tmp_path
     assert callback.seen == OF_A_RUN
     assert trainer.server is trainer.federation.server
     assert trainer.clients is trainer.federation.clients
-    evaluated = [row["global/test_loss"] != "" for row in read_csv(Path(trainer.log_dir) / "metrics.csv")]
+    evaluated = [row["loss/global"] != "" for row in read_csv(Path(trainer.log_dir) / "metrics.csv")]
     assert evaluated == [True, False, False, False]
 
 

@@ -47,14 +47,14 @@ def fit(root, callback=None, model=None, **options):
 
 
 def saved_round(root):
-    return checkpoint.load(root / "default" / "version_0" / "checkpoints" / "last.ckpt")[checkpoint.KEY]["round"]
+    return checkpoint.load(root / "default" / "FedAvg-1" / "checkpoints" / "last.ckpt")[checkpoint.KEY]["round"]
 
 
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
     model = make_model(SavesMore)
     model.value = np.float32(0.25)
     fit(tmp_path, Keeps(np.float64(1.5)), model, max_rounds=2)
-    saved = checkpoint.load(tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt")
+    saved = checkpoint.load(tmp_path / "default" / "FedAvg-1" / "checkpoints" / "last.ckpt")
     assert saved["callbacks"] == {"Keeps": {"kept": 1.5, "more": [(1.5,)]}}
     assert saved["mine"] == {"best": 0.25}
     callback = Keeps()
@@ -98,7 +98,7 @@ def test_states_are_saved_as_they_were_when_the_round_was_recorded(tmp_path):
 
     with pytest.raises(RuntimeError, match="stop here"):
         fit(tmp_path, Counts(), checkpoint_every_n_rounds=100)
-    saved = checkpoint.load(tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt")
+    saved = checkpoint.load(tmp_path / "default" / "FedAvg-1" / "checkpoints" / "last.ckpt")
     assert saved[checkpoint.KEY]["round"] == 1
     assert saved["callbacks"][Counts.__qualname__]["steps"] == 3
     assert len(saved["callbacks"][Counts.__qualname__]["clients"]) == 3
@@ -138,6 +138,6 @@ def test_a_disk_that_is_full_for_one_call_loses_no_row(tmp_path, table, monkeypa
         fit(tmp_path / "broken")
     assert saved_round(tmp_path / "broken") < 2
     runs = [Path(fit(tmp_path / name).log_dir) for name in ("broken", "whole")]
-    assert [path.name for path in runs] == ["version_0", "version_0"]
+    assert [path.name for path in runs] == ["FedAvg-1", "FedAvg-1"]
     assert (runs[0] / "clients.csv").read_bytes() == (runs[1] / "clients.csv").read_bytes()
     assert len(read_csv(runs[0] / "metrics.csv")) == 4

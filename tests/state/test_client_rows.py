@@ -105,14 +105,18 @@ def test_local_models_are_evaluated_from_the_file(tmp_path, in_file):
     in_file()
     trainer = fit(tmp_path)
     last = Path(trainer.log_dir, "checkpoints", "last.ckpt")
-    expected = {k: float(v) for k, v in read_csv(f"{trainer.log_dir}/metrics.csv")[-1].items() if "/test_" in k}
+    expected = {
+        k: float(v)
+        for k, v in read_csv(f"{trainer.log_dir}/metrics.csv")[-1].items()
+        if k.endswith(("/global", "/local"))
+    }
     model = make_model()
     for found in (
         trainer.test(model, BoringData(), ALGORITHMS["fedbc"](), ckpt_path=last),
         trainer.test(model, BoringData(), ALGORITHMS["fedbc"]()),  # of the fit before
     ):
         assert {name: found[name] for name in expected} == pytest.approx(expected)
-    assert any(name.startswith("local/") for name in expected)
+    assert any(name.endswith("/local") for name in expected)
 
 
 # the file itself
@@ -174,7 +178,7 @@ def test_the_file_takes_as_much_disk_as_rows_were_written(tmp_path):
 def test_what_does_not_belong_together_is_refused(tmp_path, in_file):
     in_file()
     algorithm = ALGORITHMS["fedbc"]
-    trainer = fit(tmp_path, max_rounds=2, callbacks=RoundCheckpoint("global/test_loss", "min"))
+    trainer = fit(tmp_path, max_rounds=2, callbacks=RoundCheckpoint("loss/global", "min"))
     folder = Path(trainer.log_dir, "checkpoints")
     path, last = folder / "clients.bin", folder / "last.ckpt"
 
@@ -230,12 +234,12 @@ def test_copies_of_two_times_are_refused(tmp_path, in_file):
 def test_rows_that_belong_to_no_local_model_are_not_asked_for(tmp_path, in_file):
     """A kept checkpoint evaluates its z; SCAFFOLD's c_i have no part in that."""
     in_file()
-    callback = RoundCheckpoint("global/test_loss", "min")
+    callback = RoundCheckpoint("loss/global", "min")
     trainer = make_trainer(tmp_path, callbacks=callback, keep_local_models=False)
     trainer.fit(make_model(), BoringData(), SCAFFOLD())
     best = Path(trainer.log_dir, "checkpoints", "best.ckpt")
     found = make_trainer(tmp_path, keep_local_models=False).test(make_model(), BoringData(), SCAFFOLD(), best)
-    assert found["global/test_loss"] == pytest.approx(callback.best)
+    assert found["loss/global"] == pytest.approx(callback.best)
 
 
 def test_a_copied_checkpoint_with_its_file_starts_a_run_of_its_own(tmp_path, in_file):

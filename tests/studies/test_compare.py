@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from helpers.command_line import run_cli
+from helpers.folders import only_run
 from helpers.programs import forked, run_python, wait_until
 from rich.console import Console
 
@@ -24,8 +25,8 @@ from fedbc_lightning.studies.schedule import Schedule, Workers
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tuning import write_tried
 
-ACCURACY = "global/test_accuracy"
-LOSS = "global/test_loss"
+ACCURACY = "accuracy/global"
+LOSS = "loss/global"
 TINY = {
     "base": "tiny.yaml",
     "algorithms": {"FedAvg": {}, "again": {"algorithm": "FedAvg"}, "FedBC": {"dual_lr": 0.01}},
@@ -139,8 +140,8 @@ def test_a_study(project, compare):
     assert "| FedBC |" in (folder / "table.md").read_text()
     assert "\\toprule" in (folder / "table.tex").read_text()
     for axis in ("rounds", "bytes", "seconds"):
-        assert (folder / f"figures/global_test_accuracy_{axis}.png").stat().st_size > 10_000
-        assert "<svg" in (folder / f"figures/global_test_accuracy_{axis}.svg").read_text()[:1000]
+        assert (folder / f"figures/accuracy_global_{axis}.png").stat().st_size > 10_000
+        assert "<svg" in (folder / f"figures/accuracy_global_{axis}.svg").read_text()[:1000]
     assert len(list((folder / "hparams").rglob("events.out.tfevents.*"))) == 12
     assert "difference to FedAvg of the same seed" in said
 
@@ -177,9 +178,9 @@ def test_tuning_tells_what_failed(project, compare):
     algorithms = {"tuned": {"algorithm": "FedAvg", "model.lr": {"grid": [0.1, 3e38]}}}
     tuning = {"val_fraction": 0.25, "max_rounds": 1}
     given = {"algorithms": algorithms, "variants": {"all": {}}, "seeds": 1}
-    write(project, **given, tuning={**tuning, "metric": "global/val_f1"})
+    write(project, **given, tuning={**tuning, "metric": "f1/val_global"})
     said = compare("study.yaml", status=1)
-    assert "tuning.metric: all / tuned / lr=0.1 / seed 0 logs no 'global/val_f1'; there is: global/val_" in said
+    assert "tuning.metric: all / tuned / lr=0.1 / seed 0 logs no 'f1/val_global'; there is: loss/val_" in said
     write(project, **given, tuning=tuning)
     (project / "studies/study/tuned.yaml").touch()  # as an earlier version may have left it when it was killed
     said = compare("study.yaml")
@@ -237,17 +238,17 @@ def test_tuning_looks_at_validation_data_alone_and_longer_at_what_has_promise(pr
     tried = pd.read_csv(folder / "tuning.csv")
     first, second = tried[tried["rung"] == 0], tried[tried["rung"] == 1]
     assert list(first["model.lr"]) == [1e-6, 0.1, 0.01, 0.001]
-    ranked = first.sort_values("global/val_accuracy", ascending=False, kind="stable")
+    ranked = first.sort_values("accuracy/val_global", ascending=False, kind="stable")
     assert list(second["model.lr"]) == list(ranked["model.lr"][:2])
     for row in tried.to_dict("records"):
         runs = [folder / f"tuning/all/tuned/lr={row['model.lr']:g}/rung_{row['rung']}/seed_{seed}" for seed in (0, 1)]
-        tables = [pd.read_csv(run / "version_0/metrics.csv") for run in runs]
+        tables = [pd.read_csv(only_run(run) / "metrics.csv") for run in runs]
         assert [table["round"].max() for table in tables] == [row["rung"] + 1] * 2
-        mean = sum(table["global/val_accuracy"].iloc[-1] for table in tables) / 2
-        assert row["global/val_accuracy"] == pytest.approx(mean)
-    best = second.loc[second["global/val_accuracy"].idxmax(), "model.lr"]
+        mean = sum(table["accuracy/val_global"].iloc[-1] for table in tables) / 2
+        assert row["accuracy/val_global"] == pytest.approx(mean)
+    best = second.loc[second["accuracy/val_global"].idxmax(), "model.lr"]
     assert yaml.safe_load((folder / "tuned.yaml").read_text()) == {"all": {"tuned": {"model.lr": best}}}
-    config = yaml.safe_load((folder / "runs/all/tuned/seed_0/version_0/config.yaml").read_text())
+    config = yaml.safe_load((only_run(folder / "runs/all/tuned/seed_0") / "config.yaml").read_text())
     assert config["model"]["init_args"]["lr"] == best
     assert config["trainer"]["max_rounds"] == 2
 
@@ -279,7 +280,7 @@ def test_the_reported_round(project, monkeypatch):
                 assert row["round"] == 12
                 assert row[LOSS] == (metrics[LOSS][11] + metrics[LOSS][12]) / 2 != metrics[LOSS][12]
             else:
-                column = ACCURACY if report == "best_on_test" else "global/val_accuracy"
+                column = ACCURACY if report == "best_on_test" else "accuracy/val_global"
                 assert row["round"] == metrics[column].idxmax()
                 assert row[ACCURACY] == metrics[ACCURACY][row["round"]]
         assert len(list((study.folder / "hparams").rglob("events.*"))) == len(comparison.results)
@@ -308,8 +309,8 @@ def test_the_reported_round(project, monkeypatch):
         ({"algoritms": {"FedAvg": {}}}, "did you mean 'algorithms'"),
         ({"report": "best"}, "best_on_test"),
         (
-            {"report": "best_on_test", "metrics": ["train_loss"]},
-            "'train_loss', the first of metrics, is not measured on test data",
+            {"report": "best_on_test", "metrics": ["train/loss"]},
+            "'train/loss', the first of metrics, is not measured on test data",
         ),
         ({"algorithms": {"FedProx": {"mu": {"grid": [0.1, "abc"]}}}}, "E=1 / FedProx: "),
         (
@@ -330,7 +331,7 @@ def test_mistakes_are_told_before_anything_starts(project, capfd, given, message
 
 
 def test_a_diverged_round_is_not_passed_over():
-    table = pd.DataFrame({"round": [0, 1, 2, 3], LOSS: [1.0, 0.5, None, None], "local/test_loss": [1, 1, 2, None]})
+    table = pd.DataFrame({"round": [0, 1, 2, 3], LOSS: [1.0, 0.5, None, None], "loss/local": [1, 1, 2, None]})
     assert list(evaluated(table).index) == [1, 2]  # 3 was not evaluated
 
 
@@ -343,21 +344,21 @@ def test_a_mean_over_rounds_is_of_those_evaluated():
 
 def test_a_metric_that_nobody_logs(project, monkeypatch):
     importable(project, monkeypatch)
-    study = Study(**{**TINY, "metrics": ["global/test_f1"], "algorithms": {"FedAvg": {}}, "seeds": 1})
-    with pytest.raises(ConfigurationError, match=r"metrics: no run logs 'global/test_f1'; there is: global/test_"):
+    study = Study(**{**TINY, "metrics": ["f1/global"], "algorithms": {"FedAvg": {}}, "seeds": 1})
+    with pytest.raises(ConfigurationError, match=r"metrics: no run logs 'f1/global'; there is: train/loss, loss/global"):
         Comparison(study).run()
 
 
 def test_a_metric_that_one_algorithm_lacks(project, monkeypatch):
     importable(project, monkeypatch)
     given = {
-        "metrics": ["local/test_accuracy"],
+        "metrics": ["accuracy/local"],
         "algorithms": {"FedAvg": {}, "Centralized": {}},
         "variants": {"all": {}},
     }
     comparison = Comparison(Study(**{**TINY, **given, "seeds": 1}))
     assert comparison.run()
-    assert comparison.results.set_index("algorithm")["local/test_accuracy"].notna().to_dict() == {
+    assert comparison.results.set_index("algorithm")["accuracy/local"].notna().to_dict() == {
         "FedAvg": True, "Centralized": False,
     }  # fmt: skip
 

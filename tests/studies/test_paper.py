@@ -56,9 +56,9 @@ def test_a_claim_that_fails_and_one_of_a_single_seed():
 
 
 def test_a_metric_that_should_be_small():
-    paper = Paper("p", "global/test_loss", claims=[Claim("b", ["a"])])
-    study = make(metrics=["global/test_loss"], papers={"p": paper})
-    table = results({"a": [0.8, 0.7, 0.75], "b": [0.5, 0.41, 0.45]}).rename(columns={METRIC: "global/test_loss"})
+    paper = Paper("p", "loss/global", claims=[Claim("b", ["a"])])
+    study = make(metrics=["loss/global"], papers={"p": paper})
+    table = results({"a": [0.8, 0.7, 0.75], "b": [0.5, 0.41, 0.45]}).rename(columns={METRIC: "loss/global"})
     differences = paired_differences(table, study.metrics, "a")
     read = {"p": {"last": table}}
     (said, claims), *_ = tables(study, summarise(table, study.metrics), differences, read)  # no values: claims alone
@@ -175,7 +175,7 @@ def test_readings_of_other_rounds_stand_beside_the_papers_numbers_and_are_judged
 def test_the_best_round_is_shown_only_for_metrics_on_test_data():
     assert reports(PAPER, make()) == ["last", "mean_of_last_tenth", "best_on_test"]
     assert reports(PAPER, make(report="best_on_validation"))[0] == "best_on_validation"
-    assert reports(Paper("", "train_loss"), make()) == ["last", "mean_of_last_tenth"]
+    assert reports(Paper("", "train/loss"), make()) == ["last", "mean_of_last_tenth"]
 
 
 def test_two_claims_on_one_pair_keep_each_others_verdicts():

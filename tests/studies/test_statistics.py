@@ -11,7 +11,7 @@ from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import difference_rows, latex, markdown, summary_rows, tables
 
-METRIC = "global/test_accuracy"
+METRIC = "accuracy/global"
 
 
 def results(values, status="finished"):
@@ -82,11 +82,11 @@ def test_a_difference_says_how_many_pairs_it_is_of():
 
 
 def test_a_table_of_losses_has_the_smallest_in_bold():
-    study = Study("x.yaml", {"a": {}, "b": {}}, metrics=["global/test_loss"], report="best_on_test", seeds=1)
-    table = results({"a": [0.5], "b": [0.4]}).rename(columns={METRIC: "global/test_loss"})
+    study = Study("x.yaml", {"a": {}, "b": {}}, metrics=["loss/global"], report="best_on_test", seeds=1)
+    table = results({"a": [0.5], "b": [0.4]}).rename(columns={METRIC: "loss/global"})
     parts = list(tables(study, summarise(table, study.metrics), paired_differences(table, study.metrics, "a"), {}))
     assert parts[0][1][1:] == [["a", "0.5000"], ["b", "**0.4000**"]]
-    assert "round with the best global/test_loss on the test data itself" in parts[0][0]
+    assert "round with the best loss/global on the test data itself" in parts[0][0]
 
 
 def test_the_best_is_one_whose_seeds_all_finished():

@@ -94,10 +94,10 @@ def test_the_same_run_wherever_its_folder_lies(tmp_path):
         ({"metrics": ["a/test_f1", "a/test_f1"]}, "metrics: 'a/test_f1' is there twice"),
         ({"metrics": ["round"]}, "metrics: 'round' is a column of results.csv anyway"),
         (
-            {"better": {"global/test_acuracy": "lower"}},
-            "better: 'global/test_acuracy' is not among the metrics; did you",
+            {"better": {"acuracy/global": "lower"}},
+            "better: 'acuracy/global' is not among the metrics; did you",
         ),
-        ({"better": {"global/test_accuracy": "low"}}, "better.global/test_accuracy: got 'low'; give lower or higher"),
+        ({"better": {"accuracy/global": "low"}}, "better.accuracy/global: got 'low'; give lower or higher"),
         ({"variants": {}}, "variants: none given"),
         ({"variants": {"x" * 251: {}}}, "'xxx.*' is too long for the name of a folder"),
         ({"name": "a/../../b"}, "name: 'a/../../b' is no name of a folder"),
@@ -143,11 +143,11 @@ def test_names_that_no_file_system_takes():
 
 
 def test_what_is_better_may_be_said():
-    study = make(metrics=["global/test_accuracy", "global/test_regret"], better={"global/test_regret": "lower"})
-    assert study.is_lower_better("global/test_regret")
-    assert study.is_lower_better("global/val_regret")  # what tunes
-    assert study.is_lower_better("global/test_MeanSquaredError")
-    assert not study.is_lower_better("global/test_accuracy")
+    study = make(metrics=["accuracy/global", "regret/global"], better={"regret/global": "lower"})
+    assert study.is_lower_better("regret/global")
+    assert study.is_lower_better("regret/val_global")  # what tunes
+    assert study.is_lower_better("MeanSquaredError/global")
+    assert not study.is_lower_better("accuracy/global")
 
 
 def test_only_what_is_named_is_left():
@@ -174,7 +174,7 @@ def test_ranges_may_be_left_out_and_the_study_says_so():
     }  # fmt: skip
     assert (study.name, study.is_untuned) == ("s_untuned", True)
     assert not make(tuning=Tuning(skip=True)).is_untuned
-    assert "NOT TUNED" in caption(study, "global/test_accuracy")
+    assert "NOT TUNED" in caption(study, "accuracy/global")
 
 
 def test_a_trial_fine_tunes_on_no_test_data():

@@ -44,13 +44,13 @@ def fit(root, algorithm=None, model=None, data=None, **kwargs):
 
 def test_the_tables_of_a_run(tmp_path):
     trainer, _ = fit(tmp_path, FedBC(dual_lr=0.01), name="here")
-    assert trainer.log_dir == str(tmp_path / "here" / "version_0")
+    assert trainer.log_dir == str(tmp_path / "here" / "FedBC-1")
     metrics, clients = (read_csv(f"{trainer.log_dir}/{name}.csv") for name in ("metrics", "clients"))
     assert [row["round"] for row in metrics] == ["0", "1", "2", "3"]
-    assert metrics[0]["train_loss"] == ""
+    assert metrics[0]["train/loss"] == ""
     expected = (
-        "round train_loss global/test_accuracy global/test_loss local/test_accuracy local/test_accuracy_weighted "
-        "fairness/accuracy_std fairness/accuracy_worst10 fairness/num_clients comm/bytes_up comm/bytes_down "
+        "round train/loss accuracy/global loss/global accuracy/local accuracy/local_weighted "
+        "accuracy/std accuracy/worst10 num_clients/evaluated comm/bytes_up comm/bytes_down "
         "time/round_seconds time/eval_seconds dual/min dual/max dual/effective_number"
     )
     assert set(expected.split()) <= set(metrics[1])
@@ -92,12 +92,12 @@ def test_evaluation_equals_a_loop_by_hand(tmp_path):
         inputs, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return (module(inputs).argmax(1) == targets).float().mean().item()
 
-    assert float(last["global/test_accuracy"]) == pytest.approx(accuracy(model, range(6)), abs=1e-6)
+    assert float(last["accuracy/global"]) == pytest.approx(accuracy(model, range(6)), abs=1e-6)
     of_z = np.array([accuracy(model, [i]) for i in range(6)])
-    assert float(last["fairness/accuracy_std"]) == pytest.approx(of_z.std(), abs=1e-6)
-    assert float(last["fairness/accuracy_worst10"]) == pytest.approx(of_z.min(), abs=1e-6)
-    assert float(last["fairness/accuracy_least_data"]) == pytest.approx(of_z[0], abs=1e-6)
-    assert float(last["fairness/accuracy_most_data"]) == pytest.approx(of_z[5], abs=1e-6)
+    assert float(last["accuracy/std"]) == pytest.approx(of_z.std(), abs=1e-6)
+    assert float(last["accuracy/worst10"]) == pytest.approx(of_z.min(), abs=1e-6)
+    assert float(last["accuracy/least_data"]) == pytest.approx(of_z[0], abs=1e-6)
+    assert float(last["accuracy/most_data"]) == pytest.approx(of_z[5], abs=1e-6)
     of_x = []
     for i in range(6):
         local, x, d = make_model(), trainer.clients.vector("local_model", i), trainer.layout.num_parameters
@@ -105,19 +105,19 @@ def test_evaluation_equals_a_loop_by_hand(tmp_path):
         local.net[1].running_mean.copy_(x[d : d + 8]), local.net[1].running_var.copy_(x[d + 8 :])
         of_x.append(accuracy(local, [i]))
     sizes = [len(data.client_test_dataset(i)) for i in range(6)]
-    assert float(last["local/test_accuracy"]) == pytest.approx(np.mean(of_x), abs=1e-6)
-    assert float(last["local/test_accuracy_weighted"]) == pytest.approx(np.average(of_x, weights=sizes), abs=1e-6)
+    assert float(last["accuracy/local"]) == pytest.approx(np.mean(of_x), abs=1e-6)
+    assert float(last["accuracy/local_weighted"]) == pytest.approx(np.average(of_x, weights=sizes), abs=1e-6)
     rows = [row for row in read_csv(f"{trainer.log_dir}/evaluation.csv") if row["round"] == last["round"]]
     assert [row["client"] for row in rows] == ["0", "1", "2", "3", "4", "5"]
-    assert [float(row["global/test_accuracy"]) for row in rows] == pytest.approx(of_z, abs=1e-6)
-    assert [float(row["local/test_accuracy"]) for row in rows] == pytest.approx(of_x, abs=1e-6)
+    assert [float(row["accuracy/global"]) for row in rows] == pytest.approx(of_z, abs=1e-6)
+    assert [float(row["accuracy/local"]) for row in rows] == pytest.approx(of_x, abs=1e-6)
 
 
 def test_test_from_a_checkpoint_gives_the_numbers_of_the_log(tmp_path):
     trainer, _ = fit(tmp_path, FedBC(dual_lr=0.01))
     last = read_csv(f"{trainer.log_dir}/metrics.csv")[-1]
     found = make_trainer(tmp_path).test(make_model(), BoringData(), FedBC(dual_lr=0.01), ckpt_path="last")
-    for name in ("global/test_accuracy", "local/test_loss", "fairness/accuracy_std"):
+    for name in ("accuracy/global", "loss/local", "accuracy/std"):
         assert found[name] == float(last[name])
 
 
@@ -187,7 +187,7 @@ def test_a_nonfinite_client_is_left_out_and_keeps_its_state(tmp_path):
     assert torch.isfinite(trainer.server.z).all()
     initial = trainer.layout.vector_from(dict(make_model().named_parameters()))
     assert torch.equal(trainer.clients.vector("local_model", 2)[: len(initial)], initial)
-    assert read_csv(f"{trainer.log_dir}/metrics.csv")[-1]["num_nonfinite"] == "1.0"
+    assert read_csv(f"{trainer.log_dir}/metrics.csv")[-1]["num_clients/nonfinite"] == "1.0"
 
 
 def test_if_no_client_is_finite_the_run_stops_before_anything_is_lost(tmp_path):
@@ -207,7 +207,7 @@ def test_if_no_client_is_finite_the_run_stops_before_anything_is_lost(tmp_path):
 
 
 def test_early_stopping_looks_after_rounds(tmp_path):
-    stop = EarlyStopping("global/test_loss", patience=1, min_delta=10.0)
+    stop = EarlyStopping("loss/global", patience=1, min_delta=10.0)
     trainer, _ = fit(tmp_path, callbacks=stop, max_rounds=20)
     assert trainer.current_round == 1
     assert len(read_csv(f"{trainer.log_dir}/metrics.csv")) == 2
@@ -219,9 +219,9 @@ def test_lightnings_timer_and_summary_run(tmp_path):
 
 
 def test_round_checkpoint_keeps_the_best(tmp_path):
-    keep = RoundCheckpoint("global/test_accuracy")
+    keep = RoundCheckpoint("accuracy/global")
     trainer, _ = fit(tmp_path, callbacks=keep, max_rounds=5)
-    column = [float(row["global/test_accuracy"]) for row in read_csv(f"{trainer.log_dir}/metrics.csv")]
+    column = [float(row["accuracy/global"]) for row in read_csv(f"{trainer.log_dir}/metrics.csv")]
     assert keep.best == pytest.approx(max(column))
     saved = torch.load(f"{trainer.log_dir}/checkpoints/best.ckpt", weights_only=True)
     assert saved["fedbc_lightning"]["round"] == keep.best_round == column.index(max(column))
@@ -233,14 +233,14 @@ def test_round_checkpoint_leaves_validate_alone(tmp_path, is_trained):
         def validation_step(self, batch, batch_idx):
             self.log("val_loss", functional.cross_entropy(self(batch[0]), batch[1]))
 
-    keep = RoundCheckpoint("global/val_loss", mode="min")
+    keep = RoundCheckpoint("loss/val_global", mode="min")
     trainer = make_trainer(tmp_path, callbacks=keep)
     model, data, algorithm = make_model(Model), BoringData(8, val_fraction=0.2, drop_last=True), FedAvg()
     if is_trained:
         trainer.fit(model, data, algorithm)
         keep.best = math.inf  # any number would now be the best one
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.ckpt")}
-    assert "global/val_loss" in trainer.validate(model, data, algorithm)
+    assert "loss/val_global" in trainer.validate(model, data, algorithm)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.ckpt")} == before
     assert keep.best == (math.inf if is_trained else None)
 
@@ -363,8 +363,8 @@ def test_a_sampler_that_returns_nonsense_is_named(tmp_path):
 def test_evaluation_interval_and_client_subset(tmp_path):
     trainer, _ = fit(tmp_path, eval_every_n_rounds=2, eval_clients=2)
     rows = read_csv(f"{trainer.log_dir}/metrics.csv")
-    assert [bool(row["global/test_loss"]) for row in rows] == [True, False, True, True]
-    assert rows[-1]["fairness/num_clients"] == "2.0"
+    assert [bool(row["loss/global"]) for row in rows] == [True, False, True, True]
+    assert rows[-1]["num_clients/evaluated"] == "2.0"
 
 
 def test_impossible_arguments_are_all_named_at_once():
@@ -404,7 +404,7 @@ def test_test_after_fit_uses_the_trained_local_models(tmp_path):
     trainer.fit(model, data, algorithm)
     last = read_csv(f"{trainer.log_dir}/metrics.csv")[-1]
     found = trainer.test(model, data, algorithm)
-    assert found["local/test_accuracy"] == float(last["local/test_accuracy"])
+    assert found["accuracy/local"] == float(last["accuracy/local"])
 
 
 def test_early_stopping_on_a_training_metric_and_without_evaluation(tmp_path):
@@ -414,8 +414,8 @@ def test_early_stopping_on_a_training_metric_and_without_evaluation(tmp_path):
 
 
 def test_a_monitor_that_nothing_logs_is_named_before_training(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"monitors 'global/test_acuracy'.*global/test_accuracy"):
-        fit(tmp_path, callbacks=EarlyStopping("global/test_acuracy"))
+    with pytest.raises(ConfigurationError, match=r"monitors 'acuracy/global'.*accuracy/global"):
+        fit(tmp_path, callbacks=EarlyStopping("acuracy/global"))
 
 
 def test_scratch_buffers_do_not_leak_and_written_frozen_parameters_travel(tmp_path):
@@ -507,7 +507,7 @@ def test_draws_in_round_hooks_are_a_function_of_the_round(tmp_path):
 
 
 def test_only_last_ckpt_goes_on_in_its_folder(tmp_path):
-    trainer, _ = fit(tmp_path, callbacks=RoundCheckpoint("global/test_loss", mode="min"), max_rounds=3)
+    trainer, _ = fit(tmp_path, callbacks=RoundCheckpoint("loss/global", mode="min"), max_rounds=3)
     rows = read_csv(f"{trainer.log_dir}/metrics.csv")
     other = make_trainer(tmp_path, max_rounds=5)
     other.fit(make_model(), BoringData(), FedAvg(), ckpt_path=f"{trainer.log_dir}/checkpoints/best.ckpt")
@@ -529,6 +529,6 @@ def test_the_progress_bar_lives_through_validate_and_shows_what_is_logged(tmp_pa
     data = BoringData(val_fraction=0.25)
     trainer.fit(make_model(Model), data, FedAvg())
     assert "global acc" in capsys.readouterr().out
-    assert "global/val_acc" in make_trainer(tmp_path, enable_progress_bar=True).validate(
+    assert "acc/val_global" in make_trainer(tmp_path, enable_progress_bar=True).validate(
         make_model(Model), data, FedAvg(), ckpt_path="last"
     )
