@@ -345,7 +345,9 @@ def test_a_mean_over_rounds_is_of_those_evaluated():
 def test_a_metric_that_nobody_logs(project, monkeypatch):
     importable(project, monkeypatch)
     study = Study(**{**TINY, "metrics": ["f1/global"], "algorithms": {"FedAvg": {}}, "seeds": 1})
-    with pytest.raises(ConfigurationError, match=r"metrics: no run logs 'f1/global'; there is: train/loss, loss/global"):
+    with pytest.raises(
+        ConfigurationError, match=r"metrics: no run logs 'f1/global'; there is: train/loss, loss/global"
+    ):
         Comparison(study).run()
 
 
