@@ -631,6 +631,23 @@ def test_proven_steps_are_compared_rarely_in_the_end(tmp_path, recordings, monke
     assert recording.num_compared == num_compared
 
 
+def test_a_mapped_step_that_is_compared_is_replayed_once(tmp_path, recordings):
+    options = {"data": Even, "engine": "vectorized", "max_rounds": 8, "local_epochs": None, "local_steps": 1}
+    run(tmp_path, Smooth, **options)
+    assert recordings.replays == 8 - 1  # the second step of this shape is recorded
+
+
+def test_a_proven_step_as_written_is_not_followed_by_a_look(tmp_path, recordings, monkeypatch):
+    """Clients of odd sizes end each epoch with a batch of a form of its own, which the vectorized engine has proven."""
+    looks = []
+    hold = StepRecorder._hold
+    monkeypatch.setattr(StepRecorder, "_hold", lambda self: looks.append(0) or hold(self))
+    monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 10**9, "mapped": 10**9})
+    run(tmp_path, Smooth, engine="vectorized", max_rounds=3, local_epochs=4)
+    assert len(recordings.recorders[0]._proofs) > 1
+    assert len(looks) == 3
+
+
 def test_steps_are_not_recorded_when_asked(tmp_path, recordings):
     run(tmp_path, Smooth, record_steps=False)
     assert recordings.replays == 0

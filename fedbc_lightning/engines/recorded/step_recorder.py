@@ -107,6 +107,7 @@ class StepRecorder:
         self._counts: dict[tuple, int] = {}
         self._found: dict[tuple, Recording] = {}
         self._waiting: tuple[Recording, StepOutput] | None = None
+        self._replayed: StepOutput | None = None
         self._heard: LoggedCalls | None = None
         self._round, self._has_visitors, self._is_looked_at = -1, False, False
         self.reason: str | None = None
@@ -121,7 +122,8 @@ class StepRecorder:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, without recordings and proofs, which are about the objects of this process."""
-        return {**vars(self), "_proofs": {}, "_counts": {}, "_found": {}, "_waiting": None, "_heard": None}
+        nothing = dict.fromkeys(("_waiting", "_replayed", "_heard"))
+        return {**vars(self), "_proofs": {}, "_counts": {}, "_found": {}, **nothing}
 
     def start(self, round: int, *, has_visitors: bool) -> None:
         """Prepare for the steps of a client or cohort; forget everything if something that the step reads has changed.
@@ -138,7 +140,7 @@ class StepRecorder:
         self._round, self._is_looked_at = round, False
 
     def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
-        """Return the replayed step, or None if the caller must run it as written and give it to :meth:`compare`.
+        """Return the replayed step, or None if the caller must take it by :attr:`function` and call :meth:`compare`.
 
         Call this under ``torch.no_grad``.
 
@@ -147,11 +149,14 @@ class StepRecorder:
             parameters: The parameters of one client, or of K clients.
             batch: The batch of one client, or those of K clients.
         """
-        found = self.ready(kind, parameters, batch)
+        found = self._ready(kind, parameters, batch)
         if found is None:
+            # Nothing but the step itself follows. It is known to change nothing if it is mapped, or its form is proven.
+            self._is_looked_at &= kind == "mapped" or (_has_form(batch) and _form(batch) in self._proofs)
             return None
         found.credit -= 1
-        return self._replay(found, parameters, batch)
+        replayed, self._replayed = self._replayed, None
+        return self._replay(found, parameters, batch) if replayed is None else replayed
 
     def ready(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
         """Return the recording of a step, or None if the caller must run it as written and give it to :meth:`compare`.
@@ -165,17 +170,13 @@ class StepRecorder:
             batch: The batch of one client, or those of K clients.
         """
         found = self._ready(kind, parameters, batch)
-        # A mapped step is proven. A single client's batch may have a form that is not; its step may change anything.
-        self._is_looked_at &= found is not None or kind == "mapped"
+        self._is_looked_at &= found is not None
         return found
 
     def _ready(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
-        self._waiting = None
-        if self.reason is not None or type(batch) not in (list, tuple):
+        self._waiting = self._replayed = None
+        if self.reason is not None or not _has_form(batch):
             return None
-        for tensor in batch:
-            if type(tensor) is not Tensor or tensor.layout is not torch.strided:
-                return None
         self._look()
         key = (kind, *_form(batch))
         found = self._found.get(key) or self._consider(kind, key, parameters, batch)
@@ -205,7 +206,9 @@ class StepRecorder:
         if not self.knows(batch):
             self._user.train_mode()
             self._user.shim.set(training=True)
+            self._is_looked_at = False  # without a proof, the caller may take the step all the same
             self._proofs[_form(batch)] = self.function.prove(batch)
+            self._is_looked_at = True
 
     def knows(self, batch: Sequence[Tensor]) -> bool:
         """Return whether a step on such a batch of one client is proven and the proof holds, or the user vouches."""
@@ -291,6 +294,7 @@ class StepRecorder:
             with_tensors(replayed.logged, [value[0] for value in tensors_of(replayed.logged)]),
         )  # fmt: skip
         if is_same(written, of_first, tolerance=1e-4):
+            self._replayed = replayed
             return True
         self._stop_late(found)
         return False
@@ -376,6 +380,12 @@ class StepRecorder:
                 f"{self._spacing(found) - 1} steps before this one may have missed the change. From here on it runs as "
                 "written; trainer.record_steps: false does so from the start."
             )
+
+
+def _has_form(batch: Any) -> bool:
+    """Return whether a batch is a list of plain tensors, as all recorded ones are."""
+    is_list = type(batch) in (list, tuple)
+    return is_list and all(type(part) is Tensor and part.layout is torch.strided for part in batch)
 
 
 def _form(batch: Sequence[Tensor]) -> tuple:
