@@ -35,6 +35,17 @@ def _use_anchors(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = re.sub(r'^<a id="([\w-]+)"></a>$', r"(\1)=", source[0], flags=re.MULTILINE)
 
 
+def _include_whole_files(app: Sphinx, name: str, source: list[str]) -> None:
+    """Put a file in the place of the line ``This page is [FILE](../FILE).``, which is a link on GitHub."""
+
+    def include(line: re.Match[str]) -> str:
+        to_docs = "../" * (line[1].count("/") - 1) + "docs/"
+        return f"```{{include}} {line[1]}\n:relative-docs: {to_docs}\n:relative-images:\n```"
+
+    source[0] = re.sub(r"^This page is \[[^]]*\]\((\.\./[^)]+)\)\.$", include, source[0])
+
+
 def setup(app: Sphinx) -> None:
     """Connect what happens to a page before it is read."""
+    app.connect("source-read", _include_whole_files)
     app.connect("source-read", _use_anchors)

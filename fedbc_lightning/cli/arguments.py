@@ -28,7 +28,10 @@ STUDY_COMMANDS = {
 }
 """The commands on runs that are made or read as a whole, each with a description in one line."""
 
-COMMANDS = SUBCOMMANDS | STUDY_COMMANDS
+TOOLS = {"completion": "print a script that completes command lines in bash or zsh"}
+"""The commands that read and make no runs, each with a description in one line."""
+
+COMMANDS = SUBCOMMANDS | STUDY_COMMANDS | TOOLS
 
 CONFIG_OPTIONS = ("--config", "-c")
 

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, UsageError, is_study, prepare_arguments
+from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, TOOLS, UsageError, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
 from fedbc_lightning.commands import leaving
 from fedbc_lightning.core.errors import ConfigurationError
@@ -72,7 +72,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0 if words else 2
     try:
         is_of_studies = words[0] in STUDY_COMMANDS or (words[0] == "plan" and is_study(words))
-        words = words if is_of_studies else prepare_arguments(words)
+        words = words if is_of_studies or words[0] in TOOLS else prepare_arguments(words)
     except UsageError as error:
         return _fail(error, status=2)
     if os.getcwd() not in sys.path:
@@ -115,6 +115,8 @@ def _run(words: list[str], *, is_of_studies: bool) -> int:
 
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
+        if words[0] in TOOLS:
+            return import_module("fedbc_lightning.commands.completion").completion(words[1:])
         if is_of_studies:
             return _run_studies(words)
         FederatedCLI(args=words, parser_kwargs={"prog": PROG})

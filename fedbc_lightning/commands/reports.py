@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.arguments import PROG, UsageError
 from fedbc_lightning.commands.studies import StudyParser
 from fedbc_lightning.report.write import write_reports
 
@@ -26,14 +26,17 @@ def report(words: list[str]) -> int:
         The exit status, 0.
 
     Raises:
+        UsageError: No folder is given.
         ConfigurationError: The folder holds neither a study nor a run, or a file in it cannot be read.
     """
     parser = StudyParser(prog=f"{PROG} report", description=DESCRIPTION)
-    parser.add_argument("folder", type=str, help="Folder of a study or of a run, e.g. runs/digits.")
+    parser.add_argument("folder", type=str, nargs="?", help="Folder of a study or of a run, e.g. runs/digits.")
     parser.add_argument(
         "--output", "-o", type=str, default=None, help="File to write; by default report.html in the folder."
     )
     given = parser.parse_args(words)
+    if given.folder is None:
+        raise UsageError(f"of what? {PROG} report FOLDER_OF_A_RUN_OR_STUDY")
     output = None if given.output is None else Path(given.output)
     for file in write_reports(Path(given.folder), output):
         size = file.stat().st_size / 1e6
