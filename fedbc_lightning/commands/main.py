@@ -19,6 +19,7 @@ from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, TOOLS, UsageErro
 from fedbc_lightning.cli.overview import overview, version
 from fedbc_lightning.commands import leaving
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.places import one_line, report
 
 
 def program() -> int:
@@ -34,10 +35,10 @@ def program() -> int:
         if not (stop.code is None or isinstance(stop.code, int)):
             raise
         status = stop.code or 0
-    except Exception:
+    except Exception as error:
         if not is_outermost:
             raise
-        sys.excepthook(*sys.exc_info())
+        _print_traceback(error)
         status = 1
     if is_outermost:
         leaving.leave(status)
@@ -148,8 +149,16 @@ def _run_studies(words: list[str]) -> int:
         return 130
 
 
+def _print_traceback(error: Exception) -> None:
+    """Print a traceback without the frames of frameworks; a hook that the user's code has set prints it in its way."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.stderr.write(report(error))
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
 def _fail(error: Exception, status: int) -> int:
     rank = os.environ.get("LOCAL_RANK", "0")
     prefix = PROG if rank == "0" else f"{PROG} [local rank {rank}]"
-    print(f"{prefix}: error: {error}", file=sys.stderr)
+    print(f"{prefix}: error: {one_line(error)}", file=sys.stderr)
     return status

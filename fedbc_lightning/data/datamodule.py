@@ -14,8 +14,10 @@ from torch.utils.data import Dataset, default_collate
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.places import locate
 from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.data.client_loaders import ClientLoaders
+from fedbc_lightning.data.dataset_checks import check_dataset
 from fedbc_lightning.data.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
 from fedbc_lightning.data.labels import Known, identify, labels_of
 from fedbc_lightning.data.loading import ClientLoader, EpochSampler
@@ -124,7 +126,9 @@ class FederatedDataModule(LightningDataModule):
     def num_clients(self) -> int:
         """Number of clients N."""
         if self._given_num_clients is None:
-            raise NotImplementedError(f"{type(self).__name__} must define num_clients")
+            raise ConfigurationError(
+                f"data: {type(self).__name__} has no num_clients; set it in __init__ or as a class attribute."
+            )
         return self._given_num_clients
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -199,7 +203,11 @@ class FederatedDataModule(LightningDataModule):
         kept = self._datasets.get(client)
         if kept is None or split not in kept:
             self._check_request(client, split)
-            made = self._make_datasets(client, split)
+            try:
+                made = self._make_datasets(client, split)
+            except Exception as error:
+                locate(error, f"client {client}, its {'test' if split == 'test' else 'training'} data")
+                raise
             self._keep(client, made)
             return made[split]
         return kept[split]
@@ -376,7 +384,10 @@ class FederatedDataModule(LightningDataModule):
         """Return a client's data set of a split, and those of other splits that are made together with it."""
         if split == "test":
             dataset = self.client_test_dataset(client)
-            return {"test": None if dataset is None else self._batched(dataset)}
+            if dataset is None:
+                return {"test": None}
+            check_dataset(dataset, f"data: {type(self).__name__}.client_test_dataset({client})")
+            return {"test": self._batched(dataset)}
         train, val = self._cut_validation(client)
         return {"train": train, "val": val}
 
@@ -409,6 +420,7 @@ class FederatedDataModule(LightningDataModule):
         dataset = self.client_train_dataset(client)
         if dataset is None:
             raise ConfigurationError(f"data: client_train_dataset({client}) returned None; return a map-style Dataset")
+        check_dataset(dataset, f"data: {type(self).__name__}.client_train_dataset({client})")
         if not self.val_fraction:
             return self._batched(dataset), None
         rng = seeding.numpy_generator(self.split_seed, "val", client=client)

@@ -131,6 +131,12 @@ class BaseEngine(ABC):
         is_last: bool = True,
     ) -> None:
         """Train a cohort, see :meth:`fedbc_lightning.local.engine.Engine.solve`."""
+        if start.shape[-1] not in (self.layout.num_parameters, self.layout.num_parameters + self.layout.num_buffers):
+            raise ConfigurationError(
+                f"algorithm: engine.solve was given a start of shape {tuple(start.shape)}; give a model of "
+                f"{self.layout.num_parameters + self.layout.num_buffers} elements, such as server.model, or one for "
+                "each client."
+            )
         local, has_own_epochs = self._planned(cohort, epochs), epochs is not None
         asked = Training(
             start, local, has_own_epochs, terms, solver, after_step, lr_scale, record_gradient_mean, purpose, is_last

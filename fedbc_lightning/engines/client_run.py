@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
+from typing import Any
 
 from torch import Tensor
 
@@ -11,10 +13,11 @@ from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines.workbench import Workbench
+from fedbc_lightning.module.mistakes import place_in_run, raise_located
 from fedbc_lightning.state.cohort import Cohort, Taken
 
 
-class ClientRun:
+class ClientRun(ABC):
     """One client's local training, with Lightning's hooks in Lightning's order.
 
     Args:
@@ -51,6 +54,41 @@ class ClientRun:
         self.is_module_informed = False
         self._metrics: dict[str, Tensor] = {}  # what the module logged in the last epoch
         self.gradient_mean: Tensor | None = None
+
+    def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> ClientRun:
+        """Train the client from a model (d + b,) and return this object.
+
+        Args:
+            start: The model.
+            lr_scale: Factor on the user's learning rates.
+            purpose: Name that seeds the random draws of this training.
+            is_last: Whether no other training of the client follows in this round.
+        """
+        try:
+            self.train(start, lr_scale, purpose)
+            self.finish(is_last)
+        except Exception as error:
+            self.tell(error)
+            raise
+        return self
+
+    @abstractmethod
+    def train(self, start: Tensor, lr_scale: float, purpose: str) -> None:
+        """Take all of the client's steps; see :meth:`run` for the arguments."""
+
+    def tell(self, error: Exception, batch_idx: int | None = None, batch: Any = None) -> None:
+        """Note on an exception at which client, round and batch it came up; raise a better one if torch's says little.
+
+        Args:
+            error: The exception.
+            batch_idx: Number of the batch in its epoch; None outside of batches.
+            batch: The batch, or None if it could not be made.
+
+        Raises:
+            ConfigurationError: The batch does not fit the model.
+        """
+        place = place_in_run(f"client {self.client}", self.bench.round)
+        raise_located(error, place if batch_idx is None else f"{place}, batch {batch_idx}", batch)
 
     def begin(self, start: Tensor, lr_scale: float, purpose: str, *, informs_module: bool = True) -> None:
         """Seed the generators, load the start model, and make loader and optimizer as new.

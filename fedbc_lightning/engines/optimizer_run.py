@@ -21,6 +21,7 @@ from fedbc_lightning.engines.step_function import StepOutput, log_replayed
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, Term
 from fedbc_lightning.module.collector import batch_size_of
+from fedbc_lightning.module.mistakes import refuse_loss
 from fedbc_lightning.state.cohort import Cohort
 
 
@@ -64,16 +65,14 @@ class OptimizerRun(ClientRun):
         self.num_gradients = 0  # more than steps if an optimizer calls its closure several times
         self.gradient_sum = torch.zeros_like(bench.grad, dtype=bench.layout.master_dtype) if keep_mean else None
 
-    def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> OptimizerRun:
-        """Train the client from a model (d + b,) and return this object."""
+    def train(self, start: Tensor, lr_scale: float, purpose: str) -> None:
+        """Run the epochs; see the base class."""
         self._start_scaler()
         self.begin(start, lr_scale, purpose, informs_module=not self.bench.runs_only_training_step)
         epoch = 0
         while not self._is_done(epoch):
             self._run_epoch(epoch)
             epoch += 1
-        self.finish(is_last)
-        return self
 
     def finish(self, is_last: bool) -> None:
         """Keep the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
@@ -108,23 +107,28 @@ class OptimizerRun(ClientRun):
     def _run_batches(self) -> None:
         """Take the steps of an epoch: as many as possible are replayed, the others are taken as they are written."""
         self._changes = self._changes_of_a_step() if self._is_plain else []
-        batch_idx = 0
-        for batches in self._stretches():
-            start = 0
-            while start < len(batches):
-                recording = self._recording(batches[start]) if self._is_plain else None
-                if recording is not None:
-                    chosen = batches[start : start + self._num_replays(recording)]
-                    self._replay(recording, chosen, batch_idx)
-                    count, is_over = len(chosen), False
-                else:
-                    count, is_over = 1, self._run_batch(batches[start], batch_idx)
-                start, batch_idx = start + count, batch_idx + count
-                is_enough = self.local.steps is not None and self.num_steps >= self.local.steps
-                if is_over or is_enough or self.user.shim.is_client_stopped:
-                    if self._is_plain and batch_idx >= self.num_batches:
-                        self._step_schedulers()
-                    return
+        batches: Sequence[Any] = ()
+        start = batch_idx = 0
+        try:
+            for batches in self._stretches():
+                start = 0
+                while start < len(batches):
+                    recording = self._recording(batches[start]) if self._is_plain else None
+                    if recording is not None:
+                        chosen = batches[start : start + self._num_replays(recording)]
+                        self._replay(recording, chosen, batch_idx)
+                        count, is_over = len(chosen), False
+                    else:
+                        count, is_over = 1, self._run_batch(batches[start], batch_idx)
+                    start, batch_idx = start + count, batch_idx + count
+                    is_enough = self.local.steps is not None and self.num_steps >= self.local.steps
+                    if is_over or is_enough or self.user.shim.is_client_stopped:
+                        if self._is_plain and batch_idx >= self.num_batches:
+                            self._step_schedulers()
+                        return
+        except Exception as error:
+            self.tell(error, batch_idx, batches[start] if start < len(batches) else None)
+            raise
         if self._is_plain:  # a loader of the user's may have given fewer batches than it says, or more
             self._step_schedulers()
 
@@ -240,7 +244,9 @@ class OptimizerRun(ClientRun):
                 loss, output = self.user.training_step(batch, batch_idx)
                 if is_first:
                     self._zero_grad(batch_idx)
-                if loss is not None:
+                if loss is None:
+                    return None
+                try:
                     if not self._is_counted:  # an optimizer may call its closure several times
                         self._is_counted = True
                         self.losses.append(loss.detach().reshape(()))
@@ -249,6 +255,9 @@ class OptimizerRun(ClientRun):
                     if shows_output:
                         self.output = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}
                     self._backward(scaled)
+                except RuntimeError:
+                    refuse_loss(loss, self.module, batch)
+                    raise
             return loss
 
         if not is_last:

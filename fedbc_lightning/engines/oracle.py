@@ -12,6 +12,7 @@ from torch import Tensor
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.collector import MetricCollector
+from fedbc_lightning.module.mistakes import refuse_loss
 
 
 class Oracle:
@@ -50,12 +51,19 @@ class Oracle:
         with torch.enable_grad(), _unheard(self.user, unless=is_logged):
             loss, _ = self.user.training_step(batch, batch_idx)
             if loss is not None:
-                self._call("on_before_backward", loss)
-                self.user.module.backward(loss) if self.bench.overridden["backward"] else loss.backward()
-                self._call("on_after_backward")
+                self._backward(loss, batch)
         gradient = torch.zeros_like(self.bench.grad)
         self.layout.collect_gradients(gradient)
         return self._scalar(loss), gradient.to(self.layout.master_dtype)[None]
+
+    def _backward(self, loss: Tensor, batch: Any) -> None:
+        self._call("on_before_backward", loss)
+        try:
+            self.user.module.backward(loss) if self.bench.overridden["backward"] else loss.backward()
+        except RuntimeError:
+            refuse_loss(loss, self.user.module, batch)
+            raise
+        self._call("on_after_backward")
 
     def _go_to(self, w: Tensor) -> None:
         if w.data_ptr() != self.bench.row.data_ptr():

@@ -66,8 +66,8 @@ class SolverRun(ClientRun):
         self._batch: Batch | None = None
         self._raw: Iterator[tuple[int, Any]] | None = None  # batches that are left in the current epoch
 
-    def run(self, start: Tensor, lr_scale: float, purpose: str, *, is_last: bool) -> SolverRun:
-        """Train the client from a model (d + b,) and return this object."""
+    def train(self, start: Tensor, lr_scale: float, purpose: str) -> None:
+        """Let the solver take its steps; see the base class."""
         self.begin(start, lr_scale, purpose)
         self.w = self.bench.row.to(self.layout.master_dtype, copy=True)[None]
         self._quiet_schedulers()
@@ -85,8 +85,11 @@ class SolverRun(ClientRun):
             self._end_epoch()
         self.solver.end(self)
         self.bench.row.copy_(self.w[0])
-        self.finish(is_last)
-        return self
+
+    def tell(self, error: Exception, batch_idx: int | None = None, batch: Any = None) -> None:
+        """Note where an exception came up; the batch is the last one that the solver has drawn. See the base class."""
+        drawn = self._batch
+        super().tell(error, *((batch_idx, batch) if drawn is None else (drawn.index, drawn.data)))
 
     # what a solver asks for
 

@@ -17,6 +17,7 @@ from fedbc_lightning.engines.recorded.proof import Proof, prove
 from fedbc_lightning.engines.recorded.proof.operations import WithoutTensors
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.module.log import ModuleLog
+from fedbc_lightning.module.mistakes import refuse_loss
 from fedbc_lightning.state.layout import ParameterLayout
 
 if TYPE_CHECKING:
@@ -256,7 +257,11 @@ class StepFunction:
                 loss, _ = self.user.training_step(batch, batch_idx)
                 if loss is None:
                     raise NotRecordableError("training_step returns no loss")
-                loss.backward()
+                try:
+                    loss.backward()
+                except RuntimeError:
+                    refuse_loss(loss, self.user.module, batch)
+                    raise
             gradients = [parameter.grad for parameter in parameters[: self.layout.num_grouped]]
         finally:
             self.user.collector = collector

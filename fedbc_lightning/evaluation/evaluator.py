@@ -22,6 +22,7 @@ from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
 from fedbc_lightning.evaluation.measurement import Measurement, Models, Task
 from fedbc_lightning.module.adapter import step_stage
+from fedbc_lightning.module.mistakes import place_in_run, raise_located
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -135,7 +136,11 @@ class Evaluator:
         model, counters = models.local(client)
         self.engine.bench.load(upload(model, models.z.device), upload(counters, models.z.device))
         if models.fine_tuning is not None:
-            self.engine.fine_tune(client, models.fine_tuning)
+            try:
+                self.engine.fine_tune(client, models.fine_tuning)
+            except Exception as error:
+                raise_located(error, f"client {client}, fine-tuning before its evaluation")
+                raise
 
     @contextmanager
     def evaluating(self, stage: str, round: int) -> Iterator[None]:
@@ -199,6 +204,8 @@ class Evaluator:
                     bench.load(models.z, models.counters)
                 loaded = which
                 user.best_metrics.key = f"{what.split} {which} {client}"
+                who = "data of all clients" if client < 0 else f"client {client}"
+                user.place = place_in_run(f"{who}, {what.stage}", what.round)
                 results[which, client] = user.evaluate(loader, what.stage)
             numbers = iter(read(value for values in results.values() for value in values.values()))
         return {task: {name: next(numbers) for name in values} for task, values in results.items()}

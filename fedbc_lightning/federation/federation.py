@@ -18,6 +18,13 @@ from fedbc_lightning.evaluation.measurement import Models
 from fedbc_lightning.federation.fingerprint import describe_run
 from fedbc_lightning.federation.joined import Trained, join_processes
 from fedbc_lightning.federation.local_models import LocalModels
+from fedbc_lightning.federation.own_code import (
+    call_parts,
+    check_left_behind,
+    checked_model,
+    server_parts,
+    update_clients,
+)
 from fedbc_lightning.federation.participation import Participation, deal
 from fedbc_lightning.federation.records import (
     bytes_of_client,
@@ -111,7 +118,7 @@ class Federation:
         algorithm = self.algorithm
         self.engine = choice.make_engine(self.engine_kind, self.bench)
         algorithm.check(self.engine)
-        self.server_parts = algorithm.server_callbacks(self.engine)
+        self.server_parts = server_parts(algorithm, self.engine)
         if self.layout.num_buffers and self._buffer_policy != "global":
             self.server_parts = [*self.server_parts, AveragedBuffers()]
         num_clients, size = self.datamodule.num_clients, parameters.element_size()
@@ -186,10 +193,8 @@ class Federation:
             server.stage("counters", counters)
         check_records(server, self.algorithm)
         if server.ids:
-            for callback in self.server_parts:
-                callback.on_aggregate(server, self.clients, sums)
-            for callback in self.server_parts:
-                callback.on_round_end(server, self.clients)
+            call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
+            call_parts(self.server_parts, "on_round_end", server, server, self.clients)
         elif not self._said_nobody:
             self._said_nobody = True
             say_nobody_is_left(round)
@@ -202,8 +207,7 @@ class Federation:
         server = self.server
         bench.start_round(server.round, self.grad_scale, self.schedule.learning_rates)
         sums = Sums(self.user.device)
-        for callback in self.server_parts:
-            callback.on_round_start(server, sums)
+        call_parts(self.server_parts, "on_round_start", server, server, sums)
         return sums
 
     def _train_share(self, late: set[int], sums: Sums) -> Trained:
@@ -235,15 +239,15 @@ class Federation:
         cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
         if is_late:
             cohort.local = self.participation.late_training(self.server.round, cohort.ids[0])
-        self.algorithm.client_update(self.engine, cohort, self.server)
+        update_clients(self.algorithm, self.engine, cohort, self.server)
         if self._continues:
             local_schedules.end(cohort)
         cohort.check_finite()
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
         self.local_models.stage(cohort)
-        for callback in self.server_parts:
-            callback.on_cohort_end(cohort, self.server, sums)
+        call_parts(self.server_parts, "on_cohort_end", self.server, cohort, self.server, sums)
+        check_left_behind(self.algorithm, cohort)
         is_all_valid = cohort.is_all_valid
         for name in self.clients.scalar_names:
             staged = cohort.staged(name)
@@ -283,7 +287,8 @@ class Federation:
 
     def models(self) -> Models:
         """What is evaluated after this round, as staged."""
-        z = self.algorithm.global_model(self.server)
+        size = self.layout.num_parameters + self.layout.num_buffers
+        z = checked_model(self.algorithm, "global_model", self.algorithm.global_model(self.server), size)
         return Models(z, self.server.staged("counters"), self.local_model(), self.algorithm.fine_tuning)
 
     def local_model(self) -> Callable[[int], tuple[Tensor, Tensor]] | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.federation.own_code import checked_model
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState, StagedClient, StateDeclaration
 from fedbc_lightning.state.layout import ParameterLayout
@@ -83,6 +84,7 @@ class LocalModels:
                 own = clients.staged_vector(LOCAL_MODEL, client)
             else:
                 own = algorithm.local_model(StagedClient(clients, client), model)
+                own = checked_model(algorithm, "local_model", own, len(model))
             if not self._has_local_buffers:
                 return own, counters
             own = torch.cat([own[:num_parameters], clients.staged_vector(LOCAL_BUFFERS, client)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedbc_lightning.data.datamodule import POOLED
+from fedbc_lightning.federation.own_code import checked_count
 from fedbc_lightning.federation.records import bytes_of_client
 
 if TYPE_CHECKING:
@@ -42,6 +43,6 @@ def plan_round(federation: Federation, round: int) -> PlannedRound:
     if algorithm.trains_pooled:
         loader = federation.datamodule.client_train_dataloader(POOLED, seed=server.seed)
         steps = [federation.local.num_steps(len(loader))]
-    steps = [algorithm.num_steps(server, asked) for asked in steps]
+    steps = [checked_count(algorithm, "num_steps", algorithm.num_steps(server, asked)) for asked in steps]
     down, up = bytes_of_client(algorithm, federation.server_parts, federation.layout, server)
     return PlannedRound(sampled, ids, steps, down * len(sampled), up * len(ids))

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import train_name
+from fedbc_lightning.federation.own_code import checked_count
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.state.declaration import ServerState
@@ -95,7 +96,9 @@ def bytes_of_client(
     """
     size = server.z.element_size()
     buffers = layout.num_buffers if server.buffer_policy == "average" else 0
-    exchanges = 0 if algorithm.trains_pooled else algorithm.num_exchanges(server)
+    exchanges = 0
+    if not algorithm.trains_pooled:
+        exchanges = checked_count(algorithm, "num_exchanges", algorithm.num_exchanges(server))
     vectors_down = algorithm.vectors_down + sum(part.vectors_down for part in parts)
     vectors_up = algorithm.vectors_up + sum(part.vectors_up for part in parts)
     down = exchanges * (vectors_down * layout.num_parameters + buffers) * size

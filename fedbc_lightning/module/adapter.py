@@ -27,6 +27,7 @@ from fedbc_lightning.module.best_metrics import BestMetrics
 from fedbc_lightning.module.collector import MetricCollector, batch_size_of, plain_name
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.log import ModuleLog
+from fedbc_lightning.module.mistakes import raise_located
 from fedbc_lightning.module.shared_state import SharedState
 from fedbc_lightning.module.shim import ModuleTrainer
 
@@ -49,6 +50,7 @@ class UserModule:
 
     Attributes:
         has_told_scratch: True after the message that hooks wrote into buffers that do not travel.
+        place: Client, stage and round of the current evaluation, for a note on an exception.
         first_batch: A function from a number of samples to a context, which is entered around the first
             ``training_step``; None once that step has run.
 
@@ -85,6 +87,7 @@ class UserModule:
         self._metric_syncs = [m.distributed_available_fn for m in self.metrics]
         self.keep_scratch()
         self.has_told_scratch = False
+        self.place = ""
         self._modes = [(m, m.training) for m in module.modules()]
         self.takes_index = {name: _takes_index(getattr(module, name)) for name in STEPS}
 
@@ -214,16 +217,22 @@ class UserModule:
         self.hooks.call_module(f"on_{stage}_epoch_start")
         start, end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
         listens = self.hooks.listens(start) or self.hooks.listens(end)
-        for batch_idx, raw in enumerate(loader):
-            batch = self.to_device(raw)
-            expected = min(loader.batch_size, loader.num_samples - batch_idx * loader.batch_size)
-            collector.start_batch(batch, batch_size_of(batch, expected))
-            if listens:
-                self.hooks.call(start, batch, batch_idx)
-            with self.autocast():
-                output = step(*((batch, batch_idx) if takes_index else (batch,)))
-            if listens:
-                self.hooks.call(end, output, batch, batch_idx)
+        batch_idx, batch = 0, None
+        try:
+            for raw in loader:
+                batch = self.to_device(raw)
+                expected = min(loader.batch_size, loader.num_samples - batch_idx * loader.batch_size)
+                collector.start_batch(batch, batch_size_of(batch, expected))
+                if listens:
+                    self.hooks.call(start, batch, batch_idx)
+                with self.autocast():
+                    output = step(*((batch, batch_idx) if takes_index else (batch,)))
+                if listens:
+                    self.hooks.call(end, output, batch, batch_idx)
+                batch_idx += 1
+        except Exception as error:
+            raise_located(error, f"{self.place}, batch {batch_idx}", batch)
+            raise
         self.hooks.call_module(f"on_{stage}_epoch_end")
         self.shim.set(**{loaders: None})
         result = {plain_name(name): value for name, value in collector.means().items()}
@@ -239,6 +248,8 @@ def check_module(module: Any) -> None:
             uses manual optimization, has a ``log`` of its own, or a step that takes the data iterator or needs
             ``dataloader_idx``.
     """
+    if isinstance(module, type):
+        raise ConfigurationError(f"model: got the class {module.__name__}; give an object: {module.__name__}(...).")
     if not isinstance(module, AnyModule):
         raise ConfigurationError(f"model: got {type(module).__name__}; give a LightningModule.")
     name = type(module).__name__

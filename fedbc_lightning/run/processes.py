@@ -13,6 +13,7 @@ from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 
 from fedbc_lightning.core import determinism
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.places import add_note
 from fedbc_lightning.core.storage import quiet_event_writers
 from fedbc_lightning.distributed.fabric import missing_kernels_told
 from fedbc_lightning.distributed.lifeline import WAS_KILLED, Lifeline, LostProcessError
@@ -87,4 +88,10 @@ def _error_of(error: ProcessException, world_size: int, resume: str) -> Exceptio
         return LostProcessError(f"{who} {WAS_KILLED} {resume}")
     module = re.escape(ConfigurationError.__module__)  # also of its subclasses for what an engine cannot do
     found = re.search(rf"^{module}\.\w+: (.*)", str(error), re.M | re.S)
-    return ConfigurationError(found[1].strip()) if found else error
+    if found is None:
+        return error
+    message, *notes = found[1].strip().splitlines()
+    again = ConfigurationError(message)
+    for note in notes:
+        add_note(again, note)
+    return again

@@ -128,6 +128,7 @@ class Cohort:
         self._store, self._device = store, device
         self._state: dict[str, Tensor] = {}
         self._staged: dict[str, Tensor] = {}
+        self._num_attributes = len(vars(self)) + 1
 
     def __len__(self) -> int:
         """Number of clients, K."""
@@ -167,6 +168,16 @@ class Cohort:
         near, names = nearest(str(name), self._store.names), ", ".join(self._store.names)
         hint = f"did you mean '{near}'? Declared are" if near else "declare it in declare_state; there is"
         raise ConfigurationError(f"algorithm: cohort['{name}'] is no declared client state; {hint}: {names or 'none'}.")
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        """Tell an algorithm that assigns declared state what to write instead."""
+        raise ConfigurationError(
+            f"algorithm: it assigns cohort['{name}']; write cohort.stage('{name}', value) instead."
+        )
+
+    def strange_attributes(self) -> list[str]:
+        """Return the names of attributes that somebody else has set."""
+        return [] if len(vars(self)) == self._num_attributes else list(vars(self))[self._num_attributes :]
 
     def take(self, result: LocalResult) -> None:
         """Take what local training gave, and mark the clients as invalid whose losses or results are not finite."""
@@ -224,6 +235,11 @@ class Cohort:
             ConfigurationError: There is no such state, or the shape is another one.
         """
         self._check_declared(name)
+        if not isinstance(value, Tensor):
+            raise ConfigurationError(
+                f"algorithm: cohort.stage('{name}', ...) was given {value!r}; give a tensor with a row for each of the "
+                f"{len(self)} clients."
+            )
         expected = self._store.row_shape(name)
         if expected is not None and value.shape != (len(self), *expected):
             raise ConfigurationError(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.state.client_store import ClientStore, StagedClient
 
@@ -149,6 +149,10 @@ class ServerState:
         """The global model (d,) that the clients received in this round."""
         return self.values["z"]
 
+    @z.setter
+    def z(self, value: Tensor) -> None:
+        raise ConfigurationError("algorithm: it assigns server.z; write server.stage('z', value) instead.")
+
     @property
     def model(self) -> Tensor:
         """The global model (d + b,): z followed by the floating-point buffers."""
@@ -161,25 +165,61 @@ class ServerState:
         return torch.cat([self.staged("z"), self.staged("buffers")])
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the committed value of a declared name."""
-        return self.values[name]
+        """Return the committed value of a declared name.
+
+        Raises:
+            ConfigurationError: No state of this name is declared at the server.
+        """
+        try:
+            return self.values[name]
+        except KeyError:
+            raise self._undeclared(f"server['{name}']", name) from None
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        """Tell an algorithm that assigns state what to write instead."""
+        raise ConfigurationError(
+            f"algorithm: it assigns server['{name}']; write server.stage('{name}', value) instead."
+        )
+
+    def _undeclared(self, what: str, name: str) -> ConfigurationError:
+        hint = did_you_mean(str(name), self.values, "declare it in declare_state")
+        return ConfigurationError(
+            f"algorithm: {what} is no declared state of the server; {hint}; there are {', '.join(self.values)}."
+        )
 
     def staged(self, name: str) -> Tensor:
         """Return the value that the next round will see: the one staged in this round, or else the committed one."""
-        return self._staged.get(name, self.values[name])
+        return self._staged[name] if name in self._staged else self[name]
 
     def is_staged(self, name: str) -> bool:
         """Return whether ``name`` was given a value for the next round."""
         return name in self._staged
 
     def stage(self, name: str, value: Tensor) -> None:
-        """Give ``name`` its value for the next round; the value must keep the shape and is cast to the dtype."""
-        current = self.values[name]
-        assert value.shape == current.shape, (name, value.shape, current.shape)
+        """Give ``name`` its value for the next round; the value must keep the shape and is cast to the dtype.
+
+        Raises:
+            ConfigurationError: There is no such state, or the value is no tensor of its shape.
+        """
+        current, call = self.values.get(name), f"server.stage('{name}', ...)"
+        if current is None:
+            raise self._undeclared(call, name)
+        if not isinstance(value, Tensor):
+            raise ConfigurationError(f"algorithm: {call} was given {value!r}; give a tensor.")
+        if value.shape != current.shape:
+            raise ConfigurationError(
+                f"algorithm: {call} was given the shape {tuple(value.shape)}; it is {tuple(current.shape)}."
+            )
         self._staged[name] = value.to(current.dtype)
 
     def stage_model(self, model: Tensor) -> None:
         """Stage z and the buffers from one vector (d + b,); under the buffer policy ``global`` the buffers stay."""
+        size = self.z.numel() + self.values["buffers"].numel()
+        if model.shape != (size,):
+            raise ConfigurationError(
+                f"algorithm: server.stage_model(...) was given the shape {tuple(model.shape)}; it is {(size,)}, the "
+                "parameters and then the buffers."
+            )
         z, buffers = model.split([self.z.numel(), model.numel() - self.z.numel()])
         self.stage("z", z)
         if self.buffer_policy != "global":

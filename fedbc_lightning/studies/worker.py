@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process
@@ -108,6 +107,7 @@ def _error_of(task: Task, connection: Connection) -> str | None:
     from fedbc_lightning.cli import FederatedCLI
     from fedbc_lightning.cli.arguments import PROG, UsageError
     from fedbc_lightning.core.errors import ConfigurationError, first_line
+    from fedbc_lightning.core.places import notes_of, one_line, report
 
     class Reporter(Callback):
         """Reports every finished round to the scheduler."""
@@ -125,14 +125,14 @@ def _error_of(task: Task, connection: Connection) -> str | None:
             options: dict[str, Any] = {"trainer_defaults": {"callbacks": [Reporter()]}}
             FederatedCLI(args=task.words, parser_kwargs={"prog": PROG}, **options)
         except (ConfigurationError, UsageError) as error:
-            return str(error)
+            return one_line(error)
         except SystemExit as error:  # raised by the parser, which has written the reason to the log
             return None if not error.code else _last_line(task.log)
         except KeyboardInterrupt:
             return "stopped"
         except Exception as error:
-            traceback.print_exc()
-            return f"{type(error).__name__}: {first_line(error)}"
+            print(report(error), end="", file=log)
+            return f"{type(error).__name__}: {first_line(error)}" + "".join(f" ({note})" for note in notes_of(error))
         finally:
             sys.stdout, sys.stderr = out, err
     return None

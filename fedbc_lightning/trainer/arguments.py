@@ -146,10 +146,20 @@ def check_datamodule(datamodule: Any, model: Any = None) -> None:
         model: Module that was given; if it has a ``train_dataloader`` of its own, the message says what to do.
 
     Raises:
-        ConfigurationError: The data are None, an ordinary LightningDataModule, or anything else without clients.
+        ConfigurationError: The data are None, an ordinary LightningDataModule, anything else without clients, or a
+            data module that lacks a method.
     """
     if isinstance(datamodule, FederatedDataModule):
+        _check_methods(datamodule)
         return
+    if isinstance(datamodule, FederatedAlgorithm):
+        raise ConfigurationError(
+            f"data: got {type(datamodule).__name__}, an algorithm; the order is (model, datamodule, algorithm)."
+        )
+    if isinstance(datamodule, type):
+        raise ConfigurationError(
+            f"data: got the class {datamodule.__name__}; give an object: {datamodule.__name__}(...)."
+        )
     if datamodule is None and overrides(model, "train_dataloader", DataHooks):
         raise ConfigurationError(
             f"data: none given, and {type(model).__name__}.train_dataloader says nothing of clients; wrap the data set "
@@ -165,14 +175,44 @@ def check_datamodule(datamodule: Any, model: Any = None) -> None:
     raise ConfigurationError(f"data: got {type(datamodule).__name__}; give a FederatedDataModule.")
 
 
+def _check_methods(datamodule: FederatedDataModule) -> None:
+    """Refuse a data module that lacks what every subclass must define.
+
+    Raises:
+        ConfigurationError: It does not call its base class, or lacks a method or the number of clients.
+    """
+    name = type(datamodule).__name__
+    if not hasattr(datamodule, "loader_options"):
+        raise ConfigurationError(f"data: {name}.__init__ does not call super().__init__(); call it first.")
+    methods = ("client_train_dataset", "client_test_dataset")
+    missing = [method for method in methods if not overrides(datamodule, method, FederatedDataModule)]
+    if missing:
+        more = "; it may return None" if missing == ["client_test_dataset"] else ""
+        raise ConfigurationError(
+            f"data: {name} has no {' and no '.join(missing)}; define "
+            f"{' and '.join(f'{method}(self, client)' for method in missing)}{more}."
+        )
+
+
 def check_algorithm(algorithm: Any) -> None:
     """Refuse what is no federated algorithm.
 
     Raises:
         ConfigurationError: It is None or anything else.
     """
+    if isinstance(algorithm, type) and issubclass(algorithm, FederatedAlgorithm):
+        raise ConfigurationError(
+            f"algorithm: got the class {algorithm.__name__}; give an object: {algorithm.__name__}(...)."
+        )
     if not isinstance(algorithm, FederatedAlgorithm):
-        raise ConfigurationError(f"algorithm: got {algorithm!r}; give a FederatedAlgorithm, e.g. FedBC(dual_lr=1e-3).")
+        raise ConfigurationError(
+            f"algorithm: got {algorithm!r}; give a FederatedAlgorithm, e.g. FedBC(dual_lr=1e-3). The order is "
+            "(model, datamodule, algorithm)."
+        )
+    name = type(algorithm).__name__
+    for method, arguments in (("client_update", "engine, cohort, server"), ("server_callbacks", "engine")):
+        if not overrides(algorithm, method, FederatedAlgorithm):
+            raise ConfigurationError(f"algorithm: {name} has no {method}; define {method}(self, {arguments}).")
 
 
 def default_callbacks(callbacks: list[Callback], enable_progress_bar: bool) -> list[Callback]:

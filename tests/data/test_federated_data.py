@@ -51,7 +51,7 @@ class Counted(FederatedDataModule):
 
 def test_the_number_of_clients_may_be_set_where_no_class_derives_it():
     assert (Counted(3).num_clients, Counted(2).num_clients) == (3, 2)
-    with pytest.raises(NotImplementedError, match="FederatedDataModule must define num_clients"):
+    with pytest.raises(ConfigurationError, match="FederatedDataModule has no num_clients; set it"):
         FederatedDataModule().num_clients  # noqa: B018
     data = Toy()
     with pytest.raises(
@@ -147,7 +147,7 @@ def test_wrong_questions():
         Toy().client_dataset(3, "train")
     with pytest.raises(ValueError, match="'training'"):
         Toy().client_dataset(0, "training")
-    with pytest.raises(NotImplementedError, match="num_clients"):
+    with pytest.raises(ConfigurationError, match="num_clients"):
         _ = FederatedDataModule().num_clients
 
 

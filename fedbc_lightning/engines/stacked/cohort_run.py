@@ -25,6 +25,7 @@ from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.local import Term
 from fedbc_lightning.module.collector import plain_name
+from fedbc_lightning.module.mistakes import place_in_run, raise_located
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
 
 FEW = 6
@@ -102,6 +103,34 @@ class CohortRun:
             Parts of the stack, with the results of their steps.
         """
         batch = self.user.to_device(stack.tensors)
+        try:
+            yield from self._gradients(w, stack, batch, grad)
+        except Exception:
+            self._find_culprit(w, stack, batch)
+            raise
+
+    def _find_culprit(self, w: Tensor, stack: Stack, batch: list[Tensor]) -> None:
+        """Take the step of one client after another as it is written, after a step of all of them has failed.
+
+        Raises:
+            Exception: What the user's step raises by itself, with the client; a mapped step hides both.
+        """
+        bench = self.bench
+        for k, row in enumerate(stack.rows.tolist()):
+            own = [part[row if stack.is_aligned else k] for part in batch]
+            bench.row.copy_(w[row])
+            self.user.shim.set(current_client=self.cohort.ids[row])
+            try:
+                bench.recorder.function.written(own)
+            except NotRecordableError:
+                return
+            except Exception as error:
+                raise_located(error, place_in_run(f"client {self.cohort.ids[row]}", bench.round), own)
+                raise error from None
+
+    def _gradients(
+        self, w: Tensor, stack: Stack, batch: list[Tensor], grad: Tensor
+    ) -> Iterator[tuple[Stack, StepOutput]]:
         self.stacked.check_step(self.w, batch)
         num_entries, num_optimized = len(batch[0]), self.layout.num_optimized
         is_few = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)

@@ -1,0 +1,158 @@
+"""Where in a run an exception came up: its place as a note, and its traceback without the frames of frameworks."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from fedbc_lightning.core.errors import NotVectorizableError
+
+SHOWS_ALL = "FEDBC_TRACEBACK"
+"""Environment variable; with the value ``full``, the command line prints tracebacks with all frames."""
+FRAMEWORKS = ("fedbc_lightning", "torch", "lightning", "pytorch_lightning", "lightning_fabric", "jsonargparse")
+"""Packages whose frames are left out of a traceback; a user cannot change them."""
+SHIPPED = ("fedbc_lightning.models", "fedbc_lightning.datamodules")
+"""Packages whose frames are kept: their files are read like a user's own."""
+
+_FRAME = re.compile(r'^(\s*)File "(.+?)", line \d+')
+_PLACES = ("client ", "clients ", "round ", "data of ")
+
+
+class Frame(NamedTuple):
+    """A line of the user's code.
+
+    Attributes:
+        function: Name of the function, with its class where Python tells it.
+        file: Path of the file.
+        line: Number of the line.
+    """
+
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.function} ({Path(self.file).name}, line {self.line})"
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note that a traceback prints below the exception's message.
+
+    Python 3.10 keeps the note in ``__notes__`` as later versions do, but only the command line prints it there.
+
+    Example:
+        >>> error = ValueError("boom")
+        >>> add_note(error, "client 3, round 1")
+        >>> error.__notes__
+        ['client 3, round 1']
+    """
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*notes_of(error), note]
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of an exception."""
+    return list(getattr(error, "__notes__", ()))
+
+
+def locate(error: BaseException, place: str) -> None:
+    """Note the place in the run at which an exception came up, unless a closer one is noted already.
+
+    Args:
+        error: The exception.
+        place: The place, such as ``client 3, round 1, batch 0``.
+    """
+    is_of_engine = isinstance(error, NotVectorizableError)  # whoever is trained
+    if not is_of_engine and not any(note.startswith(_PLACES) for note in notes_of(error)):
+        add_note(error, place)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's message with its notes in brackets.
+
+    Example:
+        >>> error = ValueError("boom")
+        >>> locate(error, "client 3, round 1")
+        >>> one_line(error)
+        'boom (client 3, round 1)'
+    """
+    notes = notes_of(error)
+    return f"{error} ({'; '.join(notes)})" if notes else str(error)
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file holds code of the user's, and not of Python, torch, Lightning or this package."""
+    if file.startswith("<") or os.path.basename(file) == "fedbc-cli":  # the console script
+        return False
+    path = os.path.abspath(file)
+    if any(path.startswith(folder) for folder in _folders(SHIPPED)):
+        return True
+    if any(path.startswith(folder) for folder in _folders(FRAMEWORKS)):
+        return False
+    python = _folders(("os",))  # other people's packages lie below it, and are kept: an image reader tells its trouble
+    return not any(path.startswith(folder) for folder in python) or "-packages" in path
+
+
+def _folders(packages: tuple[str, ...]) -> list[str]:
+    """Return the folders of the packages that have been imported; for a module, the folder that it lies in."""
+    files = [getattr(sys.modules.get(package), "__file__", None) for package in packages]
+    return [os.path.join(os.path.dirname(os.path.abspath(file)), "") for file in files if file]
+
+
+def users_frame(error: BaseException) -> Frame | None:
+    """Return the innermost line of the user's code at which an exception came up, or None if there is none."""
+    found = None
+    step = error.__traceback__
+    while step is not None:
+        if is_users(step.tb_frame.f_code.co_filename):
+            found = _frame(step.tb_frame, step.tb_lineno)
+        step = step.tb_next
+    return found
+
+
+def _frame(frame: FrameType, line: int) -> Frame:
+    code = frame.f_code
+    return Frame(getattr(code, "co_qualname", code.co_name), code.co_filename, line)
+
+
+def report(error: BaseException) -> str:
+    """Return the traceback of an exception as the command line prints it: without frames of frameworks.
+
+    All frames are kept if :data:`SHOWS_ALL` says so, or if no code of the user's has a part in the exception.
+    """
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if sys.version_info < (3, 11):
+        text += "".join(f"{note}\n" for note in notes_of(error))
+    return folded(text)
+
+
+def folded(text: str) -> str:
+    """Return the text of a traceback without the frames of frameworks, and say how many were left out.
+
+    Args:
+        text: What Python prints, or what a process or worker has sent; it may hold several tracebacks.
+    """
+    kept, num_kept, num_left_out = [], 0, 0
+    indent: str | None = None  # of the frame that is being left out
+    for line in text.splitlines():
+        frame = _FRAME.match(line)
+        if frame:
+            is_kept = is_users(frame[2])
+            num_kept, num_left_out = num_kept + is_kept, num_left_out + (not is_kept)
+            indent = None if is_kept else frame[1]
+        elif indent is not None and not line.startswith(f"{indent}  "):
+            indent = None
+        if indent is None:
+            kept.append(line)
+    if not num_kept or not num_left_out or os.environ.get(SHOWS_ALL) == "full":
+        return text
+    frames = f"{num_left_out} frame{'s' if num_left_out > 1 else ''}"
+    hint = f"({frames} of fedbc_lightning, torch, Lightning and Python left out; {SHOWS_ALL}=full shows them)"
+    return "\n".join([*kept, hint, ""])

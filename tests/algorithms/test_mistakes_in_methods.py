@@ -1,0 +1,147 @@
+"""A mistake in a method of one's own is one line that says what, where, and how to mend it."""
+
+import pytest
+import torch
+from helpers.boring import BoringData, BoringModel, make_trainer
+
+from fedbc_lightning.algorithms import FedAvg, FederatedAlgorithm
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.places import notes_of
+from fedbc_lightning.server import WeightedAverage
+
+HERE = r"\(test_mistakes_in_methods.py, line \d+\)"
+
+
+class Own(FederatedAlgorithm):
+    def declare_state(self, state):
+        state.client_scalar("rate")
+
+    def client_update(self, engine, cohort, server):
+        engine.solve(cohort, server.model)
+        self.after(cohort, server)
+
+    def after(self, cohort, server):
+        """A mistake stands here."""
+
+    def server_callbacks(self, engine):
+        return [WeightedAverage()]
+
+
+class Part(WeightedAverage):
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def on_aggregate(self, server, clients, sums):
+        self.act(server)
+
+
+def fit(tmp_path, algorithm):
+    make_trainer(tmp_path, local_epochs=1, max_rounds=1).fit(BoringModel(), BoringData(), algorithm)
+
+
+def own(**methods):
+    return type("Mine", (Own,), methods)()
+
+
+def setting(name):
+    return lambda self, cohort, server: setattr(cohort, name, torch.zeros(len(cohort)))
+
+
+def putting(name):
+    return lambda self, cohort, server: cohort.__setitem__(name, torch.zeros(len(cohort)))
+
+
+@pytest.mark.parametrize(
+    ("methods", "says"),
+    [
+        (
+            {"client_update": lambda *_: None},
+            rf"Mine.client_update {HERE} trained nobody; call engine.solve\(cohort, ser",
+        ),
+        ({"after": lambda self, c, s: c.stage("rat", c.w)}, r"cohort\['rat'\] is no declared .*; did you mean 'rate'"),
+        (
+            {"after": lambda self, c, s: c.stage("rate", c.w[:, :2])},
+            r"given the shape \(\d, 2\); it is \(\d,\), a row for",
+        ),
+        (
+            {"after": lambda self, c, s: c.stage("rate", 3.0)},
+            r"was given 3.0; give a tensor with a row for each of the",
+        ),
+        ({"after": setting("rate")}, r"Mine sets cohort.rate, which is not kept; write cohort.stage\('rate', ...\)"),
+        (
+            {"after": setting("mesage")},
+            r"Mine sets cohort.mesage, .* cohort.messages\['mesage'\] = ... for what a server",
+        ),
+        ({"after": putting("rate")}, r"it assigns cohort\['rate'\]; write cohort.stage\('rate', value\) instead"),
+        ({"after": lambda self, c, s: s["zz"]}, r"server\['zz'\] is no declared state of the server; did you mean 'z'"),
+        (
+            {"after": lambda self, c, s: s.staged("epsilon")},
+            r"server\['epsilon'\] is no .*; declare it in declare_state; there",
+        ),
+        (
+            {"client_update": lambda self, e, c, s: e.solve(c, s.z[:5])},
+            r"engine.solve was given a start of shape \(5,\)",
+        ),
+        ({"server_callbacks": lambda *_: None}, rf"Mine.server_callbacks {HERE} returned None; is a 'return' missing"),
+        ({"server_callbacks": lambda *_: WeightedAverage()}, "returned an object of WeightedAverage; return a list"),
+        ({"server_callbacks": lambda *_: [WeightedAverage]}, "returned the class WeightedAverage; return an object"),
+        ({"server_callbacks": lambda *_: [FedAvg()]}, "returned an object of FedAvg in its list; return objects of"),
+        ({"num_exchanges": lambda *_: None}, rf"Mine.num_exchanges {HERE} returned None; .* Return a whole number"),
+        ({"num_exchanges": lambda *_: 0.5}, "num_exchanges .* returned 0.5; return a whole number"),
+        (
+            {"global_model": lambda *_: None},
+            r"Mine.global_model .* returned None; .* Return a model, a vector of 1\d\d",
+        ),
+        (
+            {"has_local_model": True, "local_model": lambda *_: torch.zeros(3)},
+            r"local_model .* a tensor of shape \(3,\); r",
+        ),
+    ],
+)
+def test_a_mistake_in_a_method_is_one_line(tmp_path, methods, says):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        fit(tmp_path, own(**methods))
+    assert str(caught.value).startswith("algorithm: ")
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda server: server.stage("zz", server.z), r"server.stage\('zz', ...\) is no declared state of the server"),
+        (lambda server: server.stage("z", server.z[:5]), r"was given the shape \(5,\); it is \(1\d\d,\)"),
+        (lambda server: server.stage("z", None), "was given None; give a tensor"),
+        (lambda server: server.stage_model(server.z[:5]), r"stage_model\(...\) was given the shape \(5,\); it is"),
+        (lambda server: server.__setitem__("z", server.z), r"it assigns server\['z'\]; write server.stage"),
+        (lambda server: setattr(server, "z", server.z), r"it assigns server.z; write server.stage"),
+    ],
+    ids=["undeclared", "shape", "None", "model", "item", "attribute"],
+)
+def test_a_mistake_in_a_server_part_is_one_line_and_says_where(tmp_path, act, says):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        fit(tmp_path, own(server_callbacks=lambda self, engine: [Part(act)]))
+    assert notes_of(caught.value) == ["round 1, Part.on_aggregate"]
+
+
+def test_an_exception_in_a_method_says_where(tmp_path):
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(tmp_path, own(after=lambda self, cohort, server: 1 / 0))
+    assert notes_of(caught.value)[0].endswith(", round 1")
+    assert notes_of(caught.value)[0].startswith("client")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        (
+            FederatedAlgorithm(),
+            r"algorithm: FederatedAlgorithm has no client_update; define client_update\(self, engine, c",
+        ),
+        (FedAvg, r"algorithm: got the class FedAvg; give an object: FedAvg\(...\)"),
+        (BoringModel(), r"algorithm: got BoringModel.*The order is \(model, datamodule, algorithm\)"),
+    ],
+    ids=["nothing", "class", "order"],
+)
+def test_what_is_no_method_is_refused_before_any_work(tmp_path, algorithm, says):
+    with pytest.raises(ConfigurationError, match=f"(?s){says}"):
+        fit(tmp_path, algorithm)

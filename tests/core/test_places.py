@@ -1,0 +1,77 @@
+"""Places of exceptions in a run, and tracebacks without the frames of frameworks."""
+
+import sys
+
+import pytest
+import torch
+
+from fedbc_lightning.core.errors import NotVectorizableError
+from fedbc_lightning.core.places import SHOWS_ALL, folded, locate, notes_of, one_line, report, users_frame
+from fedbc_lightning.module.mistakes import explained
+
+
+def raised(function):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (any)
+        function()
+    return caught.value
+
+
+def test_the_closest_place_is_kept():
+    error = ValueError("boom")
+    locate(error, "client 3, round 1, batch 0")
+    locate(error, "clients 3, 4, round 1")
+    assert notes_of(error) == ["client 3, round 1, batch 0"]
+    assert one_line(error) == "boom (client 3, round 1, batch 0)"
+
+
+def test_what_an_engine_cannot_do_has_no_place():
+    error = NotVectorizableError("cannot train with dropout")
+    locate(error, "client 3, round 1")
+    assert notes_of(error) == []
+
+
+def test_python_310_keeps_notes_and_the_command_line_prints_them(monkeypatch):
+    error = raised(lambda: int("x"))
+    monkeypatch.setattr(sys, "version_info", (3, 10))
+    locate(error, "client 3, round 1")
+    assert error.__notes__ == ["client 3, round 1"]
+    assert report(error).count("client 3, round 1") >= 1
+
+
+def test_frames_of_torch_are_left_out_and_the_users_are_kept(monkeypatch):
+    error = raised(lambda: torch.nn.Linear(3, 2)(torch.zeros(1, 4)))
+    said = report(error)
+    assert "test_places.py" in said
+    assert "torch/nn" not in said
+    assert said.splitlines()[-1].endswith(f"{SHOWS_ALL}=full shows them)")
+    assert users_frame(error).file == __file__
+    monkeypatch.setenv(SHOWS_ALL, "full")
+    assert "torch/nn" in report(error)
+
+
+def test_a_traceback_without_code_of_the_users_stays_whole():
+    text = f'Traceback (most recent call last):\n  File "{torch.__file__}", line 1, in f\n    g()\nKeyError: 1\n'
+    assert folded(text) == text
+
+
+def test_the_traceback_inside_the_message_of_a_worker_is_folded():
+    text = (
+        f'Traceback (most recent call last):\n  File "{torch.__file__}", line 1, in f\n    g()\n    ^^^\n'
+        'RuntimeError: Caught it in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n'
+        f'  File "{torch.__file__}", line 2, in h\n    i()\n  File "/home/me/mine.py", line 7, in __getitem__\n'
+        "    boom()\nOSError: no picture\n"
+    )  # fmt: skip
+    assert folded(text).splitlines() == [
+        "Traceback (most recent call last):",
+        "RuntimeError: Caught it in DataLoader worker process 0.",
+        "Original Traceback (most recent call last):",
+        '  File "/home/me/mine.py", line 7, in __getitem__',
+        "    boom()",
+        "OSError: no picture",
+        f"(2 frames of fedbc_lightning, torch, Lightning and Python left out; {SHOWS_ALL}=full shows them)",
+    ]
+
+
+def test_an_error_of_the_users_own_is_not_explained():
+    assert explained(raised(lambda: [][3]), [torch.zeros(2)]) is None
+    assert explained(ValueError("size mismatch"), None) is None

@@ -1,0 +1,259 @@
+"""A mistake in a step, a hook or a data set says at which client, round and batch it came up, in every engine."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.boring import BoringData, BoringModel, Hidden, make_trainer
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedbc_lightning.algorithms import FedAvg, PerFedAvg
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.places import notes_of
+
+HERE = Path(__file__).name
+
+
+class Plain(BoringModel):
+    """Without BatchNorm, so that both engines train it."""
+
+    def __init__(self, lr=0.1):
+        super().__init__(lr)
+        self.net = nn.Linear(10, 3)
+
+
+class Own(Plain):
+    """Raises in the second round, in the third batch of client 1."""
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.current_round == 2 and self.trainer.current_client == 1 and batch_idx == 2:
+            raise KeyError("boom")
+        return super().training_step(batch, batch_idx)
+
+
+class OwnTest(Plain):
+    def test_step(self, batch, batch_idx):
+        raise KeyError("boom")
+
+
+class OwnHook(Own):
+    def training_step(self, batch, batch_idx):
+        return BoringModel.training_step(self, batch, batch_idx)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        Own.training_step(self, batch, batch_idx)
+
+
+class OwnEnd(Plain):
+    def on_train_epoch_end(self):
+        raise KeyError("boom")
+
+
+class Always(Plain):
+    def training_step(self, batch, batch_idx):
+        raise KeyError("boom")
+
+
+class Vector(Plain):
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        return functional.cross_entropy(self(inputs), targets, reduction="none")
+
+
+class Detached(Plain):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx).detach()
+
+
+class Broken(torch.utils.data.Dataset):
+    """Cannot read its last sample."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        if index == len(self) - 1:
+            raise OSError("no picture")
+        return self.dataset[index]
+
+
+def broken_batches(samples):
+    raise OSError("no batch")
+
+
+class OtherData(BoringData):
+    """The data of the boring model, changed by a function of inputs and targets."""
+
+    def __init__(self, change, **kwargs):
+        super().__init__(**kwargs)
+        self.change = change
+
+    def client_train_dataset(self, client):
+        dataset = super().client_train_dataset(client)
+        return self.change(*dataset.tensors)
+
+
+def fit(tmp_path, module, data=None, algorithm=None, **options):
+    options = {"max_rounds": 2, "local_epochs": 1, "clients_per_round": 2, **options}
+    trainer = make_trainer(tmp_path, **options)
+    trainer.fit(module, data or BoringData(), algorithm or FedAvg())
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, lambda: PerFedAvg(inner_lr=0.01)], ids=["optimizer", "solver"])
+@pytest.mark.parametrize("module", [Own, OwnHook], ids=lambda module: module.__name__)
+def test_an_exception_in_a_step_or_hook_says_where(tmp_path, module, algorithm):
+    with pytest.raises(KeyError, match="boom") as caught:
+        fit(tmp_path, module(), algorithm=algorithm(), clients_per_round=6)
+    assert notes_of(caught.value) == ["client 1, round 2, batch 2"]
+
+
+def test_after_the_last_batch_there_is_none(tmp_path):
+    with pytest.raises(KeyError) as caught:
+        fit(tmp_path, OwnEnd(), clients_per_round=6)
+    assert re.fullmatch(r"client \d, round 1", notes_of(caught.value)[0])
+
+
+def test_an_exception_in_an_evaluation_says_where(tmp_path):
+    with pytest.raises(KeyError) as caught:
+        fit(tmp_path, OwnTest())
+    assert notes_of(caught.value) == ["data of all clients, test, batch 0"]
+
+
+def test_an_exception_in_a_mapped_step_says_at_which_client(tmp_path):
+    with pytest.raises(KeyError, match="boom") as caught:
+        fit(tmp_path, Always(), engine="vectorized")
+    assert re.fullmatch(r"client \d, round 1", notes_of(caught.value)[0])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1}, {"collate_fn": broken_batches}], ids=["item", "worker", "collate"]
+)
+def test_an_exception_in_a_data_set_or_collate_says_where(tmp_path, options):
+    data = OtherData(lambda *tensors: Broken(TensorDataset(*tensors)), **options)
+    with pytest.raises(OSError, match="no ") as caught:
+        fit(tmp_path, Plain(), data, eval_every_n_rounds=0)
+    assert re.fullmatch(r"client \d, round 1, batch \d", notes_of(caught.value)[0])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (
+            Vector,
+            rf"model: Vector.training_step \({HERE}, line \d+\) returned a loss of shape \(16,\) for a batch of "
+            r"\(16, 10\) float32, \(16,\) int64; return one number, such as loss.mean\(\).",
+        ),
+        (Detached, rf"model: Detached.training_step \({HERE}, line \d+\) returned a loss without a gradient; compute"),
+    ],
+    ids=["vector", "detached"],
+)
+def test_a_wrong_loss_is_one_line(tmp_path, module, says, engine):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        fit(tmp_path, module(), engine=engine)
+    assert notes_of(caught.value)[0].startswith("client ")
+
+
+def test_a_wrong_loss_of_a_solvers_step_is_one_line(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"Vector.training_step .* returned a loss of shape \(16,\)"):
+        fit(tmp_path, Vector(), algorithm=PerFedAvg(inner_lr=0.01), eval_every_n_rounds=0)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x, y: TensorDataset(x, y + 2), r"Target \d is out of bounds; .*\(16,\) int64; its labels are 2 to 4"),
+        (lambda x, y: TensorDataset(x[:, :7], y), r"shapes cannot be multiplied.*; the batch holds \(16, 7\)"),
+        (lambda x, y: TensorDataset(x.double(), y), r"must have the same dtype.*; the batch holds \(16, 10\) float64"),
+    ],
+    ids=["labels", "shapes", "kinds"],
+)
+def test_data_that_do_not_fit_the_model_are_one_line(tmp_path, change, says, engine):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        fit(tmp_path, Plain(), OtherData(change), engine=engine)
+    assert str(caught.value).startswith("model: ")
+    assert notes_of(caught.value)[0].startswith("client ")
+
+
+def test_test_data_that_do_not_fit_are_found_before_training(tmp_path):
+    class Data(BoringData):
+        def client_test_dataset(self, client):
+            inputs, targets = super().client_test_dataset(client)[:]
+            return TensorDataset(inputs, targets + 3)
+
+    with pytest.raises(ConfigurationError, match="out of bounds") as caught:
+        fit(tmp_path, Plain(), Data())
+    assert notes_of(caught.value) == ["data of all clients, test, batch 0"]
+
+
+class NoMethods(BoringData.__base__):
+    num_clients = 2
+
+
+class NoTest(NoMethods):
+    def client_train_dataset(self, client):
+        return TensorDataset(torch.zeros(4, 10))
+
+
+class NoNumber(NoTest):
+    num_clients = BoringData.__base__.num_clients
+
+    def client_test_dataset(self, client):
+        return None
+
+
+class NoBase(BoringData):
+    def __init__(self):
+        self.path = "here"
+
+
+class NoLength(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        return torch.zeros(10), 0
+
+
+def raises(*tensors):
+    raise OSError("no file")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (NoMethods, "data: NoMethods has no client_train_dataset and no client_test_dataset; define"),
+        (NoTest, r"data: NoTest has no client_test_dataset; define client_test_dataset\(self, client\); it may return"),
+        (NoNumber, "data: NoNumber has no num_clients; set it"),
+        (NoBase, r"data: NoBase.__init__ does not call super\(\).__init__\(\)"),
+        (lambda: BoringData, "data: got the class BoringData; give an object"),
+        (FedAvg, r"data: got FedAvg, an algorithm; the order is \(model, datamodule, algorithm\)"),
+        (lambda: OtherData(lambda *tensors: tensors), r"client_train_dataset\(0\) returned a tuple of tensors"),
+        (lambda: OtherData(lambda *tensors: DataLoader(TensorDataset(*tensors))), "returned a DataLoader; return its"),
+        (lambda: OtherData(lambda *tensors: NoLength()), "returned an object of NoLength, which has no __len__;"),
+        (lambda: OtherData(lambda *tensors: 3), "returned an object of int, which has no __len__ and __getitem__"),
+    ],
+    ids=["methods", "test", "number", "base", "class", "order", "tuple", "loader", "length", "int"],
+)
+def test_a_wrong_data_module_is_one_line(tmp_path, data, says):
+    with pytest.raises(ConfigurationError, match=says):
+        fit(tmp_path, Plain(), data())
+
+
+def test_an_exception_in_a_method_for_data_says_which_client(tmp_path):
+    with pytest.raises(OSError, match="no file") as caught:
+        fit(tmp_path, Plain(), OtherData(raises))
+    assert notes_of(caught.value) == ["client 0, its training data"]
+
+
+def test_a_list_of_samples_is_still_a_data_set(tmp_path):
+    fit(tmp_path, Plain(), OtherData(lambda *tensors: list(Hidden(TensorDataset(*tensors)))), max_rounds=1)
+
+
+def test_the_class_of_a_module_is_no_module(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"model: got the class Plain; give an object: Plain\(...\)"):
+        fit(tmp_path, Plain)
