@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -62,7 +63,10 @@ def prepare_arguments(words: list[str]) -> list[str]:
     check_subcommand(words)
     given = False
     for position, value in option_values(words, CONFIG_OPTIONS):
-        words[position] = words[position].removesuffix(value) + str(find_config(value))
+        config_file = find_config(value)
+        words[position] = words[position].removesuffix(value) + str(config_file)
+        if isinstance(config_file, Path):
+            _refuse_study(words[0], value, config_file)
         given = True
     checkpoints = list(option_values(words, ("--ckpt_path",)))
     if checkpoints:
@@ -107,8 +111,16 @@ def check_subcommand(words: list[str]) -> None:
         raise UsageError(f"the command goes first: {PROG} {later} {first} ...")
     if first.startswith("-"):
         raise UsageError(f"no command given: {PROG} fit {first} ... (one of {', '.join(COMMANDS)})")
+    if first.endswith((".yaml", ".yml")):
+        raise UsageError(f"no command given: did you mean {PROG} fit --config {first}?")
     meant = did_you_mean(first, COMMANDS, f"choose from {', '.join(COMMANDS)}")
     raise UsageError(f"unknown command '{first}': {meant}")
+
+
+def _refuse_study(command: str, name: str, path: Path) -> None:
+    """Raise :class:`UsageError` if a config is that of a study, which only ``compare`` and ``plan`` take."""
+    if re.search(r"^algorithms:", path.read_text(encoding="utf-8", errors="replace"), re.M):
+        raise UsageError(f"--config {name} is a study, which {command} does not take: {PROG} compare --config {name}")
 
 
 def shipped_configs() -> dict[str, Path]:

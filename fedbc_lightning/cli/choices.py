@@ -15,6 +15,8 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.l2gd import Coin
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.origin import is_ours
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data.indexed import IndexedDataModule
 from fedbc_lightning.local import Penalty, Solver, TermFactory
 from fedbc_lightning.server import (
     AugmentedMean,
@@ -40,7 +42,7 @@ PART_KINDS: dict[type, str] = {
 }
 """Names for the classes of a config in messages, by their base classes."""
 
-NO_CHOICES = (Coin, ServerOptimizer, BasePredictionWriter, Checkpoint)
+NO_CHOICES = (Coin, ServerOptimizer, BasePredictionWriter, Checkpoint, FederatedDataModule, IndexedDataModule)
 """Classes that are not offered: bases of others, or parts that a method makes itself."""
 
 UNWANTED: tuple[type, ...] = (SaveConfigCallback, *_REFUSED_CALLBACKS)

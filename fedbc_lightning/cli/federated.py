@@ -164,7 +164,7 @@ class FederatedCLI(private_cli.OpenCLI):
         of_other_data = other_data(words)
         for each in (parser, *self.command_parsers.values()):
             assert isinstance(each, FederatedArgumentParser)
-            each.foreign, each.other_data = foreign_configs(words), of_other_data
+            each.foreign, each.other_data, each.words = foreign_configs(words), of_other_data, words
         for other in of_other_data.values():
             rank_zero_info(other.line)
         self.config = parser.parse_args(words)
@@ -329,10 +329,11 @@ def bare_help(words: list[str]) -> str | None:
 
 
 def explained_classes(words: list[str]) -> dict[str, type]:
-    """Return the classes given under ``algorithm`` by their keys, as ``--<key>.help Class`` or ``--<key> Class``."""
+    """Return the classes of algorithm, data and model by their keys, as ``--<key>.help Class`` or ``--<key> Class``."""
     named = chosen_algorithm(words)
     found = {"algorithm": named} if isinstance(named, type) else {}
-    for option in sorted({word.partition("=")[0] for word in words if word.startswith("--algorithm")}, key=len):
+    sections = ("--algorithm", "--data", "--model")
+    for option in sorted({word.partition("=")[0] for word in words if word.startswith(sections)}, key=len):
         key = option.removeprefix("--").removesuffix(".help")
         for _, value in option_values(words, (option,)):
             base = base_at(key, CLASS_KEYS, found)
@@ -343,13 +344,14 @@ def explained_classes(words: list[str]) -> dict[str, type]:
 
 
 def explained_class(words: list[str]) -> tuple[str, type] | None:
-    """Return key and class of the last ``--<key>.help Class`` under ``algorithm``; None for the parser's own help.
+    """Return key and class of the last ``--<key>.help Class``; None for the parser's own help.
 
     Example:
         >>> explained_class(["fit", "--algorithm.help", "FedAvg"])[1].__name__
         'FedAvg'
     """
-    options = [word.partition("=")[0] for word in words if re.fullmatch(r"--algorithm(\.\w+)*\.help(=.*)?", word)]
+    form = r"--(?:algorithm|data|model)(\.\w+)*\.help(=.*)?"
+    options = [word.partition("=")[0] for word in words if re.fullmatch(form, word)]
     if not options:
         return None
     key = options[-1].removeprefix("--").removesuffix(".help")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterable, Mapping
 
@@ -20,6 +19,7 @@ from fedbc_lightning.cli.choices import (
     kind_of,
     subclasses,
 )
+from fedbc_lightning.cli.meant import about_stray_words, did_you_mean_option, takes
 from fedbc_lightning.cli.names import fold
 from fedbc_lightning.core.errors import nearest
 from fedbc_lightning.core.origin import is_ours
@@ -28,7 +28,11 @@ from fedbc_lightning.local import Penalty
 from fedbc_lightning.partition import Partitioner
 from fedbc_lightning.server import RobustRule
 
-_UNKNOWN_OPTION = re.compile(r"(?:^unrecognized arguments: --|does not accept option '|^Option ')([\w.]+)")
+_UNKNOWN_OPTION = re.compile(
+    r"(?:^unrecognized arguments: --|does not accept option '|^Option ')([\w.]+)((?:=| (?!-))\S+)?"
+)
+_NO_VALUE = re.compile(r"argument (--[\w.]+)(?:/\S+)?: expected one argument")
+_STRAY_WORDS = re.compile(r"^unrecognized arguments: (.+)")
 _UNKNOWN_ARGUMENT = re.compile(
     r"class_path '([\w.]+)':\s+(?:Parser key \"[\w.]+\":\s+)*(?:Option|Key) '([\w.]+)' is not"
 )
@@ -71,7 +75,9 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
     if match := _UNKNOWN_ARGUMENT.search(message):
         return _unknown_argument(match[1], match[2], _path(message))
     if match := _UNKNOWN_OPTION.search(message):
-        return _unknown_option(match[1], keys)
+        return _unknown_option(match[1], list(keys), match[2] or "")
+    if match := _STRAY_WORDS.match(message):
+        return about_stray_words(match[1], list(keys), bases) or message
     path, chosen = _path(message), _chosen(message)
     place = _place(path, chosen)
     if match := _MISSING_ARGUMENT.search(message):
@@ -92,6 +98,8 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
     if message.startswith("the following arguments are required:"):
         names = re.sub(rf"(?<=[ ,])(?:{'|'.join(SUBCOMMANDS)})\.", "", message.partition(":")[2]).strip()
         return f"missing: {names}. Give a --config, or " + " ".join(f"--{name} ..." for name in names.split(", "))
+    if match := _NO_VALUE.search(message):
+        return f"{match[1]} needs a value: {match[1]} ..."
     lines = (line.strip() for line in _KEY.sub("", message).splitlines())
     said = "; ".join(dict.fromkeys(line.removeprefix("- ") for line in lines if line and not _NOISE.match(line)))
     return f"{path}: {said}" if path else said
@@ -188,30 +196,47 @@ def _near(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near}'?" if near else ""
 
 
-def _unknown_option(key: str, keys: Iterable[str]) -> str:
+def _unknown_option(key: str, keys: Iterable[str], value: str) -> str:
     known = [name for name in keys if name != "help"]
     section, _, rest = key.partition(".")
     sections = {name.partition(".")[0] for name in known}
     if rest and section in sections:
         inside = [name for name in known if name.startswith(f"{section}.")]
-        place = next((place for place, base in OTHER_PLACES.items() if place != section and _takes(base, rest)), None)
+        place = next((place for place, base in OTHER_PLACES.items() if place != section and takes(base, rest)), None)
         if place is not None:
             return f"'{section}' has no key '{rest}'; it is one of {place}: --{place}.{rest}"
         near = _near(key, inside)
         return f"'{section}' has no key '{rest}'{near or '; it has ' + _join(n.partition('.')[2] for n in inside)}"
+    question = None if rest else did_you_mean_option(section, value, known)
+    if question:
+        return f"no option '--{section}'; {question}"
     near = _near(section, sections)
     return f"no section or option '{section}'{near or '; there are ' + _join(sorted(sections))}"
 
 
-def _takes(base: type, argument: str) -> bool:
-    """Return whether any class that can be chosen has an argument of this name."""
-    return any(argument in inspect.signature(cls).parameters for cls in choices(base) if is_ours(cls))
-
-
 def _unknown_argument(class_path: str, argument: str, path: str) -> str:
     names = class_arguments(class_path)
-    near = _near(argument, names)
+    near = _near(argument, names) or _inside(class_path, argument, path)
     return f"{path}: {class_path} has no argument '{argument}'{near or '; it has ' + _join(names)}"
+
+
+def _inside(class_path: str, argument: str, path: str) -> str:
+    """Return the question whether an argument of a part is meant, such as the partitioner of data."""
+    cls = import_object(class_path)
+    parts = {name: base_at(f"{path}.{name}", {path: cls}, {path: cls}) for name in class_arguments(class_path)}
+    found = [name for name, base in parts.items() if base is not None and takes(base, argument)]
+    return f"; did you mean --{path}.{found[0]}.{argument}?" if found else ""
+
+
+def offending_key(message: str) -> tuple[str, str | None]:
+    """Return the key that an error of the parser is about, with the value that it was given, if that is known."""
+    message = _deepest(message)
+    if match := _UNKNOWN_ARGUMENT.search(message):
+        return f"{_path(message)}.{match[2]}", None
+    if match := _UNKNOWN_OPTION.search(message):
+        return match[1], None
+    given = _GIVEN.search(message)
+    return _path(message), given and given[1]
 
 
 def _unknown_class(section: str, name: str, base: type) -> str:
@@ -225,7 +250,7 @@ def _unknown_class(section: str, name: str, base: type) -> str:
     ours = [_given_as(cls) for cls in known if is_ours(cls)]
     every = sorted({cls.__name__ for cls in subclasses(base) if not cls.__name__.startswith("_")})
     near = _near(name, [_given_as(cls) for cls in subclasses(base) if is_ours(cls) and cls in known])
-    near = near or _near(name, every)
+    near = near or _near(name, every) or _near(f"{name}{base.__name__.removeprefix('Lightning')}", every)
     return f"{section}: no class '{name}'{near or '; there are ' + _join(ours or every)}"
 
 

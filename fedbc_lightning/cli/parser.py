@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from numbers import Number
 from types import MappingProxyType
@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.messages import condense
+from fedbc_lightning.cli.config_lines import place_of_key
+from fedbc_lightning.cli.messages import condense, offending_key
 from fedbc_lightning.cli.names import name_class_in_config
 from fedbc_lightning.cli.other_data import OtherData, with_other_data
 from fedbc_lightning.core import private_cli
@@ -90,11 +91,13 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     Attributes:
         foreign: Texts of configs whose section ``algorithm`` is for another class than the one to be built.
+        words: The command line, by whose configs the place of a mistake is found.
         other_data: What becomes of the section ``data`` of configs in which it is for another class, by their texts.
     """
 
     foreign: Collection[str] = ()
     other_data: Mapping[str, OtherData] = MappingProxyType({})
+    words: Sequence[str] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": BriefHelpFormatter, **kwargs})
@@ -139,5 +142,11 @@ class FederatedArgumentParser(LightningArgumentParser):
         if not self.exit_on_error:  # a parser inside a parser: the outer one reports
             super().error(message, ex)
         prog = self.prog.partition(" ")[0]
-        sys.stderr.write(f"{prog}: error: {condense(message, self.keys(), CLASS_KEYS)}\n")
+        keys, (key, value) = list(self.keys()), offending_key(message)
+        section = key.partition(".")[0]
+        if section not in {known.partition(".")[0] for known in keys}:
+            key = section
+        place = place_of_key(key, self.words, value) if key else None
+        said = condense(message, keys, CLASS_KEYS)
+        sys.stderr.write(f"{prog}: error: {f'{place}: {said}' if place else said}\n")
         self.exit(2)

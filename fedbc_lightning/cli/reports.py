@@ -16,6 +16,7 @@ from rich.table import Table
 from fedbc_lightning.cli.choices import choices
 from fedbc_lightning.cli.docstrings import Block, import_path, plain, read_docstring
 from fedbc_lightning.cli.names import fold
+from fedbc_lightning.cli.parser import BriefHelpFormatter
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data.datamodule import SPLITS
@@ -34,17 +35,18 @@ def print_classes(section: str, base: type) -> None:
         section: For example ``algorithm``.
         base: Base class of the classes.
     """
-    table = Table(box=None, show_header=False, pad_edge=False, title=f"--{section}", title_justify="left")
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for cls in choices(base):
-        if is_ours(cls) or cls.__module__.split(".")[0] == "torch" or section.startswith("trainer."):
-            table.add_row(*_name_and_line(cls))
-    console = Console()
-    console.print(table)
-    console.print(
-        f"\nor the path of your own, package.module.Class. The options of one: --{section}.help Class", soft_wrap=True
-    )
+    lines = [
+        _name_and_line(cls)
+        for cls in choices(base)
+        if is_ours(cls) or cls.__module__.split(".")[0] == "torch" or section.startswith("trainer.")
+    ]
+    width = max((len(name) for name, _ in lines), default=0) + 2
+    console = Console(highlight=False, markup=False, emoji=False)
+    print(f"--{section}")
+    for name, summary in lines:
+        line = f"{name:{width}}{summary}"
+        print(_wrap(line, console.width, width) if console.is_terminal else line)  # a file or grep gets whole lines
+    print(f"\nor the path of your own, package.module.Class. The options of one: --{section}.help Class")
 
 
 def _name_and_line(cls: type) -> tuple[str, str]:
@@ -72,7 +74,7 @@ def print_class(key: str, cls: type) -> None:
             console.print(f"\n{title}" if title else "", style="bold")
             for block in blocks:
                 _print_block(console, block)
-    parser = ArgumentParser(add_help=False, usage=SUPPRESS)
+    parser = ArgumentParser(add_help=False, usage=SUPPRESS, formatter_class=BriefHelpFormatter)
     parser.add_class_arguments(cls, key, fail_untyped=False, as_group=False)
     for action in private_cli.actions(parser):
         action.help = action.help and plain(action.help)

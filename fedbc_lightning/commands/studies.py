@@ -13,6 +13,7 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 
 from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, PROG, UsageError, find_config, option_values
+from fedbc_lightning.cli.config_lines import place_of_key
 from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import did_you_mean
@@ -24,6 +25,8 @@ from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import show
 
+RUN_KEYS = ("seed_everything", "trainer", "algorithm", "model", "data", "optimizer", "lr_scheduler")
+"""Keys of the config of one run."""
 TOGETHER_IS_GONE = "studies no longer train several runs as one; leave it out, and give workers for runs at a time."
 """What is said of a setting that studies once had."""
 
@@ -180,6 +183,12 @@ def _read(path: Path) -> dict[str, Any]:
         if key == "together":
             raise UsageError(f"{path}: together: {TOGETHER_IS_GONE}")
         if key not in known:
+            if key in RUN_KEYS:
+                raise UsageError(
+                    f"{path} is the config of one run ({key}: ...), not of a study: {PROG} fit --config {path.name}; "
+                    f"a study names it: {{base: {path.name}, algorithms: [FedAvg, FedBC]}}"
+                )
             meant = did_you_mean(str(key), known, f"a study has {', '.join(known)}")
-            raise UsageError(f"{path}: unknown key '{key}': {meant}")
+            place = place_of_key(str(key), ["--config", str(path)])
+            raise UsageError(f"{place or path}: unknown key '{key}': {meant}")
     return content
