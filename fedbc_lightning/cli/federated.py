@@ -7,6 +7,7 @@ import importlib
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class FederatedCLI(private_cli.OpenCLI):
         datamodule_class: Class of the data, or None for any data module.
         args: Words of the command line; by default those of ``sys.argv``.
         run: Whether the first word is a command, which is run; False: only parse and build.
+        started: When the program began, by ``time.perf_counter``, for the start-up in a plan; None is now.
         **kwargs: Further arguments of :class:`lightning.pytorch.cli.LightningCLI`.
 
     Attributes:
@@ -78,9 +80,11 @@ class FederatedCLI(private_cli.OpenCLI):
         *,
         args: list[str] | None = None,
         run: bool = True,
+        started: float | None = None,
         **kwargs: Any,
     ) -> None:
         FederatedCLI.current = self
+        self._started = time.perf_counter() if started is None else started
         self.trainer: Any = None
         self.result: Any = None
         words = list(sys.argv[1:] if args is None else args)
@@ -237,10 +241,12 @@ class FederatedCLI(private_cli.OpenCLI):
         if command == "partition":
             self.partition(self.setting(self.config_init, "out"))
             return
+        built = time.perf_counter()
         self.result = getattr(self.trainer, command)(**self.method_arguments(command))
         if command == "export":
             print(self.result)
         elif command == "plan":
+            self.result.start_seconds += built - self._started
             print_plan(self.result)
         elif command != "fit" and self.trainer.is_global_zero:
             print_metrics(self.result, title=command)

@@ -13,7 +13,8 @@ from fedbc_lightning.core.units import bytes_said, duration
 if TYPE_CHECKING:
     from fedbc_lightning.planning import Plan
 
-ROUGH = "Times are rough: from a few steps on this machine at its present load, without start-up and checkpoints."
+ROUGH = "Times are rough: from a few steps on this machine at its present load, with start-up, without checkpoints."
+UNSURE = "No two measurements of a round agreed within 15 %; other programs may be busy. Stated is the fastest."
 
 
 def print_plan(plan: Plan) -> None:
@@ -35,6 +36,7 @@ def print_plan(plan: Plan) -> None:
     table.add_row("round", f"about {duration(plan.round_seconds[plan.engine])}")
     if plan.num_evaluations:
         table.add_row("evaluation", f"about {duration(plan.evaluation_seconds)}, {plan.num_evaluations:,} times")
+    table.add_row("start-up", f"about {duration(plan.start_seconds)}")
     processes = f", {plan.num_processes} processes, measured in one" if plan.num_processes > 1 else ""
     table.add_row("time", f"[bold]about {duration(plan.seconds)}[/bold] on {plan.device}{processes}")
     for title, parts in (("memory", plan.memory), ("disk", plan.disk)):
@@ -45,6 +47,8 @@ def print_plan(plan: Plan) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(ROUGH, style="dim", soft_wrap=True)
+    if not plan.is_agreed:
+        console.print(UNSURE, style="dim", soft_wrap=True)
 
 
 def _engines(plan: Plan) -> str:

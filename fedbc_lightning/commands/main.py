@@ -11,6 +11,7 @@ import gc
 import io
 import os
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
@@ -62,6 +63,7 @@ def main(args: Sequence[str] | None = None) -> int:
         >>> main(["fti", "--config", "digits.yaml"])
         2
     """
+    started = time.perf_counter()
     words = list(sys.argv[1:] if args is None else args)
     if args is None and not any(word.startswith("--print_config") for word in words):
         _escape_what_cannot_be_shown()
@@ -80,7 +82,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())  # a console script does not see the user's own modules
     if args is None:
         _import_uncollected()
-    return _run(words, is_of_studies=is_of_studies)
+    return _run(words, is_of_studies=is_of_studies, started=started)
 
 
 def _escape_what_cannot_be_shown() -> None:
@@ -109,7 +111,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: objec
         print(f"{PROG}: warning: {message}", file=sys.stderr)
 
 
-def _run(words: list[str], *, is_of_studies: bool) -> int:
+def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
     from fedbc_lightning.cli.federated import FederatedCLI, resume_hint
     from fedbc_lightning.distributed.interrupts import StoppedError
     from fedbc_lightning.distributed.lifeline import LostProcessError
@@ -120,7 +122,7 @@ def _run(words: list[str], *, is_of_studies: bool) -> int:
             return import_module("fedbc_lightning.commands.completion").completion(words[1:])
         if is_of_studies:
             return _run_studies(words)
-        FederatedCLI(args=words, parser_kwargs={"prog": PROG})
+        FederatedCLI(args=words, started=started, parser_kwargs={"prog": PROG})
     except UsageError as error:
         return _fail(error, status=2)
     except ConfigurationError as error:

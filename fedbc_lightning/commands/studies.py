@@ -19,6 +19,7 @@ from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import did_you_mean
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.data_files import check_data_files
 from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.plan_report import print_study_plan
 from fedbc_lightning.studies.results import finished
@@ -114,6 +115,8 @@ def read_study(command: str, words: list[str]) -> Study:
 def reproduce(words: list[str]) -> int:
     """Run ``fedbc-cli reproduce``: compute tables and figures of the papers.
 
+    The files of all data sets are looked for, and downloaded where that is possible, before any run begins.
+
     Args:
         words: Names of tables and figures, then options of the study, e.g. ``--scale 0.1``.
 
@@ -140,6 +143,8 @@ def reproduce(words: list[str]) -> int:
     comparisons = {name: _comparison(name, options) for name in names}  # finds mistakes before any run
     if options and not any(comparisons.values()):
         raise UsageError(f"{' '.join(names)}: computed without a study, so there is nothing for {options[0]} to change")
+    for study in [comparison.study for comparison in comparisons.values() if comparison is not None]:
+        check_data_files(study)
     status = 0
     for name, comparison in comparisons.items():
         known = REPRODUCTIONS[name]

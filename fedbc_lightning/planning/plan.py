@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,8 @@ from fedbc_lightning.engines import choice
 from fedbc_lightning.federation.hook_writes import begin_again, kept_from_start_hooks
 from fedbc_lightning.planning.drawn import draw_rounds
 from fedbc_lightning.planning.evaluation_time import EvaluationTime, time_evaluation
-from fedbc_lightning.planning.round_time import RoundTimer
+from fedbc_lightning.planning.repeated import repeated
+from fedbc_lightning.planning.round_time import RoundTimer, Seconds
 from fedbc_lightning.planning.space import Space, checkpoint_bytes
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.state.layout import WrittenParametersError
@@ -36,6 +38,8 @@ class Plan:
         is_counted: Whether steps and bytes were counted over all rounds; else they are extrapolated from the first.
         round_seconds: Map from engine to seconds of a round without evaluation; has the other engine if it was timed.
         not_timed: Reason why the other engine was not timed; empty if it was.
+        is_agreed: Whether two measurements of these seconds agreed within 15 %.
+        start_seconds: Seconds from the start to the first round: imports (on the command line), data and set-up.
         evaluation_seconds: Seconds of one evaluation.
         num_evaluations: Number of evaluations, that of the initial model included.
         bytes_up: Bytes that clients send to the server in all rounds.
@@ -59,6 +63,8 @@ class Plan:
     is_counted: bool
     round_seconds: dict[choice.Kind, float]
     not_timed: str
+    is_agreed: bool
+    start_seconds: float
     evaluation_seconds: float
     num_evaluations: int
     bytes_up: int
@@ -68,16 +74,22 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the run, without start-up and checkpoints."""
+        """Seconds of the run with its start-up, without checkpoints."""
+        return self.start_seconds + self.training_seconds
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds of all rounds and evaluations."""
         return self.max_rounds * self.round_seconds[self.engine] + self.num_evaluations * self.evaluation_seconds
 
 
-def make_plan(run: Run, *, num_processes: int) -> Plan:
+def make_plan(run: Run, *, num_processes: int, started: float) -> Plan:
     """Measure a run that has been set up for ``fit``; the module holds z of round 0 afterwards.
 
     Args:
         run: Run that has been set up, in one process.
         num_processes: Number of processes that will train.
+        started: When the set-up began, by ``time.perf_counter``.
 
     Raises:
         ConfigurationError: A setting cannot be honoured; ``fit`` would raise the same in its first rounds.
@@ -90,16 +102,17 @@ def make_plan(run: Run, *, num_processes: int) -> Plan:
         for name in ("on_fit_start", "on_train_start"):
             getattr(run.user.module, name)()
     frozen = federation.layout.frozen.copies()
+    start_seconds = time.perf_counter() - started
     try:
-        return _measure(run, num_processes)
+        return _measure(run, num_processes, start_seconds)
     except WrittenParametersError as error:
         begin_again(federation, error, frozen)
-        return _measure(run, num_processes)
+        return _measure(run, num_processes, start_seconds)
     finally:
         federation.layout.frozen.put_back(frozen)
 
 
-def _measure(run: Run, num_processes: int) -> Plan:
+def _measure(run: Run, num_processes: int, start_seconds: float) -> Plan:
     federation, device, settings = run.federation, run.user.device, run.settings
     empty = checkpoint_bytes(run)
     drawn = draw_rounds(federation, settings.max_rounds)
@@ -108,9 +121,15 @@ def _measure(run: Run, num_processes: int) -> Plan:
     evaluation = EvaluationTime()
     if every:
         splits = [split for split in ("test", "val") if run.has_split(split)]
-        evaluation = time_evaluation(federation, run.evaluator, splits, num_processes)
-    timer = RoundTimer(federation, run.seed, num_processes)
-    round_seconds = timer.time(drawn.first)
+        evaluation, _ = repeated(
+            lambda: time_evaluation(federation, run.evaluator, splits, num_processes), lambda found: found.seconds
+        )
+
+    def time_rounds() -> tuple[RoundTimer, Seconds]:
+        timer = RoundTimer(federation, run.seed, num_processes)
+        return timer, timer.time(drawn.first)
+
+    (timer, round_seconds), is_agreed = repeated(time_rounds, lambda found: found[1][federation.engine_kind])
     space = Space(run, drawn, timer.whole, timer.table_bytes)
     num_trained, steps = sum(len(round.ids) for round in drawn.first), sum(sum(round.steps) for round in drawn.first)
     return Plan(
@@ -120,7 +139,8 @@ def _measure(run: Run, num_processes: int) -> Plan:
         max_rounds=settings.max_rounds, clients_per_round=num_trained / len(drawn.first),
         steps_per_client=steps / max(num_trained, 1), steps_per_round=steps / len(drawn.first),
         num_steps=drawn.num_steps, is_counted=drawn.is_counted, round_seconds=round_seconds,
-        not_timed=timer.not_timed, evaluation_seconds=evaluation.seconds, num_evaluations=num_evaluations,
+        not_timed=timer.not_timed, is_agreed=is_agreed, start_seconds=start_seconds,
+        evaluation_seconds=evaluation.seconds, num_evaluations=num_evaluations,
         bytes_up=drawn.bytes_up, bytes_down=drawn.bytes_down, memory=space.memory(),
         disk=space.disk(empty, evaluation, num_evaluations),
     )  # fmt: skip

@@ -34,7 +34,6 @@ class PlannedMethod:
         num_trials: Number of runs for tuning.
         num_finished: Number of runs of both kinds that are finished already, and so cost nothing more.
         num_rounds: Number of rounds of all runs still to be done, tuning included.
-        start_seconds: Seconds that a run takes before its first round, in a process that has imported torch.
     """
 
     variant: str
@@ -44,7 +43,6 @@ class PlannedMethod:
     num_trials: int
     num_finished: int
     num_rounds: int
-    start_seconds: float
 
     @property
     def num_left(self) -> int:
@@ -59,7 +57,7 @@ class PlannedMethod:
     @property
     def seconds(self) -> float:
         """Seconds that the runs still to be done take one after another."""
-        return self.share * self.plan.seconds + self.num_left * self.start_seconds
+        return self.share * self.plan.training_seconds + self.num_left * self.plan.start_seconds
 
     @property
     def disk(self) -> int:
@@ -153,7 +151,7 @@ def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, A
     runs = [study.run(variant, method, seed, tried) for seed in study.seed_list]
     is_chosen = not method.tuned or chosen is not None
     num_done = sum(is_finished(run) for run in runs) if is_chosen else 0
-    plan, start_seconds = plan_run(runs[0])
+    plan = plan_run(runs[0])
     num_trials = num_tried = 0
     num_rounds = (len(runs) - num_done) * plan.max_rounds
     for rung, count in _count_trials(study, method):
@@ -164,7 +162,7 @@ def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, A
         num_trials, num_tried = num_trials + count, num_tried + min(count, done)
         num_rounds += (count - min(count, done)) * settings.get("trainer.max_rounds", plan.max_rounds)
     counts = len(runs), num_trials, num_done + num_tried, num_rounds
-    return PlannedMethod(variant, method.name, plan, *counts, start_seconds)
+    return PlannedMethod(variant, method.name, plan, *counts)
 
 
 def _count_trials(study: Study, method: Method) -> list[tuple[int, int]]:
@@ -177,8 +175,8 @@ def _count_trials(study: Study, method: Method) -> list[tuple[int, int]]:
     return [(rung, count * num_seeds) for rung, count in rungs(len(list(method.grid())), len(study.tuning.rungs))]
 
 
-def plan_run(run: Run) -> tuple[Plan, float]:
-    """Return the estimated cost of one run, and the seconds until its objects are built.
+def plan_run(run: Run) -> Plan:
+    """Return the estimated cost of one run in a process that has imported torch.
 
     Raises:
         ConfigurationError: The run cannot be done as configured; the message names it.
@@ -187,6 +185,7 @@ def plan_run(run: Run) -> tuple[Plan, float]:
     try:
         with contextlib.redirect_stdout(io.StringIO()), parser_errors(run):
             plan, built = _Planned(args=["plan", *run.words()[1:]], parser_kwargs={"prog": PROG}).result
-            return plan, built - started
+            plan.start_seconds += built - started
+            return plan
     except ConfigurationError as error:
         raise ConfigurationError(f"{run.variant} / {run.method}: {error}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -323,7 +324,7 @@ class FederatedTrainer(RunView):
         Raises:
             ConfigurationError: A setting cannot be honoured; :meth:`fit` would raise the same.
         """
-        settings, num_processes = self.settings, self.world_size
+        settings, num_processes, started = self.settings, self.world_size, time.perf_counter()
         devices = settings.devices[:1] if isinstance(settings.devices, list) else 1
         alone = copy(self)  # callbacks are given a trainer with one process; this one stays as it is
         RunView.__init__(
@@ -331,7 +332,7 @@ class FederatedTrainer(RunView):
             replace(settings, strategy="auto", devices=devices, num_nodes=1),
             make_fabric(settings.accelerator, "auto", devices, 1, settings.precision),
         )
-        task = partial(make_plan, num_processes=num_processes)
+        task = partial(make_plan, num_processes=num_processes, started=started)
         return alone._launch(TrainerFn.FITTING, model, datamodule, algorithm, None, task)
 
     # the run

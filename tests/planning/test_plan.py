@@ -15,6 +15,7 @@ from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, FedPD
 from fedbc_lightning.core.units import duration
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.planning import drawn
+from fedbc_lightning.planning.repeated import repeated
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.studies.methods import Tuning
 from fedbc_lightning.studies.plan import plan_run, plan_study
@@ -74,7 +75,8 @@ def test_what_is_said_is_what_the_run_does(tmp_path, case):
     assert found.engine == "sequential"
     assert set(found.round_seconds) == {"sequential"}
     assert "BatchNorm" in found.not_timed or case == "centralized"
-    assert found.seconds > 0
+    assert found.seconds == found.start_seconds + found.training_seconds
+    assert min(found.start_seconds, found.training_seconds) > 0
     assert all(seconds > 0 for seconds in (*found.round_seconds.values(), found.evaluation_seconds))
     assert found.memory["now, at its peak"] > 0
 
@@ -212,9 +214,9 @@ def test_a_study_is_the_sum_of_its_runs(study, capsys):
     ]
     assert [(row.num_runs, row.num_trials, row.num_rounds) for row in found.rows] == 2 * [(4, 0, 8), (4, 6, 14)]
     for row in found.rows:
-        rounds = row.num_rounds / 2 * row.plan.seconds
-        assert row.seconds == pytest.approx(rounds + (row.num_runs + row.num_trials) * row.start_seconds)
-        assert row.start_seconds > 0
+        rounds = row.num_rounds / 2 * row.plan.training_seconds
+        assert row.seconds == pytest.approx(rounds + (row.num_runs + row.num_trials) * row.plan.start_seconds)
+        assert row.plan.start_seconds > 0
         assert row.bytes_up == row.num_rounds // 2 * row.plan.bytes_up
     assert found.bytes_up == sum(row.bytes_up for row in found.rows)
     assert found.disk == sum(row.disk for row in found.rows) > 0
@@ -272,3 +274,29 @@ def test_durations_are_said_as_people_do():
     assert [duration(math.pow(10, k)) for k in range(-3, 7)] == [
         "1 ms", "10 ms", "100 ms", "1 s", "10 s", "1 min 40 s", "16 min 40 s", "2 h 46 min", "1 d 3 h", "11 d 13 h",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen", "is_agreed", "num_tries"),
+    [
+        ([5.0, 5.2], 5.0, True, 2),
+        ([9.0, 5.0, 7.0, 5.2], 5.0, True, 4),
+        ([1.0, 2.0, 4.0, 8.0, 16.0, 16.0], 1.0, False, 5),
+        ([0.0, 0.0], 0.0, True, 2),
+    ],
+    ids=["at once", "later", "never", "nothing to do"],
+)
+def test_a_measurement_is_repeated_until_two_agree(seconds, chosen, is_agreed, num_tries):
+    found = []
+
+    def measure():
+        found.append(seconds[len(found)])
+        return found[-1]
+
+    assert repeated(measure, float, clock=lambda: 0.0) == (chosen, is_agreed)
+    assert len(found) == num_tries
+
+
+def test_a_slow_measurement_is_not_repeated():
+    times = iter([0.0, 30.0])
+    assert repeated(lambda: 30.0, float, clock=lambda: next(times)) == (30.0, False)
