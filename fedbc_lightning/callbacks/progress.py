@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import time
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightning.fabric.loggers import TensorBoardLogger
 from lightning.pytorch import Callback, LightningModule
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Table
 
-from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured, measured
+from fedbc_lightning.callbacks.live_lines import LiveLines, Numbers, Pace
+from fedbc_lightning.callbacks.screen import Screen
+from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured, measured, train_name
 from fedbc_lightning.core.twins import both
+from fedbc_lightning.distributed.interrupts import StoppedError
+from fedbc_lightning.module.collector import plain_name
+from fedbc_lightning.module.monitors import OF_TEST, OF_VALIDATION
+from fedbc_lightning.run.folder import how_to_go_on
 
 if TYPE_CHECKING:
     from fedbc_lightning.data import FederatedDataModule
@@ -23,79 +29,86 @@ NO_CLIENTS = "\nClients are not evaluated one by one (no .../local, no .../worst
 
 
 class RoundProgressBar(Callback):
-    """Shows a bar over rounds with the key numbers, or plain lines without a terminal, and a table at the end.
+    """Shows a live display of rounds, clients and numbers, or plain lines without a terminal, and a table at the end.
 
     Args:
         plain_every_n_seconds: Least seconds between two plain lines; the first and the last round always have one.
+
+    Attributes:
+        has_told_how_to_resume: Whether the user of a terminal was told how an interrupted run is resumed.
     """
 
     def __init__(self, plain_every_n_seconds: float = 5.0) -> None:
         self.plain_every_n_seconds = plain_every_n_seconds
+        self.has_told_how_to_resume = False
         self._console: Console | None = None
-        self._progress: Progress | None = None
+        self._screen: Screen | None = None
         self._last_line = 0.0
         self._first: dict[str, float] = {}
+        self._is_interrupted = False
 
     def on_train_start(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """Describe the run, and open the bar."""
+        """Describe the run, and open the live display."""
         if not trainer.is_global_zero:
             return
         self._console = Console(highlight=False)
-        self._started, self._first_round = time.perf_counter(), trainer.current_round
+        self._first_round, self._is_interrupted, self.has_told_how_to_resume = trainer.current_round, False, False
         self._first = _numbers(trainer)
         self._console.print(describe(trainer), soft_wrap=True)
-        if self._console.is_terminal:
-            whole: dict[str, Any] = {"no_wrap": True, "overflow": "ignore"}
-            self._progress = Progress(
-                TextColumn("round", table_column=Column(**whole)),
-                MofNCompleteColumn(table_column=Column(min_width=len(f"{trainer.max_rounds}") * 2 + 1, **whole)),
-                BarColumn(bar_width=12),
-                TimeElapsedColumn(table_column=Column(min_width=7, **whole)),
-                TextColumn("<"),
-                TimeRemainingColumn(table_column=Column(min_width=7, **whole)),
-                # In a narrow terminal the last numbers are cut, never the round.
-                TextColumn("{task.fields[numbers]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-                console=self._console,
-                expand=True,
-            )
-            self._task = self._progress.add_task(
-                "rounds", total=trainer.max_rounds, completed=trainer.current_round, numbers=""
-            )
-            self._progress.start()
+        self._pace = Pace(trainer.current_round, trainer.max_rounds, lambda: trainer.federation.bench.work)
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._screen = Screen(self._console, LiveLines(self._pace, trainer.world_size))
+            self._screen.lines.numbers = _live_numbers(trainer)
+            self._screen.open()
+
+    def on_round_start(self, trainer: RunView, pl_module: LightningModule) -> None:
+        """Show that a round begins."""
+        if self._console is not None:
+            self._pace.begin_round()
+
+    def on_validation_start(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
+        """Show that models are evaluated."""
+        if self._console is not None:
+            self._pace.begin_evaluation()
 
     def on_validation_end(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
         """Remember the initial model's numbers."""
-        if self._console is not None and trainer.current_round == self._first_round:
+        if self._console is None:
+            return
+        self._pace.end_evaluation()
+        if trainer.current_round == self._first_round:
             self._first = _numbers(trainer)
-            if self._progress is None:
-                self._console.print(f"round {trainer.current_round:>4}  {_line(self._first)}", soft_wrap=True)
+            if self._screen is not None:
+                self._screen.lines.numbers = _live_numbers(trainer)
+            else:
+                self._console.print(f"round {trainer.current_round:>4}  {_line(trainer)}", soft_wrap=True)
 
     def on_round_end(self, trainer: RunView, pl_module: LightningModule) -> None:
         """Show the numbers of the finished round."""
         if self._console is None:
             return
-        line = _line(_numbers(trainer))
-        if self._progress is not None:
-            self._progress.update(self._task, completed=trainer.current_round, numbers=line)
+        self._pace.end_round(trainer.current_round)
+        if self._screen is not None:
+            self._screen.lines.numbers = _live_numbers(trainer)
             return
-        now = time.perf_counter()
+        now = self._pace.seconds
         is_last = trainer.current_round == trainer.max_rounds
-        if is_last or now - self._last_line >= self.plain_every_n_seconds:
+        if is_last or not self._last_line or now - self._last_line >= self.plain_every_n_seconds:
             self._last_line = now
             self._console.print(
-                f"round {trainer.current_round:>4}/{trainer.max_rounds}  {line}  {now - self._started:.0f} s",
-                soft_wrap=True,
+                f"round {trainer.current_round:>4}/{trainer.max_rounds}  {_line(trainer)}  {now:.0f} s", soft_wrap=True
             )
 
     def on_exception(self, trainer: RunView, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]
         """Leave the terminal as it was."""
-        self._stop()
+        self._close()
+        self._is_interrupted = isinstance(exception, (KeyboardInterrupt, StoppedError))
 
     def on_train_end(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
-        """Print the table, the run folder and the command that shows the curves."""
+        """Print the table, the run folder, how to go on, and the command that shows the curves."""
         if self._console is None:
             return
-        self._stop()
+        self._close()
         if trainer.current_round > self._first_round:
             self._console.print(self._summary(trainer))
         elif trainer.current_round >= trainer.max_rounds:
@@ -104,18 +117,34 @@ class RoundProgressBar(Callback):
             )
         if trainer.should_stop:
             self._console.print(f"Stopped early, after round {trainer.current_round}.")
-        self._console.print(f"Run folder:  {trainer.log_dir}", soft_wrap=True)
-        if any(isinstance(logger, both(TensorBoardLogger)) for logger in trainer.loggers):
-            self._console.print(f"Curves:      tensorboard --logdir {trainer.default_root_dir}", soft_wrap=True)
+        self._say_where(trainer, max_rounds=2 * trainer.max_rounds)
 
-    def _stop(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+    def teardown(self, trainer: RunView, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
+        """Print where an interrupted run lies and how to go on; only now is its last checkpoint written."""
+        self._close()  # an interrupt after the last round reaches no other hook
+        if self._is_interrupted and self._console is not None and trainer.log_dir is not None:
+            self.has_told_how_to_resume = self._say_where(trainer) and self._console.is_terminal
+        self._is_interrupted = False
+
+    def _say_where(self, trainer: RunView, max_rounds: int | None = None) -> bool:
+        """Print the run folder, how to go on, and how to see the curves; return whether the run can go on."""
+        assert self._console is not None
+        resume = how_to_go_on(Path(trainer.log_dir or ""), max_rounds)
+        lines = [f"Run folder:  {trainer.log_dir}", *([] if resume is None else [f"Go on:       {resume}"])]
+        if any(isinstance(logger, both(TensorBoardLogger)) for logger in trainer.loggers):
+            lines.append(f"Curves:      tensorboard --logdir {shlex.quote(str(trainer.default_root_dir))}")
+        for line in lines:
+            self._console.print(line, markup=False, soft_wrap=True)
+        return resume is not None
+
+    def _close(self) -> None:
+        if self._screen is not None:
+            self._screen.close()
+            self._screen = None
 
     def _summary(self, trainer: RunView) -> Table:
         rounds = trainer.current_round - self._first_round
-        seconds = time.perf_counter() - self._started
+        seconds = self._pace.seconds
         table = Table(title=f"{rounds} round{'s' * (rounds != 1)} in {seconds:.1f} s", title_justify="left")
         table.add_column("")
         table.add_column(f"round {self._first_round}", justify="right")
@@ -169,19 +198,64 @@ def _numbers(trainer: RunView) -> dict[str, float]:
     return {name: float(metrics[name]) for name in names if name in metrics}
 
 
-def _line(numbers: dict[str, float]) -> str:
-    return "  ".join(f"{_label(name)} {value:.4f}" for name, value in list(numbers.items())[:4])
+def _line(trainer: RunView) -> str:
+    """Return the numbers of a plain line: the four that tell most, and what the module shows on progress bars."""
+    numbers = _numbers(trainer)
+    shown = dict(list(numbers.items())[:4])
+    return "  ".join(_texts(shown | _asked(trainer)))
+
+
+def _live_numbers(trainer: RunView) -> Numbers:
+    """Return the last numbers for the live display."""
+    numbers, asked = _numbers(trainer), _asked(trainer)
+    places = {name: found for name in numbers if (found := measured(name)) is not None}
+    title = next((found.metric for found in places.values()), "")
+    first = {name: found.place for name, found in places.items() if found.metric == title}
+    more = {name: value for name, value in numbers.items() if name not in first and name not in asked}
+    return Numbers(
+        title=title,
+        key=[f"{place} {_shown(numbers[name])}" for name, place in first.items()],
+        asked=_texts({name: value for name, value in asked.items() if name not in first}),
+        more=_texts(more),
+    )
+
+
+def _asked(trainer: RunView) -> dict[str, float]:
+    """Return by name what the module logs with ``prog_bar=True``, as of the last round that logged it."""
+    metrics: dict[str, Any] = trainer.callback_metrics
+    found = {}
+    for logged in trainer.federation.user.names_on_screen:
+        name = next((name for name in _names_of(logged) if name in metrics), None)
+        if name is not None:
+            found[name] = float(metrics[name])
+    return found
+
+
+def _names_of(logged: str) -> list[str]:
+    """Return the names under which a value of ``self.log`` may be found: of training, of validation, of test."""
+    plain = plain_name(logged)
+    names = [train_name(plain), Measured(plain, split="val").name, Measured(plain).name]
+    return names[1:] if logged.startswith((*OF_VALIDATION, *OF_TEST)) else [logged, *names]
+
+
+def _texts(numbers: dict[str, float]) -> list[str]:
+    return [f"{_label(name)} {_shown(value)}" for name, value in numbers.items()]
+
+
+def _shown(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
 def _label(name: str) -> str:
     """Return a short label of a metric, e.g. ``global acc`` for ``accuracy/global``.
 
     Example:
-        >>> _label("accuracy/global"), _label("acc/worst10"), _label("train/loss")
-        ('global acc', 'worst 10 % acc', 'train loss')
+        >>> _label("accuracy/global"), _label("acc/worst10"), _label("train/loss"), _label("loss/val_global")
+        ('global acc', 'worst 10 % acc', 'train loss', 'val global loss')
     """
     name, found = name.replace("accuracy", "acc"), measured(name)
     if found is None:
         return name.replace("/", " ")
     place = "worst 10 %" if found.place == "worst10" else found.place
-    return f"{place} {found.metric.replace('accuracy', 'acc')}"
+    split = "val " if found.split == "val" else ""
+    return f"{split}{place} {found.metric.replace('accuracy', 'acc')}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.callbacks import RoundProgressBar
 from fedbc_lightning.cli.arguments import PROG, SUBCOMMANDS, option_values, prepare_arguments
 from fedbc_lightning.cli.choices import base_at, import_object, subclasses
 from fedbc_lightning.cli.names import chosen_algorithm, foreign_configs, name_classes
@@ -31,6 +31,7 @@ from fedbc_lightning.cli.reports import print_class, print_classes, print_metric
 from fedbc_lightning.cli.run_config import SaveRunConfig
 from fedbc_lightning.core import private_cli, seeding
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.run.folder import how_to_go_on
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 for _package in ("models", "datamodules", "callbacks"):  # so that their classes can be given by their short names
@@ -389,6 +390,11 @@ def resume_hint() -> str | None:
     if not trainer.is_global_zero:
         return None
     folder = trainer.log_dir and Path(trainer.log_dir)
-    if not folder or not (folder / "checkpoints" / "last.ckpt").is_file():
+    resume = how_to_go_on(folder, None) if folder else None
+    if resume is None:
         return "interrupted; no round was finished, so there is nothing to resume"
-    return f"interrupted; go on with: {PROG} fit --ckpt_path {shlex.quote(str(folder))}"
+    if any(
+        isinstance(callback, RoundProgressBar) and callback.has_told_how_to_resume for callback in trainer.callbacks
+    ):
+        return f"interrupted after round {trainer.finished_round}"
+    return f"interrupted; go on with: {resume}"

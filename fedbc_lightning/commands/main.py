@@ -19,6 +19,7 @@ from importlib import import_module
 from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, TOOLS, UsageError, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
 from fedbc_lightning.commands import leaving
+from fedbc_lightning.commands.loading import interruptible, say_what_is_loaded
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.places import one_line, report
 
@@ -73,6 +74,7 @@ def main(args: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else 2
+    typed = words
     try:
         is_of_studies = words[0] in STUDY_COMMANDS or (words[0] == "plan" and is_study(words))
         words = words if is_of_studies or words[0] in TOOLS else prepare_arguments(words)
@@ -81,7 +83,13 @@ def main(args: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a console script does not see the user's own modules
     if args is None:
-        _import_uncollected()
+        say_what_is_loaded(typed)
+        try:
+            with interruptible():
+                _import_uncollected()
+        except KeyboardInterrupt:
+            print(f"\n{PROG}: interrupted before the run began", file=sys.stderr)
+            return 130
     return _run(words, is_of_studies=is_of_studies, started=started)
 
 
@@ -98,10 +106,12 @@ def _import_uncollected() -> None:
     --help``. All objects that exist at this point are kept to the end, so this is only for a process of our own.
     """
     gc.disable()
-    import fedbc_lightning.cli.federated  # noqa: F401 (for what it imports)
+    try:
+        import fedbc_lightning.cli.federated  # noqa: F401 (for what it imports)
 
-    gc.freeze()
-    gc.enable()
+        gc.freeze()
+    finally:
+        gc.enable()
     atexit.register(gc.unfreeze)  # else Triton reports all its types as leaked
 
 

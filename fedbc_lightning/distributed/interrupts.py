@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -21,6 +22,10 @@ The terminal and the launching process both pass on the same Ctrl-C.
 
 MOST_SIGNALS = 3
 """Number of signals (3: the third) at which the process ends at once, whatever it is doing."""
+
+
+SHOW_CURSOR = "\x1b[?25h"
+"""Characters that bring back a terminal's cursor, which a live display hides."""
 
 
 class StoppedError(SystemExit):
@@ -61,10 +66,11 @@ class Interrupts:
         self._is_deferred = self._is_over = False
         self._must_raise = False
         self._num_signals, self._last = 0, -SECONDS_OF_ONE
+        self._show: Callable[[str], object] | None = None
 
     def __enter__(self) -> Interrupts:
         """Install the handlers."""
-        if threading.current_thread() is threading.main_thread():
+        if _is_main_thread():
             Interrupts._active = self
             for name, number in SIGNALS.items():
                 found = signal.getsignal(number)
@@ -100,6 +106,17 @@ class Interrupts:
             self._is_deferred = False
 
     @classmethod
+    def show_by(cls, show: Callable[[str], object] | None) -> None:
+        """Hand the messages about signals to a function, because a live display would be torn by a line of its own.
+
+        Args:
+            show: Function that only keeps a message, for it is called inside a signal handler; None: messages are
+                written to standard error again.
+        """
+        if cls._active is not None:
+            cls._active._show = show
+
+    @classmethod
     def lose(cls, error: BaseException) -> None:
         """Let :func:`check` raise ``error``, because another process was lost; called from another thread."""
         if cls._active is not None and cls._active.pending is None:
@@ -125,6 +142,8 @@ class Interrupts:
         self._num_signals += 1
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         if self._num_signals == MOST_SIGNALS:
+            if self._show is not None:
+                self._show, name = None, f"\n{SHOW_CURSOR}{name}"
             self._say(f"{name}: ended at once.", number)
             os._exit(128 + number)
         if self._num_signals > 1:
@@ -137,7 +156,9 @@ class Interrupts:
             self.pending = KeyboardInterrupt() if number == signal.SIGINT else StoppedError(number)
 
     def _say(self, words: str, number: int) -> None:
-        if self._is_spokesman or number != signal.SIGINT:
+        if self._show is not None:
+            self._show(words)
+        elif self._is_spokesman or number != signal.SIGINT:
             with suppress(OSError):  # the terminal may be closed
                 os.write(2, f"{words}\n".encode())
 
@@ -147,6 +168,47 @@ def check() -> None:
     active = Interrupts._active
     if active is not None and active.pending is not None and not active._is_over:
         raise active.pending
+
+
+@contextmanager
+def passed_on() -> Iterator[None]:
+    """Pass Ctrl-C on to the processes that are started in the context, and raise it when they have ended.
+
+    A notebook interrupts this process alone, and one that does not wait would speak while the others still draw.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed in the context.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _is_main_thread():
+        yield
+        return
+    parent, others, came = os.getpid(), set(multiprocessing.active_children()), False
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if os.getpid() != parent:  # a fork that has not installed its own handler yet
+            raise KeyboardInterrupt
+        came = True
+        for process in set(multiprocessing.active_children()) - others:
+            with suppress(ProcessLookupError, TypeError):  # it has ended, or has not begun
+                os.kill(process.pid, number)  # type: ignore[arg-type]
+
+    signal.signal(signal.SIGINT, pass_on)
+    try:
+        yield
+    except BaseException:
+        if came and os.getpid() == parent:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        if os.getpid() == parent:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _leave_to_parent() -> None:

@@ -106,6 +106,7 @@ class ClientRun(ABC):
         bench.load(start, self.cohort.start_counters, None if buffers is None else buffers[self._k])
         self.loader = bench.train_loader(self.client)
         self.num_batches = len(self.loader)
+        bench.work.begin([self.client], self.local.num_steps(self.num_batches))
         self.first_epoch = self.before.whole_epochs(self.num_batches)
         self.user.shim.start_client()
         self.collector = self.user.start_collecting()
@@ -184,6 +185,7 @@ class ClientRun(ABC):
             self.num_updates += num_steps
             self._updates_by_rate[self.optimizer.rates] += num_steps
         self.num_steps += num_steps
+        self.bench.work.num_steps += num_steps
         if self.is_module_informed:
             self.user.shim.set(global_step=self.global_step)
         if self.optimizer.schedulers:

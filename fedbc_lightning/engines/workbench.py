@@ -18,6 +18,7 @@ from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
+from fedbc_lightning.engines.work import Work
 from fedbc_lightning.local import Term
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
@@ -44,6 +45,7 @@ class Workbench:
         round: The current round.
         grad_scale: The scale of gradients at which each client starts in 16-mixed precision.
         recorder: Replays steps that came often.
+        work: Counts clients and steps, for who shows the progress of a round.
         scaler: The gradient scaler of 16-mixed precision, or None.
         overridden: Whether the module has its own ``backward``, ``optimizer_step``, ..., by name.
         shows_gradients: Whether a hook or the module may look at a step's gradients.
@@ -67,6 +69,7 @@ class Workbench:
             self.grad[e.offset : e.end].view(e.shape) for e in self.layout.entries[: self.layout.num_grouped]
         ]
         self.recorder = StepRecorder(self.user, self.layout, self.local.record_steps)
+        self.work = Work()
         self._rows = self.grad[None], self.row[None]
         self.is_half = self.layout.dtype != self.layout.master_dtype
         self._components: dict[int, list[Any]] = {}

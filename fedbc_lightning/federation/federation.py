@@ -215,6 +215,7 @@ class Federation:
         server = self.server
         steps = self.participation.num_steps(server.ids)
         share = deal(steps, self.fabric.world_size)[self.fabric.global_rank]
+        self.bench.work.start_round(len(share))
         alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
         counters, records = server["counters"], list[tuple[int, dict[str, Any]]]()
         error: WrittenParametersError | None = None

@@ -115,6 +115,11 @@ class UserModule:
         """Whether the module or its data module overrides a batch-transfer hook."""
         return self._transfer is not None
 
+    @property
+    def names_on_screen(self) -> list[str]:
+        """Names under which the module has logged values with ``prog_bar=True`` so far."""
+        return list(self._log.on_screen)
+
     # attach and detach
 
     def attach(self) -> None:

@@ -17,10 +17,14 @@ class ModuleLog:
 
     Args:
         collector: Returns the collector of the logged values; None drops them.
+
+    Attributes:
+        on_screen: Names that were logged with ``prog_bar=True``, in the order of their first calls.
     """
 
     def __init__(self, collector: Callable[[], MetricCollector] | None = None) -> None:
         self._collector = collector
+        self.on_screen: dict[str, None] = {}
 
     def __reduce__(self) -> tuple[type[ModuleLog], tuple[()]]:
         """Return how to make a copy, which drops what it logs."""
@@ -46,5 +50,7 @@ class ModuleLog:
         """Log one value, with Lightning's signature; arguments without a meaning inside a client are ignored."""
         if isinstance(value, Mapping):
             raise ConfigurationError(f"self.log('{name}'): got a dict; use self.log_dict.")
+        if prog_bar:
+            self.on_screen[name] = None
         if self._collector is not None and (on_step is not False or on_epoch is not False):
             self._collector().log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)

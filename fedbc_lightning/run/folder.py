@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from contextlib import suppress
 from pathlib import Path
 
@@ -124,6 +125,22 @@ def how_to_resume(last: Path | None) -> str:
     if last is None or not last.is_file():
         return "There is no checkpoint to go on from."
     return f"Go on by the same command with ckpt_path: {last}"
+
+
+def how_to_go_on(folder: Path, max_rounds: int | None) -> str | None:
+    """Return what the user types to go on with a run: a command, or an argument of ``fit``; None if nothing is saved.
+
+    Args:
+        folder: The run folder.
+        max_rounds: Number of rounds up to which a run goes on that is complete; None: that which it has.
+    """
+    if not (folder / LAST).is_file():
+        return None
+    if not (folder / "config.yaml").is_file():  # a run of FederatedTrainer without a command line
+        trainer = "trainer" if max_rounds is None else f"FederatedTrainer(max_rounds={max_rounds}, ...)"
+        return f'{trainer}.fit(..., ckpt_path="{(folder / LAST).as_posix()}")'
+    more = "" if max_rounds is None else f" --trainer.max_rounds {max_rounds}"
+    return f"fedbc-cli fit --ckpt_path {shlex.quote(str(folder))}{more}"
 
 
 def how_to_resume_last(experiment: Path, log_dir: str | None) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.places import add_note
 from fedbc_lightning.core.storage import quiet_event_writers
 from fedbc_lightning.distributed.fabric import missing_kernels_told
+from fedbc_lightning.distributed.interrupts import passed_on
 from fedbc_lightning.distributed.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.run import slurm
 from fedbc_lightning.run.folder import how_to_resume, how_to_resume_last
@@ -23,6 +25,9 @@ from fedbc_lightning.run.handover import Outcome, handover, leave, take_over
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Request, Run
 from fedbc_lightning.run.view import RunView
+
+FOLDER = "folder.txt"
+"""File beside the outcome, in which an interrupted run tells its folder."""
 
 Perform = Callable[[Request, RunLock], tuple[Run, Any]]
 """Function that does in one process what is asked, and returns the run that it has set up, and the result."""
@@ -49,12 +54,27 @@ def run_in_processes(
     """
     launch: Any = fabric.launch
     try:
-        with handover(fabric) as file:
+        with handover(fabric) as file, _heard_of(trainer, file):
             result = launch(_run_in_process, trainer, request, perform, file)
             return result, None if file is None else take_over(request.model, file)
     except (ProcessRaisedException, ProcessExitedException) as error:
         # This process has only started the others: the folder that it knows is that of a run before, if any.
         raise _error_of(error, fabric.world_size, _how_to_resume(trainer, request, log_dir=None)) from None
+
+
+@contextmanager
+def _heard_of(trainer: RunView, file: Path | None) -> Iterator[None]:
+    """Wait for the end of an interrupted run in other processes, and take over where it lies."""
+    if file is None:
+        yield
+        return
+    try:
+        with passed_on():
+            yield
+    except KeyboardInterrupt:
+        if file.with_name(FOLDER).is_file():
+            trainer.progress.log_dir = file.with_name(FOLDER).read_text(encoding="utf-8")
+        raise
 
 
 def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform: Perform, file: Path | None) -> Any:
@@ -67,7 +87,12 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
     )
     requeued = slurm.requeued(settings.experiment, request.fn, progress, is_writer=fabric.is_global_zero)
     with lifeline, requeued, told, alike, quiet_event_writers(), RunLock() as lock:
-        run, result = perform(request, lock)
+        try:
+            run, result = perform(request, lock)
+        except KeyboardInterrupt:
+            if file is not None and fabric.is_global_zero and progress.log_dir is not None:
+                file.with_name(FOLDER).write_text(progress.log_dir, encoding="utf-8")
+            raise
     if file is None:
         return result
     if fabric.is_global_zero:

@@ -58,6 +58,7 @@ class CohortOptimizerRun(CohortRun):
         loaders, optimizer = self.loaders, self.optimizer
         num_batches = batches_of_each(loaders)
         steps = list(map(self.local.num_steps, num_batches.tolist()))
+        self.bench.work.begin(self.cohort.ids, sum(steps))
         num_epochs = self.local.epochs or int((-(-np.array(steps) // num_batches)).max())
         terms: list[Any] = self.terms
         num_rows, can_shrink = len(loaders), all(hasattr(term, "first") for term in terms)
@@ -76,6 +77,7 @@ class CohortOptimizerRun(CohortRun):
                     term.add_gradient(self.grad[:num_rows], self.w[:num_rows])
                 self.local.clip(self.grad[:active, : self.layout.num_optimized])
                 optimizer.step(active)
+                self.bench.work.num_steps += active
                 if self.after_step is not None:
                     ended = self.w[active:].clone()
                     self.after_step.apply(self.w, self.bench.step_sizes(optimizer.rates))

@@ -83,10 +83,12 @@ class CohortSolverRun(CohortRun):
         num_drawn = num_steps * solver.batches_per_step
         num_epochs = -(-num_drawn // min(lengths))
         self._batches = stacked_batches(self.loaders, num_epochs, [num_drawn] * len(lengths), self.stacked.check_visit)
+        self.bench.work.begin(self.cohort.ids, num_steps * len(lengths))
         solver.begin(client)
         for _ in range(num_steps):
             solver.step(client)
             self.num_steps += 1
+            self.bench.work.num_steps += len(lengths)
         solver.end(client)
         self.finish([num_steps] * len(lengths), self.counted.means())
 

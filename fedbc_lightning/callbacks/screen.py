@@ -1,0 +1,82 @@
+"""The live display of a run on a terminal, and everything else that is printed meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from fedbc_lightning.callbacks.live_lines import LiveLines
+from fedbc_lightning.distributed.interrupts import Interrupts
+
+UPDATES_PER_SECOND = 5
+
+
+class Screen:
+    """Draws lines again and again in a thread of its own; what is printed meanwhile appears above them.
+
+    Args:
+        console: Console of a terminal.
+        lines: The lines.
+    """
+
+    _open: Screen | None = None
+
+    def __init__(self, console: Console, lines: LiveLines) -> None:
+        self.lines, self._console = lines, console
+        self._streams = sys.stdout, sys.stderr
+        self._handlers: list[tuple[logging.StreamHandler, Any]] = []
+        self._live = Live(
+            lines,
+            console=console,
+            refresh_per_second=UPDATES_PER_SECOND,
+            redirect_stderr=sys.stderr.isatty(),  # a file that takes the errors goes on to take them
+        )
+
+    def open(self) -> None:
+        """Begin to draw."""
+        self._live.start(refresh=True)
+        Screen._open = self
+        Interrupts.show_by(self.lines.notices.append)
+        replaced = dict(zip(self._streams, (sys.stdout, sys.stderr), strict=True))
+        for handler in _handlers():
+            stream = replaced.get(handler.stream)
+            if stream is not None and stream is not handler.stream:
+                self._handlers.append((handler, handler.setStream(stream)))
+
+    def close(self) -> None:
+        """Draw the lines for the last time, and leave the terminal as it was."""
+        for handler, stream in self._handlers:
+            handler.setStream(stream)
+        self._live.stop()
+        Interrupts.show_by(None)
+        Screen._open = None
+        for notice in self.lines.notices[self.lines.num_noticed :]:  # which came after the last drawing
+            self._console.print(notice)
+
+    def leave(self) -> None:
+        """Let a forked process print by itself: this one's threads, and who holds their locks, are not in it."""
+        sys.stdout, sys.stderr = self._streams
+        for handler, stream in self._handlers:
+            handler.stream = stream
+
+
+def _handlers() -> list[logging.StreamHandler]:
+    """Return the handlers of all loggers that write to a stream."""
+    known = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
+    found = {handler: None for logger in known for handler in logger.handlers}
+    return [handler for handler in found if type(handler) is logging.StreamHandler]
+
+
+def _leave_in_child() -> None:
+    if Screen._open is not None:
+        Screen._open.leave()
+        Screen._open = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_in_child)
