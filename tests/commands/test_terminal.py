@@ -1,0 +1,222 @@
+"""What a person sees on a terminal: the first line, a run that goes on, Ctrl-C, and how to go on."""
+
+import io
+import os
+import re
+import shlex
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from helpers.command_line import write_project
+from helpers.programs import run_fresh, wait_until
+
+from fedbc_lightning.commands.loading import interruptible, say_what_is_loaded
+
+if sys.platform == "win32":
+    pytest.skip("no pseudo-terminals", allow_module_level=True)
+
+from helpers.terminal import CTRL_C, on_terminal
+
+MODULE = """\
+import os
+import time
+from pathlib import Path
+
+from fedbc_lightning.models import LogisticRegression
+
+
+class Waiting(LogisticRegression):
+    # Waits in a step of round 2 until a file is there.
+    def training_step(self, batch, batch_idx):
+        self._wait("training")
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_double", 2 * loss, prog_bar=True)
+        return loss
+
+    def test_step(self, batch, batch_idx):
+        self._wait("evaluation")
+        return super().test_step(batch, batch_idx)
+
+    def _wait(self, where):
+        if os.environ.get("WAIT") == where and self.trainer.current_round == 2:
+            Path("waits").touch()
+            while not Path("go").exists():
+                time.sleep(0.01)
+"""
+FIT = ["-m", "fedbc_lightning", "fit", "--config", "tiny.yaml", "--trainer.enable_progress_bar", "true"]
+STOPPING = "Ctrl-C: stopping after this step; the last finished round is kept."
+STILL = "Ctrl-C: still stopping; once more ends the process at once."
+
+
+@pytest.fixture
+def project(tmp_path):
+    write_project(tmp_path)
+    (tmp_path / "waiting.py").write_text(MODULE)
+    return tmp_path
+
+
+def starting(lines, words):
+    return [line for line in lines if line.startswith(words)]
+
+
+@pytest.mark.parametrize(
+    ("width", "where", "presses"), [(60, "training", 1), (80, "evaluation", 2), (120, "training", 3)]
+)
+def test_ctrl_c_leaves_every_line_once_and_says_how_to_go_on(project, width, where, presses):
+    words = [*FIT, "--model", "waiting.Waiting", "--trainer.max_rounds", "3"]
+    with on_terminal(words, project, width, WAIT=where) as program:
+        wait_until((project / "waits").exists)
+        program.wait_for("round 2/3")
+        for said in (STOPPING, STILL, "Ctrl-C: ended at once.")[:presses]:
+            program.press_until(CTRL_C, said[:50])
+        (project / "go").touch()
+        assert program.finish() == 130
+        lines, has_cursor = program.lines, program.has_cursor
+    assert has_cursor
+    assert lines[0] == "Reading tiny.yaml, loading PyTorch ..."
+    assert len(starting(lines, "round ")) == len(starting(lines, "accuracy  global ")) == 1
+    for said in (STOPPING, STILL)[: min(presses, 2)]:
+        assert sum(said[:50] in line for line in lines) == 1
+    assert not any("Traceback" in line for line in lines)
+    if presses == 3:
+        return
+    go_on = "fedbc-cli fit --ckpt_path runs/tiny/FedAvg-0"
+    assert lines[-3:] == [
+        "Run folder:  runs/tiny/FedAvg-0", f"Go on:       {go_on}", "fedbc-cli: interrupted after round 1",
+    ]  # fmt: skip
+    again = run_fresh(["-m", "fedbc_lightning", *shlex.split(go_on)[1:]], project)
+    assert again.returncode == 0, again.stderr
+    assert ", resumed after round 1" in again.stdout
+    assert "round    3/3" in again.stdout
+
+
+@pytest.mark.parametrize(("width", "engine"), [(60, "sequential"), (80, "vectorized"), (120, "sequential")])
+def test_a_run_shows_its_numbers_in_two_lines_and_then_where_it_lies(project, width, engine):
+    words = [*FIT, "--trainer.max_rounds", "3", "--trainer.engine", engine]
+    with on_terminal(words, project, width) as program:
+        assert program.finish() == 0
+        lines, has_cursor = program.lines, program.has_cursor
+    assert has_cursor
+    (number,) = [position for position, line in enumerate(lines) if line.startswith("round 3/3 ")]
+    value = r"\d\.\d{4}"
+    assert re.match(rf"accuracy  global {value}  local {value}  worst10 {value}(  |$)", lines[number + 1])
+    assert lines[number + 2].startswith("3 rounds in")
+    folder = "runs/tiny/FedAvg-0"
+    where = "".join(lines[lines.index(f"Run folder:  {folder}") :])
+    go_on = f"Go on:       fedbc-cli fit --ckpt_path {folder} --trainer.max_rounds 6"
+    assert go_on.replace(" ", "") in where.replace(" ", "")  # the terminal wraps it
+
+
+def test_what_the_module_asks_for_stands_on_the_screen(project):
+    with on_terminal([*FIT, "--model", "waiting.Waiting"], project, 60) as program:
+        assert program.finish() == 0
+        assert len(starting(program.lines, "train double ")) == 1
+
+
+def test_ctrl_c_during_the_imports_has_no_traceback(project):
+    with on_terminal(FIT, project, 80) as program:
+        program.wait_for("loading PyTorch")
+        program.press(CTRL_C)
+        assert program.finish() == 130
+        assert program.lines[0] == "Reading tiny.yaml, loading PyTorch ..."
+        assert program.lines[-1] == "fedbc-cli: interrupted before the run began"
+        assert not any("Traceback" in line for line in program.lines)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_fork"])
+def test_of_two_processes_one_draws(project, strategy):
+    words = [*FIT, "--model", "waiting.Waiting", "--trainer.devices", "2", "--trainer.strategy", strategy]
+    with on_terminal([*words, "--trainer.max_rounds", "3"], project, 80, WAIT="training") as program:
+        wait_until((project / "waits").exists)
+        program.wait_for("×2")
+        program.press_until(CTRL_C, STOPPING)
+        (project / "go").touch()
+        assert program.finish() == 130
+        lines = program.lines
+    assert len(starting(lines, "round ")) == len(starting(lines, "accuracy  global ")) == 1
+    assert sum(STOPPING in line for line in lines) == 1
+    assert "Go on:       fedbc-cli fit --ckpt_path runs/tiny/FedAvg-0" in lines
+    assert any(line.startswith("fedbc-cli: interrupted") and "nothing to resume" not in line for line in lines)
+
+
+SCRIPT = """\
+from tiny_data import TinyData
+from waiting import Waiting
+
+from fedbc_lightning import FederatedTrainer
+from fedbc_lightning.algorithms import FedAvg
+
+trainer = FederatedTrainer(max_rounds=3, accelerator="cpu", devices=1, logger=False, default_root_dir="with space")
+trainer.fit(Waiting(4, 3), TinyData(), FedAvg())
+"""
+
+
+def test_a_run_without_the_command_line_says_how_to_go_on_in_python(project):
+    (project / "script.py").write_text(SCRIPT)
+    with on_terminal(["script.py"], project, 120, WAIT="training") as program:
+        wait_until((project / "waits").exists)
+        program.press_until(CTRL_C, STOPPING)
+        (project / "go").touch()
+        program.finish()
+        lines = program.lines
+    last = "with space/default/FedAvg-0/checkpoints/last.ckpt"
+    assert f'Go on:       trainer.fit(..., ckpt_path="{last}")' in lines
+    assert (project / last).is_file()
+
+
+def test_a_pipe_gets_plain_lines(project):
+    done = run_fresh(FIT, project)
+    assert done.returncode == 0
+    assert "loading PyTorch" not in done.stdout
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", done.stdout)
+    assert len(re.findall(r"^round +\d+/2  train loss ", done.stdout, re.M)) == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fit", "--config", "digits.yaml"], "Reading digits.yaml, loading PyTorch ...\n"),
+        (["fit", "-c", "a.yaml", "--config=b.yaml"], "Reading a.yaml, b.yaml, loading PyTorch ...\n"),
+        (["test", "--ckpt_path", "runs/digits"], "Reading runs/digits, loading PyTorch ...\n"),
+        (["fit", "--config", "{trainer: {max_rounds: 1}}"], "Loading PyTorch ...\n"),
+        (["fit", "--help"], ""),
+        (["fit", "--model.help", "MLP"], ""),
+        (["fit", "--config", "digits.yaml", "--print_config"], ""),
+    ],
+)
+def test_the_first_line_is_for_people_who_wait(words, said, monkeypatch):
+    for stream, expected in ((Terminal(), said), (io.StringIO(), "")):
+        monkeypatch.setattr(sys, "stdout", stream)
+        say_what_is_loaded(words)
+        assert stream.getvalue() == expected
+
+
+def test_the_first_line_comes_before_torch(project):
+    script = (
+        "import sys\nfrom fedbc_lightning.commands import main\n"
+        "main._import_uncollected = lambda: sys.exit('torch' in sys.modules)\n"
+        "main.main()\n"
+    )
+    Path(project / "first.py").write_text(script)
+    with on_terminal(["first.py", "fit", "--config", "tiny.yaml"], project, 80) as program:
+        assert program.finish() == 0
+        assert program.lines == ["Reading tiny.yaml, loading PyTorch ..."]
+
+
+def test_an_import_that_makes_something_else_of_ctrl_c_is_interrupted():
+    with pytest.raises(KeyboardInterrupt), interruptible():  # noqa: PT012
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except BaseException:
+            raise ImportError("no such thing") from None
+    with pytest.raises(KeyboardInterrupt), interruptible(), suppress(BaseException):
+        os.kill(os.getpid(), signal.SIGINT)
