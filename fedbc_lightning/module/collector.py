@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import Tensor
@@ -15,6 +13,7 @@ from torchmetrics import Metric
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_lightning import sizes_in
+from fedbc_lightning.module.weighted_mean import WeightedMean
 
 PREFIXES = ("train", "val", "valid", "validation", "test")
 
@@ -67,47 +66,67 @@ def _warn_if_ambiguous(batch: Any) -> None:
         )
 
 
-@dataclass
 class _Logged:
-    """The values logged under one name in the current epoch."""
+    """The values logged under one name in the current epoch.
 
-    reduce: str
-    total: Any = 0.0
-    weight: float = 0.0
-    metric: Metric | None = None
+    Args:
+        reduce: Name of the reduction.
+    """
+
+    def __init__(self, reduce: str) -> None:
+        self.reduce = reduce
+        self.metric: Metric | None = None
+        self.mean = WeightedMean()  # of another reduction its weight alone counts
+        self._result: Any = None  # of another reduction than the mean
+
+    @property
+    def has_value(self) -> bool:
+        """Whether something was logged since the epoch began; of a Metric this is known when it was computed."""
+        return bool(self.mean.weight)
 
     def add(self, value: Any, weight: float) -> None:
+        """Add a value, which is a number or a scalar tensor."""
         if self.reduce == "mean":
-            self.total = self.total + value * weight
-        elif self.weight == 0:
-            self.total = value
+            self.mean.add(value, weight)
+            return
+        if isinstance(value, Tensor):
+            value = value.detach()
+        if not self.has_value:
+            self._result = value
         elif self.reduce == "sum":
-            self.total = self.total + value
+            self._result = self._result + value
         else:
-            self.total = (torch.maximum if self.reduce == "max" else torch.minimum)(
-                torch.as_tensor(self.total), torch.as_tensor(value)
+            self._result = (torch.maximum if self.reduce == "max" else torch.minimum)(
+                torch.as_tensor(self._result), torch.as_tensor(value)
             )
-        self.weight += weight
+        self.mean.weight += weight
 
     def add_all(self, values: Sequence[Any], weight: float) -> None:
-        """Add values of equal weight, one after another: NumPy's ``accumulate`` rounds as a loop of additions does."""
-        total = self.total if isinstance(self.total, Tensor) else torch.as_tensor(self.total, dtype=values[0].dtype)
-        products = torch.stack([total, *values])
-        products[1:] *= weight
-        with np.errstate(all="ignore"):  # sums of infinities are as silent as torch's
-            self.total = torch.from_numpy(np.add.accumulate(products.numpy()))[-1]
-        self.weight += weight * len(values)
+        """Add values of one class and dtype with equal weights, one after another."""
+        if self.reduce == "mean":
+            self.mean.add_all(values, weight)
+            return
+        for value in values:
+            self.add(value, weight)
 
-    def can_add_all(self, values: Sequence[Any], weight: Any) -> bool:
-        """Return whether :meth:`add_all` gives the bits of :meth:`add`; if not, this takes one value after another."""
-        first = values[0]
-        if self.reduce != "mean" or not isinstance(weight, int) or not isinstance(first, Tensor) or not first.is_cpu:
-            return False
-        is_alike = self.total.dtype == first.dtype if isinstance(self.total, Tensor) else self.total == 0
-        return is_alike and first.dtype in (torch.float32, torch.float64)
+    def compute(self) -> None:
+        """Compute the Metric, if there is one, and reset it."""
+        if self.metric is None:
+            return
+        if self.metric.update_called:
+            self.reduce, self._result, self.mean.weight = "last", self.metric.compute(), 1.0
+        self.metric.reset()
+
+    def add_to(self, total: WeightedMean, num_samples: int) -> None:
+        """Add the value of the epoch to the mean over epochs, weighted by samples."""
+        if self.reduce == "mean":
+            total.add_mean(self.mean, self.mean.weight)
+        else:
+            total.add(self._result, num_samples)
 
     def value(self) -> Any:
-        return self.total / self.weight if self.reduce == "mean" else self.total
+        """Return the value of the epoch so far."""
+        return self.mean.value() if self.reduce == "mean" else self._result
 
 
 class MetricCollector:
@@ -126,7 +145,7 @@ class MetricCollector:
         self.batch: Any = None
         self._batch_size: int | None = None
         self._epoch: dict[str, _Logged] = {}
-        self._totals: dict[str, tuple[Any, float]] = {}
+        self._totals: dict[str, WeightedMean] = {}
         self.num_samples = self.num_batches = 0
 
     def start_batch(self, batch: Any, batch_size: int, num_batches: int = 1) -> None:
@@ -166,12 +185,7 @@ class MetricCollector:
             reduce_fx: The reduction.
             batch_size: Number of samples of each step's batch.
         """
-        logged = self._logged(name, reduce_fx)
-        if logged.can_add_all(values, batch_size):
-            logged.add_all(values, batch_size)
-            return
-        for value in values:
-            logged.add(value, batch_size)
+        self._logged(name, reduce_fx).add_all(values, batch_size)
 
     def _logged(self, name: str, reduce_fx: Any) -> _Logged:
         if name not in self._epoch:
@@ -184,7 +198,7 @@ class MetricCollector:
     def _checked(self, name: str, value: Tensor) -> Tensor:
         if value.numel() != 1:
             raise ConfigurationError(f"self.log('{name}'): a tensor of shape {tuple(value.shape)}; log one number.")
-        return value.detach().reshape(())
+        return value.reshape(()) if value.ndim else value
 
     def end_epoch(self) -> None:
         """End an epoch: compute its Metrics, and add its values to the means over epochs."""
@@ -192,28 +206,22 @@ class MetricCollector:
             self.num_samples = self.num_batches = 0
             return
         for name, logged in self._epoch.items():
-            if logged.metric is not None:
-                if logged.metric.update_called:
-                    logged.total, logged.weight = logged.metric.compute(), 1.0
-                    logged.reduce = "last"
-                logged.metric.reset()
-            if logged.weight:
-                total, weight = self._totals.get(name, (0.0, 0.0))
-                samples = logged.weight if logged.reduce == "mean" else max(self.num_samples, 1)
-                self._totals[name] = (total + logged.value() * samples, weight + samples)
+            logged.compute()
+            if logged.has_value:
+                logged.add_to(self._totals.setdefault(name, WeightedMean()), max(self.num_samples, 1))
         self._epoch = {}
         self.num_samples = self.num_batches = 0
 
     def current(self) -> dict[str, Tensor]:
         """Return the values so far, for schedulers and hooks that read ``callback_metrics``."""
-        ended = {name: torch.as_tensor(total / weight) for name, (total, weight) in self._totals.items()}
-        running = {n: torch.as_tensor(v.value()) for n, v in self._epoch.items() if v.metric is None and v.weight}
+        ended = {name: torch.as_tensor(mean.value()) for name, mean in self._totals.items()}
+        running = {n: torch.as_tensor(v.value()) for n, v in self._epoch.items() if v.metric is None and v.has_value}
         return ended | running
 
     def means(self) -> dict[str, Any]:
         """Return the values by their names as they were logged; on a device they may not be computed yet."""
         self.end_epoch()
-        return {name: total / weight for name, (total, weight) in self._totals.items()}
+        return {name: mean.number() for name, mean in self._totals.items()}
 
     def logged(self) -> dict[str, float]:
         """Return the values by their names as they were logged."""
@@ -243,8 +251,8 @@ class ColumnCollector(MetricCollector):
         """Return for each client what :meth:`result` gives."""
         self.end_epoch()
         found: list[dict[str, float]] = [{} for _ in range(self._num_clients)]
-        for name, (total, weight) in self._totals.items():
-            mean = total / weight
+        for name, total in self._totals.items():
+            mean = total.value()
             values = mean.expand(self._num_clients).tolist() if isinstance(mean, Tensor) else [float(mean)] * len(found)
             for result, value in zip(found, values, strict=True):
                 result[plain_name(name)] = value
