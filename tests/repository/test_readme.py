@@ -91,7 +91,7 @@ def test_a_wrapped_data_module_trains(tmp_path):
     assert names["trainer"].current_round == 1
 
 
-ELSEWHERE = "mine|mixed|nova|runs/digits|RUN|compare|reproduce|report"
+ELSEWHERE = "mine|mixed|nova|runs/digits|RUN|compare|reproduce|report|completion"
 """What is tried above, or needs a run or hours."""
 
 
