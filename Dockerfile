@@ -1,7 +1,7 @@
-# The framework in a container. The base decides what it runs on:
-#   docker build -t fedbc .                                                                    a CPU
-#   docker build -t fedbc --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 .               a GPU; run with --gpus all
-# The same two commands as outside; the run folders go to the mounted folder:
+# The framework in a container. Two arguments decide what it runs on:
+#   docker build -t fedbc .                                                                           a CPU
+#   docker build -t fedbc --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 --build-arg TORCH_INDEX= .   a GPU
+# The same two commands as outside; the run folders go to the mounted folder (with a GPU: docker run --gpus all ...):
 #   docker run --rm -v "$PWD/runs:/app/runs" fedbc fit --config digits.yaml
 #   docker run --rm -v "$PWD/runs:/app/runs" -p 6006:6006 --entrypoint tensorboard fedbc --logdir runs --bind_all
 ARG BASE=ubuntu:24.04
@@ -11,8 +11,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3 python3-venv g++ \
     && rm -rf /var/lib/apt/lists/* \
     && python3 -m venv /opt/venv
-# Empty, pip takes the newest torch with CUDA, several gigabytes; https://download.pytorch.org/whl/cpu is small.
-ARG TORCH_INDEX=""
+# Without this index, pip takes the newest torch with CUDA, which has five gigabytes.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY . /src
 RUN pip install ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} /src && rm -rf /src
 WORKDIR /app

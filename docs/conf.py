@@ -20,6 +20,7 @@ myst_heading_anchors = 3  # GitHub's anchors, so that a link works there and on 
 myst_links_external_new_tab = False
 nb_execution_mode = "off"  # tests/docs/test_notebooks.py executes them; their outputs are stored
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # the default knows no tables
 
 autodoc_class_signature = "separated"  # the signature of FederatedTrainer would fill the head of its page
 autodoc_member_order = "bysource"
