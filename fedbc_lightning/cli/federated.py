@@ -27,7 +27,7 @@ from fedbc_lightning.cli.other_data import other_data
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.cli.parser import CLASS_KEYS, EITHER, FederatedArgumentParser, title_sections
 from fedbc_lightning.cli.plan_report import print_plan
-from fedbc_lightning.cli.reports import print_class, print_classes, print_metrics, show_partition
+from fedbc_lightning.cli.printing import print_class, print_classes, print_metrics, show_partition
 from fedbc_lightning.cli.run_config import SaveRunConfig
 from fedbc_lightning.core import private_cli, seeding
 from fedbc_lightning.core.errors import ConfigurationError

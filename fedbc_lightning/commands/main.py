@@ -153,7 +153,7 @@ def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
 
 def _run_studies(words: list[str]) -> int:
     command = words[0]
-    module = import_module(f"fedbc_lightning.commands.{'reports' if command == 'report' else 'studies'}")
+    module = import_module(f"fedbc_lightning.commands.{'report' if command == 'report' else 'studies'}")
     try:
         return getattr(module, command)(words[1:])
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ import yaml
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import current_names
 from fedbc_lightning.run.folder import TABLES
+from fedbc_lightning.run.tables import complete_lines
 
 FILES = (*TABLES, "config.yaml", "partition.json")
 """Files of a run from which its page is made."""
@@ -40,17 +41,17 @@ class RunFiles:
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """Table ``metrics.csv``, a row per round."""
-        return read_complete(self.folder / "metrics.csv")
+        return read_table(self.folder / "metrics.csv")
 
     @cached_property
     def clients(self) -> pd.DataFrame:
         """Table ``clients.csv``, a row per round and sampled client."""
-        return read_complete(self.folder / "clients.csv")
+        return read_table(self.folder / "clients.csv")
 
     @cached_property
     def evaluation(self) -> pd.DataFrame:
         """Table ``evaluation.csv``, a row per round and evaluated client."""
-        return read_complete(self.folder / "evaluation.csv")
+        return read_table(self.folder / "evaluation.csv")
 
     @cached_property
     def config_text(self) -> str:
@@ -122,7 +123,7 @@ class RunFiles:
         return f"client {client}" if names is None else str(names[client])
 
 
-def read_complete(path: Path) -> pd.DataFrame:
+def read_table(path: Path) -> pd.DataFrame:
     """Read the complete rows of a table; a last row that is being written is left out.
 
     Args:
@@ -133,12 +134,11 @@ def read_complete(path: Path) -> pd.DataFrame:
     """
     if not path.is_file():
         return pd.DataFrame()
-    text = _read(path)
     try:
-        found = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]))
+        found = pd.read_csv(io.StringIO(complete_lines(path)))
     except pd.errors.EmptyDataError:
         return pd.DataFrame()
-    except (pd.errors.ParserError, ValueError) as error:
+    except (OSError, pd.errors.ParserError, ValueError) as error:
         raise _unreadable(path, error) from None
     if "round" not in found:
         raise ConfigurationError(f"'{path}' cannot be read: there is no column 'round'.")

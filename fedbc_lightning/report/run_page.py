@@ -17,7 +17,7 @@ from fedbc_lightning.report.files import RunFiles
 from fedbc_lightning.report.settings import flat, megabytes
 from fedbc_lightning.report.svg import COLORS
 from fedbc_lightning.studies.numbers import Rows, is_share, number
-from fedbc_lightning.studies.reports import OF_PAPERS, ROUNDS, can_choose
+from fedbc_lightning.studies.reported_round import OF_PAPERS, ROUNDS, can_choose
 from fedbc_lightning.studies.results import evaluated, rows_read, totals
 
 PLACES = {"global": "global model z", "local": "clients' own models"}

@@ -20,7 +20,7 @@ from fedbc_lightning.report.study_tables import cost_rows, hash_rows, paper_bloc
 from fedbc_lightning.report.study_verdict import verdict_blocks, verdict_sentences
 from fedbc_lightning.report.svg import drawing
 from fedbc_lightning.studies.figures import colors_of, read_curves
-from fedbc_lightning.studies.reports import criterion
+from fedbc_lightning.studies.reported_round import criterion
 from fedbc_lightning.studies.tables import REPORTED
 
 MAX_VARIANTS = 4

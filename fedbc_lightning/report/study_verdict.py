@@ -10,7 +10,7 @@ from fedbc_lightning.report.content import Block, Table
 from fedbc_lightning.report.study_files import StudyFiles
 from fedbc_lightning.studies.numbers import Rows, mean_and_deviation
 from fedbc_lightning.studies.paper_rows import Judgement, judge, verdict
-from fedbc_lightning.studies.reports import ROUNDS
+from fedbc_lightning.studies.reported_round import ROUNDS
 from fedbc_lightning.studies.study import Study
 
 VERBS = {"holds": ("holds", "hold"), "open": ("is open", "are open"), "fails": ("fails", "fail")}

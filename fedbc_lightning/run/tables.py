@@ -109,6 +109,16 @@ class CSVFile:
             writer.writerows(rows)
 
 
+def complete_lines(path: Path) -> str:
+    """Return the text of a table without a last line that is cut off, because it was or is being written.
+
+    Raises:
+        UnicodeDecodeError: What stands before it is not text in UTF-8.
+    """
+    content = path.read_bytes()
+    return content[: content.rfind(b"\n") + 1].decode()
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Read the complete rows of a table; a last row that was cut off while it was written is left out.
 
@@ -122,11 +132,10 @@ def read_rows(path: Path) -> list[dict[str, str]]:
             "run then goes on with a new one, and its checkpoint is not touched."
         )
 
-    content = path.read_bytes()
     try:
-        text = content[: content.rfind(b"\n") + 1].decode()
+        text = complete_lines(path)
     except UnicodeDecodeError as error:
-        raise refuse(content[: error.start].count(b"\n") + 1, "it is not text in UTF-8") from error
+        raise refuse(error.object[: error.start].count(b"\n") + 1, "it is not text in UTF-8") from error
     reader = csv.reader(io.StringIO(text, newline=""))
     header = next(reader, [])
     if text and "round" not in header:

@@ -25,7 +25,7 @@ from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.outcome import Outcome, read_outcome
 from fedbc_lightning.studies.progress import StudyProgress
 from fedbc_lightning.studies.record import write_record
-from fedbc_lightning.studies.reports import can_choose
+from fedbc_lightning.studies.reported_round import can_choose
 from fedbc_lightning.studies.results import check_metrics, finished
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import Schedule, State, Workers

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import EVEN, current_names, measured
-from fedbc_lightning.studies.reports import Report, criterion
+from fedbc_lightning.studies.reported_round import Report, criterion
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State, tables_folder
 from fedbc_lightning.studies.study import Study

@@ -14,7 +14,7 @@ from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.metric_names import accepted, is_lower_better, on_split
 from fedbc_lightning.studies.methods import Method, Tuning, short
 from fedbc_lightning.studies.paper import Paper
-from fedbc_lightning.studies.reports import Report
+from fedbc_lightning.studies.reported_round import Report
 from fedbc_lightning.studies.run import Run, slug
 from fedbc_lightning.studies.study_checks import (
     check_folder_names,

@@ -19,7 +19,7 @@ from fedbc_lightning.studies.numbers import (
 )
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.paper_rows import Readings, claim_rows, fit_rows, number_rows
-from fedbc_lightning.studies.reports import criterion
+from fedbc_lightning.studies.reported_round import criterion
 from fedbc_lightning.studies.study import Study
 
 TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
