@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
     from fedbc_lightning.engines.recorded.proof.vouched import recordable
     from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
+    from fedbc_lightning.run.result import FitResult
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ _HOMES = {
     "FederatedAlgorithm": "algorithms",
     "FederatedDataModule": "data",
     "FederatedTrainer": "trainer.trainer",
+    "FitResult": "run.result",
     "PartitionedDataModule": "data",
     "UniformSampler": "federation.sampling",
     "recordable": "engines.recorded.proof.vouched",
@@ -44,6 +46,7 @@ __all__ = [
     "FederatedAlgorithm",
     "FederatedDataModule",
     "FederatedTrainer",
+    "FitResult",
     "PartitionedDataModule",
     "UniformSampler",
     "__version__",

@@ -7,10 +7,12 @@ def duration(seconds: float) -> str:
     """Return seconds in units for people.
 
     Example:
-        >>> duration(0.0123), duration(0.0996), duration(4.21), duration(400), duration(12000), duration(400000)
-        ('12 ms', '100 ms', '4.2 s', '6 min 40 s', '3 h 20 min', '4 d 15 h')
+        >>> duration(0.0123), duration(0.0996), duration(0.9996), duration(4.21), duration(400), duration(12000)
+        ('12 ms', '100 ms', '1 s', '4.2 s', '6 min 40 s', '3 h 20 min')
+        >>> duration(400000)
+        '4 d 15 h'
     """
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{1000 * seconds:.2g} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"
     if seconds < 60:
         return f"{seconds:.2g} s"

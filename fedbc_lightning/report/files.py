@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +12,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import current_names
 from fedbc_lightning.run.folder import TABLES
-from fedbc_lightning.run.tables import complete_lines
+from fedbc_lightning.run.reading import read_table, read_text, unreadable
 
 FILES = (*TABLES, "config.yaml", "partition.json")
 """Files of a run from which its page is made."""
@@ -57,7 +54,7 @@ class RunFiles:
     def config_text(self) -> str:
         """Text of ``config.yaml``."""
         path = self.folder / "config.yaml"
-        return _read(path) if path.is_file() else ""
+        return read_text(path) if path.is_file() else ""
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -65,16 +62,16 @@ class RunFiles:
         try:
             return yaml.safe_load(self.config_text) or {}
         except yaml.YAMLError as error:
-            raise _unreadable(self.folder / "config.yaml", error) from None
+            raise unreadable(self.folder / "config.yaml", error) from None
 
     @cached_property
     def partition(self) -> dict[str, Any]:
         """Content of ``partition.json``."""
         path = self.folder / "partition.json"
         try:
-            return json.loads(_read(path)) if path.is_file() else {}
+            return json.loads(read_text(path)) if path.is_file() else {}
         except ValueError as error:
-            raise _unreadable(path, error) from None
+            raise unreadable(path, error) from None
 
     @property
     def header(self) -> dict[str, str]:
@@ -121,36 +118,3 @@ class RunFiles:
         """Return the name of a client: that of the data, or else its number."""
         names = self.partition.get("client_names")
         return f"client {client}" if names is None else str(names[client])
-
-
-def read_table(path: Path) -> pd.DataFrame:
-    """Read the complete rows of a table; a last row that is being written is left out.
-
-    Args:
-        path: The table; if there is none, the result is empty.
-
-    Raises:
-        ConfigurationError: The file is no table.
-    """
-    if not path.is_file():
-        return pd.DataFrame()
-    try:
-        found = pd.read_csv(io.StringIO(complete_lines(path)))
-    except pd.errors.EmptyDataError:
-        return pd.DataFrame()
-    except (OSError, pd.errors.ParserError, ValueError) as error:
-        raise _unreadable(path, error) from None
-    if "round" not in found:
-        raise ConfigurationError(f"'{path}' cannot be read: there is no column 'round'.")
-    return found if path.name == "clients.csv" else found.rename(columns=current_names(found.columns))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"'{path}' cannot be read: {' '.join(str(error).split())}.")

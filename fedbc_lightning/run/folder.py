@@ -33,6 +33,16 @@ def label(method: str, seed: int) -> str:
     return f"{method}-{seed}"
 
 
+def method_of(folder: Path) -> str | None:
+    """Return the method that the name of a run folder says; None if it says none.
+
+    Example:
+        >>> method_of(Path("runs/digits/FedBC-0-1")), method_of(Path("runs/digits/version_0"))
+        ('FedBC', None)
+    """
+    return folder.name.split("-")[0] if _OF_RUN.fullmatch(folder.name) and "-" in folder.name else None
+
+
 def run_folders(folder: Path) -> list[Path]:
     """Return the run folders of an experiment; the one whose ``metrics.csv`` was written last is the last."""
     found = [path for path in folder.glob("*") if _OF_RUN.fullmatch(path.name) and path.is_dir()]

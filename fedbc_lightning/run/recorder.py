@@ -22,6 +22,7 @@ from fedbc_lightning.core.twins import both
 from fedbc_lightning.evaluation.evaluator import Evaluation
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.hyper_parameters import hyper_parameters
+from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_checkpoint import run_checkpoint, states_of_users
 from fedbc_lightning.run.tables import RunLog, read_rows
@@ -158,6 +159,18 @@ class Recorder:
         """
         states = states_of_users(self._run) if states is None else states
         return run_checkpoint(self._run, self._hyper_parameters, states, self._tables.num_rows, is_last=is_last)
+
+    def result(self) -> FitResult:
+        """Return what has been recorded so far."""
+        run = self._run
+        criterion = next((one for one in run.hooks.callbacks if getattr(one, "monitor", None) is not None), None)
+        return FitResult(
+            folder=self.folder.absolute(),
+            last_round=run.progress.finished_round,
+            method=str(run.federation.algorithm),
+            monitor=getattr(criterion, "monitor", None),
+            mode=getattr(criterion, "mode", None),
+        )
 
     def _is_due(self, round: int) -> bool:
         every = self._run.settings.checkpoint_every_n_rounds

@@ -20,6 +20,7 @@ from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.run.handover import Outcome
 from fedbc_lightning.run.progress import Progress
 from fedbc_lightning.run.recorder import Recorder
+from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState
@@ -158,6 +159,15 @@ class RunView:
         if self._recorder is None:
             raise _absent(self, "recorder")
         return self._recorder
+
+    @property
+    def result(self) -> FitResult:
+        """What the last training run has recorded, as :meth:`fit` returns it; also after a run was interrupted."""
+        if self._outcome is not None and isinstance(self._outcome.result, FitResult):
+            return self._outcome.result
+        if self._recorder is None:
+            raise _absent(self, "result")
+        return self._recorder.result()
 
     @property
     def is_global_zero(self) -> bool:

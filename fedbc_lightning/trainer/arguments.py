@@ -217,8 +217,9 @@ def check_algorithm(algorithm: Any) -> None:
 
 def default_callbacks(callbacks: list[Callback], enable_progress_bar: bool) -> list[Callback]:
     """Return the user's callbacks, with a progress bar added if it is enabled and there is none."""
-    from fedbc_lightning.callbacks import RoundProgressBar
+    from fedbc_lightning.callbacks import NotebookProgressBar, RoundProgressBar
+    from fedbc_lightning.callbacks.notebook_progress import is_notebook
 
-    if not enable_progress_bar or any(isinstance(c, RoundProgressBar) for c in callbacks):
+    if not enable_progress_bar or any(isinstance(c, (NotebookProgressBar, RoundProgressBar)) for c in callbacks):
         return callbacks
-    return [*callbacks, RoundProgressBar()]
+    return [*callbacks, NotebookProgressBar() if is_notebook() else RoundProgressBar()]

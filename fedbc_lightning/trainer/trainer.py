@@ -33,6 +33,7 @@ from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.predict import Prediction
 from fedbc_lightning.run.processes import run_in_processes
 from fedbc_lightning.run.recorder import Recorder
+from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.round_loop import RoundLoop
 from fedbc_lightning.run.run import Request, Run
 from fedbc_lightning.run.set_up import set_up
@@ -192,7 +193,7 @@ class FederatedTrainer(RunView):
         algorithm: FederatedAlgorithm | None = None,
         ckpt_path: str | os.PathLike | None = None,
         other_seed: bool = False,
-    ) -> None:
+    ) -> FitResult:
         """Train the model on the clients; it holds z afterwards.
 
         Args:
@@ -204,10 +205,14 @@ class FederatedTrainer(RunView):
             other_seed: Whether the run may resume with another seed than that of the checkpoint. The later rounds are
                 then not those of an uninterrupted run, so it is an error otherwise.
 
+        Returns:
+            What the run has recorded: tables, the best round, paths, and a plot. After Ctrl-C, ``trainer.result`` is
+            that of the rounds that were finished.
+
         Raises:
             ConfigurationError: A setting cannot be honoured.
         """
-        self._launch(TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, self._train, other_seed)
+        return self._launch(TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, self._train, other_seed)
 
     def validate(
         self,
@@ -368,10 +373,11 @@ class FederatedTrainer(RunView):
             finally:
                 run.tear_down()
 
-    def _train(self, run: Run) -> None:
+    def _train(self, run: Run) -> FitResult:
         """Train a run that was set up for :meth:`fit`."""
         self._recorder = Recorder(run)
         RoundLoop(run, self._recorder).run()
+        return self._recorder.result()
 
 
 @contextmanager

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-import nbclient
-import nbformat
 import pytest
 from helpers.launched import summary, train
+from helpers.notebooks import execute_code
 from helpers.programs import TESTS, run_python
 
 pytestmark = pytest.mark.distributed
@@ -52,10 +51,6 @@ def test_a_megabyte_comes_back_from_processes_that_were_started(tmp_path, strate
 
 def test_two_processes_return_to_a_notebook(tmp_path, monkeypatch, expected):
     """In a real kernel, where `strategy: auto` forks."""
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    cell = nbformat.v4.new_code_cell(PROGRAM.format(tests=str(TESTS), strategy="auto"))
-    notebook = nbformat.v4.new_notebook(cells=[cell])
-    place = {"metadata": {"path": tmp_path}}
-    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3", resources=place).execute()
+    (cell,) = execute_code([PROGRAM.format(tests=str(TESTS), strategy="auto")], tmp_path, monkeypatch)
     (output,) = (out.text for out in cell.outputs if out.get("name") == "stdout")
     assert printed_by(output) == expected

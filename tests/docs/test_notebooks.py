@@ -2,9 +2,9 @@
 
 import json
 
-import nbclient
 import nbformat
 import pytest
+from helpers.notebooks import execute
 from helpers.scripts import ROOT
 
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
@@ -14,11 +14,7 @@ notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.ste
 @pytest.mark.slow
 @notebooks
 def test_a_tutorial_runs(path, tmp_path, monkeypatch):
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(path, as_version=4)
-    place = {"metadata": {"path": tmp_path}}
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
+    execute(nbformat.read(path, as_version=4), tmp_path, monkeypatch)
 
 
 @notebooks

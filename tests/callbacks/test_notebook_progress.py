@@ -1,0 +1,91 @@
+"""In a real kernel a run has one output, which is updated, and `fit` returns what it has recorded."""
+
+import re
+
+import pytest
+from helpers.notebooks import execute_code
+
+MODULE = """
+import torch
+from lightning.pytorch import LightningModule
+from fedbc_lightning import FedBC, FederatedTrainer
+from fedbc_lightning.datamodules import DigitsDataModule
+from fedbc_lightning.partition import PowerLaw
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+    def test_step(self, batch, batch_idx):
+        self.log("test_accuracy", (self.layer(batch[0]).argmax(1) == batch[1]).float().mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def make_trainer(**settings):
+    return FederatedTrainer(max_rounds=3, clients_per_round=5, logger=False, accelerator="cpu", **settings)
+
+data, method = DigitsDataModule(PowerLaw(10)), FedBC(dual_lr=0.001)
+"""
+INTERRUPTED = """
+from lightning.pytorch import Callback
+class Interrupts(Callback):
+    def on_round_start(self, trainer, pl_module):
+        if trainer.current_round == 2:
+            raise KeyboardInterrupt
+trainer = make_trainer(callbacks=Interrupts())
+try:
+    trainer.fit(Net(), data, method)
+except KeyboardInterrupt:
+    print(len(trainer.result.history))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_run_has_one_output_and_a_result(tmp_path, monkeypatch):
+    fit = "make_trainer(devices={}).fit(Net(), data, method)".format
+    cells = execute_code([MODULE, fit(1), fit(2), INTERRUPTED], tmp_path, monkeypatch)
+    for cell, processes in ((cells[1], ""), (cells[2], " on 2 processes")):
+        shown, result = (out for out in cell.outputs if out.output_type != "stream")
+        first, last = shown.data["text/plain"].splitlines()
+        assert first == f"FedBC · Net (650 parameters) · 10 clients, 5 per round · 3 rounds{processes}"
+        assert re.match(r"3 rounds in .* · \S+ 0\.\d{4} · .* · run folder runs/default/", last)
+        assert "<progress" not in shown.data["text/html"]
+        assert result.output_type == "execute_result"
+        assert result.data["text/plain"].startswith("FedBC: 3 rounds in ")
+        assert "<table" in result.data["text/html"]
+    shown, printed = cells[3].outputs
+    assert "KeyboardInterrupt after round 1/3 in " in shown.data["text/plain"]
+    assert printed.text == "2\n"
+
+
+@pytest.mark.slow
+def test_the_bar_is_updated_while_the_run_goes_on(tmp_path, monkeypatch):
+    looks = """
+from IPython import display
+states = []
+class Keeps(display.DisplayHandle):
+    def display(self, bundle, **how): states.append(bundle)
+    update = display
+display.DisplayHandle = Keeps
+from fedbc_lightning.callbacks import NotebookProgressBar
+result = make_trainer(callbacks=NotebookProgressBar(seconds_between_updates=0)).fit(Net(), data, method)
+for state in states:
+    assert set(state) == {"text/html", "text/plain"}
+    print(state["text/html"].partition("<br>")[2])
+"""
+    printed = execute_code([MODULE, looks], tmp_path, monkeypatch)[1].outputs[0].text.splitlines()
+    bars = [re.match(r'<progress value="(\d)" max="3" [^>]*></progress> round (\d)/3 · ', line) for line in printed]
+    assert [bar and bar.groups() for bar in bars] == [*((str(k), str(k)) for k in (0, 1, 2, 3)), None]
+    assert printed[-1].startswith("3 rounds in ")
+    assert "about" in printed[1]
+
+
+def test_outside_of_a_notebook_a_terminal_is_expected(tmp_path):
+    from helpers.boring import make_trainer
+
+    from fedbc_lightning.callbacks import RoundProgressBar
+
+    assert [type(one) for one in make_trainer(tmp_path, enable_progress_bar=True).callbacks] == [RoundProgressBar]

@@ -1,0 +1,189 @@
+"""What `fit` returns: tables of the run, the best round, and how both are shown."""
+
+import shutil
+import sys
+from dataclasses import FrozenInstanceError
+
+import matplotlib as mpl
+import pandas as pd
+import pytest
+import torch
+from helpers.boring import BoringData, BoringModel, make_model, make_trainer
+from lightning.pytorch import Callback
+
+from fedbc_lightning import ConfigurationError, FedAvg, FitResult
+from fedbc_lightning.callbacks import RoundCheckpoint
+
+GLOBAL, LOCAL, WORST = "accuracy/global", "accuracy/local", "accuracy/worst10"
+LOSS, VAL_LOSS, TRAIN_LOSS = "loss/global", "loss/val_global", "train/loss"
+
+mpl.use("agg")
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    from matplotlib import pyplot
+
+    yield
+    pyplot.close("all")
+
+
+def fit(folder, ckpt_path=None, model=None, data=None, **settings):
+    return make_trainer(folder, **settings).fit(model or make_model(), data or BoringData(), FedAvg(), ckpt_path)
+
+
+def test_the_tables_are_those_in_the_folder(tmp_path):
+    result = fit(tmp_path)
+    assert list(result.history.index) == [0, 1, 2, 3]
+    assert result.history.index.name == "round"
+    for table, name in ((result.history.reset_index(), "metrics"), (result.clients, "clients")):
+        pd.testing.assert_frame_equal(table, pd.read_csv(result.folder / f"{name}.csv"))
+    assert len(result.clients) == 3 * 3
+    assert len(result.evaluation) == 4 * 6
+    assert result.checkpoint == result.folder / "checkpoints" / "last.ckpt"
+    with pytest.raises(FrozenInstanceError):
+        result.folder = tmp_path
+
+
+def test_a_run_of_any_folder_can_be_read(tmp_path, monkeypatch):
+    result = fit(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = FitResult.read(result.folder.relative_to(tmp_path))
+    monkeypatch.chdir("/")  # what was read does not depend on where the program is
+    pd.testing.assert_frame_equal(found.history, result.history)
+    with pytest.raises(ConfigurationError, match=r"folder: '.*' is no run folder: it holds no metrics\.csv\."):
+        FitResult.read(tmp_path)
+
+
+def test_rounds_of_a_resumed_run_belong_to_its_own_result(tmp_path):
+    first = fit(tmp_path, max_rounds=2)
+    second = fit(tmp_path, max_rounds=4, ckpt_path="last")
+    assert second.folder == first.folder
+    assert list(first.history.index) == [0, 1, 2]
+    assert first.clients["round"].max() == 2
+    assert list(second.history.index) == [0, 1, 2, 3, 4]
+
+
+def test_an_interrupted_run_has_a_result_of_its_finished_rounds(tmp_path):
+    class Interrupts(Callback):
+        def on_round_start(self, trainer, pl_module):
+            if trainer.current_round == 3:
+                raise KeyboardInterrupt
+
+    trainer = make_trainer(tmp_path, callbacks=Interrupts())
+    assert not hasattr(trainer, "result")
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(make_model(), BoringData(), FedAvg())
+    assert list(trainer.result.history.index) == [0, 1, 2]
+    assert trainer.result.checkpoint.is_file()
+
+
+def test_other_verbs_leave_the_result(tmp_path):
+    trainer = make_trainer(tmp_path)
+    model = make_model()
+    result = trainer.fit(model, BoringData(), FedAvg())
+    assert trainer.test(model, BoringData(), FedAvg())[GLOBAL] == pytest.approx(result.history[GLOBAL][3])
+    assert trainer.result == result
+
+
+@pytest.mark.parametrize(("monitor", "mode"), [(LOSS, "min"), (LOSS, "max"), ("test_accuracy", "max")])
+def test_the_best_round_is_that_of_the_callback_that_monitors_one(tmp_path, monitor, mode):
+    callback = RoundCheckpoint(monitor=monitor, mode=mode)
+    result = fit(tmp_path, callbacks=callback)
+    best = result.best
+    assert (best.round, best.mode) == (callback.best_round, mode)
+    assert best.value == pytest.approx(callback.best)
+    assert best.values == result.history.loc[best.round].dropna().to_dict()
+    assert set(result.checkpoints) == {"best", "last"}
+
+
+def test_without_such_a_callback_it_is_that_of_the_global_accuracy(tmp_path):
+    result = fit(tmp_path)
+    assert result.best == result.best_by(GLOBAL)
+    assert result.best.value == result.history[GLOBAL].max()
+    smallest = result.best_by(LOCAL, mode="min")
+    assert smallest.value == result.history[LOCAL].min()
+
+
+def test_validation_data_choose_the_best_round_where_there_are_any(tmp_path):
+    class Validates(BoringModel):
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    data = BoringData(batch_size=12, val_fraction=0.25, drop_last=True)
+    result = fit(tmp_path, model=make_model(Validates), data=data)
+    assert (result.best.metric, result.best.mode) == (VAL_LOSS, "min")
+    assert result.best.value == result.history[VAL_LOSS].min()
+    assert list(result.summary.index) == [GLOBAL, LOCAL, WORST]
+
+
+def test_it_is_shown_as_a_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = fit(tmp_path / "runs")
+    head, columns, *rows, last = repr(result).splitlines()
+    assert head.startswith("FedAvg: 3 rounds in ")
+    assert head.endswith("recorded in runs/default/FedAvg-1")
+    assert columns.split() == f"first: round 0 last: round 3 best: round {result.best.round}".split()
+    assert [row.split()[0] for row in rows] == [GLOBAL, LOCAL, WORST]
+    assert last == f"The best round is that with the largest {GLOBAL}."
+    numbers = result.history.loc[[0, 3, result.best.round], GLOBAL]
+    assert rows[0].split()[1:] == [f"{number:.4f}" for number in numbers]
+    page = result._repr_html_()
+    assert all(
+        cell in page for cell in ("FedAvg: 3 rounds", f"<th>{WORST}</th>", *(f"<td>{n:.4f}</td>" for n in numbers))
+    )
+
+
+def test_html_is_escaped(tmp_path):
+    class Marked(BoringModel):
+        def test_step(self, batch, batch_idx):
+            self.log("test_<i>", batch[1].float().mean())
+
+    result = fit(tmp_path, model=make_model(Marked), name="<b>")
+    assert "&lt;b&gt;" in result._repr_html_()
+    assert "&lt;i&gt;" in result._repr_html_()
+    assert "<b>" not in result._repr_html_()
+    assert "<i>" not in result._repr_html_()
+
+
+def test_a_run_that_evaluates_nothing_shows_its_training_loss(tmp_path):
+    result = fit(tmp_path, eval_every_n_rounds=0)
+    assert result.best is None
+    assert result.evaluation.empty
+    assert list(result.summary.index) == [TRAIN_LOSS]
+    assert repr(result).splitlines()[-1] == "No round was evaluated."
+    assert [line.get_label() for line in result.plot().lines] == [TRAIN_LOSS]
+
+
+def test_a_run_without_a_round_is_shown(tmp_path):
+    result = fit(tmp_path, max_rounds=0, eval_every_n_rounds=0)
+    assert "FedAvg: 0 rounds" in repr(result)
+    assert "FedAvg: 0 rounds" in result._repr_html_()
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path):
+    result = fit(tmp_path)
+    shutil.rmtree(result.folder)
+    assert repr(result).endswith("which holds no metrics.csv (any more)")
+    assert "holds no metrics.csv (any more)" in result._repr_html_()
+    with pytest.raises(ConfigurationError, match=r"holds no metrics\.csv; was it removed, or is it elsewhere\?"):
+        result.history  # noqa: B018
+
+
+def test_curves_are_drawn_of_the_key_metrics_and_of_any_other(tmp_path):
+    result = fit(tmp_path, eval_every_n_rounds=2)
+    axes = result.plot()
+    assert [line.get_label() for line in axes.lines] == [GLOBAL, LOCAL, WORST]
+    assert axes.lines[0].get_xdata().tolist() == [0, 2, 3]  # without gaps at rounds that were not evaluated
+    assert axes.lines[0].get_ydata().tolist() == result.history[GLOBAL].dropna().tolist()
+    assert result.plot(TRAIN_LOSS, ax=axes) is axes
+    assert len(axes.lines) == 4
+    with pytest.raises(ConfigurationError, match=f"The run has no metric '{GLOBAL}s'; did you mean '{GLOBAL}'"):
+        result.plot(GLOBAL + "s")
+
+
+def test_without_matplotlib_a_plot_says_what_to_install(tmp_path, monkeypatch):
+    result = fit(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigurationError, match=r"plot: matplotlib is not installed; pip install matplotlib\."):
+        result.plot()
