@@ -46,7 +46,13 @@ def _include_whole_files(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = re.sub(r"^This page is \[[^]]*\]\((\.\./[^)]+)\)\.$", include, source[0])
 
 
+def _offer_examples(app: Sphinx, name: str, source: list[str]) -> None:
+    """Let links to the notebooks in ``examples/``, which lie outside of the site, download them."""
+    source[0] = re.sub(r"\[([^]]+)\]\(((?:\.\./)+examples/[\w-]+\.ipynb)\)", r"{download}`\1 <\2>`", source[0])
+
+
 def setup(app: Sphinx) -> None:
     """Connect what happens to a page before it is read."""
     app.connect("source-read", _include_whole_files)
+    app.connect("source-read", _offer_examples)
     app.connect("source-read", _use_anchors)

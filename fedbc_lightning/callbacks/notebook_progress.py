@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import time
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule
-from rich.console import Console
 
 from fedbc_lightning.callbacks.progress import describe
+from fedbc_lightning.core.notebook import NotebookOutput
 from fedbc_lightning.core.units import duration
 from fedbc_lightning.run.result import key_metrics
 
@@ -29,8 +28,8 @@ class NotebookProgressBar(Callback):
 
     def __init__(self, seconds_between_updates: float = 0.2) -> None:
         self.seconds_between_updates = seconds_between_updates
-        self._output: Any = None
-        self._description = ""
+        self._output: NotebookOutput | None = None
+        self._description: list[str] = []
         self._started = self._shown = 0.0
         self._first_round = 0
 
@@ -38,18 +37,16 @@ class NotebookProgressBar(Callback):
         """Describe the run, and show the empty bar."""
         if not trainer.is_global_zero:
             return
-        from IPython.display import DisplayHandle
-
-        self._output, self._description = DisplayHandle(), describe(trainer)
+        self._output, self._description = NotebookOutput(), describe(trainer).splitlines()
         self._started, self._first_round = time.perf_counter(), trainer.current_round
-        self._output.display(self._bar(trainer), raw=True)
+        self._show_bar(trainer)
 
     def on_round_end(self, trainer: RunView, pl_module: LightningModule) -> None:
         """Show the numbers of the finished round."""
         now = time.perf_counter()
         if self._output is not None and now - self._shown >= self.seconds_between_updates:
             self._shown = now
-            self._output.update(self._bar(trainer), raw=True)
+            self._show_bar(trainer)
 
     def on_exception(self, trainer: RunView, pl_module: LightningModule, exception: BaseException) -> None:  # type: ignore[override]
         """Say where the run has stopped."""
@@ -66,32 +63,19 @@ class NotebookProgressBar(Callback):
             return
         took = duration(time.perf_counter() - self._started)
         text = " · ".join([f"{what} in {took}", *_numbers(trainer), f"run folder {trainer.log_dir}"])
-        self._output.update(self._bundle(text), raw=True)
+        self._output.show([*self._description, text])
         self._output = None
 
-    def _bar(self, trainer: RunView) -> dict[str, str]:
+    def _show_bar(self, trainer: RunView) -> None:
+        assert self._output is not None
         done, all_rounds = trainer.current_round, trainer.max_rounds
         took = time.perf_counter() - self._started
         here = done - self._first_round
         left = f", about {duration(took * (all_rounds - done) / here)} left" if here and done < all_rounds else ""
         text = " · ".join([f"round {done}/{all_rounds}", f"{duration(took)}{left}", *_numbers(trainer)])
-        return self._bundle(text, f'<progress value="{done}" max="{all_rounds}" style="width: 12em"></progress> ')
-
-    def _bundle(self, text: str, bar: str = "") -> dict[str, str]:
-        """Return the output as HTML, and as plain text for programs that read notebooks."""
-        description = html.escape(self._description).replace("\n", "<br>")
-        style = "font-variant-numeric: tabular-nums"
-        return {
-            "text/html": f'<div style="{style}">{description}<br>{bar}{html.escape(text)}</div>',
-            "text/plain": f"{self._description}\n{text}",
-        }
+        self._output.show([*self._description, text], share=done / max(1, all_rounds))
 
 
 def _numbers(trainer: RunView) -> list[str]:
     metrics: dict[str, Any] = trainer.callback_metrics
     return [f"{name} {float(metrics[name]):.4f}" for name in key_metrics(metrics)]
-
-
-def is_notebook() -> bool:
-    """Return whether the program is a notebook, as Rich finds out for Jupyter, Colab and Databricks."""
-    return Console().is_jupyter

@@ -18,6 +18,7 @@ from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
+from fedbc_lightning.core.notebook import show_markdown
 from fedbc_lightning.studies.figures import draw_curves, read_curves
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
@@ -242,6 +243,10 @@ class Comparison:
 
     def _show(self) -> None:
         console, study = self.console, self.study
+        if console.is_jupyter:
+            text = markdown(str(study.name), self._parts, self._notes()).partition("\n\n")[2]  # without its heading
+            show_markdown(f"{text}\nTables and curves: `{study.results_folder}/`")
+            return
         for text, rows in self._parts:
             show(console, text, rows)
         for note in self._notes():

@@ -12,14 +12,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedbc_lightning.core.notebook import NotebookOutput
 from fedbc_lightning.core.units import duration
 from fedbc_lightning.studies.schedule import Schedule, State
 
 SECONDS_BETWEEN_LINES = 15.0
+SECONDS_BETWEEN_UPDATES = 0.2
 
 
 class StudyProgress:
-    """Shows a live view on a terminal; elsewhere prints a line for each run that ends and a summary now and then.
+    """Shows a live view on a terminal, and one output that is updated in a notebook.
+
+    Elsewhere it prints a line for each run that ends and a summary now and then.
 
     Args:
         title: Name of the current stage, e.g. ``tuning``.
@@ -29,6 +33,7 @@ class StudyProgress:
     def __init__(self, title: str, console: Console) -> None:
         self._title, self._console = title, console
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._notebook = NotebookOutput() if console.is_jupyter else None
         self._reported: set[int] = set()
         self._last_line = time.perf_counter()
         self._is_new = True
@@ -49,14 +54,24 @@ class StudyProgress:
         self._tell_ends(schedule)
         if self._live is not None:
             self._live.update(self._view(schedule))
+        elif self._notebook is not None:
+            self._show_in_notebook(self._notebook, schedule)
         elif time.perf_counter() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.perf_counter()
             running = [f"{state.run.title} {_rounds(state)}" for state in schedule.at_work]
             text = "; ".join([self._summary(schedule), *running])
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def _show_in_notebook(self, output: NotebookOutput, schedule: Schedule) -> None:
+        running = [f"{state.run.title} {_rounds(state)}" for state in schedule.at_work]
+        now = time.perf_counter()
+        if not running or now - self._last_line > SECONDS_BETWEEN_UPDATES:
+            self._last_line = now
+            share = sum(map(_share, schedule.states)) / len(schedule.states)
+            output.show([*running, self._summary(schedule)], share=share if running else None)
+
     def _tell_ends(self, schedule: Schedule) -> None:
-        if self._is_new:
+        if self._is_new and self._notebook is None:
             self._is_new = False
             done = [k for k, state in enumerate(schedule.states) if state.status == "finished"]
             self._reported |= set(done)
@@ -68,7 +83,7 @@ class StudyProgress:
                 if state.status == "failed":
                     text = f"failed: {state.run.title}: {state.error}"
                     self._console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
-                elif self._live is None:
+                elif self._live is None and self._notebook is None:
                     text = f"{len(self._reported)}/{len(schedule.states)}  {state.run.title}  {state.seconds:.0f} s"
                     self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -86,7 +101,7 @@ class StudyProgress:
         counts = [state.status for state in schedule.states]
         failed = f", {counts.count('failed')} failed" if "failed" in counts else ""
         left = seconds_left(schedule)
-        rest = f", about {duration(left)} left" if left is not None else ""
+        rest = f", about {duration(left)} left" if left else ""
         done = f"{self._title}: {counts.count('finished')} of {len(counts)} runs{failed}"
         return f"{done}, {duration(schedule.seconds)}{rest}"
 

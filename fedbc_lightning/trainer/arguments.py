@@ -218,7 +218,7 @@ def check_algorithm(algorithm: Any) -> None:
 def default_callbacks(callbacks: list[Callback], enable_progress_bar: bool) -> list[Callback]:
     """Return the user's callbacks, with a progress bar added if it is enabled and there is none."""
     from fedbc_lightning.callbacks import NotebookProgressBar, RoundProgressBar
-    from fedbc_lightning.callbacks.notebook_progress import is_notebook
+    from fedbc_lightning.core.notebook import is_notebook
 
     if not enable_progress_bar or any(isinstance(c, (NotebookProgressBar, RoundProgressBar)) for c in callbacks):
         return callbacks

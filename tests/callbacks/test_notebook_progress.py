@@ -77,8 +77,8 @@ for state in states:
     print(state["text/html"].partition("<br>")[2])
 """
     printed = execute_code([MODULE, looks], tmp_path, monkeypatch)[1].outputs[0].text.splitlines()
-    bars = [re.match(r'<progress value="(\d)" max="3" [^>]*></progress> round (\d)/3 · ', line) for line in printed]
-    assert [bar and bar.groups() for bar in bars] == [*((str(k), str(k)) for k in (0, 1, 2, 3)), None]
+    bars = [re.match(r'<progress value="([\d.]+)" [^>]*></progress> round (\d)/3 · ', line) for line in printed]
+    assert [bar and bar.groups() for bar in bars] == [*((f"{k / 3:.4f}", f"{k}") for k in (0, 1, 2, 3)), None]
     assert printed[-1].startswith("3 rounds in ")
     assert "about" in printed[1]
 
