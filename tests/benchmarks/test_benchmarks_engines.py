@@ -65,7 +65,7 @@ def test_users_evaluate_log_and_save(script, monkeypatch):
     data = script.Clients(work.sizes, work.shape)
     for is_as_users in (True, False):
         assert script.Way("FedBC", "sequential", is_as_users).speed(work, data, [Look()]) > 0
-    assert {"train_accuracy", "accuracy/global"} <= set(seen[True])
+    assert {"train/accuracy", "accuracy/global"} <= set(seen[True])
     assert not any("accuracy" in name for name in seen[False])
 
 
