@@ -83,7 +83,8 @@ def main(args: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a console script does not see the user's own modules
     if args is None:
-        say_what_is_loaded(typed)
+        if words[0] not in TOOLS:
+            say_what_is_loaded(typed)
         try:
             with interruptible():
                 _import_uncollected()
