@@ -110,7 +110,7 @@ def test_two_processes_are_started_and_speak_once(project):
     words = ("--trainer.devices", "2", "--trainer.enable_progress_bar", "true")
     done = run_fresh(["-m", "fedbc_lightning", *FIT, *words], project)  # how it ends counts, too
     assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count("runs/tiny/FedAvg-0") == 1
+    assert (done.stdout + done.stderr).count("Run folder:  runs/tiny/FedAvg-0") == 1
     assert "error" not in done.stderr
     assert run_cli(*FIT) == 0
     states = [

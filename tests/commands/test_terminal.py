@@ -77,7 +77,7 @@ def test_ctrl_c_leaves_every_line_once_and_says_how_to_go_on(project, width, whe
         lines, has_cursor = program.lines, program.has_cursor
     assert has_cursor
     assert lines[0] == "Reading tiny.yaml, loading PyTorch ..."
-    assert len(starting(lines, "round ")) == len(starting(lines, "accuracy  global ")) == 1
+    assert len(starting(lines, "round ")) == sum("accuracy  global " in line for line in lines) == 1
     for said in (STOPPING, STILL)[: min(presses, 2)]:
         assert sum(said[:50] in line for line in lines) == 1
     assert not any("Traceback" in line for line in lines)
@@ -94,7 +94,7 @@ def test_ctrl_c_leaves_every_line_once_and_says_how_to_go_on(project, width, whe
 
 
 @pytest.mark.parametrize(("width", "engine"), [(60, "sequential"), (80, "vectorized"), (120, "sequential")])
-def test_a_run_shows_its_numbers_in_two_lines_and_then_where_it_lies(project, width, engine):
+def test_a_run_shows_its_numbers_and_then_where_it_lies(project, width, engine):
     words = [*FIT, "--trainer.max_rounds", "3", "--trainer.engine", engine]
     with on_terminal(words, project, width) as program:
         assert program.finish() == 0
@@ -102,8 +102,10 @@ def test_a_run_shows_its_numbers_in_two_lines_and_then_where_it_lies(project, wi
     assert has_cursor
     (number,) = [position for position, line in enumerate(lines) if line.startswith("round 3/3 ")]
     value = r"\d\.\d{4}"
-    assert re.match(rf"accuracy  global {value}  local {value}  worst10 {value}(  |$)", lines[number + 1])
-    assert lines[number + 2].startswith("3 rounds in")
+    (end,) = [position for position, line in enumerate(lines) if line.startswith("3 rounds in")]
+    assert end - number in ((2,) if width < 100 else (1, 2))  # where there is room, one line may hold everything
+    shown = "  ".join(lines[number:end])
+    assert re.search(rf"  accuracy  global {value}  local {value}  worst10 {value}(  |$)", shown)
     folder = "runs/tiny/FedAvg-0"
     where = "".join(lines[lines.index(f"Run folder:  {folder}") :])
     go_on = f"Go on:       fedbc-cli fit --ckpt_path {folder} --trainer.max_rounds 6"
@@ -137,7 +139,7 @@ def test_of_two_processes_one_draws(project, strategy):
         (project / "go").touch()
         assert program.finish() == 130
         lines = program.lines
-    assert len(starting(lines, "round ")) == len(starting(lines, "accuracy  global ")) == 1
+    assert len(starting(lines, "round ")) == sum("accuracy  global " in line for line in lines) == 1
     assert sum(STOPPING in line for line in lines) == 1
     assert "Go on:       fedbc-cli fit --ckpt_path runs/tiny/FedAvg-0" in lines
     assert any(line.startswith("fedbc-cli: interrupted") and "nothing to resume" not in line for line in lines)
