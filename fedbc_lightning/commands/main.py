@@ -163,9 +163,13 @@ def _run_studies(words: list[str]) -> int:
 
 
 def _print_traceback(error: Exception) -> None:
-    """Print a traceback without the frames of frameworks; a hook that the user's code has set prints it in its way."""
-    if sys.excepthook is sys.__excepthook__:
-        sys.stderr.write(report(error))
+    """Print a traceback without the frames of frameworks; a hook that the user's code has set prints it in its way.
+
+    torch sets one, too, in runs with several processes, which prints the rank before each line.
+    """
+    if sys.excepthook is sys.__excepthook__ or sys.excepthook.__module__.startswith("torch."):
+        prefix = f"[rank {rank}] " if (rank := os.environ.get("LOCAL_RANK")) else ""
+        sys.stderr.write("".join(f"{prefix}{line}\n" for line in report(error).splitlines()))
     else:
         sys.excepthook(type(error), error, error.__traceback__)
 

@@ -13,6 +13,16 @@ from fedbc_lightning.studies.compare import parse, parser_errors
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.study import Study
 
+LEAF = "https://github.com/TalwalkarLab/leaf writes it, by the script preprocess.sh in its folder data"
+SOURCES = {
+    "ShakespeareDataModule": f"{LEAF}/shakespeare",
+    "FEMNISTDataModule": f"{LEAF}/femnist",
+    "Sent140DataModule": "it comes from http://help.sentiment140.com/for-students",
+    "LibSVMDataModule": "it comes from https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets",
+}
+"""Where the files come from that no data module downloads, by its class."""
+BRING = "bring the files, or run it where they can be downloaded"
+
 
 class _Preparing(FederatedCLI):
     """Runs a command line of ``partition`` only so far that the data module has found its files."""
@@ -40,7 +50,7 @@ def _what_is_missing(run: Run, data: dict[str, Any]) -> str | None:
             _Preparing(args=["partition", *run.words()[1:]], parser_kwargs={"prog": PROG})
     except ConfigurationError as error:
         name = data["class_path"].rpartition(".")[2]
-        return f"{str(error).rstrip('.')}; {PROG} fit --data.help {name} says where to get it"
+        return f"{str(error).rstrip('.')}; {SOURCES.get(name, BRING)}"
     return None
 
 
