@@ -15,6 +15,72 @@ from fedbc_lightning.data.loading import ClientLoader
 
 
 class ClientLoaders(Sequence[ClientLoader]):
+    """The loaders of K clients' batches, each of which may be of another kind.
+
+    Args:
+        loaders: The loader of each client.
+
+    Attributes:
+        datasets: The data set of each client.
+        sizes: Number of samples of each client, int64 (K,).
+    """
+
+    def __init__(self, loaders: Sequence[ClientLoader]) -> None:
+        self._loaders = list(loaders)
+        self.datasets: Sequence[Dataset] = [loader.dataset for loader in loaders]
+        self.sizes = np.array([loader.num_samples for loader in loaders])
+
+    def __len__(self) -> int:
+        return len(self.datasets)
+
+    @overload
+    def __getitem__(self, index: int) -> ClientLoader: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ClientLoader]: ...
+
+    def __getitem__(self, index: int | slice) -> ClientLoader | list[ClientLoader]:
+        """Return the loader of the client at a place."""
+        return self._loaders[index]
+
+    @property
+    def num_batches(self) -> np.ndarray:
+        """Number of batches per epoch of each client, int64 (K,)."""
+        return np.array(list(map(len, self)))
+
+    @property
+    def gathers(self) -> bool:
+        """Whether all loaders gather batches of one size from tensors in memory."""
+        return all(loader.gathers and loader.batch_size == self[0].batch_size for loader in self)
+
+    @property
+    def code_between(self) -> list[Any]:
+        """The objects and classes whose code runs whenever a batch is made."""
+        return [part for loader in self for part in loader.code_between]
+
+    def orders(self, num_epochs: int, num_kept: np.ndarray) -> Tensor:
+        """Return the positions of each client's samples in the order of each epoch, client after client, in one vector.
+
+        Args:
+            num_epochs: Number of epochs.
+            num_kept: Number of positions of each client that are wanted of each epoch, int64 (K,).
+        """
+        orders = self._orders(num_epochs)
+        if (num_kept < self.sizes).any():
+            lengths = np.repeat(num_kept, num_epochs).tolist()
+            orders = [order[:length] for order, length in zip(orders, lengths, strict=True)]
+        return torch.cat(orders)
+
+    def _orders(self, num_epochs: int) -> list[Tensor]:
+        orders = []
+        for loader in self:
+            for epoch in range(num_epochs):
+                loader.set_epoch(epoch)
+                orders.append(loader.sampler.order())
+        return orders
+
+
+class LoadersOnDemand(ClientLoaders):
     """The loaders of K clients' training batches in one round, each made when it is asked for.
 
     To make a loader costs as much as the arithmetic of a small client's step. Batches that are gathered from tensors in
@@ -24,10 +90,6 @@ class ClientLoaders(Sequence[ClientLoader]):
         datasets: The training data of each client.
         clients: The numbers of the clients.
         make: Makes the loader of a client from its data and its number.
-
-    Attributes:
-        datasets: The training data of each client.
-        sizes: Number of samples of each client, int64 (K,).
     """
 
     def __init__(
@@ -36,9 +98,6 @@ class ClientLoaders(Sequence[ClientLoader]):
         self.datasets, self._clients, self._make = datasets, clients, make
         self.sizes = np.array(list(map(num_items, datasets)))
         self._first = make(datasets[0], clients[0])
-
-    def __len__(self) -> int:
-        return len(self.datasets)
 
     @overload
     def __getitem__(self, index: int) -> ClientLoader: ...
@@ -67,67 +126,13 @@ class ClientLoaders(Sequence[ClientLoader]):
     def code_between(self) -> list[Any]:
         """The different objects and classes whose code runs whenever a batch is made."""
         if not self.gathers:
-            return [part for loader in self for part in loader.code_between]
+            return super().code_between
         datasets: Any = self.datasets
         functions = {id(part): part for d in datasets for part in (d.transform, d.augment) if part is not None}
         classes = {*map(type, datasets), *[type(dataset.pool) for dataset in datasets]}
         return [self._first.sampler, *classes, *functions.values()]
 
-    def orders(self, num_epochs: int) -> list[Tensor]:
-        """Return the positions of each client's samples in the order of each epoch, client after client."""
+    def _orders(self, num_epochs: int) -> list[Tensor]:
         order, epochs = self._first.sampler.order_of, range(num_epochs)
         sizes = self.sizes.tolist()
         return [order(size, k, epoch) for size, k in zip(sizes, self._clients, strict=True) for epoch in epochs]
-
-
-def datasets_of(loaders: Sequence[ClientLoader]) -> Sequence[Dataset]:
-    """Return the data set of each client."""
-    return loaders.datasets if isinstance(loaders, ClientLoaders) else [loader.dataset for loader in loaders]
-
-
-def sizes_of(loaders: Sequence[ClientLoader]) -> np.ndarray:
-    """Return the number of samples of each client, int64 ``(K,)``."""
-    if isinstance(loaders, ClientLoaders):
-        return loaders.sizes
-    return np.array([loader.num_samples for loader in loaders])
-
-
-def batches_of_each(loaders: Sequence[ClientLoader]) -> np.ndarray:
-    """Return the number of batches per epoch of each loader, int64 ``(K,)``."""
-    return loaders.num_batches if isinstance(loaders, ClientLoaders) else np.array([len(loader) for loader in loaders])
-
-
-def code_between(loaders: Sequence[ClientLoader]) -> list[Any]:
-    """Return the objects and classes whose code runs whenever one of the loaders makes a batch."""
-    if isinstance(loaders, ClientLoaders):
-        return loaders.code_between
-    return [part for loader in loaders for part in loader.code_between]
-
-
-def gather_alike(loaders: Sequence[ClientLoader]) -> bool:
-    """Return whether all loaders gather batches of one size from tensors in memory."""
-    if isinstance(loaders, ClientLoaders):
-        return loaders.gathers
-    return all(loader.gathers and loader.batch_size == loaders[0].batch_size for loader in loaders)
-
-
-def orders_of(loaders: Sequence[ClientLoader], num_epochs: int, num_kept: np.ndarray) -> Tensor:
-    """Return the positions of each client's samples in the order of each epoch, client after client, in one vector.
-
-    Args:
-        loaders: The loaders of K clients.
-        num_epochs: Number of epochs.
-        num_kept: Number of positions of each client that are wanted of each epoch, int64 (K,).
-    """
-    if isinstance(loaders, ClientLoaders):
-        orders = loaders.orders(num_epochs)
-    else:
-        orders = []
-        for loader in loaders:
-            for epoch in range(num_epochs):
-                loader.set_epoch(epoch)
-                orders.append(loader.sampler.order())
-    if (num_kept < sizes_of(loaders)).any():
-        lengths = np.repeat(num_kept, num_epochs).tolist()
-        orders = [order[:length] for order, length in zip(orders, lengths, strict=True)]
-    return torch.cat(orders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.places import locate
 from fedbc_lightning.core.twins import overrides
-from fedbc_lightning.data.client_loaders import ClientLoaders
+from fedbc_lightning.data.client_loaders import ClientLoaders, LoadersOnDemand
 from fedbc_lightning.data.dataset_checks import check_dataset
 from fedbc_lightning.data.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
 from fedbc_lightning.data.labels import Known, identify, labels_of
@@ -257,7 +258,7 @@ class FederatedDataModule(LightningDataModule):
 
     def client_train_dataloaders(
         self, clients: Sequence[int], round: int, *, seed: int, device: torch.device | None
-    ) -> Sequence[ClientLoader]:
+    ) -> ClientLoaders:
         """Return the loaders that :meth:`client_train_dataloader` gives, each made when it is asked for.
 
         If that method is a subclass's own, it is called for each client at once.
@@ -270,13 +271,14 @@ class FederatedDataModule(LightningDataModule):
         """
         names = ("client_train_dataloader", "_train_loader")
         if any(getattr(getattr(self, name), "__func__", None) is not vars(FederatedDataModule)[name] for name in names):
-            return [self.client_train_dataloader(client, round, seed=seed, device=device) for client in clients]
+            make_own = partial(self.client_train_dataloader, round=round, seed=seed, device=device)
+            return ClientLoaders(list(map(make_own, clients)))
         datasets = [self.client_dataset(client, "train") for client in clients]
 
         def make(dataset: Dataset, client: int) -> ClientLoader:
             return self._train_loader(dataset, round, client, seed, device)
 
-        return ClientLoaders(datasets, clients, make)  # type: ignore[arg-type]  # else client_dataset has raised
+        return LoadersOnDemand(datasets, clients, make)  # type: ignore[arg-type]  # else client_dataset has raised
 
     def fixed_batches(self, client: int, *, device: torch.device | None = None) -> ClientLoader:
         """Return a loader of a client's training data in the order of the data, without augmentation or dropping."""

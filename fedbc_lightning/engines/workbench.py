@@ -16,6 +16,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
 from fedbc_lightning.engines.work import Work
@@ -182,7 +183,7 @@ class Workbench:
         """Return the loader of a client's training data in the current round."""
         return self.datamodule.client_train_dataloader(client, self.round, seed=self.seed, device=self.user.device)
 
-    def train_loaders(self, clients: Sequence[int]) -> Sequence[ClientLoader]:
+    def train_loaders(self, clients: Sequence[int]) -> ClientLoaders:
         """Return the loaders of clients' training data in the current round, each made when it is asked for."""
         make = self.datamodule.client_train_dataloaders
         return make(clients, self.round, seed=self.seed, device=self.user.device)

@@ -1,19 +1,11 @@
-"""ClientLoaders: the loaders of many clients, each made when it is asked for, are those of the data module."""
+"""LoadersOnDemand: the loaders of many clients, each made when it is asked for, are those of the data module."""
 
 import pytest
 import torch
 from test_federated_data import SIZES, Toy
 
 from fedbc_lightning.data import ArrayDataset
-from fedbc_lightning.data.client_loaders import (
-    ClientLoaders,
-    batches_of_each,
-    code_between,
-    datasets_of,
-    gather_alike,
-    orders_of,
-    sizes_of,
-)
+from fedbc_lightning.data.client_loaders import ClientLoaders, LoadersOnDemand
 
 CLIENTS = [2, 0, 1]
 
@@ -53,27 +45,27 @@ def loaders_of(data):
 def test_they_are_the_loaders_that_the_data_module_makes_for_each_client(options):
     data = Toy(batch_size=3, **options)
     together = loaders_of(data)
-    alone = [data.client_train_dataloader(client, 5, seed=9) for client in CLIENTS]
-    assert isinstance(together, ClientLoaders)
+    alone = ClientLoaders([data.client_train_dataloader(client, 5, seed=9) for client in CLIENTS])
+    assert isinstance(together, LoadersOnDemand)
     assert len(together) == 3
     for one, other in zip([*together, *together[1:]], [*alone, *alone[1:]], strict=True):
         one.set_epoch(1)
         other.set_epoch(1)
         batches = [list(loader) for loader in (one, other)]
         assert all(map(torch.equal, *[[part for batch in of_one for part in batch] for of_one in batches]))
-    assert batches_of_each(together).tolist() == batches_of_each(alone).tolist() == [len(loader) for loader in alone]
-    assert sizes_of(together).tolist() == sizes_of(alone).tolist()
-    assert list(datasets_of(together)) == datasets_of(alone)
-    assert gather_alike(together) is gather_alike(alone) is not options.get("hide", False)
-    kept = sizes_of(together) - 1
-    assert torch.equal(orders_of(together, 2, kept), orders_of(alone, 2, kept))
+    assert together.num_batches.tolist() == alone.num_batches.tolist() == [len(loader) for loader in alone]
+    assert together.sizes.tolist() == alone.sizes.tolist()
+    assert together.datasets == alone.datasets
+    assert together.gathers is alone.gathers is not options.get("hide", False)
+    kept = together.sizes - 1
+    assert torch.equal(together.orders(2, kept), alone.orders(2, kept))
 
 
 def test_no_loader_is_made_but_the_first_one_until_it_is_asked_for():
     data = Counting()
     loaders = loaders_of(data)
-    orders_of(loaders, 3, sizes_of(loaders))
-    assert (batches_of_each(loaders).sum(), gather_alike(loaders), len(code_between(loaders))) == (3, True, 3)
+    loaders.orders(3, loaders.sizes)
+    assert (loaders.num_batches.sum(), loaders.gathers, len(loaders.code_between)) == (3, True, 3)
     assert data.num_made == 1
     assert loaders[2].num_samples == SIZES[1]
     assert data.num_made == 2
@@ -83,14 +75,14 @@ def test_data_that_do_not_shuffle_keep_their_order():
     data = Toy()
     data.shuffle = False
     loaders = loaders_of(data)
-    assert torch.equal(orders_of(loaders, 1, sizes_of(loaders)), torch.cat([torch.arange(SIZES[k]) for k in CLIENTS]))
+    assert torch.equal(loaders.orders(1, loaders.sizes), torch.cat([torch.arange(SIZES[k]) for k in CLIENTS]))
 
 
 @pytest.mark.parametrize("kind", [Own, OnInstance])
 def test_a_method_of_the_users_own_makes_each_loader(kind):
     loaders = loaders_of(kind(batch_size=3))
     assert [loader.batch_size for loader in loaders] == [3, 5, 3]
-    assert not gather_alike(loaders)
+    assert not loaders.gathers
 
 
 def test_code_that_runs_between_batches_is_seen_at_any_client():
@@ -105,6 +97,6 @@ def test_code_that_runs_between_batches_is_seen_at_any_client():
             tensors = (torch.zeros(4), torch.zeros(4))
             return Halved(tensors) if client == 1 else ArrayDataset(tensors, transform=scale if client == 0 else None)
 
-    found = code_between(loaders_of(Mixed()))
+    found = loaders_of(Mixed()).code_between
     assert Halved in found
     assert scale in found

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import NotVectorizableError
-from fedbc_lightning.data.client_loaders import batches_of_each, datasets_of, gather_alike, orders_of, sizes_of
+from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, kind_of
 from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader
 
@@ -52,7 +52,7 @@ def padded(num_rows: int, most: int) -> int:
 
 
 def stacked_batches(
-    loaders: Sequence[ClientLoader], num_epochs: int, num_steps: Sequence[int], on_batch: Callable[[list[Tensor]], None]
+    loaders: ClientLoaders, num_epochs: int, num_steps: Sequence[int], on_batch: Callable[[list[Tensor]], None]
 ) -> Iterator[tuple[int, list[Stack]]]:
     """Yield, step by step, the number of clients that are still training, and their batches by shape.
 
@@ -66,11 +66,6 @@ def stacked_batches(
     if pools is None:
         return _collected(loaders, num_epochs, np.asarray(num_steps), on_batch)
     return _gathered(loaders, pools, num_epochs, np.asarray(num_steps))
-
-
-def can_gather(loaders: Sequence[ClientLoader]) -> bool:
-    """Return whether all loaders draw alike from tensors in memory that are the same, or small enough to be joined."""
-    return _pools(loaders) is not None
 
 
 class _Pools(NamedTuple):
@@ -90,14 +85,14 @@ class _Pools(NamedTuple):
         return [column[0] if len(parts) == 1 else torch.cat(column) for column in zip(*parts, strict=True)]
 
 
-def _pools(loaders: Sequence[ClientLoader]) -> _Pools | None:
-    """Return the pools that the loaders draw from, or None if :func:`can_gather` is False."""
-    first = loaders[0].dataset
+def _pools(loaders: ClientLoaders) -> _Pools | None:
+    """Return the pools, if all loaders draw alike from tensors in memory that are the same, or small enough to join."""
+    first = loaders.datasets[0]
     if not isinstance(first, ArrayDataset) or (first.augment is not None and loaders[0].sampler.seed is not None):
         return None
-    datasets: Any = datasets_of(loaders)
+    datasets: Any = loaders.datasets
     kind = kind_of(first)
-    if not gather_alike(loaders) or any(kind_of(dataset) != kind for dataset in datasets):
+    if not loaders.gathers or any(kind_of(dataset) != kind for dataset in datasets):
         return None
     pool_of_each = [dataset.pool for dataset in datasets]
     pools = {id(pool): pool for pool in pool_of_each}
@@ -109,15 +104,15 @@ def _pools(loaders: Sequence[ClientLoader]) -> _Pools | None:
 
 
 def _gathered(
-    loaders: Sequence[ClientLoader], pools: _Pools, num_epochs: int, num_steps: np.ndarray
+    loaders: ClientLoaders, pools: _Pools, num_epochs: int, num_steps: np.ndarray
 ) -> Iterator[tuple[int, list[Stack]]]:
     """Make the batches from tensors in memory: first the positions of all batches, then one gather per few steps."""
-    datasets: Any = datasets_of(loaders)
+    datasets: Any = loaders.datasets
     device, batch_size = loaders[0].device, loaders[0].batch_size
     tensors = pools.tensors(device)
-    sizes = sizes_of(loaders)
-    length = np.minimum(batches_of_each(loaders) * batch_size, sizes)  # without the last batch if the loader drops it
-    order = orders_of(loaders, num_epochs, length)
+    sizes = loaders.sizes
+    length = np.minimum(loaders.num_batches * batch_size, sizes)  # without the last batch if the loader drops it
+    order = loaders.orders(num_epochs, length)
     if any(dataset.indices is not None for dataset in datasets):
         order = _own_rows(datasets)[order + _repeated(np.cumsum(sizes) - sizes, length * num_epochs)]
     order = upload(order + _repeated(pools.start, length * num_epochs), tensors[0].device)
@@ -149,8 +144,8 @@ def _gathered(
         step += len(steps)
 
 
-def gathered_whole(loaders: Sequence[ClientLoader]) -> list[Tensor] | None:
-    """Return all samples of K clients in the order of their data sets, (K, n, ...), or None as :func:`can_gather`.
+def gathered_whole(loaders: ClientLoaders) -> list[Tensor] | None:
+    """Return all samples of K clients in the order of their data sets, (K, n, ...), or None as :func:`_pools`.
 
     Args:
         loaders: The loaders of K clients with n samples each, which do not shuffle.
@@ -158,7 +153,7 @@ def gathered_whole(loaders: Sequence[ClientLoader]) -> list[Tensor] | None:
     pools = _pools(loaders)
     if pools is None:
         return None
-    datasets: Any = datasets_of(loaders)
+    datasets: Any = loaders.datasets
     device, shape = loaders[0].device, (len(loaders), loaders[0].num_samples)
     tensors = pools.tensors(device)
     rows = _own_rows(datasets) + _repeated(pools.start, np.full(*shape))
@@ -191,7 +186,7 @@ def _repeated(values: np.ndarray, counts: np.ndarray) -> Tensor:
 
 
 def _collected(
-    loaders: Sequence[ClientLoader], num_epochs: int, num_steps: np.ndarray, on_batch: Callable[[list[Tensor]], None]
+    loaders: ClientLoaders, num_epochs: int, num_steps: np.ndarray, on_batch: Callable[[list[Tensor]], None]
 ) -> Iterator[tuple[int, list[Stack]]]:
     """Make the batches from any loaders: each gives its next batch, and the batches of one shape are stacked."""
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.data.client_loaders import batches_of_each
 from fedbc_lightning.engines.stacked.cohort_batches import stacked_batches
 from fedbc_lightning.engines.stacked.cohort_run import CohortRun
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
@@ -56,7 +55,7 @@ class CohortOptimizerRun(CohortRun):
     def train(self) -> list[int]:
         """Take all steps of all clients, and return how many each has taken."""
         loaders, optimizer = self.loaders, self.optimizer
-        num_batches = batches_of_each(loaders)
+        num_batches = loaders.num_batches
         steps = list(map(self.local.num_steps, num_batches.tolist()))
         self.bench.work.begin(self.cohort.ids, sum(steps))
         num_epochs = self.local.epochs or int((-(-np.array(steps) // num_batches)).max())

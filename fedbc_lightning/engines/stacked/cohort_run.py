@@ -15,8 +15,7 @@ from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.seeding import derive, seed_globals
-from fedbc_lightning.data.client_loaders import batches_of_each, code_between
-from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.engines.recorded.proof.reads import are_same
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.stacked.cohort_batches import Stack
@@ -75,13 +74,13 @@ class CohortRun:
 
     def has_visitors(self) -> bool:
         """Return whether code from outside of this package runs between the steps, in datasets or in the method."""
-        return not all(map(is_ours, [*self.parts(), *code_between(self.loaders)]))
+        return not all(map(is_ours, [*self.parts(), *self.loaders.code_between]))
 
     def parts(self) -> list[Any]:
         """Return the parts of the method whose code runs in each step."""
         return list(self.terms)
 
-    def _loaders(self) -> Sequence[ClientLoader]:
+    def _loaders(self) -> ClientLoaders:
         bench, (first, *others) = self.bench, self.cohort.ids
         if is_ours(bench.datamodule.client_train_dataloader):
             return bench.train_loaders(self.cohort.ids)
@@ -92,7 +91,7 @@ class CohortRun:
             if not are_same(bench.recorder.sight(), before):
                 what = "the data module's client_train_dataloader changes what it reads"
                 raise not_a_function(NotRecordableError(what))
-        return loaders
+        return ClientLoaders(loaders)
 
     # a gradient
 
@@ -207,7 +206,7 @@ class CohortRun:
         before = self.cohort.taken_before
         if before is None:
             return []
-        passed = zip(before, self.batches_passed(steps), steps, batches_of_each(self.loaders).tolist(), strict=True)
+        passed = zip(before, self.batches_passed(steps), steps, self.loaders.num_batches.tolist(), strict=True)
         return [taken.plus(*more) for taken, *more in passed]
 
 

@@ -13,7 +13,6 @@ from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
-from fedbc_lightning.data.client_loaders import batches_of_each
 from fedbc_lightning.engines.solver_run import weight_decay_terms
 from fedbc_lightning.engines.stacked.cohort_batches import Stack, stacked_batches
 from fedbc_lightning.engines.stacked.cohort_run import CohortRun
@@ -70,7 +69,7 @@ class CohortSolverRun(CohortRun):
         """
         self.begin(start, lr_scale, purpose, self.w)
         client = cast("SolverRun", self)  # a solver may ask for the same things
-        solver, lengths = self.solver, batches_of_each(self.loaders).tolist()
+        solver, lengths = self.solver, self.loaders.num_batches.tolist()
         self.num_batches = torch.tensor(lengths, dtype=torch.float64)[:, None]
         self.rates = self.bench.step_sizes(self.optimizer.rates)
         steps = torch.as_tensor(solver.num_steps(client)).unique()

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning.core.twins import overrides
+from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.recorded.proof import Proof
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
@@ -96,7 +97,7 @@ class MappedEvaluation:
         there = [loader for loader in loaders if loader is not None and len(loader) == 1]
         if len(there) < len(loaders) or len({loader.num_samples for loader in there}) > 1:
             raise NotRecordableError("their numbers of samples are not those that the data module tells")
-        batch = gathered_whole(there)
+        batch = gathered_whole(ClientLoaders(there))
         if batch is None:
             raise NotRecordableError("their data are not tensors in memory of one kind")
         self._user.start_collecting()  # puts scratch buffers back to what each client finds
