@@ -53,7 +53,7 @@ class CohortRun:
         self.w = torch.empty(shape, dtype=self.layout.dtype, device=device)
         self.counted = Counts(len(cohort))
         self._viewed = self.w
-        self._parameters: dict[int, list[Tensor]] = {}  # views of its first rows, by their number
+        self._parameters: dict[tuple[str, int], list[Tensor]] = {}  # see `_kept_views`
 
     def begin(self, start: Tensor, lr_scale: float, purpose: str, grad: Tensor) -> None:
         """Seed the generators, load the start models (d,) or (K, d), and make loaders and optimizer as new.
@@ -135,7 +135,7 @@ class CohortRun:
         is_few = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
         if not is_few:
             rows = None if stack.is_aligned else upload(torch.from_numpy(stack.rows), w.device)
-            parameters = self._aligned(w, num_entries) if rows is None else self._views(w[rows])
+            parameters = self._kept_views(w, "mapped", num_entries) if rows is None else self._views(w[rows])
             output = self._step("mapped", parameters, batch)
             into = grad[:num_entries, :num_optimized]
             flat = [gradient.reshape(num_entries, -1) for gradient in output.gradients]
@@ -146,21 +146,22 @@ class CohortRun:
             yield stack, output
             return
         for k, row in enumerate(stack.rows.tolist()):
-            parameters = [view[0] for view in self._views(w[row : row + 1])]
-            output = self._step("single", parameters, [part[k] for part in batch])
+            output = self._step("single", self._kept_views(w, "single", row), [part[k] for part in batch])
             torch.cat([gradient.reshape(-1) for gradient in output.gradients], out=grad[row, :num_optimized])
             yield stack._replace(rows=np.array([row]), is_aligned=False), output
 
     def _views(self, rows: Tensor) -> list[Tensor]:
-        """Return each parameter, (k, ...), as a view of the rows (k, d)."""
-        return [rows[:, entry.offset : entry.end].view(len(rows), *entry.shape) for entry in self.layout.entries]
+        """Return each parameter, (...), as a view of one row (d,), or (k, ...) of the rows (k, d)."""
+        return [rows[..., e.offset : e.end].view(*rows.shape[:-1], *e.shape) for e in self.layout.entries]
 
-    def _aligned(self, w: Tensor, num_rows: int) -> list[Tensor]:
+    def _kept_views(self, w: Tensor, kind: str, number: int) -> list[Tensor]:
+        """Return the parameters of a "mapped" step of so many first rows, or of a "single" step of this row."""
         if w is not self._viewed:
             self._viewed, self._parameters = w, {}
-        if num_rows not in self._parameters:
-            self._parameters[num_rows] = self._views(w[:num_rows])
-        return self._parameters[num_rows]
+        key = kind, number
+        if key not in self._parameters:
+            self._parameters[key] = self._views(w[:number] if kind == "mapped" else w[number])
+        return self._parameters[key]
 
     def _step(self, kind: str, parameters: Sequence[Tensor], batch: list[Tensor]) -> StepOutput:
         recorder = self.bench.recorder
