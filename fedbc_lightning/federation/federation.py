@@ -36,6 +36,7 @@ from fedbc_lightning.federation.records import (
 )
 from fedbc_lightning.federation.set_up import choose_engine, declare_state, round_schedulers, show_largest_client
 from fedbc_lightning.federation.single_samples import SingleSamples
+from fedbc_lightning.federation.undeclared_state import UndeclaredState
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.optimizers import configure
@@ -121,6 +122,7 @@ class Federation:
         self.server_parts = server_parts(algorithm, self.engine)
         if self.layout.num_buffers and self._buffer_policy != "global":
             self.server_parts = [*self.server_parts, AveragedBuffers()]
+        self._undeclared = UndeclaredState(algorithm, self.server_parts)
         num_clients, size = self.datamodule.num_clients, parameters.element_size()
         self.local_models = LocalModels(
             algorithm, self.layout, self._buffer_policy, self._keep_local_models, num_clients, size
@@ -274,6 +276,7 @@ class Federation:
         self.grad_scale = min(scales, default=self.grad_scale)
         self.server.commit()
         self.clients.commit()
+        self._undeclared.compare()
 
     def rollback(self) -> None:
         """Forget the staged state."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, ServerState
@@ -13,6 +15,8 @@ class AveragedBuffers(ServerCallback):
     A part that stages z only would otherwise leave BatchNorm with the mean 0 and the variance 1 of its initialisation.
     The federation adds this part after the algorithm's own parts.
     """
+
+    _mean: Tensor | None = None
 
     def on_round_start(self, server: ServerState, sums: Sums) -> None:
         """Declare the sum of the weighted buffers and the sum of the weights."""
@@ -27,8 +31,9 @@ class AveragedBuffers(ServerCallback):
 
     def on_round_end(self, server: ServerState, clients: ClientStore) -> None:
         """Stage the mean, if nobody has staged buffers for this z."""
-        if server.is_staged("z") and not server.is_staged("buffers"):
-            server.stage("buffers", self._mean)
+        mean, self._mean = self._mean, None  # it does not outlive the round
+        if mean is not None and server.is_staged("z") and not server.is_staged("buffers"):
+            server.stage("buffers", mean)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Compute the mean, which :meth:`on_round_end` stages if it is needed."""

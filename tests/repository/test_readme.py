@@ -63,6 +63,21 @@ def test_a_new_method_trains(tmp_path):
     assert trainer.current_round == 3
 
 
+def test_a_server_vector_is_declared_as_the_page_says(tmp_path, caplog):
+    from helpers.boring import BoringData, make_model, make_trainer
+
+    from fedbc_lightning.algorithms import ComposedAlgorithm
+    from fedbc_lightning.server import WeightedAverage
+
+    (source,) = [text for text in BLOCKS["python"] if "class Heavy" in text]
+    names: dict = {}
+    exec(source, names)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(make_model(), BoringData(), ComposedAlgorithm([WeightedAverage(by="samples"), names["Heavy"]()]))
+    assert trainer.server["velocity"].abs().sum() > 0
+    assert "is not declared" not in caplog.text
+
+
 def test_a_method_from_parts_trains(tmp_path):
     (source,) = [text for text in BLOCKS["yaml"] if "ComposedAlgorithm" in text]
     (command,) = [c for c in COMMANDS if "mixed.yaml" in c]
