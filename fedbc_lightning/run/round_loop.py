@@ -22,6 +22,7 @@ from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, say_which_hooks_are_never_called
 from fedbc_lightning.run.monitored import refuse_if_nothing_logs
 from fedbc_lightning.run.recorder import Recorder
+from fedbc_lightning.run.remarks import say_that_nothing_is_measured
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.state import row_file
 from fedbc_lightning.state.layout import WrittenParametersError
@@ -84,6 +85,7 @@ class RoundLoop:
 
     def _call_start_hooks(self) -> None:
         say_which_hooks_are_never_called(self._hooks)
+        say_that_nothing_is_measured(self._run)
         server = self._federation.server
         with kept_from_start_hooks(self._federation, is_resumed=self._is_resumed):
             self._hooks.call_callbacks("setup", "fit")
