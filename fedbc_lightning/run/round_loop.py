@@ -22,7 +22,7 @@ from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, say_which_hooks_are_never_called
 from fedbc_lightning.run.monitored import refuse_if_nothing_logs
 from fedbc_lightning.run.recorder import Recorder
-from fedbc_lightning.run.remarks import say_that_nothing_is_measured
+from fedbc_lightning.run.remarks import say_that_it_diverged, say_that_nothing_is_measured
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.state import row_file
 from fedbc_lightning.state.layout import WrittenParametersError
@@ -40,6 +40,7 @@ class RoundLoop:
         self._run, self._recorder, self._progress = run, recorder, run.progress
         self._federation, self._hooks = run.federation, run.hooks
         self._is_resumed = run.path is not None
+        self._first: dict[str, float] = {}
         self._not_kept_from = partial(not_kept_from_evaluation_hooks, run.federation, run.evaluator)
         self._interrupts = Interrupts(is_spokesman=run.fabric.is_global_zero)
         self._open_rows()
@@ -75,6 +76,7 @@ class RoundLoop:
             self._federation.load_global()
         self._hooks.call("on_train_end")
         self._hooks.call("on_fit_end")
+        say_that_it_diverged(self._first, {name: float(x) for name, x in progress.callback_metrics.items()})
 
     def _open_rows(self) -> None:
         """Open the clients' rows if they lie in a file."""
@@ -148,6 +150,7 @@ class RoundLoop:
         round = progress.current_round
         progress.evaluation = evaluation
         metrics |= evaluation.metrics
+        self._first = metrics | self._first  # the first value of each metric in this process
         self._publish(metrics)
         with self._interrupts.deferred():
             if round:
