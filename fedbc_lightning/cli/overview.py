@@ -26,7 +26,7 @@ shipped algorithms, each to be layered over a config as --config algorithms/NAME
 {overlays}
 
 examples:
-  {prog} fit --config digits.yaml                           real data, no download, under a minute
+  {prog} fit --config digits.yaml                           real data, no download, about a minute
   {prog} fit --config synthetic.yaml --config algorithms/fedprox.yaml --trainer.max_rounds 50
   {prog} fit --config digits.yaml --ckpt_path last          resume the newest run of this name
   {prog} test --ckpt_path runs/digits/FedBC-0               evaluate a finished run

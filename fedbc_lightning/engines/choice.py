@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.errors import NotVectorizableError
@@ -27,8 +25,6 @@ MAX_SHARE = 0.02
 """Largest fraction of a run's local training that ``auto`` may take to choose; a shorter run is not timed."""
 RECORDED_SHARE = 0.4
 """Fraction of the time of a step as written that its replay takes at least."""
-SHORT_STEP = 1e-3
-"""Seconds of a step below which torch's threads cost more than they save, above all beside other programs."""
 SECONDS_OF_RECORDING = 0.8
 """Seconds of a trial with the fewest timings, 0.6 to 0.9: proofs, three recordings, and their first replays."""
 
@@ -62,7 +58,6 @@ def choose(bench: Workbench, algorithm: FederatedAlgorithm, workloads: Sequence[
         trial = Trial(engine)
         with preserved_globals(bench.user.device):
             whole = num_rounds * trial.seconds_as_written(workloads)
-            _advise_threads(trial.step_as_written, bench.user.device)
             if not trial.limit(MAX_SHARE * RECORDED_SHARE * whole - SECONDS_OF_RECORDING):
                 rank_zero_info(
                     f"trainer.engine: auto takes sequential; {num_rounds} rounds of local training take about "
@@ -93,20 +88,6 @@ def _faster(seconds: Mapping[Kind, float], num_clients: int) -> Kind:
         + ("." if kind == min(seconds, key=seconds.__getitem__) else f"; that is not {1 - MARGIN:.0%} less.")
     )
     return kind
-
-
-def _advise_threads(step_seconds: float, device: torch.device) -> None:
-    """Log that one thread is faster for short steps, unless the user has chosen a number of threads.
-
-    The number is neither tried nor changed here: sums depend on it in their last digits, also after it is set back,
-    for ``torch.set_num_threads`` ends MKL's own choice of threads.
-    """
-    threads = torch.get_num_threads()
-    if device.type == "cpu" and threads > 1 and step_seconds < SHORT_STEP and "OMP_NUM_THREADS" not in os.environ:
-        rank_zero_info(
-            f"A step takes {1000 * step_seconds:.2g} ms on {threads} threads; such short steps are faster with the "
-            "environment variable OMP_NUM_THREADS=1, which may change the last digits of numbers."
-        )
 
 
 def make_trial_engine(bench: Workbench, algorithm: FederatedAlgorithm, num_clients: int) -> VectorizedEngine:

@@ -1,10 +1,12 @@
-"""Lines about a whole run that a user should not miss: nothing is measured, the loss grew."""
+"""Lines about a whole run that a user should not miss: nothing is measured, threads cost time, the loss grew."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured
@@ -19,6 +21,12 @@ HELP = (
     "Try a smaller learning rate, trainer.gradient_clip_val: 1, or inputs near unit scale (data.standardize of tables)."
 )
 
+FEW_PARAMETERS = 10_000
+"""Largest model whose steps are short in any case: beside other programs they may be long because of the threads."""
+SHORT_STEP = 1e-3
+"""Seconds of a step below which torch's threads cost more than they save, above all beside other programs."""
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
 
 def say_that_nothing_is_measured(run: Run) -> None:
     """Print a line, before round 1, if every evaluation will be empty although evaluations are asked for."""
@@ -32,6 +40,31 @@ def say_that_nothing_is_measured(run: Run) -> None:
             f"model: {name} has neither test_step nor validation_step, so no round will be measured, and tables and "
             'curves hold the training loss alone. Write test_step(self, batch, batch_idx) with self.log("test_loss", '
             "...) in it."
+        )
+
+
+def say_that_one_thread_is_faster(run: Run, round: int, seconds: float) -> None:
+    """Print a line after the second round if its steps are short, unless the user has chosen a number of threads.
+
+    The number is neither tried nor changed: sums depend on it in their last digits, also after it is set back, for
+    ``torch.set_num_threads`` ends MKL's own choice of threads.
+
+    Args:
+        run: Run whose round has ended.
+        round: Number of the round; the first one also holds what is done once, such as recording a step.
+        seconds: Seconds that the round took.
+    """
+    threads, federation = torch.get_num_threads(), run.federation
+    is_chosen = threads == 1 or any(name in os.environ for name in VARIABLES)
+    if round != 2 or is_chosen or run.fabric.device.type != "cpu":
+        return
+    num_steps = sum(record.get("num_steps", 0) for record in federation.server.records)
+    is_short = federation.engine_kind == "sequential" and seconds < SHORT_STEP * num_steps / run.fabric.world_size
+    if is_short or federation.layout.num_parameters <= FEW_PARAMETERS:
+        rank_zero_info(
+            f"torch uses {threads} threads. Steps of a model of {federation.layout.num_parameters:,} parameters as "
+            "short as these are faster on one, on a busy machine many times: set the environment variable "
+            "OMP_NUM_THREADS=1 for the next run (it may change the last digits of numbers)."
         )
 
 

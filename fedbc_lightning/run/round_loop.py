@@ -22,7 +22,11 @@ from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, say_which_hooks_are_never_called
 from fedbc_lightning.run.monitored import refuse_if_nothing_logs
 from fedbc_lightning.run.recorder import Recorder
-from fedbc_lightning.run.remarks import say_that_it_diverged, say_that_nothing_is_measured
+from fedbc_lightning.run.remarks import (
+    say_that_it_diverged,
+    say_that_nothing_is_measured,
+    say_that_one_thread_is_faster,
+)
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.state import row_file
 from fedbc_lightning.state.layout import WrittenParametersError
@@ -123,6 +127,7 @@ class RoundLoop:
         federation.load_global()
         run.shim.set(callback_metrics=self._progress.callback_metrics)  # until here it held the last client's metrics
         metrics["time/round_seconds"] = time.perf_counter() - started
+        say_that_one_thread_is_faster(run, round, metrics["time/round_seconds"])
         self._finish(metrics, self._evaluate(round) if self._is_evaluated(round) else Evaluation())
 
     def _is_evaluated(self, round: int) -> bool:

@@ -151,17 +151,3 @@ def test_odd_batches_cost_what_steps_as_written_cost(tmp_path):
     found = trial.predict(Workload(ids, steps.tolist()))
     assert found["sequential"] == steps.sum() - num_odd + 100.0 * num_odd
     assert 100.0 * num_odd < found["vectorized"] <= 100.0 * num_odd + 5.0 * steps.max()
-
-
-@pytest.mark.parametrize(
-    ("threads", "variables", "is_said"), [(2, {}, True), (1, {}, False), (2, {"OMP_NUM_THREADS": "2"}, False)]
-)
-def test_short_steps_on_many_threads_are_told(tmp_path, monkeypatch, caplog, threads, variables, is_said):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(choice, "SHORT_STEP", 10.0)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with caplog.at_level("INFO"):
-        fit(tmp_path, "auto", max_rounds=1)
-    assert ("faster with the environment variable OMP_NUM_THREADS=1" in caplog.text) == is_said

@@ -1,4 +1,4 @@
-"""Lines about a whole run: nothing is measured, the loss grew."""
+"""Lines about a whole run: nothing is measured, threads cost time, the loss grew."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 from typing import Any
 
 import pytest
+import torch
 from helpers.boring import BoringData, BoringModel, make_model, make_trainer
 from lightning.pytorch import LightningModule
 
 from fedbc_lightning import FedAvg
+from fedbc_lightning.run import remarks
 from fedbc_lightning.run.remarks import say_that_it_diverged
 
 UNMEASURED = "no round will be measured"
@@ -61,6 +63,38 @@ def test_data_without_a_split_to_measure_on_is_told(tmp_path, caplog):
 )
 def test_who_measures_or_asked_for_none_is_told_nothing(tmp_path, caplog, model, options):
     assert UNMEASURED not in said(caplog, tmp_path, make_model(model), BoringData(), **options)
+
+
+THREADS = "faster on one"
+
+
+def test_a_small_model_on_many_threads_is_told_of_the_variable_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    text = said(caplog, tmp_path, make_model(), BoringData(), max_rounds=4)
+    assert text.count(THREADS) == 1
+    assert "torch uses 8 threads." in text
+
+
+@pytest.mark.parametrize(("threads", "variable"), [(1, None), (8, "OMP_NUM_THREADS"), (8, "MKL_NUM_THREADS")])
+def test_who_chose_a_number_of_threads_or_has_one_is_told_nothing(tmp_path, caplog, monkeypatch, threads, variable):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if variable:
+        monkeypatch.setenv(variable, "8")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert THREADS not in said(caplog, tmp_path, make_model(), BoringData())
+
+
+@pytest.mark.parametrize(("round", "seconds", "is_said"), [(2, 0.001, True), (2, 1000.0, False), (1, 0.001, False)])
+def test_a_larger_model_is_told_only_if_its_steps_were_short(tmp_path, caplog, monkeypatch, round, seconds, is_said):
+    trainer = make_trainer(tmp_path)
+    trainer.fit(make_model(), BoringData(), FedAvg())
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(remarks, "FEW_PARAMETERS", 10)
+    with caplog.at_level(logging.INFO):
+        remarks.say_that_one_thread_is_faster(trainer._run, round, seconds)
+    assert (THREADS in caplog.text) == is_said
 
 
 def test_a_run_whose_loss_grew_says_so_as_its_last_line(tmp_path, caplog):
