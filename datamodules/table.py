@@ -16,7 +16,7 @@ from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Natural, Partition, Partitioner
 
 from .findings import look_like_classes, shorten
-from .table_columns import Features, as_names, check_columns, check_complete, encode_targets, find_classes
+from .table_columns import Features, as_names, check_columns, check_complete, encode_targets, find_classes, without_gaps
 from .table_files import LAYOUT, read_names, read_table
 
 if TYPE_CHECKING:
@@ -35,16 +35,17 @@ class TableDataModule(IndexedDataModule):
 
     Inputs are float32 ``(B, F)``: the numeric columns, then one feature for each value of each categorical column (1 if
     the row has the value). Targets are classes, int64 ``(B,)``, or numbers, float32 ``(B,)``. No value may be missing
-    in a column that is used. Clients and categories are names. In a CSV or TSV file they are taken as they are written:
-    "01" and "1" are two names, and NA is a name. In a Parquet file the integer 1, the float 1.0 and the string "1" are
-    the same name.
+    in a column that is used, unless ``missing`` says what to do. Clients and categories are names. In a CSV or TSV file
+    they are taken as they are written: "01" and "1" are two names, and NA is a name. In a Parquet file the integer 1,
+    the float 1.0 and the string "1" are the same name.
 
     Args:
         path: Path of the file.
         target: Name of the column to predict.
         client: Name of the column with the client of each row; None if there is none, so that a partitioner makes
             clients.
-        features: Names of the columns that are inputs; None is all except ``target`` and ``client``.
+        features: Names of the columns that are inputs; None is all except ``target``, ``client`` and ``exclude``.
+        exclude: Names of columns that are no inputs, such as a number of the row; only without ``features``.
         categorical: Names of the features that are not numbers, e.g. text. A value that occurs in ``test_path`` only is
             0 in all features of its column.
         test_path: Path of a file of test data with the same columns. If it has the client column, its rows are these
@@ -52,6 +53,8 @@ class TableDataModule(IndexedDataModule):
         task: Kind of prediction: ``"classification"``, ``"regression"``, or ``"auto"``, which is regression if the
             target column holds floating-point numbers, else classification. With ``"classification"`` 1.0 is the class
             "1".
+        missing: Treatment of rows that miss a value in a column that is used: ``"refuse"`` is an error that names the
+            first one, ``"drop_rows"`` leaves such rows out and says how many.
         standardize: Whether to subtract each numeric column's mean and divide by its standard deviation, both over all
             clients' training rows. This is done in float64 (so that a time in seconds keeps its digits); a constant
             column becomes 0.
@@ -77,9 +80,11 @@ class TableDataModule(IndexedDataModule):
         client: str | None = None,
         *,
         features: list[str] | None = None,
+        exclude: list[str] | None = None,
         categorical: list[str] | None = None,
         test_path: str | None = None,
         task: Literal["auto", "classification", "regression"] = "auto",
+        missing: Literal["refuse", "drop_rows"] = "refuse",
         standardize: bool = False,
         partitioner: Partitioner | None = None,
         test_fraction: float | None = None,
@@ -88,10 +93,14 @@ class TableDataModule(IndexedDataModule):
         default = IID(10) if client is None else Natural()
         super().__init__(partitioner or default, test_fraction=test_fraction, **kwargs)
         check_choice("data.task", task, ("auto", "classification", "regression"))
+        check_choice("data.missing", missing, ("refuse", "drop_rows"))
+        if features is not None and exclude:
+            raise ConfigurationError("data.exclude: data.features names all inputs already; give one of the two")
         self.path = Path(path).expanduser()
         self.test_path = None if test_path is None else Path(test_path).expanduser()
         self.target, self.client = target, client
-        self.features, self.categorical = features, categorical or []
+        self.features, self.exclude, self.categorical = features, exclude or [], categorical or []
+        self.missing = missing
         self.task, self.standardize = task, standardize
         self.classes: list[str] | None = None
         self.feature_names: list[str] = []
@@ -101,7 +110,8 @@ class TableDataModule(IndexedDataModule):
         """Check that the files have the columns that are needed, without reading their rows."""
         names = read_names(self.path, "path")
         wanted = {"target": [self.target], "client": [] if self.client is None else [self.client]}
-        check_columns({**wanted, "features": self.features or []}, names, f"'{self.path}'")
+        wanted |= {"features": self.features or [], "exclude": self.exclude}
+        check_columns(wanted, names, f"'{self.path}'")
         inputs = self._inputs(names)
         if self.target in inputs:
             raise ConfigurationError(f"data.features: '{self.target}' is data.target; leave it out")
@@ -169,7 +179,7 @@ class TableDataModule(IndexedDataModule):
         """Return the names of the columns that are features."""
         if self.features is not None:
             return self.features
-        return [name for name in names if name not in (self.target, self.client)]
+        return [name for name in names if name not in (self.target, self.client, *self.exclude)]
 
     def _read(self, path: Path, inputs: list[str], argument: str) -> DataFrame:
         """Read the columns that are used, and check that no value is missing; a test file may have no client column."""
@@ -179,6 +189,8 @@ class TableDataModule(IndexedDataModule):
         table = read_table(path, list(dict.fromkeys([*inputs, *keys])), argument, as_written)
         if not len(table):
             raise ConfigurationError(f"data.{argument}='{path}': no row below the header; {LAYOUT}")
+        if self.missing == "drop_rows":
+            return without_gaps(table, self.target, str(path))
         check_complete(table, keys, str(path))
         return table
 

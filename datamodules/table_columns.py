@@ -53,14 +53,14 @@ class Features:
         if text:
             raise ConfigurationError(
                 f"data.categorical: no numbers in {', '.join(_quote(text))} of '{path}'; list such columns in "
-                "data.categorical, or leave them out of data.features"
+                "data.categorical, or leave them out (data.exclude)"
             )
         categories = {name: np.unique(as_names(table[name])) for name in columns if name in categorical}
         for name, values in categories.items():
             if len(values) > MAX_VALUES:
                 raise ConfigurationError(
                     f"data.categorical: '{name}' of '{path}' has {len(values):,} values, each of which would be a "
-                    f"feature (at most {MAX_VALUES:,}); leave it out of data.features"
+                    f"feature (at most {MAX_VALUES:,}); leave it out (data.exclude)"
                 )
         return cls([name for name in columns if name not in categorical], categories)
 
@@ -214,10 +214,40 @@ def check_complete(table: DataFrame, keys: list[str], path: str) -> None:
         rows = np.flatnonzero(missing[:, column])
         more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
         name = table.columns[column]
-        advice = "fill it in or drop the row"
+        advice = "fill it in, or leave such rows out (data.missing: drop_rows)"
         if name not in keys:
-            advice = "fill it in, drop the row, or leave the column out of data.features"
+            advice = "fill it in, leave such rows out (data.missing: drop_rows), or the column (data.exclude)"
         raise ConfigurationError(f"data: '{path}' has no value in column '{name}', row {rows[0] + 1}{more}; {advice}")
+
+
+def without_gaps(table: DataFrame, target: str, path: str) -> DataFrame:
+    """Return the rows that miss no value, and say how many others there are.
+
+    Args:
+        table: Columns that are used.
+        target: Name of the column to predict. A gap makes whole numbers floats; without the gaps they are whole again.
+        path: Path of the table, for messages.
+
+    Raises:
+        ConfigurationError: Every row misses a value.
+    """
+    has_gap = table.isna().any(axis=1)
+    if not has_gap.any():
+        return table
+    kept = table[~has_gap].reset_index(drop=True)
+    if not len(kept):
+        emptiest = table.isna().mean().idxmax()
+        raise ConfigurationError(
+            f"data.missing: every row of '{path}' misses a value, most often in '{emptiest}'; leave such columns out "
+            "(data.exclude)"
+        )
+    rank_zero_info(
+        f"'{path}': {has_gap.sum():,} of {len(table):,} rows miss a value and are left out (data.missing: drop_rows)."
+    )
+    values = kept[target]
+    if table[target].isna().any() and values.dtype.kind == "f" and are_whole(values.to_numpy()):
+        kept[target] = values.astype(np.int64)
+    return kept
 
 
 def _check_cells(column: Series, where: str) -> None:

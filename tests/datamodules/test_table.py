@@ -298,10 +298,16 @@ def test_columns_are_refused_by_name(tmp_path, arguments, message):
         ({"age": [1.0, None] * 12}, r"no value in column 'age', row 2 and 11 more"),
         (
             {"blood": ["A", "0", None] * 8},
-            r"no value in column 'blood', row 3 .* leave the column out of data.features",
+            r"no value in column 'blood', row 3 .*data.missing: drop_rows.* or the column .data.exclude.$",
         ),
-        ({"hospital": [None, *["a"] * 23]}, r"no value in column 'hospital', row 1; fill it in or drop the row$"),
-        ({"ill": ["no", "yes", None] * 8}, r"no value in column 'ill', row 3 and 7 more; fill it in or drop the row$"),
+        (
+            {"hospital": [None, *["a"] * 23]},
+            r"no value in column 'hospital', row 1; fill it in, or leave such rows out .*drop_rows.$",
+        ),
+        (
+            {"ill": ["no", "yes", None] * 8},
+            r"no value in column 'ill', row 3 and 7 more; fill it in, or leave such rows out .*drop_rows.$",
+        ),
         ({"pressure": [1.0, np.inf] * 12}, r"'pressure' of '.*t\.csv' is not finite in row 2"),
         ({"pressure": [1.0, 1e39] * 12}, r"'pressure' of '.*t\.csv' is not finite in row 2"),
         ({"ill": "no"}, r"data\.target: 'ill' of '.*t\.csv' holds one value only, no"),
@@ -387,3 +393,46 @@ def test_parquet_with_a_column_twice(tmp_path):
     parquet.write_table(table, tmp_path / "t.parquet")
     with pytest.raises(ConfigurationError, match="two columns 'x'; rename one"):
         ready(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_excluded_columns_are_no_features(tmp_path, name):
+    frame = FRAME.assign(patient_id=[f"p{number}" for number in range(24)])
+    options = {"categorical": ["blood"], "exclude": ["patient_id", "smoker"]}
+    data = ready(save(frame, tmp_path / name), "ill", "hospital", **options)
+    assert data.feature_names == ["age", "pressure", "blood=0", "blood=A", "blood=B"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exclude": ["bloood"]}, "data.exclude: no column 'bloood' in .*; did you mean 'blood'"),
+        ({"exclude": ["age"], "features": ["pressure"]}, "data.exclude: data.features names all inputs already"),
+        ({"missing": "mean"}, "data.missing"),
+    ],
+)
+def test_impossible_exclusions_are_refused(tmp_path, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ready(save(FRAME, tmp_path / "t.csv"), "ill", **options)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_rows_with_gaps_are_left_out_and_counted(tmp_path, caplog, name):
+    frame = FRAME.assign(ill=[0, 1] * 12).astype({"age": float, "ill": float})
+    frame.loc[[2, 5], "age"] = np.nan
+    frame.loc[[5, 7], "hospital"] = None
+    frame.loc[8, "ill"] = np.nan
+    if name.endswith("csv"):
+        frame["ill"] = frame["ill"].astype("Int64")
+    options = {"categorical": ["blood"], "missing": "drop_rows"}
+    with caplog.at_level("INFO"):
+        data = ready(save(frame, tmp_path / name), "ill", "hospital", **options)
+    assert "4 of 24 rows miss a value and are left out (data.missing: drop_rows)." in caplog.text
+    assert data.source.pool.tensors[0][:, 0].tolist() == [20 + row for row in range(24) if row not in (2, 5, 7, 8)]
+    assert data.classes == ["0", "1"]  # whole numbers, although a gap makes a column one of floats
+
+
+def test_gaps_everywhere_are_refused_with_the_emptiest_column(tmp_path):
+    path = save(FRAME.assign(age=np.nan), tmp_path / "t.csv")
+    with pytest.raises(ConfigurationError, match=r"every row of .* misses a value, most often in 'age'"):
+        ready(path, "ill", categorical=["hospital", "blood"], missing="drop_rows")
