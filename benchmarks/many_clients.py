@@ -333,8 +333,8 @@ def killed_rows(num_clients: int, num_sampled: int, rounds: int = 8, kill_in: in
 
 
 def _rounds_in(run: Run) -> int:
-    path = run.version / "metrics.csv"
-    return max(path.read_text().count("\n") - 2, 0) if path.exists() else 0
+    lines = [path.read_text().count("\n") for path in Path(run.folder, "run").glob("*-*/metrics.csv")]
+    return max([0, *(number - 2 for number in lines)])
 
 
 def main(arguments: list[str] | None = None) -> None:

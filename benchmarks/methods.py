@@ -353,7 +353,7 @@ def score(name: str, point: Point, rounds: int) -> Point:
     algorithm, settings = make(name, point)
     metrics = train(algorithm, rounds, {**settings, "data.val_fraction": VAL_FRACTION}, [EvaluateLast()])
     which = "local" if METHODS[name].personal else "global"
-    return {"val_accuracy": mean(metrics[f"{which}/val_accuracy"][-LAST:])}
+    return {"val_accuracy": mean(metrics[f"accuracy/val_{which}"][-LAST:])}
 
 
 def tune(name: str, finished: Finished, rounds: int) -> Point:

@@ -642,7 +642,7 @@ def test_with_local_buffers_a_client_is_evaluated_with_its_own_statistics(tmp_pa
     algorithm = PerFedAvg(inner_lr=0.1, outer_lr=0.1)
     trainer = train(tmp_path, DropoutClassifier(), algorithm, data, callbacks=[ends], **options)
     for k in (0, 1):
-        found = [*trainer.evaluation.clients[f"statistics/local{k}"].values()]
+        found = [*trainer.evaluation.clients[f"statistics{k}/local"].values()]
         assert len(set(found)) == 3
         np.testing.assert_allclose(found, [ends.found[i][k] for i in range(3)], rtol=1e-6)
 

@@ -535,7 +535,7 @@ class DataWithTests(QuadraticData):
 
 def evaluated(trainer: FederatedTrainer, which: str = "local") -> np.ndarray:
     """The models (N, d) that the last round's evaluation saw."""
-    found = [trainer.evaluation.clients[f"{which}/test_w{k}"] for k in range(4)]
+    found = [trainer.evaluation.clients[f"w{k}/{which}"] for k in range(4)]
     return np.array([[values[client] for values in found] for client in found[0]])
 
 

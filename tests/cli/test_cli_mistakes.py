@@ -113,8 +113,8 @@ MISTAKES = [
     (
         "fit --config tiny.yaml --trainer.callbacks Xyzzy",
         2,
-        "trainer.callbacks: no class 'Xyzzy'; there are AggregationMoves, ByzantineClients, RoundCheckpoint, "
-        "RoundProgressBar\n",
+        "trainer.callbacks: no class 'Xyzzy'; there are AggregationMoves, ByzantineClients, "
+        "NotebookProgressBar, RoundCheckpoint, RoundProgressBar\n",
     ),
     *[
         (

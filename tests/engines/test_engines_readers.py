@@ -102,8 +102,8 @@ class Unequal(BoringData):
 
 def test_a_name_that_only_some_clients_log(tmp_path):
     tables = [[fit(tmp_path, LogsTheTail, data=Unequal, engine=engine)] for engine in ("vectorized", "sequential")]
-    for name in ("clients", "metrics"):
-        ours, theirs = ([row.get("train_tail") for row in rows(trainer, name)] for (trainer,) in tables)
+    for name, column in (("clients", "train_tail"), ("metrics", "train/tail")):
+        ours, theirs = ([row.get(column) for row in rows(trainer, name)] for (trainer,) in tables)
         assert [value == "" for value in ours] == [value == "" for value in theirs]
         filled = [(float(a), float(b)) for a, b in zip(ours, theirs, strict=True) if a]
         assert filled

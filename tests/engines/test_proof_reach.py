@@ -190,7 +190,7 @@ def test_recorded_runs_have_the_numbers_of_the_step_as_written(tmp_path, model):
 def test_mapped_runs_log_what_was_logged(tmp_path):
     written, mapped = (run(tmp_path / e, Logged, engine=e)[1] for e in ("sequential", "vectorized"))
     assert written.keys() == mapped.keys()
-    assert mapped["train_before"] == pytest.approx(written["train_before"], rel=1e-5)
+    assert mapped["train/before"] == pytest.approx(written["train/before"], rel=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"engine": "vectorized"}], ids=["sequential", "vectorized"])

@@ -31,7 +31,7 @@ def test_one_round_is_the_mean_of_plain_fits(case, tmp_path):
     trainer = fit(tmp_path, case, model)
     found = torch.nn.utils.parameters_to_vector(model.parameters()).detach().double()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    names = {f"{which}/test_{name}" for which in ("global", "local") for name in ("loss", case.metric)}
+    names = {f"{name}/{which}" for which in ("global", "local") for name in ("loss", case.metric)}
     assert names <= set(trainer.callback_metrics)
     assert all(np.isfinite(float(trainer.callback_metrics[name])) for name in names)
 

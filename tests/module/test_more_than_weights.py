@@ -305,7 +305,7 @@ def test_the_best_value_is_of_each_model_and_client_over_the_evaluations(tmp_pat
     columns = list(read_csv(next(tmp_path.rglob("evaluation.csv")))[0])
     rounds = found["clients"].view(5, 6, -1)
     for which in ("global", "local"):
-        accuracy, best = (rounds[..., columns.index(f"{which}/test_{name}")] for name in ("accuracy", "best"))
+        accuracy, best = (rounds[..., columns.index(f"{name}/{which}")] for name in ("accuracy", "best"))
         assert torch.equal(best, accuracy.cummax(0).values), which
     for rounds in (2, 4):
         trainer = make_trainer(tmp_path / "parts", max_rounds=rounds)

@@ -123,7 +123,7 @@ def test_accuracy_against_clients_and_tolerance(draw):
     panels = draw("figure_2", study, states).axes
     for panel, place in zip(panels, ("global", "local"), strict=True):
         finals = {
-            name: [table(study, "all", name, "metrics", seed)[f"{place}/test_accuracy"].iloc[-1] for seed in (0, 1)]
+            name: [table(study, "all", name, "metrics", seed)[f"accuracy/{place}"].iloc[-1] for seed in (0, 1)]
             for name in ("FedAvg", "FedBC_γ_=_0.0", "FedBC_γ_=_0.5")
         }
         places, means, bars = points(panel, "black")

@@ -9,6 +9,7 @@ from helpers.folders import only_run
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.cli.arguments import find_config
 from fedbc_lightning.commands.studies import read_study
+from fedbc_lightning.core.metric_names import is_lower_better
 from fedbc_lightning.papers import fedplus_figures
 from fedbc_lightning.papers.fedplus_figures import figure_1, figure_2, figure_3, figure_4, loss_along_line
 from fedbc_lightning.studies.compare import Comparison, parse
@@ -43,7 +44,7 @@ def test_the_shipped_studies_are_the_papers(name, num_runs):
             for other in claim.than:
                 for levels in study.levels.values():
                     gain = paper.mean(claim.better, levels) - paper.mean(other, levels)
-                    assert gain < 0 if paper.metric.endswith("loss") else gain > 0
+                    assert gain < 0 if is_lower_better(paper.metric) else gain > 0
 
 
 def test_each_data_set_gets_its_own_settings():

@@ -164,7 +164,7 @@ def test_the_command_prints_and_writes_nothing(project, capsys):
     assert run_cli("plan", "--help") == 0
     assert "time, memory, disk and bytes" in " ".join(capsys.readouterr().out.split())
     assert run_cli("--help") == 0
-    assert "plan       tell time, memory, disk and bytes" in capsys.readouterr().out
+    assert "plan tell time, memory, disk and bytes" in " ".join(capsys.readouterr().out.split())
 
 
 MISTAKES = [
