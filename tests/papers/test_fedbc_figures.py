@@ -43,7 +43,8 @@ def do(study):
 
 
 def table(study, variant, method, name, seed=0):
-    return pd.read_csv(study.folder / "runs" / variant / method / f"seed_{seed}" / f"{method}-{seed}" / f"{name}.csv")
+    (path,) = (study.folder / "runs" / variant / method / f"seed_{seed}").glob(f"*-{seed}/{name}.csv")
+    return pd.read_csv(path)
 
 
 def notes(panel):
