@@ -20,6 +20,7 @@ from fedbc_lightning.core.errors import did_you_mean
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.data_files import check_data_files
+from fedbc_lightning.studies.origins import changed_origins
 from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.plan_report import print_study_plan
 from fedbc_lightning.studies.results import finished
@@ -108,6 +109,9 @@ def read_study(command: str, words: list[str]) -> Study:
     given.pop("config", None)
     settings = {key: given[key] for key in ("algorithms", "overrides", "variants", "factors")}  # the runs build these
     settings["overrides"] = overrides | settings["overrides"]  # merge all layers key by key
+    changed = [key for key, value in settings["overrides"].items() if key not in overrides or overrides[key] != value]
+    tunes = not given["tuning"]["skip"]
+    settings["origins"] = changed_origins(given["origins"] or {}, settings["algorithms"] or {}, changed, tunes=tunes)
     built = parser.instantiate_classes(given)
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -13,6 +13,34 @@ from fedbc_lightning.studies.study import Study
 
 Parse = Callable[[Run], Mapping[str, Any]]
 """Function that returns the complete config of a run."""
+Origins = dict[str, str]
+"""Map from the name of a setting to where its value comes from."""
+
+
+CHANGED = "changed here, by overrides"
+
+
+def changed_origins(
+    origins: Mapping[str, str], algorithms: Mapping[str, Any], changed: Collection[str], *, tunes: bool
+) -> Origins:
+    """Return the origins of a study whose overrides were changed: a value that was given anew is not the paper's.
+
+    Args:
+        origins: Map from settings to their origins, as the study's file has it.
+        algorithms: The study's algorithms, whose own settings go before overrides.
+        changed: Full keys of the overrides that differ from those of the study's file.
+        tunes: Whether the values of ranges are chosen by tuning.
+    """
+    found = dict(origins)
+    for name in origins:
+        algorithm = next((algorithm for algorithm in algorithms if name.startswith(f"{algorithm}.")), None)
+        key = name if algorithm is None else name.removeprefix(f"{algorithm}.")
+        own = (algorithms.get(algorithm) or {}).get(key) if algorithm else None
+        is_range = isinstance(own, Mapping) and "class_path" not in own
+        is_free = own is None or (is_range and not tunes and own.get("untuned") is None)
+        if is_free and (key if "." in key else f"algorithm.{key}") in changed:
+            found[name] = CHANGED
+    return found
 
 
 def origin_rows(study: Study, parse: Parse) -> Rows:

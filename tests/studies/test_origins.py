@@ -3,7 +3,7 @@
 import pytest
 
 from fedbc_lightning import ConfigurationError
-from fedbc_lightning.studies.origins import origin_rows
+from fedbc_lightning.studies.origins import CHANGED, changed_origins, origin_rows
 from fedbc_lightning.studies.study import Study
 
 ALGORITHMS = {
@@ -45,6 +45,19 @@ def test_settings_of_an_algorithm_that_is_left_out_are_left_out():
     assert rows({"mine.dual_lr": "ours", "trainer.max_rounds": "paper"}, only=["FedAvg"])[0] == [
         ["trainer.max_rounds", "20", "paper"]
     ]
+
+
+def test_what_overrides_change_is_not_said_to_be_the_papers():
+    """Settings of an algorithm's own line go before overrides; a range is free where it is not tuned."""
+    names = ["trainer.max_rounds", "FedAvg.model.lr", "FedBC.dual_lr", "FedBC.tolerance", "FedBC.q", "data.batch_size"]
+    algorithms = {"FedAvg": {"model.lr": {"grid": [0.1]}}, "FedBC": {"dual_lr": 0.5, "q": {"grid": [1], "untuned": 1}}}
+    changed = ["model.lr", "algorithm.dual_lr", "algorithm.tolerance", "algorithm.q", "data.batch_size"]
+    found = changed_origins(dict.fromkeys(names, "paper"), algorithms, changed, tunes=False)
+    assert [name for name in names if found[name] == CHANGED] == [
+        "FedAvg.model.lr", "FedBC.tolerance", "data.batch_size"
+    ]  # fmt: skip
+    found = changed_origins(dict.fromkeys(names, "paper"), algorithms, changed, tunes=True)
+    assert found["FedAvg.model.lr"] == "paper"
 
 
 @pytest.mark.parametrize("name", ["trainer.rounds", "mine.dual_rate", "data.partitioner.style.x", "style"])
