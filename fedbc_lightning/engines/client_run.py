@@ -210,6 +210,8 @@ class ClientRun(ABC):
             self.loss = sum(losses) / len(losses)
             total = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True))
             logged = {"loss": total / sum(self.sizes), **logged}
+        else:
+            logged.pop("loss", None)  # it trained nothing: `check_records` refuses a round of such clients
         self.taken = self.before.plus(self.batches_passed, self.num_steps, self.num_batches)
         self.record = {"num_steps": self.num_steps, **{f"train_{name}": value for name, value in logged.items()}}
 

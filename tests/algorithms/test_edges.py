@@ -280,6 +280,14 @@ def test_a_training_step_that_always_returns_none_is_refused(tmp_path, build):
         train(tmp_path, AlteredModule(lambda *_: None), build())
 
 
+@pytest.mark.parametrize("build", [FedAvg, PFedMe])
+def test_a_training_step_that_logs_its_loss_and_returns_none_is_refused(tmp_path, build):
+    """What it logs as train_loss stood in for the losses, and such a run ended as if it had trained."""
+    module = AlteredModule(lambda module, loss, _: module.log("train_loss", loss))
+    with pytest.raises(ConfigurationError, match="returned no loss in any step of any client; is a 'return loss'"):
+        train(tmp_path, module, build())
+
+
 @pytest.mark.parametrize("build", [FedAvg, PerFedAvg, lambda: L2SGD(0.5, 0.1, 0.2)])
 def test_a_step_without_a_loss_does_not_count_as_a_loss_of_zero(tmp_path, build):
     """Every other batch has none; the others all have the loss 5."""
