@@ -16,8 +16,10 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.errors import first_line
 
-FORM = "uint8 (M, 3, H, W), 1"
-"""What a file holds, and the version of :func:`~fedbc_lightning.datamodules.image_folder.read_image` that made it."""
+from .image_files import ImageForm
+
+FORM = "uint8 (M, {channels}, H, W), 1"
+"""What a file holds, and the version of :func:`~fedbc_lightning.datamodules.image_files.read_image` that made it."""
 MAX_BYTES = 8 * 2**30
 """Most bytes of all files together; the ones that were not used for the longest time are deleted."""
 SECONDS_OF_A_TEMPORARY_FILE = 24 * 3600.0
@@ -33,12 +35,12 @@ class ImageCache:
 
     Args:
         paths: Paths of the images.
-        image_size: Height and width to which images are scaled; None does not scale.
+        form: Form in which the images are read.
         folder: Folder of the files; None is the user's cache folder.
     """
 
-    def __init__(self, paths: list[Path], image_size: int | None, folder: Path | None = None) -> None:
-        self._paths, self._image_size = paths, image_size
+    def __init__(self, paths: list[Path], form: ImageForm, folder: Path | None = None) -> None:
+        self._paths, self._form = paths, form
         self.folder = platformdirs.user_cache_path("fedbc_lightning") / "images" if folder is None else folder
         self._key = self._hash()
         self._path = self.folder / f"{self._key}.npz"
@@ -47,7 +49,7 @@ class ImageCache:
         """Return the images, or None if they are not kept; a file that cannot be read is made again.
 
         Args:
-            shape: Their shape, (M, 3, H, W).
+            shape: Their shape, (M, C, H, W).
         """
         if not self._path.is_file():
             return None
@@ -113,7 +115,8 @@ class ImageCache:
                 total -= size
 
     def _hash(self) -> str:
-        digest = hashlib.sha256(f"{FORM}\0{PIL.__version__}\0{self._image_size}\0".encode())
+        kind = FORM.format(channels=self._form.num_channels)
+        digest = hashlib.sha256(f"{kind}\0{PIL.__version__}\0{self._form.image_size}\0".encode())
         for path in self._paths:
             try:
                 stat = path.stat()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from rich.console import Console
-from rich.progress import track
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from fedbc_lightning.core.checks import check_at_least, check_choice
@@ -23,11 +20,9 @@ from fedbc_lightning.partition import Partitioner, PowerLaw
 
 from .findings import shorten
 from .image_cache import ImageCache
+from .image_files import ImageFiles, ImageForm, decode_images, is_grey, read_image
 from .own_test import OwnTest, keep_own_test
 from .transforms import Normalize, RandomCrop, as_augment, as_transform, check_transforms
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
@@ -37,11 +32,11 @@ LAYOUT = "expected <root>/<class>/*.jpg or <root>/{train,test}/<class>/*.jpg (al
 class ImageFolderDataModule(IndexedDataModule):
     """Federates images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...``.
 
-    Every image is decoded once, to uint8 RGB in memory, and kept on the disk for the next start, see ``cache``. If the
+    Every image is decoded once, to uint8 in memory, and kept on the disk for the next start, see ``cache``. If the
     images do not fit into memory, each is decoded when it is needed, and once before training, to find those that
     cannot be read or differ in size. Grey images of 16 bits are scaled to 8 bits (65535 becomes 255); images of 32 bits
-    or of floats are refused, because it is unknown which value is white. Inputs are float32 ``(B, 3, H, W)``, targets
-    int64 ``(B,)``, the position of the class among the sorted names.
+    or of floats are refused, because it is unknown which value is white. Inputs are float32 ``(B, 3, H, W)``, or
+    ``(B, 1, H, W)`` with ``grayscale``; targets are int64 ``(B,)``, the position of the class among the sorted names.
 
     Args:
         root: Folder of the tree.
@@ -49,13 +44,15 @@ class ImageFolderDataModule(IndexedDataModule):
             ``PowerLaw(20, classes_per_client=2, exponent=1.2)``.
         image_size: Height and width in pixels to which images are scaled and centrally cropped; with None they are not
             scaled, and must all have the same size.
+        grayscale: Whether inputs have one channel, the brightness; without it grey images, too, have the three equal
+            channels of RGB.
         augment: Augmentation of training batches: True moves each image by up to an eighth of its width in each
             direction (4 pixels of 32), False changes none, and any augmentation of
             :class:`~fedbc_lightning.datamodules.CIFAR10DataModule` may be given.
         transform: Transform of every batch, see :class:`~fedbc_lightning.datamodules.CIFAR10DataModule`; None
             normalises by ``mean`` and ``std``.
-        mean: Mean of each channel, for pixels in [0, 1], which is subtracted.
-        std: Standard deviation of each channel, for pixels in [0, 1], by which pixels are divided.
+        mean: Mean of each channel, or one number for all, for pixels in [0, 1]; it is subtracted.
+        std: Standard deviation of each channel, or one number for all, for pixels in [0, 1]; pixels are divided by it.
         max_memory_gib: Largest memory that the images may fill, in GiB.
         num_threads: Number of threads that decode images; None is one per CPU core.
         cache: Whether decoded images that fit into memory are kept on the disk for the next start: True keeps them in
@@ -79,10 +76,11 @@ class ImageFolderDataModule(IndexedDataModule):
         root: str,
         partitioner: Partitioner | None = None,
         image_size: int | None = None,
+        grayscale: bool = False,
         augment: bool | nn.Module = False,
         transform: nn.Module | None = None,
-        mean: tuple[float, float, float] = (0.5, 0.5, 0.5),
-        std: tuple[float, float, float] = (0.5, 0.5, 0.5),
+        mean: tuple[float, ...] = (0.5,),
+        std: tuple[float, ...] = (0.5,),
         max_memory_gib: float = 4.0,
         num_threads: int | None = None,
         cache: bool | str = True,
@@ -93,13 +91,12 @@ class ImageFolderDataModule(IndexedDataModule):
         super().__init__(partitioner or PowerLaw(20, classes_per_client=2, exponent=1.2), **kwargs)
         if image_size is not None and image_size < 1:
             raise ConfigurationError(f"data.image_size={image_size}: give 1 or more pixels")
-        if not all(value > 0 for value in std):
-            raise ConfigurationError(f"data.std={std}: give values above 0")
+        self.form, self.augment = ImageForm(image_size, grayscale), augment
+        _check_channels(mean, std, self.form.num_channels)
         self.test = test
         if test == "shared":
             self.test_fraction = None
         self.root = Path(root).expanduser()
-        self.image_size, self.augment = image_size, augment
         self.transform = as_transform(transform, Normalize(mean, std))
         check_at_least("data.max_memory_gib", max_memory_gib, 0)
         if num_threads is not None:
@@ -112,7 +109,7 @@ class ImageFolderDataModule(IndexedDataModule):
         """Check that the tree exists, and decode each image once if they will not be held in memory."""
         paths = find_images(self.root).paths
         if not self._fit(paths):
-            decode_images(paths, self.image_size, self.num_threads)
+            decode_images(paths, self.form, self.num_threads)
 
     def load(self) -> LoadedData:
         """Return the images and their classes, in the order of their paths."""
@@ -120,11 +117,14 @@ class ImageFolderDataModule(IndexedDataModule):
         paths, labels, self.classes, empty, folders = found
         nothing = f"; no images in: {shorten(empty)}" if empty else ""
         own_test = self._own_test(found)
+        first = read_image(paths[0], self.form)
+        height, width = first.shape[1:]
+        form = f"{height} x {width} pixels, {'grey' if self.form.grayscale else 'RGB'}"
         rank_zero_info(
-            f"'{self.root}': {len(paths):,} images of {len(self.classes):,} classes: {shorten(self.classes)}{nothing}"
-            f"{self._fate(folders, own_test)}"
+            f"'{self.root}': {len(paths):,} images of {len(self.classes):,} classes ({form}): {shorten(self.classes)}"
+            f"{nothing}{self._fate(folders, own_test)}{self._hint(paths[0])}"
         )
-        dataset = self._decode(paths, labels)
+        dataset = self._decode(paths, labels, first)
         if own_test is None:
             return LoadedData(dataset, labels)
         return keep_own_test(dataset, labels, np.array(folders) == own_test)
@@ -152,57 +152,37 @@ class ImageFolderDataModule(IndexedDataModule):
             )
         return ""
 
-    def _decode(self, paths: list[Path], labels: np.ndarray) -> Dataset:
-        first = read_image(paths[0], self.image_size)
+    def _hint(self, path: Path) -> str:
+        """Say how grey images are read as such, if one is grey and is not."""
+        if self.form.grayscale or not is_grey(path):
+            return ""
+        return "; the first file is grey: data.grayscale: true gives one channel in place of three equal ones"
+
+    def _decode(self, paths: list[Path], labels: np.ndarray, first: np.ndarray) -> Dataset:
         augment = as_augment(self.augment, RandomCrop(max(first.shape[-1] // 8, 1)))
         check_transforms(torch.from_numpy(first)[None], self.transform, augment)
         if not self._fit(paths):
-            files = ImageFiles(paths, labels, self.image_size)
+            files = ImageFiles(paths, labels, self.form)
             return BatchTransformDataset(files, self.transform, augment)
         images = self._decoded(paths, (len(paths), *first.shape))
         tensors = (torch.from_numpy(images), torch.from_numpy(labels))
         return ArrayDataset(tensors, transform=self.transform, augment=augment)
 
     def _decoded(self, paths: list[Path], shape: tuple[int, ...]) -> np.ndarray:
-        """Return the images, uint8 ``(M, 3, H, W)``, from the disk if they were decoded before."""
+        """Return the images, uint8 ``(M, C, H, W)``, from the disk if they were decoded before."""
         folder = Path(self.cache).expanduser() if isinstance(self.cache, str) else None
-        cache = ImageCache(paths, self.image_size, folder) if self.cache else None
+        cache = ImageCache(paths, self.form, folder) if self.cache else None
         kept = cache.read(shape) if cache is not None else None
         if kept is not None:
             return kept
         images = np.empty(shape, dtype=np.uint8)
-        decode_images(paths, self.image_size, self.num_threads, images)
+        decode_images(paths, self.form, self.num_threads, images)
         if cache is not None:
             cache.write(images)
         return images
 
     def _fit(self, paths: list[Path]) -> bool:
-        return len(paths) * read_image(paths[0], self.image_size).nbytes <= self.max_memory_gib * 2**30
-
-
-class ImageFiles(Dataset):
-    """Data set of images that are decoded when they are needed, with items ``(uint8 (3, H, W), class)``.
-
-    Args:
-        paths: Paths of the images.
-        targets: Class of each image, ``(M,)``.
-        image_size: Height and width to which images are scaled and cropped; None does not scale.
-    """
-
-    def __init__(self, paths: list[Path], targets: np.ndarray, image_size: int | None) -> None:
-        self.paths = paths
-        self.targets = targets
-        self.image_size = image_size
-        self.shape = read_image(paths[0], image_size).shape
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = read_image(self.paths[index], self.image_size)
-        if image.shape != self.shape:
-            _refuse_size(self.paths[index], image.shape, self.shape)
-        return torch.from_numpy(image), int(self.targets[index])
+        return len(paths) * read_image(paths[0], self.form).nbytes <= self.max_memory_gib * 2**30
 
 
 class FoundImages(NamedTuple):
@@ -250,82 +230,17 @@ def find_images(root: Path) -> FoundImages:
     return FoundImages([path for path, _ in found], labels, classes, empty, of_each)
 
 
-def read_image(path: Path, image_size: int | None = None) -> np.ndarray:
-    """Read an image as RGB, uint8 ``(3, H, W)``, scaled and centrally cropped to a square if ``image_size`` is given.
-
-    Raises:
-        ConfigurationError: The file is not a readable image, or its pixels are 32-bit integers or floats.
-    """
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(path) as file:
-            image = _to_rgb(file)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ConfigurationError(
-            f"data.root: cannot read the image {str(path)!r} ({error}); mend or delete it"
-        ) from error
-    if image_size is not None and image.size != (image_size, image_size):
-        image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BILINEAR)
-    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
-
-
-def _to_rgb(file: PILImage) -> PILImage:
-    """Convert an opened image to RGB; PIL's ``convert`` alone would clip 16-bit values at 255."""
-    from PIL import Image
-
-    if file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PPM"):  # 16 bits of grey
-        file = Image.fromarray(np.rint(np.asarray(file) / 257).astype(np.uint8))
-    elif file.mode in ("I", "F"):
-        kind = "32-bit integers" if file.mode == "I" else "floats"
-        raise ValueError(f"its pixels are {kind}, so it is unknown which value is white: save it with 8 or 16 bits")
-    return file.convert("RGB")
-
-
-def decode_images(
-    paths: list[Path], image_size: int | None = None, num_threads: int | None = None, images: np.ndarray | None = None
-) -> None:
-    """Decode all images in threads; a progress bar is shown on a terminal.
-
-    Args:
-        paths: Paths of the images.
-        image_size: Height and width to which images are scaled and cropped; None does not scale.
-        num_threads: Number of threads; None is one per CPU core.
-        images: Array that receives the images, uint8 ``(M, 3, H, W)``; with None they are only checked.
-
-    Raises:
-        ConfigurationError: A file cannot be read, or sizes differ.
-    """
-    shape = read_image(paths[0], image_size).shape
-
-    def decode(start: int) -> None:
-        for position in range(start, min(start + 256, len(paths))):
-            image = read_image(paths[position], image_size)
-            if image.shape != shape:
-                _refuse_size(paths[position], image.shape, shape)
-            if images is not None:
-                images[position] = image
-
-    console = Console(stderr=True)
-    starts = range(0, len(paths), 256)
-    with ThreadPoolExecutor(num_threads or os.cpu_count()) as threads:
-        work = [threads.submit(decode, start) for start in starts]
-        description = f"decoding {len(paths):,} images"
-        try:
-            for job in track(work, description, console=console, disable=not console.is_terminal, transient=True):
-                job.result()
-        except BaseException:  # a bad file, or Ctrl-C: do not decode the rest first
-            threads.shutdown(cancel_futures=True)
-            raise
+def _check_channels(mean: tuple[float, ...], std: tuple[float, ...], num_channels: int) -> None:
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) not in (1, num_channels):
+            raise ConfigurationError(
+                f"data.{name}={values}: the images have {num_channels} channel{'s' if num_channels > 1 else ''}; give "
+                f"{'one value or three' if num_channels > 1 else 'one value, e.g. [0.5]'}"
+            )
+    if not all(value > 0 for value in std):
+        raise ConfigurationError(f"data.std={std}: give values above 0")
 
 
 def _images_under(folder: Path) -> list[Path]:
     names = (os.path.join(where, name) for where, _, files in os.walk(folder) for name in files)
     return [Path(name) for name in sorted(names) if os.path.splitext(name)[1].lower() in SUFFIXES]
-
-
-def _refuse_size(path: Path, shape: tuple[int, ...], expected: tuple[int, ...]) -> NoReturn:
-    raise ConfigurationError(
-        f"data.image_size: {str(path)!r} has {shape[1]} x {shape[2]} pixels, the first image "
-        f"{expected[1]} x {expected[2]}; give image_size to scale all images"
-    )

@@ -85,12 +85,15 @@ def test_what_was_found_is_said(tmp_path, caplog):
     (root / "yak").mkdir()
     with caplog.at_level("INFO"):
         ready(ImageFolderDataModule(str(root), IID(2)))
-        assert f"'{root}': 6 images of 3 classes: class_0, class_1, class_2; no images in: yak\n" in caplog.text
+        assert (
+            f"'{root}': 6 images of 3 classes (16 x 16 pixels, RGB): class_0, class_1, class_2; no images in: yak\n"
+            in caplog.text
+        )
         for number in range(12):
             (root / f"kind_{number:02d}").mkdir()
             Image.new("RGB", (16, 16)).save(root / f"kind_{number:02d}" / "0.png")
         ready(ImageFolderDataModule(str(root), IID(2)))
-    assert "18 images of 15 classes: class_0" in caplog.text
+    assert "18 images of 15 classes (16 x 16 pixels, RGB): class_0" in caplog.text
     assert "kind_06 and 5 more; no images in: yak\n" in caplog.text
     assert caplog.text.count("images of") == 2
 
@@ -117,6 +120,39 @@ def test_sixteen_bits_of_grey_become_eight(tmp_path, suffix):
     stored = data.source.pool.tensors[0]
     assert (stored.dtype, stored.shape) == (torch.uint8, (20, 3, 8, 8))
     assert np.array_equal(stored[0].numpy(), np.rint(np.stack([pixels] * 3) / 257))
+
+
+@pytest.mark.parametrize("gib", [1.0, 0.0])
+@pytest.mark.parametrize("suffix", ["png", "tif", "jpg"])
+def test_grey_images_have_one_channel_if_asked_for(tmp_path, caplog, suffix, gib):
+    """Pixels are those of the file; without the option a line says that there are three, and which option it is."""
+    random = np.random.default_rng(0)
+    for kind in "ab":
+        (tmp_path / "grey" / kind).mkdir(parents=True)
+        for number in range(10):
+            path = tmp_path / "grey" / kind / f"{number}.{suffix}"
+            Image.fromarray(random.integers(0, 255, (8, 6), np.uint8)).save(path)
+    with Image.open(path) as file:
+        pixels = np.asarray(file)
+    options = {"partitioner": IID(2), "max_memory_gib": gib, "cache": str(tmp_path / "kept")}
+    with caplog.at_level("INFO"):
+        colour, grey = (
+            ready(ImageFolderDataModule(str(tmp_path / "grey"), grayscale=is_grey, **options))
+            for is_grey in (False, True)
+        )
+    assert grey.source[19][0].numpy() == pytest.approx(pixels[None] / 127.5 - 1, abs=1e-5)
+    assert torch.equal(colour.source[19][0], grey.source[19][0].expand(3, 8, 6))
+    first, second = [line for line in caplog.text.splitlines() if "images of" in line]
+    assert "20 images of 2 classes (8 x 6 pixels, RGB): a, b; the first file is grey: data.grayscale: true" in first
+    assert second.endswith("20 images of 2 classes (8 x 6 pixels, grey): a, b")
+
+
+def test_coloured_images_may_be_read_as_grey(tmp_path):
+    root = write_image_folder(tmp_path / "images", num_per_class=2)
+    data = ready(ImageFolderDataModule(str(root), IID(2), grayscale=True, mean=(0.0,), std=(1.0,)))
+    with Image.open(root / "class_0" / "001.png") as file:
+        pixels = np.asarray(file.convert("L"))
+    assert data.source[1][0].numpy() == pytest.approx(pixels[None] / 255, abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "message"), [(np.int32, "32-bit integers"), (np.float32, "floats")])
@@ -170,7 +206,8 @@ def test_a_transform_takes_the_place_of_mean_and_std(tmp_path):
     assert torch.equal(held.source[3][0], lazy.source[3][0])
 
 
-@pytest.mark.parametrize("arguments", [{"image_size": 0}, {"std": (1.0, 0.0, 1.0)}])
+@pytest.mark.parametrize("arguments", [{"image_size": 0}, {"std": (1.0, 0.0, 1.0)}, {"mean": (0.5, 0.5)},
+                                       {"mean": (0.4, 0.5, 0.6), "grayscale": True}])  # fmt: skip
 def test_image_folder_refuses_by_name(arguments):
     with pytest.raises(ConfigurationError, match=r"data\." + next(iter(arguments))):
         ImageFolderDataModule("anywhere", **arguments)
