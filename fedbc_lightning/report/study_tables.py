@@ -13,7 +13,7 @@ from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.paper_rows import claim_rows, fit_rows, number_rows
 from fedbc_lightning.studies.run import Run, as_word
-from fedbc_lightning.studies.tables import difference_rows, summary_rows
+from fedbc_lightning.studies.tables import result_tables
 
 PUBLIC = " Where the authors' public code was run as it is published, what it gave has a row of its own."
 
@@ -46,25 +46,25 @@ def paper_blocks(files: StudyFiles) -> Iterator[Block]:
 
 
 def result_blocks(files: StudyFiles) -> Iterator[Block]:
-    """Yield for each metric the means, and the paired differences to the reference."""
+    """Yield for each metric the means and the paired differences to the reference, in one table or in two."""
     study, outcome = files.study, files.outcome
     for metric in study.metrics if files.runs else ():
         unit = " in %" if is_share(metric) else ""
         better = "; lower is better" if study.is_lower_better(metric) else ""
         many = len(study.seed_list) > 1
         over = f"mean ± standard deviation over {len(study.seed_list)} seeds" if many else f"seed {study.seed_list[0]}"
-        yield Table(
-            f"The table shows {metric}{unit} ({over}{better}); the best mean of a variant is bold.",
-            summary_rows(study, outcome.summary, metric),
-        )
-        if len(study.methods) > 1:
-            points = " in percentage points" if is_share(metric) else ""
-            interval = f", with the {100 * study.confidence:g} % interval (Student's t) of its mean" if many else ""
-            yield Table(
-                f"The table shows the difference in {metric}{points} to {study.reference_name} of the same seed, as "
-                f"the mean over the seeds{interval}.",
-                difference_rows(study, outcome.differences, metric),
-            )
+        means = f"{metric}{unit} ({over}{better})"
+        points = " in percentage points" if is_share(metric) else ""
+        interval = f", as the mean over the seeds, with the {100 * study.confidence:g} % interval (Student's t) of it"
+        difference = f"to {study.reference_name} of the same seed{interval if many else ''}"
+        tables = result_tables(study, outcome.summary, outcome.differences, metric)
+        if len(study.methods) > 1 and len(tables) == 1:
+            text = f"The table shows {means}, and the difference{points} {difference}; the best mean is bold."
+            yield Table(text, tables[0])
+            continue
+        yield Table(f"The table shows {means}; the best mean of a variant is bold.", tables[0])
+        if len(tables) > 1:
+            yield Table(f"The table shows the difference in {metric}{points} {difference}.", tables[1])
 
 
 def settings_blocks(files: StudyFiles) -> Iterator[Block]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pandas as pd
-
 from fedbc_lightning.report.content import Block, Table
 from fedbc_lightning.report.study_files import StudyFiles
+from fedbc_lightning.studies.findings import finding_sentences, judged, listed
 from fedbc_lightning.studies.numbers import Rows, mean_and_deviation
-from fedbc_lightning.studies.paper_rows import Judgement, judge, verdict
+from fedbc_lightning.studies.paper_rows import Judgement, judge
 from fedbc_lightning.studies.reported_round import ROUNDS
-from fedbc_lightning.studies.study import Study
 
 VERBS = {"holds": ("holds", "hold"), "open": ("is open", "are open"), "fails": ("fails", "fail")}
 """What is said of one claim, and of several."""
@@ -27,7 +25,7 @@ def verdict_sentences(files: StudyFiles) -> list[str]:
         found = judge(paper, files.study, files.outcome.readings[name])
         if found:
             sentences += _of_claims(paper.title, found)
-    return [*sentences, *_of_pairs(files)]
+    return [*sentences, *finding_sentences(files.study, files.outcome.differences)]
 
 
 def _of_claims(title: str, found: Sequence[Judgement]) -> list[str]:
@@ -37,7 +35,7 @@ def _of_claims(title: str, found: Sequence[Judgement]) -> list[str]:
     for report in readings:
         words = [one.said for one in found if one.report == report]
         said = [f"{words.count(word)} {verbs[words.count(word) > 1]}" for word, verbs in VERBS.items() if word in words]
-        counts.append(f"{_listed(said)} ({ROUNDS[report]})")
+        counts.append(f"{listed(said)} ({ROUNDS[report]})")
     first = next(iter(readings))
     num_claims = sum(one.report == first for one in found)
     sentences = [f"Of {num_claims} claims of {title}, {'; '.join(counts)}."]
@@ -51,38 +49,17 @@ def _of_claims(title: str, found: Sequence[Judgement]) -> list[str]:
     return sentences
 
 
-def _of_pairs(files: StudyFiles) -> list[str]:
-    """Return in how many variants each algorithm is better than the reference by the first metric."""
-    study = files.study
-    metric, reference = study.metrics[0], study.reference_name
-    said = _compared(study, files.outcome.differences, metric)
-    sentences = []
-    for method in study.methods:
-        mine = [word for (_, name), word in said.items() if name == method.name]
-        if mine:
-            parts = [f"{words} in {mine.count(key)}" for key, words in SAID.items() if key in mine]
-            sentences.append(
-                f"{method.name} against {reference}, by {metric} in {len(mine)} variants: {_listed(parts)}."
-            )
-    return sentences
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _compared(study: Study, differences: pd.DataFrame, metric: str) -> dict[tuple[str, str], str]:
-    """Return what the interval of the paired difference says, by variant and algorithm."""
-    sign = -1 if study.is_lower_better(metric) else 1
-    rows = differences[differences["metric"] == metric]
-    return {(row.variant, row.algorithm): verdict(sign * row.low, sign * row.high) for row in rows.itertuples()}
-
-
 def verdict_blocks(files: StudyFiles) -> list[Block]:
-    """Return the table that names for each variant the best mean, and who is better than the reference."""
-    study, summary = files.study, files.outcome.summary
+    """Return the table that names for each variant the best mean, and who is better than the reference.
+
+    With a single variant the sentences and the tables of results say the same, so there is none.
+    """
+    study, summary, differences = files.study, files.outcome.summary, files.outcome.differences
     metric = study.metrics[0]
-    said = _compared(study, files.outcome.differences, metric)
+    if len(study.variants) == 1:
+        return []
+    rows_of_metric = (row for _, row in differences[differences["metric"] == metric].iterrows())
+    said = {(row["variant"], row["algorithm"]): judged(study, row) for row in rows_of_metric}
     reference = study.reference_name
     rows: Rows = [["variant", "best mean", *(f"{words} than {reference}" if words != "not told apart" else words
                                             for words in SAID.values())]]  # fmt: skip

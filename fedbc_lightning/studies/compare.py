@@ -20,6 +20,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.notebook import show_markdown
 from fedbc_lightning.studies.figures import draw_curves, read_curves
+from fedbc_lightning.studies.findings import finding_sentences
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.origins import origin_rows
@@ -53,6 +54,7 @@ class Comparison:
         self.study, self.console, self._command = study, console or Console(), command
         self.results = self.differences = pd.DataFrame()
         self._parts: list[tuple[str, Rows]] = []
+        self._findings: list[str] = []
         self._origins: Rows = []
         self.states: list[State] = []
         self.trials: list[State] = []
@@ -196,7 +198,8 @@ class Comparison:
         self.results.to_csv(folder / "results.csv", index=False)
         self.differences.to_csv(folder / "differences.csv", index=False)
         self._parts = self._make_parts(outcome)
-        write_text(folder / "table.md", markdown(str(study.name), self._parts, self._notes()))
+        self._findings = finding_sentences(study, outcome.differences)
+        write_text(folder / "table.md", self._markdown())
         write_text(folder / "table.tex", latex(self._parts))
         curves = read_curves(study, self.states)
         if not curves.empty:
@@ -209,6 +212,9 @@ class Comparison:
         if self.study.origins:
             parts.append(("Settings, and where they come from", self._origins))
         return parts
+
+    def _markdown(self) -> str:
+        return markdown(str(self.study.name), self._parts, self._notes(), self._findings)
 
     def _notes(self) -> list[str]:
         failures: dict[str, list[str]] = {}
@@ -244,11 +250,13 @@ class Comparison:
     def _show(self) -> None:
         console, study = self.console, self.study
         if console.is_jupyter:
-            text = markdown(str(study.name), self._parts, self._notes()).partition("\n\n")[2]  # without its heading
+            text = self._markdown().partition("\n\n")[2]  # without its heading
             show_markdown(f"{text}\nTables and curves: `{study.results_folder}/`")
             return
         for text, rows in self._parts:
             show(console, text, rows)
+        for finding in self._findings:
+            console.print(finding, markup=False, highlight=False, soft_wrap=True)
         for note in self._notes():
             console.print(note, style="red", markup=False, highlight=False, soft_wrap=True)
         console.print(f"Tables and curves:  {study.results_folder}/", highlight=False, soft_wrap=True)

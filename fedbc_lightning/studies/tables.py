@@ -64,6 +64,22 @@ def difference_rows(study: Study, differences: pd.DataFrame, metric: str) -> Row
     return grid(others, study.blocks(), differences, metric, cell)
 
 
+def result_tables(study: Study, summary: pd.DataFrame, differences: pd.DataFrame, metric: str) -> list[Rows]:
+    """Return the tables of a metric: the means, and the differences to the reference if there are several algorithms.
+
+    With a single variant that has no name both are one table, of which the columns say what they hold.
+    """
+    means = summary_rows(study, summary, metric)
+    if len(study.methods) == 1:
+        return [means]
+    differ = difference_rows(study, differences, metric)
+    if list(study.variants) != ["all"]:
+        return [means, differ]
+    of_each = dict(differ[1:])
+    header = ["", metric, f"difference to {study.reference_name}"]
+    return [[header, *([name, mean, of_each.get(name, "-")] for name, mean in means[1:])]]
+
+
 def caption(study: Study, metric: str) -> str:
     """Return the caption of a table of means."""
     return f"{measured(study, metric)}{circumstances(study)}"
@@ -81,10 +97,15 @@ def measured(study: Study, metric: str) -> str:
 def difference_caption(study: Study, metric: str) -> str:
     """Return the caption of a table of differences."""
     unit = " in % points" if is_share(metric) else ""
-    text = f"{metric}{unit}: difference to {study.reference_name} of the same seed, mean"
+    return f"{metric}{unit}: {differs(study)}{circumstances(study)}"
+
+
+def differs(study: Study) -> str:
+    """Return what the differences of a table are: to which algorithm, and with which interval."""
+    text = f"difference to {study.reference_name} of the same seed, mean"
     if len(study.seed_list) > 1:
         text += f" [{100 * study.confidence:g} % interval of the mean, Student's t]"
-    return text + circumstances(study)
+    return text
 
 
 def circumstances(study: Study) -> str:
@@ -116,9 +137,11 @@ def tables(
     for name, paper in study.papers.items():
         yield from paper_tables(study, paper, readings[name])
     for metric in study.metrics:
-        yield caption(study, metric), summary_rows(study, summary, metric)
-        if len(study.methods) > 1:
-            yield difference_caption(study, metric), difference_rows(study, differences, metric)
+        found = result_tables(study, summary, differences, metric)
+        captions = [caption(study, metric), difference_caption(study, metric)]
+        if len(found) == 1 and len(study.methods) > 1:
+            captions = [f"{measured(study, metric)}; {differs(study)}{circumstances(study)}"]
+        yield from zip(captions, found, strict=False)
 
 
 def paper_tables(study: Study, paper: Paper, readings: Readings) -> Iterable[tuple[str, Rows]]:
@@ -158,9 +181,11 @@ def show(console: Console, text: str, rows: Rows) -> None:
     console.print()
 
 
-def markdown(title: str, parts: Iterable[tuple[str, Rows]], notes: Sequence[str] = ()) -> str:
-    """Return a Markdown document with the tables under their captions, then the notes."""
-    lines = [f"# {title}", ""]
+def markdown(
+    title: str, parts: Iterable[tuple[str, Rows]], notes: Sequence[str] = (), findings: Sequence[str] = ()
+) -> str:
+    """Return a Markdown document with the findings, then the tables under their captions, then the notes."""
+    lines = [f"# {title}", "", *(f"- {finding}" for finding in findings), *[""] * bool(findings)]
     for text, rows in parts:
         header, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
         lines += [text, "", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]

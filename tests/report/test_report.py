@@ -134,6 +134,9 @@ def test_a_study_has_the_numbers_of_compare(made, capfd):
     for row in compared:
         assert row in here
     assert read.items.index(next(item for item in read.items if item.startswith("Of 2 claims of A <paper>, "))) < 20
+    findings = [line[2:] for line in lines if line.startswith("- By accuracy/global, ")]
+    assert len(findings) == 2
+    assert set(findings) < set(read.items)
 
 
 def test_names_are_text_and_nothing_else(made, capfd):

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from fedbc_lightning.studies.findings import finding_sentences
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import difference_rows, latex, markdown, summary_rows, tables
@@ -65,13 +66,68 @@ def test_tables_show_what_was_computed():
     assert summary_rows(study, summary, METRIC) == [["", "all"], ["a", "55.00 ± 7.07"], ["b|c", "**75.00 ± 7.07**"]]
     parts = list(tables(study, summary, paired_differences(table, [METRIC], "a"), {}))
     text = markdown("study", parts, ["a note"])
-    assert "| b\\|c | **75.00 ± 7.07** |" in text
-    assert "| b\\|c | +20.00 [−107.06, +147.06] |" in text
+    assert "|  | accuracy/global | difference to a |" in text
+    assert "| b\\|c | **75.00 ± 7.07** | +20.00 [−107.06, +147.06] |" in text
     assert text.endswith("- a note\n")
     tex = latex(parts)
-    assert r"b|c & \textbf{75.00 $\pm$ 7.07} \\" in tex
-    assert tex.count("\\begin{tabular}") == tex.count("\\end{tabular}") == 2
+    assert r"b|c & \textbf{75.00 $\pm$ 7.07} & +20.00 [$-$107.06, +147.06] \\" in tex
+    assert tex.count("\\begin{tabular}") == tex.count("\\end{tabular}") == 1
     assert "%" not in tex.replace("\\%", "").partition("\n")[2]
+
+
+def test_several_variants_have_a_table_of_means_and_one_of_differences():
+    study = Study("x.yaml", {"a": {}, "b": {}}, variants={"E = 1": {}, "E = 3": {}}, metrics=[METRIC], seeds=2)
+    table = pd.concat([results({"a": [0.5, 0.6], "b": [0.8, 0.7]}).assign(variant=name) for name in study.variants])
+    parts = list(tables(study, summarise(table, [METRIC]), paired_differences(table, [METRIC], "a"), {}))
+    assert [rows[0] for _, rows in parts] == [["", "E = 1", "E = 3"]] * 2
+    assert [text.partition(";")[0] for text, _ in parts] == [
+        "accuracy/global in %", "accuracy/global in % points: difference to a of the same seed, mean [95 % interval of "
+        "the mean, Student's t]"
+    ]  # fmt: skip
+
+
+def found_in(values, metric=METRIC, **options):
+    """The sentences of a study of a, the reference, and b: variant -> values of a and b by seed."""
+    study = Study("x.yaml", {"a": {}, "b": {}}, metrics=[metric], seeds=3, **options)
+    parts = [results({"a": a, "b": b}).assign(variant=name) for name, (a, b) in values.items()]
+    table = pd.concat(parts).rename(columns={METRIC: metric})
+    return finding_sentences(study, paired_differences(table, [metric], "a"))
+
+
+UNEVEN = ([0.30, 0.31, 0.29], [0.25, 0.45, 0.24])
+BETTER = ([0.30, 0.31, 0.29], [0.40, 0.42, 0.40])
+
+
+def test_a_finding_has_numbers_and_speaks_of_one_variant_as_such():
+    (text,) = found_in({"all": UNEVEN})
+    assert text == (
+        "b against a: +1.33 percentage points in accuracy/global, 95 % interval [−25.92, +28.58]; "
+        "these 3 seeds do not tell them apart."
+    )
+    assert found_in({"all": BETTER})[0].endswith("[+9.23, +12.10]; b is better.")
+    assert found_in({"all": BETTER[::-1]})[0].endswith("[−12.10, −9.23]; b is worse.")
+    (text,) = found_in({"all": BETTER}, "loss/global")
+    assert text == (
+        "b against a: +0.1067 in loss/global (lower is better), 95 % interval [+0.0923, +0.1210]; b is worse."
+    )
+    (text,) = found_in({"all": ([0.3, None, None], [0.4, None, None])})
+    assert text == (
+        "b against a: +10.00 percentage points in accuracy/global with one seed; several seeds would say whether that "
+        "is more than chance."
+    )
+
+
+def test_a_finding_over_variants_says_in_how_many_and_by_how_much():
+    names = {"E = 1": {}, "E = 3": {}, "E = 5": {}}
+    (text,) = found_in({"E = 1": BETTER, "E = 3": UNEVEN, "E = 5": UNEVEN}, variants=names)
+    assert text == (
+        "By accuracy/global, b is better than a in 1 of 3 variants (+10.67 percentage points) and not told apart from "
+        "a in 2 (+1.33)."
+    )
+    (text,) = found_in({"E = 1": BETTER, "E = 3": BETTER}, variants={"E = 1": {}, "E = 3": {}})
+    assert text == "By accuracy/global, b is better than a in both variants (+10.67 percentage points)."
+    (text,) = found_in({"E = 3": BETTER}, variants=names)  # the others have not finished
+    assert text.startswith("b against a at E = 3: +10.67 percentage points")
 
 
 def test_a_difference_says_how_many_pairs_it_is_of():
@@ -85,7 +141,7 @@ def test_a_table_of_losses_has_the_smallest_in_bold():
     study = Study("x.yaml", {"a": {}, "b": {}}, metrics=["loss/global"], report="best_on_test", seeds=1)
     table = results({"a": [0.5], "b": [0.4]}).rename(columns={METRIC: "loss/global"})
     parts = list(tables(study, summarise(table, study.metrics), paired_differences(table, study.metrics, "a"), {}))
-    assert parts[0][1][1:] == [["a", "0.5000"], ["b", "**0.4000**"]]
+    assert parts[0][1][1:] == [["a", "0.5000", "-"], ["b", "**0.4000**", "−0.1000"]]
     assert "round with the best loss/global on the test data itself" in parts[0][0]
 
 
