@@ -49,7 +49,8 @@ def study_page(folder: Path) -> Page:
         Section("repeat", "Repeat it", list(_repeat(files))),
     ]
     study = files.study
-    counts = f"{len(study.methods)} algorithms × {len(study.variants)} variants × {len(study.seed_list)} seeds"
+    every = {"algorithm": study.methods, "variant": study.variants, "seed": study.seed_list}
+    counts = " × ".join(f"{len(some)} {name}{'s' * (len(some) > 1)}" for name, some in every.items())
     finished = len(files.runs)
     reported = REPORTED[study.report].format(metric=criterion(study.report, study.metrics[0]))
     return Page(

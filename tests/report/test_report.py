@@ -52,8 +52,10 @@ class Reader(HTMLParser):
             value for name, value in attributes if name in ("src", "href", "xlink:href", "data", "action") and value
         ]
         self.ids += [value for name, value in attributes if name == "id"]
-        if tag in ("caption", "th", "td", "li"):
+        if tag in ("figcaption", "th", "td", "li"):
             self._into = []
+        if tag == "table":
+            self.tables[self._caption] = []
         if tag == "tr":
             self._row = []
 
@@ -63,16 +65,15 @@ class Reader(HTMLParser):
 
     def handle_endtag(self, tag):
         text = "".join(self._into or [])
-        if tag == "caption":
+        if tag == "figcaption":
             self._caption = text
-            self.tables[text] = []
         elif tag in ("th", "td"):
             self._row.append(text)
         elif tag == "tr":
             self.tables[self._caption].append(self._row)
         elif tag == "li":
             self.items.append(text)
-        if tag in ("caption", "th", "td", "li"):
+        if tag in ("figcaption", "th", "td", "li"):
             self._into = None
 
 
@@ -181,7 +182,14 @@ SORT = """
   });
   const page = document.documentElement;
   const svgs = [...document.querySelectorAll("svg")].filter(svg => svg.checkVisibility());
-  return { orders, overflow: page.scrollWidth - page.clientWidth, width: page.clientWidth,
+  const figures = [...document.querySelectorAll("figure.table")].filter(figure => figure.checkVisibility());
+  const parts = figures.map(figure => {
+    const [caption, scroller] = figure.children, size = part => part.getBoundingClientRect();
+    return { caption: [size(caption).right, caption.scrollWidth - caption.clientWidth], right: size(figure).right,
+             text: size(caption).width, table: size(scroller.firstElementChild).width, room: scroller.clientWidth,
+             over: scroller.scrollWidth - scroller.clientWidth };
+  });
+  return { parts, orders, overflow: page.scrollWidth - page.clientWidth, width: page.clientWidth,
            empty: svgs.filter(svg => svg.getBoundingClientRect().height < 20).length, drawn: svgs.length };
 """
 
@@ -202,6 +210,11 @@ def test_a_browser_shows_it(folder, width, made, capfd, tmp_path):
     assert answer["overflow"] == 0  # tables scroll, the page does not
     assert answer["drawn"] > 5
     assert answer["empty"] == 0
+    for part in answer["parts"]:
+        assert part["caption"][0] <= part["right"]  # captions are not cut, and tables alone scroll
+        assert part["caption"][1] == 0
+        assert (part["over"] > 0) == (part["table"] > part["room"] + 1)
+    assert any(part["table"] < part["text"] for part in answer["parts"])  # a narrow table is not stretched
     numeric = 0
     for order in answer["orders"]:
         up, down = ([number(text) for text in order[way]] for way in ("up", "down"))
