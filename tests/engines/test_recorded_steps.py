@@ -341,6 +341,15 @@ def test_what_is_more_than_a_function_runs_as_written(tmp_path, monkeypatch, rec
     assert re.search(reason, recordings.recorders[0].reason)
 
 
+def test_a_step_that_is_not_recorded_is_said_in_plain_words(tmp_path, caplog, recordings):
+    """With the reason, and that nothing is wrong: the word of our internals alone left people wondering what to do."""
+    with caplog.at_level("INFO"):
+        run(tmp_path, Measuring)
+    (line,) = [record.message for record in caplog.records if "ordinary speed" in record.message]
+    assert re.search(r"^Measuring\.training_step runs at its ordinary speed, because .*torchmetrics Metric\. ", line)
+    assert "Numbers stay the same and you need do nothing" in line
+
+
 FACTOR = [1.0]
 
 

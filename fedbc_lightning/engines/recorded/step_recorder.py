@@ -369,8 +369,11 @@ class StepRecorder:
     def _stop(self, reason: str) -> None:
         self.reason = reason
         self._found.clear()
-        name = type(self._module).__name__
-        log.info(f"{name}.training_step runs as written in every step and is not recorded: {reason}.")
+        log.info(
+            f"{type(self._module).__name__}.training_step runs at its ordinary speed, because {reason}. Numbers stay "
+            "the same and you need do nothing; only long runs of small models would be faster without it (see "
+            '"Recorded steps" in docs/howto/many_clients.md).'
+        )
 
     def _stop_late(self, found: Recording) -> None:
         self._stop("replayed, it gives other numbers than as written")
