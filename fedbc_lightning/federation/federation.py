@@ -40,7 +40,7 @@ from fedbc_lightning.federation.undeclared_state import UndeclaredState
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.optimizers import configure
-from fedbc_lightning.module.unreachable import report_restarting_counters, report_single_steps
+from fedbc_lightning.module.unreachable import report_restarting_counters, report_short_ways, report_single_steps
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.averaged_buffers import AveragedBuffers
 from fedbc_lightning.state.cohort import Cohort
@@ -103,7 +103,9 @@ class Federation:
         self.schedule = round_schedulers(user, local, participation, max_rounds)
         self.bench = Workbench.of_module(user, configure(user), local, datamodule, seed)
         if not algorithm.trains_pooled:
-            report_single_steps(self.bench.optimizer.optimizer, participation.num_single_steps, datamodule.num_clients)
+            optimizer = self.bench.optimizer.optimizer
+            report_single_steps(optimizer, participation.num_single_steps, datamodule.num_clients)
+            report_short_ways(optimizer, participation.largest_client()[1], max_rounds)
         self.layout = self.bench.layout
         initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters()
         self.engine_kind: choice.Kind = (
