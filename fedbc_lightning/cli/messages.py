@@ -19,6 +19,7 @@ from fedbc_lightning.cli.choices import (
     kind_of,
     subclasses,
 )
+from fedbc_lightning.cli.imports import about_import, missing_package
 from fedbc_lightning.cli.meant import about_stray_words, did_you_mean_option, takes
 from fedbc_lightning.cli.names import fold
 from fedbc_lightning.core.errors import nearest
@@ -41,8 +42,6 @@ _WRONG_CLASS = re.compile(r"Import path does not correspond to a subclass of (\w
 _BROKEN_IMPORT = re.compile(
     r"(No module named '[\w.]+'|cannot import name[^\n]*|module '[\w.]+' has no attribute '[\w.]+')"
 )
-_EXTRAS = {"flwr_datasets": "flower"}
-"""Map from a package to the extra of ``pyproject.toml`` that installs it."""
 _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following arguments are required: ([\w, .]+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]\n]*)\])")
 _GIVEN = re.compile(r"(?:Got|Given) value: (.*)")
@@ -81,6 +80,8 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
     path, chosen = _path(message), _chosen(message)
     place = _place(path, chosen)
     if match := _MISSING_ARGUMENT.search(message):
+        if missing := missing_package(match[1]):
+            return f"{place}: {missing}"
         is_option = place == path and (path == "trainer.callbacks" or not is_list(path, chosen))
         return f"{place}: {_missing_arguments(match[1], match[2].split(', '), path if is_option else None)}"
     base = base_at(path, bases, chosen)
@@ -89,8 +90,7 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
         other = base and given and _other_kind(place, given[1].rpartition(".")[2], base)
         return other or f"{path}: what is given is not a {match[1]}"
     if match := _BROKEN_IMPORT.search(message):
-        extra = next((extra for package, extra in _EXTRAS.items() if f"'{package}" in match[1]), None)
-        return f"{place}: cannot import it: {match[1]}" + (f"; pip install 'fedbc-lightning[{extra}]'" if extra else "")
+        return f"{place}: {about_import(match[1])}"
     if base is not None and (match := _UNKNOWN_CLASS.search(message)):
         return _unknown_class(place, match[1], base)
     if (expected := _EXPECTED.findall(message)) and (match := _GIVEN.search(message)):

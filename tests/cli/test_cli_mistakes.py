@@ -56,7 +56,8 @@ MISTAKES = [
             "FedAvg --algorithm.robust_rule Krumm": "algorithm.robust_rule: no class 'Krumm'; did you mean 'Krum'?",
             "FedAvg --algorithm.robust_rule FedBC": "algorithm.robust_rule: FedBC is a method, not a robust rule",
             "FedAvg --algorithm.robust_rule nowhere.X": "algorithm.robust_rule: cannot import it: "
-            "No module named 'nowhere'",
+            "No module named 'nowhere': no package of that name is installed, and there is no nowhere.py in the "
+            "current folder",
             "FedAvg --algorithm.robust_rule Krum --algorithm.robust_rule.num_byzantine x": "x is not an int",
             "Composed --algorithm.server_callbacks WeightedAverage": "algorithm.server_callbacks: "
             "WeightedAverage is not a list: give a list: [WeightedAverage]",
@@ -185,3 +186,16 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(project, monkey
     )
     assert run_cli("fit", "--config", "digits.yaml", "--config", "flower.yaml") == 2
     assert "pip install 'fedbc-lightning[flower]'" in capsys.readouterr().err
+    assert run_cli("fit", "--config", "digits.yaml", "--data.partitioner", "Flower") == 2
+    assert "data.partitioner: Flower needs the package flwr_datasets, which is not installed; pip install" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_module_that_is_not_found_is_looked_for_in_the_folder(project, capsys):
+    Path("cnn_of_mine.py").write_text("class CNN: ...\n")
+    assert run_cli("fit", "--config", "tiny.yaml", "--model", "cnn_of_mime.CNN") == 2
+    said = capsys.readouterr().err
+    assert "there is no cnn_of_mime.py in the current folder; did you mean 'cnn_of_mine'?" in said
+    assert run_cli("fit", "--config", "tiny.yaml", "--model", "cnn_of_mine.CMN") == 2
+    assert "module 'cnn_of_mine' has no attribute 'CMN'; did you mean 'CNN'?" in capsys.readouterr().err
