@@ -89,22 +89,23 @@ def test_a_method_from_parts_trains(tmp_path):
     )
 
 
-def test_a_wrapped_data_module_trains(tmp_path):
-    from helpers.boring import BoringData, make_model
-    from lightning.pytorch import LightningDataModule
-    from torch.utils.data import ConcatDataset, DataLoader
+def test_a_data_set_that_is_dealt_out_trains(tmp_path):
+    """As it stands on the start page: a script beside the file of the section before."""
+    for name, mark in (("mine", "class Iris"), ("dealt", "# dealt.py")):
+        (source,) = [text for text in BLOCKS["python"] if mark in text]
+        (tmp_path / f"{name}.py").write_text(source)
+    done = run_fresh(["dealt.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    metrics = pd.read_csv(only_run(tmp_path / "runs/dealt") / "metrics.csv")
+    assert metrics["accuracy/global"].iloc[-1] > 0.85
 
-    (source,) = [text for text in BLOCKS["python"] if "PartitionedDataModule(MyDataModule()" in text]
-    source = source.replace("max_rounds=50", f"max_rounds=1, logger=False, default_root_dir={str(tmp_path)!r}")
 
-    class MyDataModule(LightningDataModule):
-        def train_dataloader(self):
-            clients = BoringData()
-            return DataLoader(ConcatDataset([clients.client_train_dataset(i) for i in range(6)] * 10), 16, shuffle=True)
-
-    names = {"MyDataModule": MyDataModule, "MyModule": make_model}
-    exec(source, names)
-    assert names["trainer"].current_round == 1
+def test_the_result_of_a_run_is_read_as_the_page_says(tmp_path):
+    (source,) = [text for text in BLOCKS["python"] if "FitResult.read" in text]
+    run("fedbc-cli fit --config digits.yaml --trainer.max_rounds 2", tmp_path)
+    done = run_fresh(["-c", f"{source}\nprint(len(result.history), result.best)"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("3 ")
 
 
 ELSEWHERE = "mine|mixed|nova|runs/digits|RUN|compare|reproduce|report|completion"
