@@ -55,9 +55,9 @@ class TableDataModule(IndexedDataModule):
             "1".
         missing: Treatment of rows that miss a value in a column that is used: ``"refuse"`` is an error that names the
             first one, ``"drop_rows"`` leaves such rows out and says how many.
-        standardize: Whether to subtract each numeric column's mean and divide by its standard deviation, both over all
-            clients' training rows. This is done in float64 (so that a time in seconds keeps its digits); a constant
-            column becomes 0.
+        standardize: Whether to subtract each numeric column's mean and divide by its standard deviation, both over the
+            training rows of all clients that are not held out. This is done in float64 (so that a time in seconds keeps
+            its digits); a constant column becomes 0.
         partitioner: Partitioner that assigns rows to clients; None is ``Natural()`` if there is a client column, else
             ``IID(10)``.
         test_fraction: Fraction of each client's rows that are its test data, in (0, 1); None uses ``test_path``, or 0.2
@@ -163,7 +163,7 @@ class TableDataModule(IndexedDataModule):
     def alter(self, data: LoadedData, partition: Partition) -> Dataset:
         """Standardize the numeric columns, now that the training rows are known."""
         if self._numbers:
-            indices = self.splits["train"].indices  # all of the first file
+            indices = self.indices_of_training_clients("train")  # all of the first file
             rows = _rows(data.dataset)
             num_rows = len(self._numbers[0])
             tables = [rows[:num_rows], rows[num_rows:] if data.shared_test is None else _rows(data.shared_test)]

@@ -115,7 +115,7 @@ class L2GD(FederatedAlgorithm):
             ConfigurationError: ``num_sampled`` is above N, or the trainer or the model asks for other than plain steps.
         """
         name = type(self).__name__
-        num_clients = engine.datamodule.num_clients
+        num_clients = len(engine.datamodule.training_clients)
         if self.num_sampled is not None and self.num_sampled > num_clients:
             raise ConfigurationError(
                 f"algorithm.num_sampled: got {self.num_sampled} of {num_clients} clients; give at most {num_clients}."
@@ -144,8 +144,8 @@ class L2GD(FederatedAlgorithm):
         table = self._table(engine, cohort) if self.has_gradient_table else None
         x, coupling = self._aggregate(cohort, server, 0.0 if table is None else table.mean(dim=1))
         solver = LooplessSteps(
-            self.coin.num_zeros(server), self.lr, p, server.num_clients, coupling if self.has_coupling_table else 0.0,
-            self.is_stochastic, table, self.num_sampled,
+            self.coin.num_zeros(server), self.lr, p, engine.datamodule.training_clients,
+            coupling if self.has_coupling_table else 0.0, self.is_stochastic, table, self.num_sampled,
         )  # fmt: skip
         start = torch.cat([x, cohort["local_model"][:, num_parameters:]], dim=1)
         engine.solve(cohort, start, solver=solver)

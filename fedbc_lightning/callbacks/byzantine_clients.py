@@ -52,9 +52,10 @@ class ByzantineClients(Callback):
 
     def on_fit_start(self, trainer: RunView, pl_module: LightningModule) -> None:  # type: ignore[override]
         """Draw the attackers and print their indices."""
-        self._attackers = self.clients(trainer.datamodule.num_clients, trainer.seed)
+        trained = trainer.datamodule.training_clients
+        self._attackers = trained[self.clients(len(trained), trainer.seed)].tolist()
         rank_zero_info(
-            f"{len(self._attackers)} of {trainer.datamodule.num_clients} clients attack "
+            f"{len(self._attackers)} of {len(trained)} clients attack "
             f"({self.attack} x {self.scale:g}): {', '.join(map(str, self._attackers))}."
         )
 

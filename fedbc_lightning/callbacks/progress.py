@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedbc_lightning.callbacks.live_lines import LiveLines, Numbers, Pace
 from fedbc_lightning.callbacks.screen import Screen
-from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured, measured, train_name
+from fedbc_lightning.core.metric_names import HELDOUT, TRAIN_LOSS, Measured, measured, train_name
 from fedbc_lightning.core.twins import both
 from fedbc_lightning.distributed.interrupts import StoppedError
 from fedbc_lightning.module.collector import plain_name
@@ -166,23 +166,24 @@ def describe(trainer: RunView) -> str:
         missing = (
             "\nNo .../local metrics: all clients' models would take over 64 MiB; keep_local_models=true keeps them."
         )
+    heldout = f", {len(trainer.datamodule.heldout)} held out" * bool(len(trainer.datamodule.heldout))
     missing += NO_CLIENTS if trainer.eval_clients == 0 else _describe_test_data(trainer.datamodule)
     return (
         f"{federation.algorithm} · {type(federation.user.module).__name__} "
-        f"({layout.num_parameters:,} parameters) · {trainer.datamodule.num_clients} clients, "
-        f"{federation.participation.num_sampled} per round · {trainer.max_rounds} rounds{processes}{resumed}{missing}"
+        f"({layout.num_parameters:,} parameters) · {len(federation.participation.clients)} clients, "
+        f"{federation.participation.num_sampled} per round{heldout} · {trainer.max_rounds} rounds"
+        f"{processes}{resumed}{missing}"
     )
 
 
 def _describe_test_data(data: FederatedDataModule) -> str:
     """Return a line on clients without test data of their own; empty if all have some."""
-    num_tested = np.count_nonzero(data.num_samples("test"))
-    if num_tested == data.num_clients:
+    num_clients = len(data.training_clients)
+    num_tested = np.count_nonzero(data.num_samples("test")[data.training_clients])
+    if num_tested == num_clients:
         return ""
     if num_tested:
-        return (
-            f"\n{num_tested:,} of the {data.num_clients:,} clients have test data: .../local, .../worst10 are theirs."
-        )
+        return f"\n{num_tested:,} of the {num_clients:,} clients have test data: .../local, .../worst10 are theirs."
     if data.pooled_dataset("test") is not None:
         return "\nNo .../local, .../worst10, evaluation.csv: the test data is shared, no client has its own."
     return "\nNo test data: nothing is evaluated. The data bring none, and none was cut off the clients' own."
@@ -193,7 +194,7 @@ def _numbers(trainer: RunView) -> dict[str, float]:
     metrics: dict[str, Any] = trainer.callback_metrics
     logged = [found.metric for found in map(measured, metrics) if found and found == Measured(found.metric)]
     logged.sort(key=lambda name: "loss" in name)
-    places = ("global", "local", "worst10")
+    places = ("global", "local", "worst10", *HELDOUT)
     names = [TRAIN_LOSS, *(Measured(name, place).name for name in logged for place in places)]
     return {name: float(metrics[name]) for name in names if name in metrics}
 
@@ -256,6 +257,6 @@ def _label(name: str) -> str:
     name, found = name.replace("accuracy", "acc"), measured(name)
     if found is None:
         return name.replace("/", " ")
-    place = "worst 10 %" if found.place == "worst10" else found.place
+    place = "worst 10 %" if found.place == "worst10" else found.place.replace("_", " ")
     split = "val " if found.split == "val" else ""
     return f"{split}{place} {found.metric.replace('accuracy', 'acc')}"

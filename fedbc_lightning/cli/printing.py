@@ -25,6 +25,7 @@ from fedbc_lightning.trainer.arguments import check_datamodule
 
 MAX_CLIENT_ROWS = 40
 MAX_CLASS_COLUMNS = 12
+MAX_NAMED = 10
 MIN_TABLE_WIDTH = 150
 
 
@@ -152,6 +153,11 @@ def _summary(report: Mapping[str, Any]) -> str:
             f"mean {classes['mean']:.1f}; "
             f"distance from the pooled class shares {report['label_emd']:.2f} (0: the same, 2: nothing in common)"
         )
+    if "heldout_clients" in report:
+        names, heldout = report["client_names"], report["heldout_clients"]
+        shown = [escape(str(names[client] if names else client)) for client in heldout[:MAX_NAMED]]
+        more = f" and {len(heldout) - MAX_NAMED:,} more" * (len(heldout) > MAX_NAMED)
+        text += f"\n{len(heldout):,} of the clients are held out and never train: {', '.join(shown)}{more}"
     return f"{text}\n[dim]hash {report['hash'][:16]}[/dim]"
 
 

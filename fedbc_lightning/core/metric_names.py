@@ -15,7 +15,12 @@ GLOBAL = ("global",)
 LOCAL = ("local", "local_weighted")
 EVEN = ("std", "worst10", "least_data", "most_data")
 """How evenly the global model serves the clients: these are measured on test data only."""
-PLACES = (*GLOBAL, *LOCAL, *EVEN)
+HELDOUT = ("heldout", "heldout_finetuned")
+"""z on clients that never train, as it is and after a few steps on each client's training data: means over clients."""
+EVEN_HELDOUT = tuple(f"{place}_{spread}" for place in HELDOUT for spread in ("std", "worst10"))
+"""How evenly z serves these clients: measured on test data only."""
+PLACES = (*GLOBAL, *LOCAL, *EVEN, *HELDOUT, *EVEN_HELDOUT)
+TEST_ONLY = (*EVEN, *EVEN_HELDOUT)
 
 TRAIN_LOSS = "train/loss"
 NUM_EVALUATED = "num_clients/evaluated"
@@ -27,6 +32,7 @@ PARTS = (
 WORDS = frozenset({"bytes", "cer", "ece", "mape", "ppl", "seconds", "std", "wer"})
 """Whole words: smaller values are better for a metric whose name contains one of these as a word of its own."""
 
+_ORDER = (GLOBAL, LOCAL, EVEN, HELDOUT, EVEN_HELDOUT)
 _GROUPS = ("dual/", "comm/", "time/")
 
 
@@ -50,6 +56,8 @@ class Measured(NamedTuple):
         Example:
             >>> Measured("accuracy").name, Measured("accuracy", "worst10").name, Measured("loss", "local", "val").name
             ('accuracy/global', 'accuracy/worst10', 'loss/val_local')
+            >>> Measured("accuracy", "heldout_finetuned").name
+            'accuracy/heldout_finetuned'
         """
         return f"{self.metric}/{'val_' if self.split == 'val' else ''}{self.place}"
 
@@ -65,7 +73,7 @@ def measured(name: str) -> Measured | None:
     """
     metric, _, last = name.rpartition("/")
     place = last.removeprefix("val_")
-    if not metric or place not in (PLACES if place == last else (*GLOBAL, *LOCAL)):
+    if not metric or place not in PLACES or (place != last and place in TEST_ONLY):
         return None
     return Measured(metric, place, "test" if place == last else "val")
 
@@ -90,7 +98,7 @@ def on_split(name: str, split: str) -> str:
         ('accuracy/val_global', 'accuracy/std', 'train/loss')
     """
     found = measured(name)
-    return name if found is None or found.place in EVEN else found._replace(split=split).name
+    return name if found is None or found.place in TEST_ONLY else found._replace(split=split).name
 
 
 def train_name(metric: str) -> str:
@@ -104,13 +112,13 @@ def train_name(metric: str) -> str:
 
 
 def order(name: str) -> int:
-    """Return the group of a name in tables: what is logged in training, global, own models, clients, then costs."""
+    """Return the group of a name in tables: training, global, own models, clients, held-out clients, then costs."""
     found = measured(name)
     if found is not None:
-        return 1 + next(k for k, places in enumerate((GLOBAL, LOCAL, EVEN)) if found.place in places)
+        return 1 + next(k for k, places in enumerate(_ORDER) if found.place in places)
     if name == NUM_EVALUATED:
-        return 3
-    return next((4 + k for k, group in enumerate(_GROUPS) if name.startswith(group)), 0)
+        return 1 + _ORDER.index(EVEN)
+    return next((1 + len(_ORDER) + k for k, group in enumerate(_GROUPS) if name.startswith(group)), 0)
 
 
 def is_lower_better(metric: str) -> bool:

@@ -20,6 +20,7 @@ from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.data.client_loaders import ClientLoaders, LoadersOnDemand
 from fedbc_lightning.data.dataset_checks import check_dataset
 from fedbc_lightning.data.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
+from fedbc_lightning.data.heldout import find_heldout
 from fedbc_lightning.data.labels import Known, identify, labels_of
 from fedbc_lightning.data.loading import ClientLoader, EpochSampler
 from fedbc_lightning.data.splits import check_split, train_test_split
@@ -51,6 +52,8 @@ class FederatedDataModule(LightningDataModule):
         eval_batch_size: Number of samples per evaluation batch, at least 1.
         val_fraction: Fraction of each client's training samples held out for validation, in [0, 1); stratified by class
             where labels are known.
+        heldout_clients: Clients that never train, for metrics such as ``accuracy/heldout``: a number of clients, a
+            fraction of them in (0, 1), or a list of names or numbers; None: all clients train.
         num_workers: Number of worker processes per DataLoader; unused for data in memory.
         pin_memory: Whether DataLoaders use pinned memory; unused for data in memory, and without a GPU.
         drop_last: Whether to leave out a last training batch that is not full.
@@ -82,6 +85,7 @@ class FederatedDataModule(LightningDataModule):
 
     _given_num_clients: int | None = None
     _saved_state: dict[str, Any] | None = None
+    _heldout: np.ndarray | None = None
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class FederatedDataModule(LightningDataModule):
         *,
         eval_batch_size: int = 512,
         val_fraction: float = 0.0,
+        heldout_clients: float | int | list[str | int] | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -106,6 +111,7 @@ class FederatedDataModule(LightningDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.val_fraction = val_fraction
+        self.heldout_clients = heldout_clients
         self.drop_last = drop_last
         self.shuffle = True
         self.keep_on_device = keep_on_device
@@ -188,6 +194,20 @@ class FederatedDataModule(LightningDataModule):
         """Natural names of the clients, e.g. roles of plays; None if they have no names."""
         return None
 
+    # who trains
+
+    @property
+    def heldout(self) -> np.ndarray:
+        """Numbers of the clients that are held out by ``heldout_clients``, int64, ascending; it needs ``setup``."""
+        if self._heldout is None:
+            self._heldout = find_heldout(self.heldout_clients, self.num_clients, self.client_names, self.split_seed)
+        return self._heldout
+
+    @property
+    def training_clients(self) -> np.ndarray:
+        """Numbers of the clients that are not held out, int64, ascending; it needs ``setup``."""
+        return np.setdiff1d(np.arange(self.num_clients), self.heldout)
+
     # data sets
 
     def client_dataset(self, client: int, split: str) -> Dataset | None:
@@ -229,9 +249,9 @@ class FederatedDataModule(LightningDataModule):
         return sizes // self.batch_size if self.drop_last else -(-sizes // self.batch_size)
 
     def pooled_dataset(self, split: str) -> Dataset | None:
-        """Join all clients' data of a split, one client after the other; None if there are none."""
+        """Join the data of a split of all clients that train, one after the other; None if there are none."""
         if split not in self._pooled:
-            found = (self.client_dataset(client, split) for client in range(self.num_clients))
+            found = (self.client_dataset(client, split) for client in self.training_clients.tolist())
             parts = [dataset for dataset in found if dataset is not None and num_items(dataset)]
             self._pooled[split] = self._batched(join(parts, is_training=split == "train")) if parts else None
         return self._pooled[split]
@@ -332,11 +352,12 @@ class FederatedDataModule(LightningDataModule):
         """Check, before training, that every client can train.
 
         Raises:
-            ConfigurationError: There is no client, or a client has no training sample or, by ``drop_last``, no batch.
+            ConfigurationError: There is no client, a client has no training sample or, by ``drop_last``, no batch, or
+                ``heldout_clients`` is impossible.
         """
         if self.num_clients < 1:
             raise ConfigurationError(f"data: num_clients={self.num_clients}; federated data needs at least one client")
-        sizes = self.num_samples("train")
+        sizes, _ = self.num_samples("train"), self.heldout
         if not sizes.all():
             empty, names = np.flatnonzero(sizes == 0), self.client_names
             name = f" ({names[empty[0]]!r})" if names else ""
@@ -351,9 +372,10 @@ class FederatedDataModule(LightningDataModule):
     def partition_hash(self) -> str:
         """Return a sha256 (hex) of the assignment of samples to clients.
 
-        It is computed from the index arrays, or from the numbers of samples where there are no indices.
+        It is computed from the index arrays, or from the numbers of samples where there are no indices, and from the
+        clients that are held out, if there are any.
         """
-        digest = sha256(f"{self.num_clients} clients".encode())
+        digest = sha256(f"{self.num_clients} clients".encode() + self.heldout.tobytes())
         for client in range(self.num_clients):
             for split in SPLITS:
                 digest.update(identify(self.client_dataset(client, split)))

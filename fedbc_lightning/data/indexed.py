@@ -16,6 +16,7 @@ from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.data.datasets import as_arrays, num_items, take
+from fedbc_lightning.data.heldout import find_heldout
 from fedbc_lightning.data.splits import SplitOrder, check_split, split_partition
 from fedbc_lightning.partition import Natural, Partition, Partitioner
 from fedbc_lightning.partition.counts import count_labels
@@ -103,6 +104,7 @@ class IndexedDataModule(FederatedDataModule):
         data = self.load()
         data.dataset = as_arrays(data.dataset) or data.dataset  # converted once here, not once for every client
         self.parts = self._deal(data)
+        self._heldout = find_heldout(self.heldout_clients, len(self.parts), self._names(data), self.split_seed)
         self.splits = self._split(data, self.parts)
         if not self.shuffle:
             self.splits["train"] = self.splits["train"].ascending()
@@ -130,10 +132,7 @@ class IndexedDataModule(FederatedDataModule):
     @property
     def client_names(self) -> list[str] | None:
         """Names of the natural clients, or the names in the file of :class:`~fedbc_lightning.partition.Explicit`."""
-        data = self._ready()
-        if not self.partitioner.needs_clients or data.clients is None or data.client_names is None:
-            return getattr(self.partitioner, "client_names", None)
-        return [data.client_names[data.clients[part[0]]] for part in self.parts]
+        return self._names(self._ready())
 
     def client_train_dataset(self, client: int) -> Dataset:
         """Return a client's training data, without the samples held out for validation."""
@@ -153,10 +152,10 @@ class IndexedDataModule(FederatedDataModule):
         return self.splits[split].sizes
 
     def pooled_dataset(self, split: str) -> Dataset | None:
-        """Return all clients' data of a split, one client after the other, or the shared test data; None if none."""
+        """Join a split of all clients that train, or return the shared test data; None if there are none."""
         data = self._ready()
         if split not in self._pooled:
-            indices = self.splits[split].indices
+            indices = self.indices_of_training_clients(split)
             if split == "train" and not self.shuffle:
                 indices = np.sort(indices)
             if split == "test" and data.shared_test is not None:
@@ -166,9 +165,21 @@ class IndexedDataModule(FederatedDataModule):
         return self._pooled.get(split)
 
     def partition_hash(self) -> str:
-        """Return the sha256 (hex) of the index arrays of all splits."""
+        """Return the sha256 (hex) of the index arrays of all splits and of the clients held out, if there are any."""
         self._ready()
-        return sha256("".join(self.splits[split].hash() for split in SPLITS).encode()).hexdigest()
+        hashes = "".join(self.splits[split].hash() for split in SPLITS).encode()
+        return sha256(hashes + self.heldout.tobytes()).hexdigest()
+
+    def indices_of_training_clients(self, split: str) -> np.ndarray:
+        """Return the samples of a split that belong to clients that train; :meth:`alter` may ask for them, too.
+
+        Statistics of the training data, such as the mean of a column, are to be computed from these alone.
+        """
+        part = self.splits[split]
+        assert self._heldout is not None  # set before alter is called
+        if not len(self._heldout):
+            return part.indices
+        return part.indices[~np.isin(part.client_of_each(), self._heldout)]
 
     def label_histogram(self) -> np.ndarray | None:
         """Count the samples of each class at each client, int64 ``(N, num_classes)``.
@@ -187,6 +198,11 @@ class IndexedDataModule(FederatedDataModule):
         if self._loaded is None:
             raise RuntimeError(f"{type(self).__name__}: call prepare_data() and setup() before asking for data")
         return self._loaded
+
+    def _names(self, data: LoadedData) -> list[str] | None:
+        if not self.partitioner.needs_clients or data.clients is None or data.client_names is None:
+            return getattr(self.partitioner, "client_names", None)
+        return [data.client_names[data.clients[part[0]]] for part in self.parts]
 
     def _deal(self, data: LoadedData) -> Partition:
         partitioner, num_samples = self.partitioner, num_items(data.dataset)

@@ -35,8 +35,9 @@ def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
 
     Returns:
         ``num_clients``; ``num_samples`` (``total``, ``min``, ``max``, ``mean``, over all splits);
-        ``power_law_exponent``, see :func:`fit_power_law`; ``num_train``, ``num_val``, ``num_test``; ``hash``; and, if
-        there are labels, the entries of :func:`describe_labels`.
+        ``power_law_exponent``, see :func:`fit_power_law`; ``num_train``, ``num_val``, ``num_test``; ``hash``;
+        ``heldout_clients``, their numbers, if there are any; and, if there are labels, the entries of
+        :func:`describe_labels`.
     """
     sizes = {split: datamodule.num_samples(split) for split in SPLITS}
     total = sum(sizes.values(), np.zeros(datamodule.num_clients, dtype=np.int64))
@@ -46,6 +47,7 @@ def describe_partition(datamodule: FederatedDataModule) -> dict[str, Any]:
         "power_law_exponent": fit_power_law(total),
         **{f"num_{split}": int(sizes[split].sum()) for split in SPLITS},
         "hash": datamodule.partition_hash(),
+        **({"heldout_clients": datamodule.heldout.tolist()} if len(datamodule.heldout) else {}),
     }
     histogram = datamodule.label_histogram()
     return numbers if histogram is None else numbers | describe_labels(histogram)
@@ -173,8 +175,10 @@ def draw_partition(datamodule: FederatedDataModule) -> Figure:
 
 def _title(numbers: dict[str, Any]) -> str:
     sizes, exponent = numbers["num_samples"], numbers["power_law_exponent"]
+    num_heldout = len(numbers.get("heldout_clients", ()))
+    heldout = f" ({num_heldout:,} held out)" * bool(num_heldout)
     title = (
-        f"{numbers['num_clients']:,} clients, {sizes['total']:,} samples "
+        f"{numbers['num_clients']:,} clients{heldout}, {sizes['total']:,} samples "
         f"({sizes['min']:,} to {sizes['max']:,} per client, mean {sizes['mean']:,.1f}"
     )
     title += ")" if exponent is None or exponent < 1.005 else f"; fitted power law e = {exponent:.2f})"

@@ -57,6 +57,7 @@ class PartitionedDataModule(IndexedDataModule):
         batch_size: Number of samples per training batch; None is the training loader's, or 32 for a Dataset.
         eval_batch_size: Number of samples per evaluation batch; None is the test (or validation) loader's, or 512.
         val_fraction: Fraction of each client's training samples held out for validation, in [0, 1).
+        heldout_clients: Clients that never train, see :class:`~fedbc_lightning.data.FederatedDataModule`.
         num_workers: Number of worker processes per DataLoader of a Dataset; a LightningDataModule's loader has its own.
         collate_fn: Function that makes a batch of a Dataset's samples; a LightningDataModule's loader has its own.
         drop_last: Whether a Dataset's last training batch is left out if it is not full; a LightningDataModule's loader
@@ -92,6 +93,7 @@ class PartitionedDataModule(IndexedDataModule):
         batch_size: int | None = None,
         eval_batch_size: int | None = None,
         val_fraction: float = 0.0,
+        heldout_clients: float | int | list[str | int] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list], Any] | None = None,
         drop_last: bool = False,
@@ -115,6 +117,7 @@ class PartitionedDataModule(IndexedDataModule):
             batch_size=32 if batch_size is None else batch_size,
             eval_batch_size=512 if eval_batch_size is None else eval_batch_size,
             val_fraction=val_fraction,
+            heldout_clients=heldout_clients,
             num_workers=num_workers,
             collate_fn=collate_fn,
             drop_last=drop_last,

@@ -20,6 +20,7 @@ from fedbc_lightning.engines.solver_run import weight_decay_terms
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, FineTuning, Solver, Term
 from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ClientStore, StateDeclaration
 from fedbc_lightning.state.layout import ParameterLayout
 
 if TYPE_CHECKING:
@@ -215,6 +216,30 @@ class BaseEngine(ABC):
         user.eval_mode()
         bench.row.copy_((w - fine_tuning.lr * gradient)[0])
         layout.write_buffers(buffers, counts)
+
+    def fine_tune_by_steps(self, clients: Sequence[int], model: Tensor, counters: Tensor, num_steps: int) -> Cohort:
+        """Train copies of a model on some clients' data by steps of the user's optimizer, for an evaluation.
+
+        This is the trainer's local training without the terms of a method. No state is read, and hooks that are called
+        once per client are not called.
+
+        Args:
+            clients: The clients, a cohort of :meth:`group`.
+            model: The model (d + b,).
+            counters: Its integer buffers.
+            num_steps: Number of steps of each client.
+
+        Returns:
+            A cohort that holds the trained models.
+        """
+        sizes = self.datamodule.num_samples("train")[list(clients)].tolist()
+        nothing = ClientStore(0, StateDeclaration(), model[:0], counters[:0], 0)
+        cohort = Cohort(list(clients), list(range(len(clients))), sizes, nothing, self.bench.user.device)
+        cohort.start_counters = counters
+        cohort.started.update(clients)
+        local = replace(self.bench.local, epochs=None, steps=num_steps, schedule_rounds=None)
+        self.train(cohort, Training(model, local, False, (), None, None, 1.0, False, "held-out client", False))
+        return cohort
 
     def _planned(self, cohort: Cohort, epochs: int | None) -> LocalTraining:
         """Return the local training of a cohort: the trainer's or ``epochs``; a straggler does its part of that."""

@@ -18,15 +18,12 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.engines.stacked.cohort_run import FEW
-from fedbc_lightning.evaluation.measurement import Measurement, Task
+from fedbc_lightning.evaluation.measurement import Measurement, Results, Task
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
     from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
-
-Results = dict[Task, dict[str, float]]
-"""Values of tasks by name."""
 
 
 class OneByOne(Protocol):

@@ -1,26 +1,24 @@
-"""Evaluation of the global model and of the clients' own models, and measures of fairness among clients."""
+"""Evaluation of the global model and of the clients' own models."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.devices import read, upload
+from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import NUM_EVALUATED, Measured, is_lower_better
 from fedbc_lightning.core.seeding import derive, numpy_generator, seed_globals
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
-from fedbc_lightning.evaluation.measurement import Measurement, Models, Task
+from fedbc_lightning.evaluation.fine_tuned import FineTunedClients
+from fedbc_lightning.evaluation.measurement import Measurement, Models, Task, read_results
+from fedbc_lightning.evaluation.summary import Evaluation, summarise
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.module.mistakes import place_in_run, raise_located
 
@@ -29,29 +27,6 @@ if TYPE_CHECKING:
 
 MAX_CLIENTS_BY_DEFAULT = 1000
 """Largest number of clients that are evaluated if ``trainer.eval_clients`` is None."""
-
-
-@dataclass
-class Evaluation:
-    """The results of one evaluation.
-
-    Attributes:
-        metrics: Value of each metric by its name (``accuracy/global``, ...).
-        clients: Value of each metric at each client, by name (``accuracy/global``, ``accuracy/local``) and client.
-        num_samples: Number of samples on which each client was evaluated, by name (``num_test_samples``) and client.
-    """
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    clients: dict[str, dict[int, float]] = field(default_factory=dict)
-    num_samples: dict[str, dict[int, int]] = field(default_factory=dict)
-
-    def rows(self) -> list[dict[str, float]]:
-        """Return one row per evaluated client: its number under ``client``, its samples, and its values by name."""
-        found: dict[int, dict[str, float]] = {}
-        for name, values in (self.num_samples | self.clients).items():
-            for client, value in values.items():
-                found.setdefault(client, {"client": client})[name] = value
-        return [found[client] for client in sorted(found)]
 
 
 class EngineHolder(Protocol):
@@ -73,10 +48,16 @@ class Evaluator:
         datamodule: Data of the clients.
         eval_clients: Clients to evaluate: a number, 0 for none, a fraction, or ``"all"``; None is all, but at most
             1,000.
+        finetune_steps: Number of local steps after which z is evaluated once more on clients that are held out.
         seed: Seed of the run, which alone determines the clients that are drawn; they are the same in every round.
 
     Attributes:
+        client_ids: The clients to evaluate, of those that train.
+        heldout_ids: The clients to evaluate, of those that are held out.
         has_told_writes: Whether the user was told that values written by hooks around an evaluation are not kept.
+
+    Raises:
+        ConfigurationError: There are fewer clients than are to be evaluated, or none to fine-tune z on.
     """
 
     def __init__(
@@ -85,10 +66,20 @@ class Evaluator:
         holder: EngineHolder,
         datamodule: FederatedDataModule,
         eval_clients: int | float | str | None,
+        finetune_steps: int,
         seed: int,
     ) -> None:
         self.fabric, self._holder, self.datamodule, self._seed = fabric, holder, datamodule, seed
-        self.client_ids = draw_clients(datamodule.num_clients, eval_clients, seed)
+        trained, heldout = datamodule.training_clients, datamodule.heldout
+        self.client_ids = trained[draw_clients(len(trained), eval_clients, seed)].tolist()
+        most = min(eval_clients, len(heldout)) if type(eval_clients) is int else eval_clients
+        self.heldout_ids = heldout[draw_clients(len(heldout), most, seed, "eval heldout")].tolist()
+        if finetune_steps and not len(heldout):
+            raise ConfigurationError(
+                f"trainer.heldout_finetune_steps: got {finetune_steps}, but no client is held out; set "
+                "data.heldout_clients, e.g. 0.2, or leave the steps out."
+            )
+        self.fine_tuned = FineTunedClients(self, finetune_steps)
         self.has_told_writes = False
 
     @property
@@ -105,12 +96,18 @@ class Evaluator:
             round: Round, from which seeds are derived.
         """
         evaluation = Evaluation()
-        for split in splits:
-            stage = step_stage(self.engine.bench.user.module, split)
-            if stage is not None:
-                results = self._measure(Measurement(split, stage, models, round))
-                self._summarise(evaluation, split, results)
+        wanted = self.measurements(splits, models, round)
+        found = {what.split: self._measure(what) for what in wanted}
+        for split, values in self.fine_tuned.evaluate(wanted).items():
+            found[split] |= values
+        for split, results in found.items():
+            summarise(evaluation, split, results, self.datamodule)
         return evaluation
+
+    def measurements(self, splits: Sequence[str], models: Models, round: int) -> list[Measurement]:
+        """Return what is measured on these splits; see :meth:`run` for the arguments."""
+        stages = {split: step_stage(self.engine.bench.user.module, split) for split in splits}
+        return [Measurement(split, stage, models, round) for split, stage in stages.items() if stage is not None]
 
     def local_model(self, models: Models, client: int, round: int) -> tuple[Tensor, Tensor]:
         """Return the model ``(d + b,)`` and the integer buffers that are evaluated as a client's own.
@@ -161,6 +158,7 @@ class Evaluator:
         counts = self.datamodule.num_samples(split)
         clients = [i for i in self.client_ids if counts[i]]
         tasks = [("global", -1)] + [("global", i) for i in clients]
+        tasks += [("global", i) for i in self.heldout_ids if counts[i]]
         if models.local is not None:
             tasks += [("local", i) for i in clients]
         return tasks
@@ -173,10 +171,15 @@ class Evaluator:
         else:
             results = ClientsTogether(self, mapped, what).evaluate(tasks)
         self.engine.bench.user.best_metrics.join(self.fabric)
-        merged: dict[Task, dict[str, float]] = {}
+        merged = self.merge(results)
+        return {task: merged[task] for task in tasks if task in merged}
+
+    def merge(self, results: dict) -> dict:
+        """Return the results of all ranks."""
+        merged: dict = {}
         for part in gather_objects(self.fabric, results):
             merged |= part
-        return {task: merged[task] for task in tasks if task in merged}
+        return merged
 
     def share(self, parts: list) -> list:
         """Return the parts that are assigned to this rank."""
@@ -189,7 +192,6 @@ class Evaluator:
             The values of each task by name; tasks without data are left out.
         """
         bench, models = self.engine.bench, what.models
-        user = bench.user
         results = dict[Task, dict[str, Any]]()
         loaded = None
         with self.evaluating(what.stage, what.round):
@@ -203,12 +205,16 @@ class Evaluator:
                 elif loaded != "global":
                     bench.load(models.z, models.counters)
                 loaded = which
-                user.best_metrics.key = f"{what.split} {which} {client}"
-                who = "data of all clients" if client < 0 else f"client {client}"
-                user.place = place_in_run(f"{who}, {what.stage}", what.round)
-                results[which, client] = user.evaluate(loader, what.stage)
-            numbers = iter(read(value for values in results.values() for value in values.values()))
-        return {task: {name: next(numbers) for name in values} for task, values in results.items()}
+                results[which, client] = self.evaluate_loaded((which, client), loader, what)
+        return read_results(results)
+
+    def evaluate_loaded(self, task: Task, loader: Any, what: Measurement) -> dict[str, Any]:
+        """Evaluate the model that is in the module; the values are read from the device later."""
+        user, (which, client) = self.engine.bench.user, task
+        user.best_metrics.key = f"{what.split} {which} {client}"
+        who = "data of all clients" if client < 0 else f"client {client}"
+        user.place = place_in_run(f"{who}, {what.stage}", what.round)
+        return user.evaluate(loader, what.stage)
 
     def seed_client(self, client: int, round: int) -> None:
         """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""
@@ -221,63 +227,17 @@ class Evaluator:
             return self.datamodule.pooled_dataloader(split, device=device)
         return self.datamodule.client_eval_dataloader(client, split, device=device)
 
-    def _summarise(self, evaluation: Evaluation, split: str, results: dict[Task, dict[str, float]]) -> None:
-        metrics, sizes = evaluation.metrics, self.datamodule.num_samples(split)
-        train_sizes = self.datamodule.num_samples("train")
-        for name, value in results.get(("global", -1), {}).items():
-            metrics[Measured(name, split=split).name] = value
-        measured = sorted({client for _, client in results if client >= 0})
-        evaluation.num_samples[f"num_{split}_samples"] = {client: int(sizes[client]) for client in measured}
-        for which in ("local", "global"):
-            evaluated = [client for w, client in results if w == which and client >= 0]
-            for name in dict.fromkeys(name for client in evaluated for name in results[which, client]):
-                clients = [client for client in evaluated if name in results[which, client]]
-                values = np.array([results[which, i][name] for i in clients])
-                what = Measured(name, which, split)
-                evaluation.clients[what.name] = dict(zip(clients, values.tolist(), strict=True))
-                if which == "local":
-                    weighted = what._replace(place="local_weighted")
-                    metrics[what.name] = float(values.mean())
-                    metrics[weighted.name] = float(np.average(values, weights=sizes[clients]))
-                elif split == "test":
-                    metrics |= fairness(name, values, train_sizes[clients])
-                    metrics[NUM_EVALUATED] = float(len(clients))
 
-
-def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
-    """Measure how evenly the global model serves the clients.
-
-    Args:
-        name: Name of the metric, which tells whether smaller values are better, see
-            :func:`~fedbc_lightning.core.metric_names.is_lower_better`.
-        values: Value of the metric at each of the n clients.
-        sizes: Number of training samples of each client.
-
-    Returns:
-        ``<name>/std`` (the population's standard deviation), ``worst10`` (the mean of the worst ceil(n/10) clients),
-        ``least_data`` and ``most_data`` (the values of the clients with the fewest and the most samples).
-
-    Example:
-        >>> fairness("accuracy", np.array([0.5, 1.0]), np.array([10, 20]))["accuracy/worst10"]
-        0.5
-    """
-    ranked = np.sort(values)[::-1] if is_lower_better(name) else np.sort(values)
-    found = {
-        "std": float(values.std()),
-        "worst10": float(ranked[: math.ceil(len(values) / 10)].mean()),
-        "least_data": float(values[sizes.argmin()]),
-        "most_data": float(values[sizes.argmax()]),
-    }
-    return {Measured(name, place).name: value for place, value in found.items()}
-
-
-def draw_clients(num_clients: int, eval_clients: int | float | str | None, seed: int) -> list[int]:
+def draw_clients(
+    num_clients: int, eval_clients: int | float | str | None, seed: int, purpose: str = "eval"
+) -> list[int]:
     """Draw the clients that are evaluated, which are the same in every round.
 
     Args:
         num_clients: Number of clients N.
         eval_clients: A number of clients, 0 for none, a fraction of them, or ``"all"``; None is all, but at most 1,000.
         seed: Seed of the run.
+        purpose: Name of the draw.
 
     Returns:
         The clients, ascending.
@@ -294,11 +254,11 @@ def draw_clients(num_clients: int, eval_clients: int | float | str | None, seed:
     elif eval_clients == "all":
         count = num_clients
     elif isinstance(eval_clients, float):
-        count = max(1, round(eval_clients * num_clients))
+        count = min(num_clients, max(1, round(eval_clients * num_clients)))
     else:
         count = int(eval_clients)
         if count > num_clients:
             raise ConfigurationError(
                 f"trainer.eval_clients: got {count}, but the data has {num_clients} clients; give at most that."
             )
-    return sorted(numpy_generator(seed, "eval").choice(num_clients, count, replace=False).tolist())
+    return sorted(numpy_generator(seed, purpose).choice(num_clients, count, replace=False).tolist())

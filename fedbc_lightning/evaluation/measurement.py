@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
+from fedbc_lightning.core.devices import read
 from fedbc_lightning.local import FineTuning
 
 Task = tuple[str, int]
-"""A model, "global" or "local", and the client on whose data it is evaluated; -1 is the pooled data of all clients."""
+"""A model ("global", "local" or "finetuned") and the client on whose data it is evaluated; -1 is the pooled data."""
+Results = dict[Task, dict[str, float]]
+"""Values of tasks by name."""
 
 
 @dataclass(frozen=True)
@@ -46,3 +50,9 @@ class Measurement:
     stage: str
     models: Models
     round: int
+
+
+def read_results(results: dict[Task, dict[str, Any]]) -> Results:
+    """Read values from the device, all at once."""
+    numbers = iter(read(value for values in results.values() for value in values.values()))
+    return {task: {name: next(numbers) for name in values} for task, values in results.items()}

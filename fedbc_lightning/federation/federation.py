@@ -104,7 +104,7 @@ class Federation:
         self.bench = Workbench.of_module(user, configure(user), local, datamodule, seed)
         if not algorithm.trains_pooled:
             optimizer = self.bench.optimizer.optimizer
-            report_single_steps(optimizer, participation.num_single_steps, datamodule.num_clients)
+            report_single_steps(optimizer, participation.num_single_steps, len(participation.clients))
             report_short_ways(optimizer, participation.largest_client()[1], max_rounds)
         self.layout = self.bench.layout
         initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters()
@@ -165,12 +165,17 @@ class Federation:
             buffers: The floating-point buffers, (b,).
             counters: The integer buffers.
         """
-        num_clients, declaration = self.datamodule.num_clients, self.declaration
+        num_clients, declaration = len(self.participation.clients), self.declaration
         self.server = ServerState(
             parameters, buffers, counters, declaration, self._buffer_policy, num_clients=num_clients, seed=self._seed
         )
         self.clients = ClientStore(
-            num_clients, declaration, self.server.model, counters, self.layout.num_parameters, self._client_dtype
+            self.datamodule.num_clients,
+            declaration,
+            self.server.model,
+            counters,
+            self.layout.num_parameters,
+            self._client_dtype,
         )
 
     def run_round(self, round: int) -> dict[str, float]:
@@ -205,6 +210,10 @@ class Federation:
         server.records += missing_records(participants, self._num_samples)
         record_bytes(server.records, *bytes_of_client(self.algorithm, self.server_parts, self.layout, server))
         return round_metrics(server)
+
+    def start_local_steps(self, round: int) -> None:
+        """Set the workbench to the rates and the scale of a round, for local steps outside of its training."""
+        self.bench.start_round(round, self.grad_scale, self.schedule.learning_rates)
 
     def start_round(self, bench: Workbench) -> Sums:
         """Set a workbench and the server's parts to the start of the round in ``server.round``."""
@@ -262,7 +271,11 @@ class Federation:
 
     def make_cohort(self, clients: list[int], positions: list[int]) -> Cohort:
         """Clients of this round, by their positions in it, that are trained together."""
-        sizes = [int(self._num_samples.sum())] if POOLED in clients else self._num_samples[clients].tolist()
+        sizes = (
+            [int(self._num_samples[self.participation.clients].sum())]
+            if POOLED in clients
+            else self._num_samples[clients].tolist()
+        )
         cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
         cohort.start_counters = self.server["counters"]
         self.local_models.begin(cohort)

@@ -50,6 +50,7 @@ class Participation:
     Attributes:
         num_sampled: Number of clients sampled in a round, S.
         num_batches: Number of batches per epoch of each client, int64 (N,).
+        clients: The clients that may be sampled, int64, ascending: all but those that are held out.
 
     Raises:
         ConfigurationError: The settings do not fit the data or the method.
@@ -61,7 +62,8 @@ class Participation:
     ) -> None:  # fmt: skip
         self._algorithm, self._local, self._sampler = algorithm, local, sampler
         self._stragglers, self._seed = stragglers, seed
-        self._num_clients, self.num_batches = datamodule.num_clients, datamodule.num_batches()
+        self.clients, self.num_batches = datamodule.training_clients, datamodule.num_batches()
+        self._num_clients = len(self.clients)
         self.num_sampled = num_sampled(clients_per_round, self._num_clients)
         name = type(algorithm).__name__
         if algorithm.needs_all_clients and self.num_sampled < self._num_clients:
@@ -92,7 +94,7 @@ class Participation:
                 f"trainer.sampler: {type(self._sampler).__name__} returned {len(ids)} clients for round {round}; "
                 f"{type(self._algorithm).__name__} takes all {self._num_clients}."
             )
-        return ids
+        return ids if self._num_clients == len(self.num_batches) else self.clients[ids].tolist()
 
     def draw(self, round: int) -> Participants:
         """Return the sampled clients of a round, the stragglers among them, and those that send nothing."""
@@ -116,12 +118,17 @@ class Participation:
     @property
     def num_single_steps(self) -> int:
         """Number of clients that are asked to take one step in a round."""
-        sizes, counts = np.unique(self.num_batches, return_counts=True)
+        sizes, counts = np.unique(self.num_batches[self.clients], return_counts=True)
         return sum(int(n) for size, n in zip(sizes, counts, strict=True) if self._local.num_steps(int(size)) == 1)
+
+    @property
+    def most_batches(self) -> int:
+        """Number of batches per epoch of the largest client that may be sampled."""
+        return int(self.num_batches[self.clients].max())
 
     def largest_client(self) -> tuple[int, int]:
         """Return the local epochs and steps of the client with the most batches."""
-        num_batches = int(self.num_batches.max())
+        num_batches = self.most_batches
         steps = self._local.num_steps(num_batches)
         return self._local.epochs or -(-steps // num_batches), steps
 

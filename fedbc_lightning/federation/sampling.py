@@ -13,7 +13,8 @@ class ClientSampler:
         """Return the distinct clients of one round, in the order of their turns, from the arguments alone.
 
         Args:
-            num_clients: Number of clients, N.
+            num_clients: Number of clients N that train; client k of these is meant by k, whatever its number, if some
+                clients are held out.
             num_sampled: Number of clients to sample, S, at most N.
             seed: The run's seed.
             round: Number of the round, 1..T.

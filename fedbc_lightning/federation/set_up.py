@@ -46,7 +46,7 @@ def round_schedulers(
     first = configure(user)
     schedule = RoundSchedulers(first.optimizer, first.round_schedulers)
     if local.schedule_rounds is not None:
-        limits = local.limits(int(participation.num_batches.max()))
+        limits = local.limits(participation.most_batches)
         local_schedules.check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
     else:
         report_unreachable_rates(first, *participation.largest_client(), max_rounds)
@@ -58,7 +58,7 @@ def show_largest_client(user: UserModule, local: LocalTraining, participation: P
 
     ``configure_optimizers`` sees them, too, when it is called to learn its form.
     """
-    num_batches = int(participation.num_batches.max())
+    num_batches = participation.most_batches
     limits = local.limits(num_batches)
     if local.schedule_rounds is None:
         limits["max_epochs"] = local.epochs or 1

@@ -83,7 +83,7 @@ class SingleSamples:
             return None
         sizes, batch_size = datamodule.num_samples("train"), datamodule.batch_size
         if self._participation.sample(1) == [POOLED]:
-            return POOLED if sizes.sum() % batch_size == 1 % batch_size else None
+            return POOLED if sizes[self._participation.clients].sum() % batch_size == 1 % batch_size else None
         ends = sizes % batch_size == 1 % batch_size
         if local.steps is not None:
             ends &= local.steps * local.accumulate_grad_batches >= datamodule.num_batches()

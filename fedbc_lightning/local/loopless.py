@@ -24,7 +24,7 @@ class LooplessSteps(Solver):
         num_local_steps: Number of local steps.
         lr: Step size α.
         probability: Probability p of an exchange.
-        num_clients: Number of clients, N.
+        clients: Numbers of the N clients that train.
         offset: Shift Ψ_i, (K, d), or 0.
         is_stochastic: Whether to draw a component j and take ∇f_ij; otherwise ∇f_i is taken.
         table: Table J_i, (K, m, d), which is written in place, or None for methods without one.
@@ -38,15 +38,14 @@ class LooplessSteps(Solver):
         num_local_steps: int,
         lr: float,
         probability: float,
-        num_clients: int,
+        clients: np.ndarray,
         offset: Tensor | float = 0.0,
         is_stochastic: bool = False,
         table: Tensor | None = None,
         num_sampled: int | None = None,
     ) -> None:
-        self.num_local_steps, self.lr, self.probability, self.num_clients = (
-            num_local_steps, lr, probability, num_clients,
-        )  # fmt: skip
+        self.num_local_steps, self.lr, self.probability = num_local_steps, lr, probability
+        self.clients, self.num_clients = clients, len(clients)
         self.offset, self.is_stochastic, self.table, self.num_sampled = offset, is_stochastic, table, num_sampled
         self.mean: Tensor | float = 0.0
 
@@ -60,7 +59,7 @@ class LooplessSteps(Solver):
         self.is_sampled = np.ones(self.num_local_steps, dtype=bool)
         if self.num_sampled is not None:
             rng = client.rng("participants", of_client=False)
-            drawn = [rng.choice(self.num_clients, self.num_sampled, replace=False) for _ in self.is_sampled]
+            drawn = [rng.choice(self.clients, self.num_sampled, replace=False) for _ in self.is_sampled]
             self.is_sampled = np.array([client.client in chosen for chosen in drawn])
         if self.table is not None:
             self.mean = self.table.mean(dim=1)

@@ -56,7 +56,7 @@ def draw_rounds(federation: Federation, num_rounds: int) -> Drawn:
     touched, slots = len(times), sum(min(number, NUM_SLOTS) for number in times.values())
     more = num_rounds / count
     if count < num_rounds:
-        num_clients = federation.datamodule.num_clients
+        num_clients = len(federation.participation.clients)
         touched = round_up(num_clients * (1 - (1 - times.total() / count / num_clients) ** num_rounds))
         slots = min(NUM_SLOTS * touched, round_up(times.total() * more))
     steps, up, down, sampled = (round_up(total * more) for total in (steps, up, down, sampled))

@@ -29,7 +29,7 @@ class Plan:
         device: Device on which was measured.
         num_processes: Number of processes that share the clients; times are for all, measured in one.
         num_parameters: Number of parameters, d.
-        num_clients: Number of clients, N.
+        num_clients: Number of clients N that train.
         max_rounds: Number of rounds, T.
         clients_per_round: Number of clients that train in a round, mean over the first rounds.
         steps_per_client: Number of optimizer steps of a client in a round, mean over the first rounds.
@@ -135,7 +135,7 @@ def _measure(run: Run, num_processes: int, start_seconds: float) -> Plan:
     return Plan(
         algorithm=str(federation.algorithm), model=type(run.user.module).__name__,
         engine=federation.engine_kind, device=str(device), num_processes=num_processes,
-        num_parameters=federation.layout.num_parameters, num_clients=run.datamodule.num_clients,
+        num_parameters=federation.layout.num_parameters, num_clients=len(run.datamodule.training_clients),
         max_rounds=settings.max_rounds, clients_per_round=num_trained / len(drawn.first),
         steps_per_client=steps / max(num_trained, 1), steps_per_round=steps / len(drawn.first),
         num_steps=drawn.num_steps, is_counted=drawn.is_counted, round_seconds=round_seconds,

@@ -104,10 +104,10 @@ class RunFiles:
 
     @property
     def num_samples(self) -> pd.Series:
-        """Number of training samples by client, the largest number first."""
+        """Number of training samples by client that is not held out, the largest number first."""
         sizes = (self.partition.get("sizes") or {}).get("train")
         if sizes is not None:
-            found = pd.Series(sizes)
+            found = pd.Series(sizes).drop(self.partition.get("heldout_clients", []))
         elif {"client", "num_samples"} <= set(self.clients):
             found = self.clients.groupby("client")["num_samples"].max()
         else:

@@ -20,7 +20,12 @@ from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.reported_round import OF_PAPERS, ROUNDS, can_choose
 from fedbc_lightning.studies.results import evaluated, rows_read, totals
 
-PLACES = {"global": "global model z", "local": "clients' own models"}
+OF_CLIENTS = {"global": "global model z", "local": "clients' own models"}
+PLACES = {
+    **OF_CLIENTS,
+    "heldout": "z on held-out clients",
+    "heldout_finetuned": "z on held-out clients, fine-tuned",
+}
 EVEN = {
     "worst10": "worst tenth of the clients",
     "least_data": "tenth with least data",
@@ -79,9 +84,9 @@ def _said(kind: Measured) -> str:
     return f"{kind.split} {kind.metric}".replace("_", " ")
 
 
-def _columns(kind: Measured, table: pd.DataFrame) -> dict[str, str]:
+def _columns(kind: Measured, table: pd.DataFrame, places: dict[str, str] = PLACES) -> dict[str, str]:
     """Map the columns of a table that hold a metric to the models that they measure."""
-    columns = {kind._replace(place=place).name: text for place, text in PLACES.items()}
+    columns = {kind._replace(place=place).name: text for place, text in places.items()}
     return {name: text for name, text in columns.items() if name in table}
 
 
@@ -134,7 +139,8 @@ def _numbers(run: RunFiles) -> Table:
 def _curves(run: RunFiles) -> Iterator[Block]:
     metrics = run.metrics
     pictures: list[Picture] = []
-    legend = {place: COLORS[k] for k, place in enumerate(PLACES.values())}
+    there = {what.place for what in map(measured, metrics) if what}
+    legend = {text: COLORS[k] for k, (place, text) in enumerate(PLACES.items()) if place in {*OF_CLIENTS, *there}}
     for kind in _kinds(_measured(run)):
         columns = _columns(kind, metrics)
         pictures.append(_lines(f"c{len(pictures)}", _said(kind), metrics, columns, kind.metric, legend))
@@ -186,13 +192,16 @@ def _clients(run: RunFiles) -> Iterator[Block]:
     kinds = _kinds(name for name in _measured(run) if name in run.evaluation)
     if not kinds:
         return
-    kind, columns = kinds[0].metric, {text: name for name, text in _columns(kinds[0], run.evaluation).items()}
+    kind, columns = (
+        kinds[0].metric,
+        {text: name for name, text in _columns(kinds[0], run.evaluation, OF_CLIENTS).items()},
+    )
     frames = client_figures.accuracy_frames({"run": [run]}, columns)
     if len(columns) == 1:
         frames = {title: found.set_axis(list(columns), axis=1) for title, found in frames.items()}
     if not frames:
         return
-    legend = {place: COLORS[k] for k, place in enumerate(PLACES.values()) if place in columns}
+    legend = {place: COLORS[k] for k, place in enumerate(OF_CLIENTS.values()) if place in columns}
     pictures = figures.small_multiples("m", frames, kind, legend)
     text = f"Each figure shows {figures.unit(kind)}, on the data of one client, by round, on the same axes."
     yield Gallery(f"{text} {client_figures.which_clients(run)}", pictures, legend, size="small")

@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.evaluation.evaluator import Evaluation
+from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.hook_writes import not_kept_from_evaluation_hooks
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.monitors import how_to_validate

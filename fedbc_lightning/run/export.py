@@ -106,6 +106,10 @@ def choose_model(run: Run, client: int | None) -> tuple[Tensor, Tensor]:
         return federation.algorithm.global_model(federation.server), federation.server["counters"]
     if federation.algorithm.trains_pooled:
         raise ConfigurationError(f"client: {federation.algorithm} trains one model on all data; leave client out.")
+    if client in run.datamodule.heldout:
+        raise ConfigurationError(
+            f"client: client {client} is held out (data.heldout_clients) and has no model of its own; leave client out."
+        )
     models = federation.models()
     if models.local is None:
         raise ConfigurationError(

@@ -16,7 +16,7 @@ def hyper_parameters(run: Run) -> dict[str, Any]:
     """Return the hyper-parameters of a run under dotted names, to compare them on resume."""
     settings = run.settings
     local = dict(vars(settings.local))
-    rounds = local.pop("schedule_rounds")
+    rounds, finetune_steps = local.pop("schedule_rounds"), settings.heldout_finetune_steps
     described: dict[str, Any] = {
         "trainer.clients_per_round": settings.clients_per_round,
         "trainer.engine": run.federation.engine_kind,
@@ -27,6 +27,7 @@ def hyper_parameters(run: Run) -> dict[str, Any]:
         **_flat("trainer.stragglers", vars(settings.stragglers) if settings.stragglers else {}),
         "trainer.eval_every_n_rounds": settings.eval_every_n_rounds,
         "trainer.eval_clients": settings.eval_clients,
+        **({"trainer.heldout_finetune_steps": finetune_steps} if finetune_steps else {}),
         "trainer.keep_local_models": settings.keep_local_models,
         "trainer.client_dtype": settings.client_dtype,
         "trainer.local_schedules": rounds and f"continue (for max_rounds: {rounds})",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.metric_names import current_names
-from fedbc_lightning.evaluation.evaluator import Evaluation
+from fedbc_lightning.evaluation.summary import Evaluation
 
 
 @dataclass

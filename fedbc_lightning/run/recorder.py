@@ -19,7 +19,7 @@ from fedbc_lightning.core import storage
 from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.private_lightning import purge_from
 from fedbc_lightning.core.twins import both
-from fedbc_lightning.evaluation.evaluator import Evaluation
+from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.hyper_parameters import hyper_parameters
 from fedbc_lightning.run.result import FitResult
@@ -212,7 +212,8 @@ class Recorder:
 
     def _log_histograms(self, logger: TensorBoardLogger, round: int, evaluation: Evaluation) -> None:
         clients = self._run.federation.clients
-        values = {f"clients/{name}": clients.scalar(name) for name in clients.scalar_names}
+        trained = torch.from_numpy(self._run.datamodule.training_clients)
+        values = {f"clients/{name}": clients.scalar(name)[trained] for name in clients.scalar_names}
         values |= {f"clients/{name}": torch.tensor([*of.values()]) for name, of in evaluation.clients.items()}
         for name, tensor in values.items():
             with suppress(ValueError):  # NumPy cannot bin e.g. NaN, which must not end the run

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.metric_names import (
     GLOBAL,
+    HELDOUT,
     TRAIN_LOSS,
     Measured,
     is_lower_better,
@@ -237,7 +238,7 @@ def _by_trust(names: Iterable[str]) -> list[str]:
 
 
 def key_metrics(names: Iterable[str]) -> list[str]:
-    """Return the key metrics: of the global model, of the clients' own models, of the clients it serves worst.
+    """Return the key metrics: of z, of the clients' own models, of the clients that z serves worst, of those held out.
 
     Example:
         >>> key_metrics(["train/loss", "loss/global", "accuracy/global", "accuracy/local"])
@@ -249,7 +250,7 @@ def key_metrics(names: Iterable[str]) -> list[str]:
     found = sorted(filter(_is_global, names), key=lambda name: (is_of_validation(name), is_lower_better(name)))
     for name in found:
         metric, _, split = measured(name) or Measured(name)
-        metrics = [Measured(metric, place, split).name for place in ("global", "local", "worst10")]
+        metrics = [Measured(metric, place, split).name for place in ("global", "local", "worst10", *HELDOUT)]
         return [metric for metric in metrics if metric in names]
     return [name for name in names if name == TRAIN_LOSS]
 

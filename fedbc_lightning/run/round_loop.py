@@ -10,7 +10,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.distributed.interrupts import Interrupts, check
-from fedbc_lightning.evaluation.evaluator import Evaluation
+from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.hook_writes import (
     begin_again,
     kept_from_round_hooks,

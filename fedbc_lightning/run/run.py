@@ -13,7 +13,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.evaluation.evaluator import Evaluation, Evaluator
+from fedbc_lightning.evaluation.evaluator import Evaluator
+from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.hooks import Hooks
@@ -80,6 +81,8 @@ class Run:
 
     def evaluate(self, splits: list[str], round: int) -> Evaluation:
         """Evaluate the staged models on splits that exist; the module holds z again afterwards."""
+        if self.evaluator.fine_tuned.num_steps:
+            self.federation.start_local_steps(round)
         evaluation = self.evaluator.run(splits, self.federation.models(), round)
         self.federation.load_global()
         return evaluation

@@ -66,7 +66,7 @@ def set_up(
         settings.keep_local_models, client_dtype, _engine(request, settings, beginning.saved), settings.max_rounds,
         seed,
     )  # fmt: skip
-    evaluator = Evaluator(fabric, federation, datamodule, settings.eval_clients, seed)
+    evaluator = Evaluator(fabric, federation, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed)
     is_trained = beginning.saved is not None or beginning.previous is not None
     run = Run(
         request.fn, settings, seed, fabric, federation, evaluator, progress, lock, beginning.path, is_trained

@@ -42,6 +42,7 @@ class RunSettings:
     logger: AnyLogger | Iterable[AnyLogger] | bool | None
     eval_every_n_rounds: int
     eval_clients: int | float | Literal["all"] | None
+    heldout_finetune_steps: int
     buffers: BufferPolicy
     keep_local_models: bool | None
     client_dtype: Literal["float32", "bfloat16"] | None

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.evaluation.evaluator import Evaluation, Evaluator
+from fedbc_lightning.evaluation.evaluator import Evaluator
+from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.sampling import ClientSampler
 from fedbc_lightning.federation.stragglers import Stragglers
@@ -128,6 +129,7 @@ class RunView:
     callbacks = Shown[list[Callback]](_settings)
     eval_every_n_rounds = Shown[int](_settings)
     eval_clients = Shown[int | float | Literal["all"] | None](_settings)
+    heldout_finetune_steps = Shown[int](_settings)
     buffers = Shown[BufferPolicy](_settings)
     keep_local_models = Shown[bool | None](_settings)
     client_dtype = Shown[Literal["float32", "bfloat16"] | None](_settings)

@@ -67,4 +67,4 @@ class ControlVariates(ServerCallback):
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Add to c the sum of the changes divided by N."""
-        server.stage("control", server["control"] + sums["control"] / clients.num_clients)
+        server.stage("control", server["control"] + sums["control"] / server.num_clients)

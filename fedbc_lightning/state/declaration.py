@@ -109,7 +109,7 @@ class ServerState:
         metrics: The numbers that server callbacks log in this round, by name.
         round: Number of the current round, 1..T.
         seed: The run's seed.
-        num_clients: Number of clients, N.
+        num_clients: Number of clients N that train.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import EVEN, current_names, measured
+from fedbc_lightning.core.metric_names import TEST_ONLY, current_names, measured
 from fedbc_lightning.studies.reported_round import Report, criterion
 from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State, tables_folder
@@ -101,7 +101,7 @@ def evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
 
     A NaN in such a row means that the run has diverged.
     """
-    columns = [name for name in metrics if (found := measured(name)) and found.place not in EVEN]
+    columns = [name for name in metrics if (found := measured(name)) and found.place not in TEST_ONLY]
     return metrics[metrics[columns].notna().any(axis=1) & (metrics["round"] > 0)] if columns else metrics
 
 

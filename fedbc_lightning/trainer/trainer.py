@@ -94,7 +94,10 @@ class FederatedTrainer(RunView):
         eval_every_n_rounds: Evaluate after every n-th round and after the last one; 0: never.
         eval_clients: Clients that are evaluated one by one: a number, a fraction, or ``all``; None: all clients up to
             1,000, or 1,000 of more, the same ones in every round. 0: none, and the global model is evaluated on the
-            pooled data alone.
+            pooled data alone. The same number, fraction or ``all`` holds for clients that are held out.
+        heldout_finetune_steps: Optimizer steps that a copy of the global model takes on each held-out client's training
+            data before ``accuracy/heldout_finetuned`` is measured; 0: none, and only ``accuracy/heldout`` is measured.
+            Who is held out is said by ``heldout_clients`` of the data module.
         gradient_clip_val: Bound of the gradient, the algorithm's terms included; None: the gradient is not clipped.
         gradient_clip_algorithm: Clip by ``norm`` (default) or by ``value``.
         accumulate_grad_batches: Number of batches per optimizer step.
@@ -146,6 +149,7 @@ class FederatedTrainer(RunView):
         logger: AnyLogger | Iterable[AnyLogger] | bool | None = None,
         eval_every_n_rounds: int = 1,
         eval_clients: int | float | Literal["all"] | None = None,
+        heldout_finetune_steps: int = 0,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] | None = None,
         accumulate_grad_batches: int = 1,
@@ -177,7 +181,8 @@ class FederatedTrainer(RunView):
             sampler=sampler or UniformSampler(), stragglers=stragglers, engine=engine, accelerator=accelerator,
             strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision, deterministic=deterministic,
             callbacks=default_callbacks(callbacks, enable_progress_bar), logger=logger,
-            eval_every_n_rounds=eval_every_n_rounds, eval_clients=eval_clients, buffers=buffers,
+            eval_every_n_rounds=eval_every_n_rounds, eval_clients=eval_clients,
+            heldout_finetune_steps=heldout_finetune_steps, buffers=buffers,
             keep_local_models=keep_local_models, client_dtype=client_dtype, enable_checkpointing=enable_checkpointing,
             checkpoint_every_n_rounds=checkpoint_every_n_rounds, default_root_dir=Path(default_root_dir), name=name,
             seed=seed,

@@ -15,7 +15,7 @@ from fedbc_lightning import FedBC
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import is_of_clients
-from fedbc_lightning.evaluation import evaluator
+from fedbc_lightning.evaluation import measurement
 from fedbc_lightning.module import collector
 
 COUNTS = ["num_test_samples", "num_val_samples"]
@@ -118,7 +118,7 @@ def test_the_numbers_of_all_clients_are_read_from_the_device_at_once(tmp_path, m
         reads.append(len(values))
         return read(values)
 
-    for module in (evaluator, collector):
+    for module in (measurement, collector):
         monkeypatch.setattr(module, "read", counted)
     trainer = make_trainer(tmp_path)
     found = trainer.validate(make_model(), BoringData(val_fraction=0.03), FedBC(dual_lr=0.01))

@@ -1,0 +1,119 @@
+"""The results of an evaluation: metrics of the models, and measures of fairness among clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedbc_lightning.core.metric_names import NUM_EVALUATED, Measured, is_lower_better
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.evaluation.measurement import Results
+
+
+@dataclass
+class Evaluation:
+    """The results of one evaluation.
+
+    Attributes:
+        metrics: Value of each metric by its name (``accuracy/global``, ...).
+        clients: Value of each metric at each client, by name (``accuracy/global``, ``accuracy/local``) and client.
+        num_samples: Number of samples on which each client was evaluated, by name (``num_test_samples``) and client.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    clients: dict[str, dict[int, float]] = field(default_factory=dict)
+    num_samples: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def rows(self) -> list[dict[str, float]]:
+        """Return one row per evaluated client: its number under ``client``, its samples, and its values by name."""
+        found: dict[int, dict[str, float]] = {}
+        for name, values in (self.num_samples | self.clients).items():
+            for client, value in values.items():
+                found.setdefault(client, {"client": client})[name] = value
+        return [found[client] for client in sorted(found)]
+
+
+def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: FederatedDataModule) -> None:
+    """Add the results of a split to an evaluation.
+
+    Args:
+        evaluation: Evaluation to complete.
+        split: Split of the data, ``"test"`` or ``"val"``.
+        results: Values of tasks by name.
+        datamodule: Data of the clients.
+    """
+    metrics, sizes = evaluation.metrics, datamodule.num_samples(split)
+    train_sizes, heldout = datamodule.num_samples("train"), set(datamodule.heldout.tolist())
+    for name, value in results.get(("global", -1), {}).items():
+        metrics[Measured(name, split=split).name] = value
+    measured = sorted({client for _, client in results if client >= 0})
+    evaluation.num_samples[f"num_{split}_samples"] = {client: int(sizes[client]) for client in measured}
+    _summarise_heldout(evaluation, split, results, heldout)
+    for which in ("local", "global"):
+        evaluated = [client for w, client in results if w == which and client >= 0 and client not in heldout]
+        for name in dict.fromkeys(name for client in evaluated for name in results[which, client]):
+            clients = [client for client in evaluated if name in results[which, client]]
+            values = np.array([results[which, i][name] for i in clients])
+            what = Measured(name, which, split)
+            evaluation.clients[what.name] = dict(zip(clients, values.tolist(), strict=True))
+            if which == "local":
+                weighted = what._replace(place="local_weighted")
+                metrics[what.name] = float(values.mean())
+                metrics[weighted.name] = float(np.average(values, weights=sizes[clients]))
+            elif split == "test":
+                metrics |= fairness(name, values, train_sizes[clients])
+                metrics[NUM_EVALUATED] = float(len(clients))
+
+
+def _summarise_heldout(evaluation: Evaluation, split: str, results: Results, heldout: Collection[int]) -> None:
+    """Add the metrics of clients that are held out: of z as it is, and after fine-tuning."""
+    for which, place in (("global", "heldout"), ("finetuned", "heldout_finetuned")):
+        found = {client: values for (w, client), values in results.items() if w == which and client in heldout}
+        for name in dict.fromkeys(name for values in found.values() for name in values):
+            of_clients = {client: values[name] for client, values in found.items() if name in values}
+            what, values = Measured(name, place, split), np.array(list(of_clients.values()))
+            evaluation.clients[what.name] = of_clients
+            evaluation.metrics[what.name] = float(values.mean())
+            if split == "test":
+                evaluation.metrics[what._replace(place=f"{place}_std").name] = float(values.std())
+                evaluation.metrics[what._replace(place=f"{place}_worst10").name] = worst_tenth(name, values)
+
+
+def worst_tenth(name: str, values: np.ndarray) -> float:
+    """Return the mean of the worst ceil(n/10) of n values of a metric.
+
+    Example:
+        >>> worst_tenth("accuracy", np.array([0.5, 1.0])), worst_tenth("loss", np.array([0.5, 1.0]))
+        (0.5, 1.0)
+    """
+    ranked = np.sort(values)[::-1] if is_lower_better(name) else np.sort(values)
+    return float(ranked[: math.ceil(len(values) / 10)].mean())
+
+
+def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
+    """Measure how evenly the global model serves the clients.
+
+    Args:
+        name: Name of the metric, which tells whether smaller values are better, see
+            :func:`~fedbc_lightning.core.metric_names.is_lower_better`.
+        values: Value of the metric at each of the n clients.
+        sizes: Number of training samples of each client.
+
+    Returns:
+        ``<name>/std`` (the population's standard deviation), ``worst10`` (the mean of the worst ceil(n/10) clients),
+        ``least_data`` and ``most_data`` (the values of the clients with the fewest and the most samples).
+
+    Example:
+        >>> fairness("accuracy", np.array([0.5, 1.0]), np.array([10, 20]))["accuracy/worst10"]
+        0.5
+    """
+    found = {
+        "std": float(values.std()),
+        "worst10": worst_tenth(name, values),
+        "least_data": float(values[sizes.argmin()]),
+        "most_data": float(values[sizes.argmax()]),
+    }
+    return {Measured(name, place).name: value for place, value in found.items()}
