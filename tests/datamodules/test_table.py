@@ -197,6 +197,22 @@ def test_standardize(tmp_path):
     assert train[:, :2].std(dim=0, unbiased=False).tolist() == pytest.approx([1, 1], rel=1e-5)
 
 
+def test_held_out_clients_have_no_part_in_the_statistics(tmp_path):
+    """The columns are scaled by the rows of the clients that train, and others' rows by the same numbers."""
+    enormous = FRAME.assign(age=FRAME["age"] + 1e6 * (FRAME["hospital"] == FRAME["hospital"].iloc[0]))
+    path = save(enormous, tmp_path / "t.csv")
+    options = {"features": ["age"], "standardize": True, "heldout_clients": [FRAME["hospital"].iloc[0]]}
+    data = ready(path, "ill", "hospital", **options)
+    assert [data.client_names[client] for client in data.heldout] == [FRAME["hospital"].iloc[0]]
+    loaders = [data.client_eval_dataloader(client, "train") for client in data.training_clients.tolist()]
+    train = torch.cat([x for loader in loaders for x, _ in loader])
+    assert train.mean().abs() < 1e-5
+    assert train.std(unbiased=False) == pytest.approx(1, rel=1e-5)
+    held = torch.cat([x for x, _ in data.client_eval_dataloader(int(data.heldout[0]), "train")])
+    assert held.min() > 1e3
+    assert len(data.pooled_dataset("train")) == len(train)
+
+
 def test_test_files(tmp_path):
     path = save(FRAME, tmp_path / "t.csv")
     test = FRAME.iloc[:8].assign(blood=["A", "new"] * 4)

@@ -1,0 +1,72 @@
+"""A study of what clients that never trained get, as a person runs it."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+import yaml
+from helpers.command_line import run_cli
+
+from fedbc_lightning.report.write import write_reports
+
+STUDY = {
+    "base": "tiny.yaml",
+    "algorithms": {"FedAvg": {}, "FedBC": {"dual_lr": 0.01}},
+    "overrides": {"data.heldout_clients": 2, "trainer.heldout_finetune_steps": 2},
+    "seeds": 2,
+    "workers": 1,
+    "metrics": ["accuracy/heldout", "accuracy/heldout_finetuned", "loss/heldout_worst10"],
+}
+
+
+@pytest.fixture(autouse=True)
+def data_with_heldout_clients(project):
+    """The project's data module hands the argument on, as one's own does."""
+    path = project / "tiny_data.py"
+    text = path.read_text().replace("batch_size: int = 5)", "batch_size: int = 5, heldout_clients=None)")
+    path.write_text(
+        text.replace("super().__init__(batch_size)", "super().__init__(batch_size, heldout_clients=heldout_clients)")
+    )
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_study_compares_what_new_clients_get(project, capfd):
+    (project / "study.yaml").write_text(yaml.safe_dump(STUDY))
+    assert run_cli("compare", "--config", "study.yaml") == 0, capfd.readouterr()
+    results = pd.read_csv(project / "studies/study/results.csv")
+    assert set(results["status"]) == {"finished"}
+    held = {}
+    for row in results.to_dict("records"):
+        folder = project / row["folder"]
+        metrics = pd.read_csv(folder / "metrics.csv").iloc[-1]
+        assert all(row[name] == pytest.approx(metrics[name], rel=1e-12) for name in STUDY["metrics"])
+        partition = json.loads((folder / "partition.json").read_text())
+        held.setdefault(row["seed"], []).append(partition["heldout_clients"])
+    assert all(first == second for first, second in held.values())  # the same for all methods of a seed
+    differences = pd.read_csv(project / "studies/study/differences.csv")
+    assert set(differences["metric"]) == set(STUDY["metrics"])
+    (page,) = (path.read_text() for path in write_reports(project / "studies/study"))
+    assert "accuracy/heldout_finetuned" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "held"), [("2", 2), ("0.5", 2), ("[3, 1]", [1, 3]), ("[3]", [3]), ("null", None), ("0", None)]
+)
+def test_the_command_line_takes_all_forms(project, capsys, words, held):
+    assert run_cli("partition", "--config", "tiny.yaml", f"--data.heldout_clients={words}", "--out", "drawn") == 0
+    found = json.loads((project / "drawn/partition.json").read_text()).get("heldout_clients")
+    assert (len(found) if isinstance(held, int) else found) == held
+    said = capsys.readouterr().out
+    if held is None:
+        assert "held out" not in said
+    else:
+        assert f"{len(found)} of the clients are held out and never train: {', '.join(map(str, found))}" in said
+
+
+def test_a_bad_value_is_one_line(project, capsys):
+    assert run_cli("fit", "--config", "tiny.yaml", "--data.heldout_clients=4") == 1
+    said = capsys.readouterr().err
+    assert "data.heldout_clients: got 4; give a fraction in (0, 1), a whole number from 1 to 3" in said
+    assert "Traceback" not in said
