@@ -46,6 +46,15 @@ class Poisoned(BoringData):
         self.arrays[4:] = [(1e6 * inputs, targets.flip(0)) for inputs, targets in self.arrays[4:]]
 
 
+class Decaying(BoringModel):
+    """Its learning rate is halved after each round."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "round"}}
+
+
 class Plain(BoringModel):
     """A model without buffers, which the vectorized engine takes."""
 
@@ -115,13 +124,13 @@ def test_fine_tuning_does_not_change_the_run(tmp_path):
     assert not any("finetuned" in name for name in tables(without)["metrics"][0])
 
 
-def tuned_by_hand(state, data, client, round, num_steps, clip):
+def tuned_by_hand(state, data, client, round, num_steps, clip, lr):
     """z after some steps of momentum SGD, in the documented order of batches; written without the package's loop."""
     model = make_model()
     model.load_state_dict(state)
     model.train()
     inputs, targets = data.client_train_dataset(client).tensors
-    optimizer = torch.optim.SGD(model.parameters(), LR, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=MOMENTUM)
     taken = epoch = 0
     while taken < num_steps:
         order = torch.randperm(len(inputs), generator=generator(1, "shuffle", round, client, epoch))
@@ -145,16 +154,18 @@ def measured_by_hand(model, data, client):
     return {"loss": float(functional.cross_entropy(outputs, targets)), "accuracy": float(accuracy)}
 
 
-@pytest.mark.parametrize("clip", [None, 0.3])
-def test_the_metrics_are_those_of_a_loop_by_hand(tmp_path, clip):
+@pytest.mark.parametrize(
+    ("clip", "kind", "lr"), [(None, BoringModel, LR), (0.3, BoringModel, LR), (None, Decaying, LR / 4)]
+)
+def test_the_metrics_are_those_of_a_loop_by_hand(tmp_path, clip, kind, lr):
     data, num_steps, held = BoringData(heldout_clients=[0, 3, 5]), 5, (0, 3, 5)
-    model = make_model()
+    model = make_model(kind)
     trainer = fit(tmp_path, data, FedAvg(), model, heldout_finetune_steps=num_steps, gradient_clip_val=clip)
     logged = tables(trainer)["metrics"][-1]
     rows = {int(row["client"]): row for row in tables(trainer)["evaluation"] if row["round"] == "3"}
     state = {name: value.clone() for name, value in model.state_dict().items()}
     for place, steps in (("heldout", 0), ("heldout_finetuned", num_steps)):
-        found = {i: measured_by_hand(tuned_by_hand(state, data, i, 3, steps, clip), data, i) for i in held}
+        found = {i: measured_by_hand(tuned_by_hand(state, data, i, 3, steps, clip, lr), data, i) for i in held}
         for name in ("loss", "accuracy"):
             values = np.array([found[i][name] for i in held])
             for i in held:
