@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.state import checkpoint
 
 if TYPE_CHECKING:
@@ -33,7 +34,11 @@ def state_of(federation: Federation, *, is_last: bool = True) -> dict[str, Any]:
 
 
 def module_state_of(
-    federation: Federation, model: Tensor | None = None, counters: Tensor | None = None
+    federation: Federation,
+    model: Tensor | None = None,
+    counters: Tensor | None = None,
+    *,
+    with_frozen: bool = True,
 ) -> dict[str, Tensor]:
     """Return the ``state_dict`` of the user's module with a model in it, in the master dtype.
 
@@ -41,10 +46,13 @@ def module_state_of(
         federation: It holds the module and the global model.
         model: The model (d + b,); None: the committed global one.
         counters: The model's integer buffers; None: the committed ones.
+        with_frozen: Whether the large parameters that are not trained are in it, see ``FrozenParameters.large``.
     """
     server, layout = federation.server, federation.layout
     z, buffers = (server.model if model is None else model).split([layout.num_parameters, layout.num_buffers])
-    state = {name: tensor.detach().cpu().clone() for name, tensor in federation.user.module.state_dict().items()}
+    left_out = () if with_frozen else layout.large_frozen()
+    whole = federation.user.module.state_dict()
+    state = {name: tensor.detach().cpu().clone() for name, tensor in whole.items() if name not in left_out}
     named = layout.named_buffers(buffers, server["counters"] if counters is None else counters)
     return state | layout.under_all_names(named | layout.named_slices(z.cpu()))
 
@@ -62,6 +70,34 @@ def prepare_for(federation: Federation, state: dict[str, Any], path: str | Path)
     """
     federation.take_as_buffers(state.get("written_parameters", []))
     checkpoint.check_fingerprint(state["fingerprint"], federation.fingerprint, path)
+
+
+def with_frozen_parameters(
+    federation: Federation, module_state: dict[str, Tensor], hashes: dict[str, str], path: str | Path
+) -> dict[str, Tensor]:
+    """Return a module's state with the frozen parameters that its checkpoint holds as hashes alone.
+
+    Args:
+        federation: Its module has the frozen parameters.
+        module_state: The module's state in the checkpoint; what it holds is kept.
+        hashes: Hashes of the frozen parameters by name; a checkpoint that holds all tensors has none.
+        path: The file it comes from, for messages.
+
+    Raises:
+        ConfigurationError: The module has other frozen parameters.
+    """
+    if not hashes:
+        return module_state
+    here = federation.layout.frozen.hashes()
+    differ = [name for name in {**hashes, **here} if hashes.get(name) != here.get(name)]
+    if differ:
+        more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
+        raise ConfigurationError(
+            f"ckpt_path: '{path}' was trained beside other frozen weights: '{differ[0]}'{more} (requires_grad=False), "
+            "of which it holds hashes only. Make the model as it was made then: from the same pretrained weights, or "
+            "with the same seed before it is made."
+        )
+    return {**federation.layout.large_frozen(), **module_state}
 
 
 def load_state(
@@ -86,6 +122,7 @@ def load_state(
     user, layout, server = federation.user, federation.layout, federation.server
     user.module.load_state_dict(module_state)
     layout.frozen.mark()
+    layout.frozen.forget_hashes()
     server.values["z"] = layout.vector_from(module_state).to(server.z.device)
     server.load_state_dict(state["server"])
     federation.clients.load_state_dict(state["clients"], path, rows_path)

@@ -77,9 +77,10 @@ class Space:
                 checkpoint += self._drawn.num_touched * clients.file_rows.checksum_bytes
             disk["last.ckpt"] = checkpoint
             disk["last.ckpt again, while it is written"] = checkpoint
+            frozen = sum(p.nbytes for p in run.federation.layout.frozen.large().values())  # only last.ckpt lacks these
             kept = sum(isinstance(callback, RoundCheckpoint) for callback in run.hooks.callbacks)
             if kept:
-                disk["checkpoints of chosen rounds"] = kept * checkpoint
+                disk["checkpoints of chosen rounds"] = kept * (checkpoint + frozen)
         if clients.file_rows is not None:
             disk["clients.bin, at most"] = self._drawn.num_slots * clients.row_bytes
         evaluated = len(run.evaluator.client_ids)

@@ -81,6 +81,9 @@ def _restore(run: Run, saved: dict[str, Any], *, takes_other_seed: bool) -> None
     ours = saved[checkpoint.KEY]
     state, module, path = ours["federation"], run.user.module, run.path
     checkpoint_content.prepare_for(run.federation, state, path or "")
+    saved["state_dict"] = checkpoint_content.with_frozen_parameters(
+        run.federation, saved["state_dict"], ours.get("frozen", {}), path or ""
+    )
     module.on_load_checkpoint(saved)
     rows_path = None if path is None else path.with_name(row_file.NAME)
     checkpoint_content.load_state(run.federation, state, saved["state_dict"], path, rows_path)

@@ -24,7 +24,11 @@ def run_checkpoint(
     *,
     is_last: bool,
 ) -> dict[str, Any]:
-    """Return the content of a checkpoint that resumes a run, see :meth:`Recorder.checkpoint`."""
+    """Return the content of a checkpoint that resumes a run, see :meth:`Recorder.checkpoint`.
+
+    ``last.ckpt`` holds hashes in place of the large frozen parameters; other checkpoints hold the whole model.
+    """
+    frozen = run.federation.layout.frozen.hashes() if is_last else {}
     ours: dict[str, Any] = {
         **states,
         checkpoint.KEY: {
@@ -40,9 +44,10 @@ def run_checkpoint(
             "settings": hyper_parameters,
             "rows": num_rows,
             "federation": state_of(run.federation, is_last=is_last),
+            **({"frozen": frozen} if frozen else {}),
         },
     }
-    content = lightning_checkpoint(run, module_state_of(run.federation), ours)
+    content = lightning_checkpoint(run, module_state_of(run.federation, with_frozen=not is_last), ours)
     run.hooks.call_callbacks("on_save_checkpoint", content)
     return content
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -9,10 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_torch import writes_into
 
 SMALL = 2**16
-"""Largest number of elements of a frozen parameter that is copied before the first round whatever its shape."""
+"""Largest number of elements of a frozen parameter that is copied before the first round whatever its shape, and that
+``last.ckpt`` holds itself, not its hash."""
 
 
 class Mark(NamedTuple):
@@ -54,6 +57,7 @@ class FrozenParameters:
         self._module, self._shapes = module, shapes
         self._names = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
         self.mark()
+        self._hashes: dict[str, str] = {}
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -90,6 +94,30 @@ class FrozenParameters:
             return found
         is_same = torch.isclose(self._summed(), self._sums, rtol=0, atol=0, equal_nan=True).tolist()
         return [mark.name for mark, same in zip(self._copied_marks(), is_same, strict=True) if not same]
+
+    def large(self) -> dict[str, Tensor]:
+        """Return the frozen parameters of more than :data:`SMALL` elements themselves, which ``last.ckpt`` lacks."""
+        return {mark.name: mark.parameter.detach() for mark in self._marks if mark.parameter.numel() > SMALL}
+
+    def hashes(self) -> dict[str, str]:
+        """Return a hash of dtype, shape and bytes of each large parameter, which ``last.ckpt`` holds in its place.
+
+        Raises:
+            ConfigurationError: A value is another one than at the last call; the message names the parameter.
+        """
+        found = {name: _hash(parameter) for name, parameter in self.large().items()}
+        changed = [name for name, value in found.items() if self._hashes.get(name, value) != value]
+        if changed:
+            raise ConfigurationError(
+                f"model: '{changed[0]}' has requires_grad=False and was written during training, through .data; "
+                "checkpoints do not hold frozen parameters. Make it a buffer (register_buffer), or let it train."
+            )
+        self._hashes = found
+        return found
+
+    def forget_hashes(self) -> None:
+        """Compare the next hashes with no earlier ones, since a checkpoint's values were loaded."""
+        self._hashes = {}
 
     def copies(self) -> dict[str, Tensor]:
         """Return copies, by name, of the frozen parameters that may follow a trained one, and of the small ones."""
@@ -136,3 +164,10 @@ class FrozenParameters:
         dtype = None if any(parameter.device.type == "mps" for parameter in parameters) else torch.float64
         sums = [parameter.sum(dtype=dtype) for parameter in parameters]
         return torch.stack(sums).cpu() if sums else torch.empty(0)
+
+
+def _hash(parameter: Tensor) -> str:
+    tensor = parameter.cpu().contiguous()
+    found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]

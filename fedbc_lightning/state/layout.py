@@ -306,6 +306,11 @@ class ParameterLayout:
         others = {other: named[name] for other, name in self._other_names.items() if name in named}
         return named | {other: tensor.clone() for other, tensor in others.items()}
 
+    def large_frozen(self) -> dict[str, Tensor]:
+        """Return the large frozen parameters themselves, not copies, under each name that the module has for them."""
+        named = self.frozen.large()
+        return named | {other: named[name] for other, name in self._other_names.items() if name in named}
+
     def fingerprint(self) -> dict[str, str]:
         """Return "shape dtype" of every parameter and persistent buffer by name, to compare checkpoint and module."""
         described = {e.name: f"{tuple(e.shape)} {self.dtype}".replace("torch.", "") for e in self.entries}
