@@ -11,6 +11,7 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError, nearest
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation.checkpoint_content import module_state_of
+from fedbc_lightning.run.hugging_face import find_adapter, write_adapter, write_safetensors
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_checkpoint import lightning_checkpoint
 from fedbc_lightning.state import checkpoint
@@ -57,10 +58,9 @@ class Export:
         if run.fabric.is_global_zero:
             self._check(out, path)
             state = module_state_of(run.federation, *choose_model(run, client))
-            content = lightning_checkpoint(run, state, {checkpoint.SOURCE: _source(run, client, path)})
             try:
                 out.parent.mkdir(parents=True, exist_ok=True)
-                checkpoint.save_atomically(content, out)
+                _write(run, state, _source(run, client, path), out)
             except OSError as error:
                 raise ConfigurationError(f"out: cannot write '{out}' ({error.strerror}).") from error
         run.federation.load_global()
@@ -73,6 +73,17 @@ class Export:
             raise ConfigurationError(f"out: '{out}' is the checkpoint itself; give another file.")
         if out.exists() and not self.force:
             raise ConfigurationError(f"out: '{out}' is there already; give another file, or --force to write over it.")
+
+
+def _write(run: Run, state: dict[str, Tensor], source: dict[str, Any], out: Path) -> None:
+    """Write a model in the form that the name of the file asks for; an adapter's folder has a name without a dot."""
+    adapter = None if out.suffix else find_adapter(run.user.module)
+    if out.suffix == ".safetensors":
+        write_safetensors(state, source, out)
+    elif adapter is not None:
+        write_adapter(adapter, state, out)
+    else:
+        checkpoint.save_atomically(lightning_checkpoint(run, state, {checkpoint.SOURCE: source}), out)
 
 
 def find_client(client: str | int, datamodule: FederatedDataModule) -> int:

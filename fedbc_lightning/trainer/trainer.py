@@ -300,7 +300,9 @@ class FederatedTrainer(RunView):
                 this name.
             client: Client whose own model is written: a number from 0 to N - 1, or a name in ``partition.json``; None:
                 the global model.
-            out: File to write; None: a file beside the checkpoint, e.g. ``round_50_client_17.ckpt``.
+            out: File to write; None: a file beside the checkpoint, e.g. ``round_50_client_17.ckpt``. A name that ends
+                in ``.safetensors`` gives the tensors alone; one without a dot, if the module has a ``PeftModel``, a
+                folder with the adapter for ``PeftModel.from_pretrained``.
             force: Whether an existing file is overwritten.
 
         Returns:
