@@ -32,6 +32,8 @@ class FederatedAlgorithm:
             allows no stragglers.
         needs_all_clients: Whether every client takes part in every round.
         trains_pooled: Whether one pseudo-client (-1) that holds all data trains in place of the clients.
+        takes_local_parameters: Whether a part of the model may stay with each client (``trainer.local_parameters``); a
+            method with a solver refuses that by itself.
         has_local_model: Whether evaluation takes :meth:`local_model` as a client's own model; otherwise it takes the
             client's last w_i, if that is kept.
         fine_tuning: Fine-tuning step on a client's own model before it is evaluated, or None.
@@ -43,6 +45,7 @@ class FederatedAlgorithm:
     partial_work: PartialWork = "used"
     needs_all_clients: bool = False
     trains_pooled: bool = False
+    takes_local_parameters: bool = True
     has_local_model: bool = False
     fine_tuning: FineTuning | None = None
 

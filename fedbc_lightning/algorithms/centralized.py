@@ -42,6 +42,7 @@ class Centralized(FederatedAlgorithm):
     """
 
     trains_pooled = True
+    takes_local_parameters = False
     partial_work = "refused"
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:

@@ -56,6 +56,7 @@ class Ditto(FedAvg):
     """
 
     has_local_model = True
+    takes_local_parameters = False
     partial_work = "used"
 
     def __init__(

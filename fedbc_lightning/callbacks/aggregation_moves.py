@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.evaluation.measurement import ClientModel
 
 if TYPE_CHECKING:
     from fedbc_lightning.run.view import RunView
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 class AggregationMoves(Callback):
     """Logs how far a client's model moves when it takes the server's, and how far it moves in local training.
 
-    ``clients.csv`` gets two columns with Euclidean distances over all parameters: ``train_moved_by_server``, from the
-    client's previous own model to the model from which its local training starts, and ``train_moved_by_training``, from
-    there to the model with which it ends. In a client's first round its own model is still the initial one.
+    ``clients.csv`` gets two columns with Euclidean distances over all shared parameters: ``train_moved_by_server``,
+    from the client's previous own model to the model from which its local training starts, and
+    ``train_moved_by_training``, from there to the model with which it ends. In a client's first round its own model is
+    still the initial one.
 
     Raises:
         ConfigurationError: The clients' models are not kept.
@@ -36,17 +38,17 @@ class AggregationMoves(Callback):
 
     def on_client_start(self, trainer: RunView, pl_module: LightningModule, client: int) -> None:
         """Log the distance from the client's previous own model to its starting point."""
-        own, _ = own_model(trainer, client)
         self._start = trainer.layout.read().clone()
-        _log_distance(pl_module, "moved_by_server", self._start, own[: self._start.numel()])
+        own = own_model(trainer, client).model[: self._start.numel()]
+        _log_distance(pl_module, "moved_by_server", self._start, own)
 
     def on_client_end(self, trainer: RunView, pl_module: LightningModule, client: int) -> None:
         """Log the distance from the client's starting point to its trained model."""
         _log_distance(pl_module, "moved_by_training", trainer.layout.read(), self._start)
 
 
-def own_model(trainer: RunView, client: int) -> tuple[Tensor, Tensor]:
-    """Return a client's own model (d + b,) and its integer buffers, as of the last committed round.
+def own_model(trainer: RunView, client: int) -> ClientModel:
+    """Return a client's own model on the CPU, as of the last committed round.
 
     Raises:
         ConfigurationError: The clients' models are not kept.
@@ -54,8 +56,8 @@ def own_model(trainer: RunView, client: int) -> tuple[Tensor, Tensor]:
     local = trainer.federation.local_model()
     if local is None:
         raise ConfigurationError("trainer.keep_local_models: the clients' models are not kept; set it to true.")
-    own, counters = local(client)
-    return own.cpu(), counters
+    own = local(client)
+    return own._replace(model=own.model.cpu())
 
 
 @torch.no_grad()

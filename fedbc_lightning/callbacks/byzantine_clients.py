@@ -71,4 +71,4 @@ class ByzantineClients(Callback):
             rng: Any = generator(trainer.seed, "byzantine update", trainer.current_round, client)
             sent = torch.randn(z.shape, generator=rng, dtype=torch.float64).to(update)
             sent *= torch.linalg.vector_norm(update) / torch.linalg.vector_norm(sent)
-        trainer.federation.bench.row.copy_(z + self.scale * sent)  # the module's parameters are views of it
+        trainer.federation.bench.row[: len(z)].copy_(z + self.scale * sent)  # the module's parameters are views of it

@@ -138,6 +138,8 @@ class BaseEngine(ABC):
                 f"{self.layout.num_parameters + self.layout.num_buffers} elements, such as server.model, or one for "
                 "each client."
             )
+        if solver is not None and self.layout.num_kept:
+            raise no_kept_parameters(type(solver).__name__)
         local, has_own_epochs = self._planned(cohort, epochs), epochs is not None
         asked = Training(
             start, local, has_own_epochs, terms, solver, after_step, lr_scale, record_gradient_mean, purpose, is_last
@@ -164,6 +166,8 @@ class BaseEngine(ABC):
             ConfigurationError: The trainer or the module asks for clipping, accumulation, 16-mixed precision, or an
                 ``optimizer_step`` of its own.
         """
+        if self.layout.num_kept:
+            raise no_kept_parameters(name)
         self.has_solver = True
         bench = self.bench
         asked = {
@@ -188,8 +192,9 @@ class BaseEngine(ABC):
     def _train_loss(self, cohort: Cohort, k: int, model: Tensor) -> Tensor:
         """Return the mean training loss of client k, (1,)."""
         bench, client, buffers = self.bench, cohort.ids[k], cohort.start_buffers
-        user = bench.user
-        bench.load(model, cohort.start_counters, None if buffers is None else buffers[k])
+        user, kept = bench.user, cohort.start_kept
+        own = None if buffers is None else buffers[k]
+        bench.load(model, cohort.start_counters, own, kept=None if kept is None else kept[k])
         seed_globals(derive(bench.seed, "train loss", bench.round, client), user.device)
         user.shim.set(current_client=client)
         user.eval_mode()
@@ -253,6 +258,15 @@ class BaseEngine(ABC):
         num_batches = len(self.bench.train_loader(client))
         share = cohort.local.num_steps(num_batches) / asked.num_steps(num_batches)
         return replace(planned, epochs=None, steps=max(1, int(share * planned.num_steps(num_batches))))
+
+
+def no_kept_parameters(name: str) -> ConfigurationError:
+    """Return the error for a method or solver that cannot leave a part of the model with each client."""
+    return ConfigurationError(
+        f"trainer.local_parameters: {name} cannot leave a part of the model with each client, because it takes steps "
+        "of its own, trains two models per client, or has no clients; leave local_parameters out, or take one that "
+        "trains one model by the module's optimizer, e.g. FedAvg, FedProx, SCAFFOLD or FedBC."
+    )
 
 
 def _say_what_is_used(name: str, solver: Solver | type[Solver], optimizer: torch.optim.Optimizer) -> None:

@@ -28,6 +28,7 @@ class ClientRun(ABC):
 
     Attributes:
         w: Iterate (d,) after training, in the master dtype; :meth:`finish` sets it and what follows.
+        kept: Kept parameters (p,) after training, in the master dtype.
         buffers: The floating-point buffers (b,) at the end of training; ``counters`` are the integer buffers.
         num_updates: K_i, the number of steps that moved w; not those without a gradient, or that the scaler skipped.
         mean_rates: Mean learning rate of each parameter group over these steps.
@@ -100,10 +101,10 @@ class ClientRun(ABC):
             informs_module: Whether to call :meth:`inform_module` at once; otherwise it is called here only if the
                 user's code has a part in making the batches.
         """
-        bench = self.bench
+        bench, cohort = self.bench, self.cohort
         seed_globals(derive(bench.seed, purpose, bench.round, self.client), self.user.device)
-        buffers = self.cohort.start_buffers
-        bench.load(start, self.cohort.start_counters, None if buffers is None else buffers[self._k])
+        buffers, kept = [None if rows is None else rows[self._k] for rows in (cohort.start_buffers, cohort.start_kept)]
+        bench.load(start, cohort.start_counters, buffers, kept=kept)
         self.loader = bench.train_loader(self.client)
         self.num_batches = len(self.loader)
         bench.work.begin([self.client], self.local.num_steps(self.num_batches))
@@ -200,7 +201,9 @@ class ClientRun(ABC):
             self.hooks.call("on_client_end", self.client)
         # A single client may hand out the workbench's own row: nothing is loaded into it before the cohort was read.
         is_kept = is_last and len(self.cohort) == 1
-        self.w = self.bench.row.to(self.layout.master_dtype, copy=not is_kept)
+        shared, kept = self.bench.row.split([self.layout.num_parameters, self.layout.num_kept])
+        self.w = shared.to(self.layout.master_dtype, copy=not is_kept)
+        self.kept = kept.to(self.layout.master_dtype, copy=True)
         self.buffers, self.counters = self.layout.read_buffers(), self.layout.read_counters()
         self.mean_rates = self._rates_on_average()
         logged = self.collector.result()

@@ -80,7 +80,7 @@ class OptimizerRun(ClientRun):
         if self._gradients is not None:
             self.layout.show_gradients(self._gradients)
         if self.gradient_sum is not None:
-            self.gradient_mean = self.gradient_sum / max(self.num_gradients, 1)
+            self.gradient_mean = self.gradient_sum[: self.layout.num_parameters] / max(self.num_gradients, 1)
         if self.bench.scaler is not None:
             self.record["grad_scale"] = self.bench.scaler.get_scale()
 
@@ -342,7 +342,7 @@ class OptimizerRun(ClientRun):
     def _prepare_gradient(self) -> None:
         """Gather the gradient into its row, unscale it, add the terms, let hooks see it, clip it."""
         bench, layout, grad = self.bench, self.layout, self.bench.grad
-        if layout.num_optimized < layout.num_parameters:
+        if layout.num_optimized < len(grad):
             grad[layout.num_optimized :].zero_()
         missing: list[int] = []
         if not self.optimizer.is_flat:

@@ -98,6 +98,7 @@ class SequentialEngine(BaseEngine):
             taken=[run.taken for run in runs],
             records=[run.record for run in runs],
             gradient_mean=_stacked(gradient_means) if gradient_means else None,
+            kept=_stacked([run.kept for run in runs]),
         )
 
 

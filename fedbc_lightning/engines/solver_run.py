@@ -204,6 +204,6 @@ def weight_decay_terms(bench: Workbench) -> list[Term]:
     optimizer, layout = bench.optimizer.optimizer, bench.layout
     if type(optimizer) is not torch.optim.SGD or not any(g["weight_decay"] for g in optimizer.param_groups):
         return []
-    rates = bench.step_sizes([float(group["weight_decay"]) for group in optimizer.param_groups])
-    zero = torch.zeros(layout.num_parameters, dtype=layout.master_dtype, device=bench.grad.device)
+    rates = bench.row_rates([float(group["weight_decay"]) for group in optimizer.param_groups])
+    zero = torch.zeros_like(bench.grad, dtype=layout.master_dtype)
     return [Proximal(rates, zero)]

@@ -106,7 +106,8 @@ class Trial:
         self._is_mapped, self._slow_step = is_mapped, slow_step
         self._turns, self._seconds_timed = TURNS, SECONDS_TIMED
         self._written: Cost | None = None
-        self._start = torch.cat([self._bench.layout.read(), self._bench.layout.read_buffers()])
+        layout = self._bench.layout
+        self._start, self._kept = torch.cat([layout.read(), layout.read_buffers()]), layout.read_kept()
 
     def seconds_as_written(self, workloads: Sequence[Workload]) -> float:
         """Estimate the seconds of a round's local training one after another, if no step is recorded."""
@@ -183,7 +184,7 @@ class Trial:
         sizes = datamodule.num_samples("train")
         ids = sorted(ids, key=lambda client: -sizes[client])
         by_size = {int(sizes[client]) % datamodule.batch_size: client for client in ids}  # the smallest client
-        w = self._start[None, : bench.layout.num_parameters]
+        w = torch.cat([self._start[: bench.layout.num_parameters], self._kept])[None]
         for client in list(by_size.values())[:MAX_SHAPES]:
             loader = datamodule.client_train_dataloader(client, seed=bench.seed, device=bench.user.device)
             batches = list(loader)
@@ -261,6 +262,7 @@ class Trial:
     def _train_plainly(self, engine: BaseEngine, ids: list[int], num_steps: int) -> Sequence[int]:
         cohort = Cohort(ids, list(range(len(ids))), [1] * len(ids), None, engine.bench.user.device)  # type: ignore[arg-type]
         cohort.start_counters = engine.layout.read_counters()
+        cohort.start_kept = self._kept.expand(len(ids), -1)
         engine.solve(cohort, self._start)
         return cohort.steps
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,8 +37,8 @@ class Workbench:
         user: The user's module.
         layout: The layout of its parameters in the rows.
         optimizer: The user's optimizer and schedulers on the rows.
-        row: The weights w, (d,); the module's parameters are views of this row.
-        grad: The gradient, (d,).
+        row: The weights w, (d + p,); the module's parameters are views of this row.
+        grad: The gradient, (d + p,).
         local: The local training that every client is asked for.
         datamodule: The data module, which gives each client's loader.
         seed: The run's seed.
@@ -71,7 +71,8 @@ class Workbench:
         ]
         self.recorder = StepRecorder(self.user, self.layout, self.local.record_steps)
         self.work = Work()
-        self._rows = self.grad[None], self.row[None]
+        shared = slice(self.layout.num_parameters)
+        self._rows = self.grad[None, shared], self.row[None, shared]
         self.is_half = self.layout.dtype != self.layout.master_dtype
         self._components: dict[int, list[Any]] = {}
         self._shares: dict[int, list[float]] = {}
@@ -102,8 +103,9 @@ class Workbench:
 
     @classmethod
     def of_module(
-        cls, user: UserModule, configured: Configured, local: LocalTraining, datamodule: FederatedDataModule, seed: int
-    ) -> Workbench:
+        cls, user: UserModule, configured: Configured, local: LocalTraining, datamodule: FederatedDataModule, seed: int,
+        kept_names: Collection[str] = (),
+    ) -> Workbench:  # fmt: skip
         """Lay the module's parameters out in one row, in the order of its optimizer's groups.
 
         Args:
@@ -112,11 +114,13 @@ class Workbench:
             local: The local training that every client is asked for.
             datamodule: The data module.
             seed: The run's seed.
+            kept_names: Names of the parameters that stay with their client.
         """
-        layout = ParameterLayout(user.module, [group["params"] for group in configured.optimizer.param_groups])
-        row = torch.empty(layout.num_parameters, dtype=layout.dtype, device=user.device)
+        groups = [group["params"] for group in configured.optimizer.param_groups]
+        layout = ParameterLayout(user.module, groups, kept_names)
+        row = torch.empty(layout.num_parameters + layout.num_kept, dtype=layout.dtype, device=user.device)
         grad = torch.zeros_like(row)
-        row.copy_(layout.read())
+        row.copy_(torch.cat([layout.read(), layout.read_kept()]))
         layout.attach(row)
         optimizer = LocalOptimizer(user, layout, row, grad, configured)
         return cls(user, layout, optimizer, row, grad, local, datamodule, seed)
@@ -169,12 +173,17 @@ class Workbench:
 
     def step_sizes(self, rates: Sequence[float]) -> Tensor:
         """Return learning rates by parameter: (1, 1) if one group holds all, else (1, d), 0 outside of the groups."""
-        layout, device = self.layout, self.grad.device
-        if layout.group_slices == [slice(0, layout.num_parameters)]:
-            return torch.full((1, 1), rates[0], dtype=layout.master_dtype, device=device)
+        return self.row_rates(rates)[:, : self.layout.num_parameters]
+
+    def row_rates(self, rates: Sequence[float]) -> Tensor:
+        """Return learning rates as :meth:`step_sizes` does, but for all of a row: (1, 1), else (1, d + p)."""
+        layout = self.layout
+        if len(layout.group_parts) == 1 and layout.num_optimized == len(self.grad):
+            return torch.full((1, 1), rates[0], dtype=layout.master_dtype, device=self.grad.device)
         sizes = torch.zeros_like(self.grad, dtype=layout.master_dtype)
-        for part, rate in zip(layout.group_slices, rates, strict=True):
-            sizes[part] = rate
+        for parts, rate in zip(layout.group_parts, rates, strict=True):
+            for part in parts:
+                sizes[part] = rate
         return sizes[None]
 
     # a client's data
@@ -207,13 +216,16 @@ class Workbench:
         if not self.layout.is_attached(self.row):
             self.layout.attach(self.row)
 
-    def load(self, model: Tensor, counters: Tensor, buffers: Tensor | None = None) -> None:
+    def load(
+        self, model: Tensor, counters: Tensor, buffers: Tensor | None = None, *, kept: Tensor | None = None
+    ) -> None:
         """Write a model into the user's module.
 
         Args:
             model: Parameters and floating-point buffers, (d + b,).
             counters: The integer buffers.
             buffers: Floating-point buffers (b,) in place of those of the model.
+            kept: The kept parameters (p,); None leaves those of the module.
 
         Raises:
             ConfigurationError: A parameter was replaced by another tensor, so that the row would not reach it.
@@ -223,10 +235,13 @@ class Workbench:
                 "model: its parameters were replaced during training (by .to(), .half() or "
                 "load_state_dict(assign=True) inside a hook or step?); change them in place."
             )
-        has_more = len(model) > self.layout.num_parameters
-        self.row.copy_(model[: self.layout.num_parameters] if has_more else model)
+        num_parameters = self.layout.num_parameters
+        has_more = len(model) > num_parameters
+        self._rows[1][0].copy_(model[:num_parameters] if has_more else model)
+        if kept is not None:
+            self.row[num_parameters:].copy_(kept)
         if self.layout.has_buffers:
-            values = model[self.layout.num_parameters :] if buffers is None else buffers
+            values = model[num_parameters:] if buffers is None else buffers
             self.layout.write_buffers(values, counters)
 
     def add_terms(self, terms: Sequence[Term]) -> None:
@@ -235,10 +250,10 @@ class Workbench:
             for term in terms:
                 term.add_gradient(*self._rows)
             return
-        grad, w = self.grad.to(self.layout.master_dtype)[None], self.row.to(self.layout.master_dtype)[None]
+        grad, w = (row.to(self.layout.master_dtype) for row in self._rows)
         for term in terms:
             term.add_gradient(grad, w)
-        self.grad.copy_(grad[0])
+        self._rows[0].copy_(grad)
 
     def adders(self, terms: Sequence[Term]) -> list[Callable[[], Any]]:
         """Return functions that do, called one after another, what :meth:`add_terms` does."""
@@ -248,10 +263,10 @@ class Workbench:
 
     def update_row(self, update: Callable[[Tensor], None]) -> None:
         """Change w by a function that works in place on (1, d), in the master dtype."""
-        w = self.row.to(self.layout.master_dtype)[None]
+        w = self._rows[1].to(self.layout.master_dtype)
         update(w)
         if self.is_half:
-            self.row.copy_(w[0])
+            self._rows[1].copy_(w)
 
     def clip(self) -> None:
         """Clip the gradient of the optimized parameters."""

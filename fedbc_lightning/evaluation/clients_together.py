@@ -185,12 +185,14 @@ class ClientsTogether:
         return dict(zip(unit, found, strict=True))
 
     def _weights(self, which: str, clients: Sequence[int]) -> Tensor:
-        """Return the weights to evaluate: those of z, ``(d,)``, or of the clients' own models, ``(K, d)``."""
+        """Return the weights to evaluate: those of z, ``(d,)``, or of the clients' own models, ``(K, d + p)``."""
         models, num_parameters = self._what.models, self._evaluator.engine.layout.num_parameters
         if which == "global" or models.local is None:
             return models.z[:num_parameters]
-        own = torch.stack([models.local(client)[0] for client in clients])
-        return upload(own[:, :num_parameters], models.z.device)
+        found = [models.local(client) for client in clients]
+        own = torch.stack([client.model[:num_parameters] for client in found])
+        kept = [client.kept for client in found if client.kept is not None]
+        return upload(torch.cat([own, torch.stack(kept)], dim=1) if kept else own, models.z.device)
 
 
 def _agree(found: Results, expected: Results) -> bool:

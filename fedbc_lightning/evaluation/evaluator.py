@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError
@@ -17,7 +16,7 @@ from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
 from fedbc_lightning.evaluation.fine_tuned import FineTunedClients
-from fedbc_lightning.evaluation.measurement import Measurement, Models, Task, read_results
+from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models, Task, read_results
 from fedbc_lightning.evaluation.summary import Evaluation, summarise
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.module.mistakes import place_in_run, raise_located
@@ -109,8 +108,8 @@ class Evaluator:
         stages = {split: step_stage(self.engine.bench.user.module, split) for split in splits}
         return [Measurement(split, stage, models, round) for split, stage in stages.items() if stage is not None]
 
-    def local_model(self, models: Models, client: int, round: int) -> tuple[Tensor, Tensor]:
-        """Return the model ``(d + b,)`` and the integer buffers that are evaluated as a client's own.
+    def local_model(self, models: Models, client: int, round: int) -> ClientModel:
+        """Return the model that is evaluated as a client's own.
 
         Args:
             models: Models that are evaluated; ``models.local`` must not be None.
@@ -125,13 +124,15 @@ class Evaluator:
             self.seed_client(client, round)
             self._load_local(models, client)
         layout = self.engine.layout
-        return torch.cat([layout.read(), layout.read_buffers()]), layout.read_counters()
+        kept = None if models.kept is None else layout.read_kept()
+        return ClientModel(torch.cat([layout.read(), layout.read_buffers()]), layout.read_counters(), kept)
 
     def _load_local(self, models: Models, client: int) -> None:
         """Write a client's own model into the module, and fine-tune it there if the method does."""
         assert models.local is not None
-        model, counters = models.local(client)
-        self.engine.bench.load(upload(model, models.z.device), upload(counters, models.z.device))
+        own, device = models.local(client), models.z.device
+        kept = None if own.kept is None else upload(own.kept, device)
+        self.engine.bench.load(upload(own.model, device), upload(own.counters, device), kept=kept)
         if models.fine_tuning is not None:
             try:
                 self.engine.fine_tune(client, models.fine_tuning)
@@ -154,10 +155,13 @@ class Evaluator:
             user.shim.set(validating=False, testing=False)
 
     def tasks(self, split: str, models: Models) -> list[Task]:
-        """Return the tasks of a split in order: the global model on pooled data, then on clients', then own models."""
+        """Return the tasks of a split in order: the global model on pooled data, then on clients', then own models.
+
+        Where clients keep parameters of their own, no model is everyone's, and only own models are evaluated.
+        """
         counts = self.datamodule.num_samples(split)
         clients = [i for i in self.client_ids if counts[i]]
-        tasks = [("global", -1)] + [("global", i) for i in clients]
+        tasks = [] if models.kept is not None else [("global", -1)] + [("global", i) for i in clients]
         tasks += [("global", i) for i in self.heldout_ids if counts[i]]
         if models.local is not None:
             tasks += [("local", i) for i in clients]
@@ -203,7 +207,7 @@ class Evaluator:
                 if which == "local":
                     self._load_local(models, client)
                 elif loaded != "global":
-                    bench.load(models.z, models.counters)
+                    bench.load(models.z, models.counters, kept=models.kept)
                 loaded = which
                 results[which, client] = self.evaluate_loaded((which, client), loader, what)
         return read_results(results)

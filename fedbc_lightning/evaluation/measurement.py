@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -17,6 +17,20 @@ Results = dict[Task, dict[str, float]]
 """Values of tasks by name."""
 
 
+class ClientModel(NamedTuple):
+    """A client's own model.
+
+    Attributes:
+        model: Shared parameters and floating-point buffers, ``(d + b,)``.
+        counters: Integer buffers.
+        kept: The parameters that stay with the client (``trainer.local_parameters``), ``(p,)``; None where p = 0.
+    """
+
+    model: Tensor
+    counters: Tensor
+    kept: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Models:
     """The models that are evaluated.
@@ -24,15 +38,17 @@ class Models:
     Attributes:
         z: Global model, parameters and float buffers, ``(d + b,)``.
         counters: Integer buffers of the global model.
-        local: Function from a client to its own model ``(d + b,)`` and integer buffers; None if clients have no own
-            models.
+        local: Function from a client to its own model; None if clients have no own models.
         fine_tuning: Fine-tuning of a client's own model before it is evaluated, or None.
+        kept: The kept parameters ``(p,)`` of a client that has not trained yet; None where p = 0. Where clients keep
+            some, no model is everyone's, so z is not evaluated.
     """
 
     z: Tensor
     counters: Tensor
-    local: Callable[[int], tuple[Tensor, Tensor]] | None = None
+    local: Callable[[int], ClientModel] | None = None
     fine_tuning: FineTuning | None = None
+    kept: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
     measured = sorted({client for _, client in results if client >= 0})
     evaluation.num_samples[f"num_{split}_samples"] = {client: int(sizes[client]) for client in measured}
     _summarise_heldout(evaluation, split, results, heldout)
+    fair = "global" if ("global", -1) in results else "local"
     for which in ("local", "global"):
         evaluated = [client for w, client in results if w == which and client >= 0 and client not in heldout]
         for name in dict.fromkeys(name for client in evaluated for name in results[which, client]):
@@ -63,7 +64,7 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
                 weighted = what._replace(place="local_weighted")
                 metrics[what.name] = float(values.mean())
                 metrics[weighted.name] = float(np.average(values, weights=sizes[clients]))
-            elif split == "test":
+            if which == fair and split == "test":
                 metrics |= fairness(name, values, train_sizes[clients])
                 metrics[NUM_EVALUATED] = float(len(clients))
 
@@ -94,7 +95,7 @@ def worst_tenth(name: str, values: np.ndarray) -> float:
 
 
 def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
-    """Measure how evenly the global model serves the clients.
+    """Measure how evenly the global model serves the clients, or their own models where no model is everyone's.
 
     Args:
         name: Name of the metric, which tells whether smaller values are better, see

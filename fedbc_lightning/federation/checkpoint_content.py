@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.state import checkpoint
 
 if TYPE_CHECKING:
@@ -34,27 +35,23 @@ def state_of(federation: Federation, *, is_last: bool = True) -> dict[str, Any]:
 
 
 def module_state_of(
-    federation: Federation,
-    model: Tensor | None = None,
-    counters: Tensor | None = None,
-    *,
-    with_frozen: bool = True,
+    federation: Federation, own: ClientModel | None = None, *, with_frozen: bool = True
 ) -> dict[str, Tensor]:
     """Return the ``state_dict`` of the user's module with a model in it, in the master dtype.
 
     Args:
         federation: It holds the module and the global model.
-        model: The model (d + b,); None: the committed global one.
-        counters: The model's integer buffers; None: the committed ones.
+        own: The model; None: the committed global one, in which kept parameters are those of the initial model.
         with_frozen: Whether the large parameters that are not trained are in it, see ``FrozenParameters.large``.
     """
     server, layout = federation.server, federation.layout
-    z, buffers = (server.model if model is None else model).split([layout.num_parameters, layout.num_buffers])
+    model, counters, kept = ClientModel(server.model, server["counters"], server.kept) if own is None else own
+    z, buffers = model.split([layout.num_parameters, layout.num_buffers])
     left_out = () if with_frozen else layout.large_frozen()
     whole = federation.user.module.state_dict()
     state = {name: tensor.detach().cpu().clone() for name, tensor in whole.items() if name not in left_out}
-    named = layout.named_buffers(buffers, server["counters"] if counters is None else counters)
-    return state | layout.under_all_names(named | layout.named_slices(z.cpu()))
+    named = layout.named_buffers(buffers, counters) | layout.named_slices(z.cpu())
+    return state | layout.under_all_names(named if kept is None else named | layout.named_kept(kept.cpu()))
 
 
 def prepare_for(federation: Federation, state: dict[str, Any], path: str | Path) -> None:

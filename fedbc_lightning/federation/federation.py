@@ -14,7 +14,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.evaluation.measurement import Models
+from fedbc_lightning.evaluation.measurement import ClientModel, Models
 from fedbc_lightning.federation.fingerprint import describe_run
 from fedbc_lightning.federation.joined import Trained, join_processes
 from fedbc_lightning.federation.local_models import LocalModels
@@ -34,11 +34,18 @@ from fedbc_lightning.federation.records import (
     round_metrics,
     say_nobody_is_left,
 )
-from fedbc_lightning.federation.set_up import choose_engine, declare_state, round_schedulers, show_largest_client
+from fedbc_lightning.federation.set_up import (
+    check_kept_parameters,
+    choose_engine,
+    declare_state,
+    round_schedulers,
+    show_largest_client,
+)
 from fedbc_lightning.federation.single_samples import SingleSamples
 from fedbc_lightning.federation.undeclared_state import UndeclaredState
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.kept_parameters import kept_names
 from fedbc_lightning.module.optimizers import configure
 from fedbc_lightning.module.unreachable import report_restarting_counters, report_short_ways, report_single_steps
 from fedbc_lightning.server import Sums
@@ -68,6 +75,7 @@ class Federation:
         engine: The engine that does local training; ``"auto"`` takes the faster one.
         max_rounds: Number of rounds, T; the sampler is asked for no later round.
         seed: The run's seed.
+        local_parameters: Patterns of the names of parameters that stay with each client.
 
     Attributes:
         server: :class:`~fedbc_lightning.state.declaration.ServerState`.
@@ -94,6 +102,7 @@ class Federation:
         engine: choice.Kind | Literal["auto"],
         max_rounds: int,
         seed: int,
+        local_parameters: Sequence[str] = (),
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
         self.local, self.participation, self._seed = local, participation, seed
@@ -101,13 +110,16 @@ class Federation:
         user.first_batch = SingleSamples(user.module, datamodule, local, participation, max_rounds).watched
         show_largest_client(self.user, self.local, self.participation)
         self.schedule = round_schedulers(user, local, participation, max_rounds)
-        self.bench = Workbench.of_module(user, configure(user), local, datamodule, seed)
+        kept = kept_names(user.module, local_parameters, buffers)
+        self.bench = Workbench.of_module(user, configure(user), local, datamodule, seed, kept)
         if not algorithm.trains_pooled:
             optimizer = self.bench.optimizer.optimizer
             report_single_steps(optimizer, participation.num_single_steps, len(participation.clients))
             report_short_ways(optimizer, participation.largest_client()[1], max_rounds)
         self.layout = self.bench.layout
-        initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters()
+        if kept:
+            check_kept_parameters(algorithm, self.layout)
+        initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters(), self.layout.read_kept()
         self.engine_kind: choice.Kind = (
             choose_engine(fabric, self.bench, algorithm, participation, max_rounds) if engine == "auto" else engine
         )
@@ -116,7 +128,7 @@ class Federation:
         self._said_nobody = False
         self._prepare(*initial)
 
-    def _prepare(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
+    def _prepare(self, parameters: Tensor, buffers: Tensor, counters: Tensor, kept: Tensor) -> None:
         """Make the engine, the server parts and the declared state, which all depend on the layout."""
         algorithm = self.algorithm
         self.engine = choice.make_engine(self.engine_kind, self.bench)
@@ -134,7 +146,7 @@ class Federation:
         if self._continues:
             local_schedules.declare(declaration)
         self.declaration = declaration
-        self.make_state(parameters, buffers, counters)
+        self.make_state(parameters, buffers, counters, kept)
         declared = (*declaration.client_scalars, *declaration.client_vectors)
         Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
         scaler = self.bench.scaler
@@ -155,20 +167,23 @@ class Federation:
         buffers = self.layout.read_buffers()
         buffers[: server["buffers"].numel()] = server["buffers"]
         self.bench = self.bench.renewed()
-        self._prepare(server["z"], buffers, server["counters"])
+        kept = self.layout.read_kept() if server.kept is None else server.kept
+        self._prepare(server["z"], buffers, server["counters"], kept)
 
-    def make_state(self, parameters: Tensor, buffers: Tensor, counters: Tensor) -> None:
+    def make_state(self, parameters: Tensor, buffers: Tensor, counters: Tensor, kept: Tensor) -> None:
         """Make the state of server and clients anew, as before the first round, with this initial model.
 
         Args:
             parameters: The parameters, (d,).
             buffers: The floating-point buffers, (b,).
             counters: The integer buffers.
+            kept: The parameters that stay with each client, (p,).
         """
         num_clients, declaration = len(self.participation.clients), self.declaration
         self.server = ServerState(
-            parameters, buffers, counters, declaration, self._buffer_policy, num_clients=num_clients, seed=self._seed
-        )
+            parameters, buffers, counters, declaration, self._buffer_policy, num_clients=num_clients, seed=self._seed,
+            kept=kept if self.layout.num_kept else None,
+        )  # fmt: skip
         self.clients = ClientStore(
             self.datamodule.num_clients,
             declaration,
@@ -176,6 +191,7 @@ class Federation:
             counters,
             self.layout.num_parameters,
             self._client_dtype,
+            kept,
         )
 
     def run_round(self, round: int) -> dict[str, float]:
@@ -301,15 +317,16 @@ class Federation:
 
     def load_global(self) -> None:
         """Write the staged global model into the user's module."""
-        self.bench.load(self.server.staged_model, self.server.staged("counters"))
+        self.bench.load(self.server.staged_model, self.server.staged("counters"), kept=self.server.kept)
         show_largest_client(self.user, self.local, self.participation)
 
     def models(self) -> Models:
         """What is evaluated after this round, as staged."""
         size = self.layout.num_parameters + self.layout.num_buffers
         z = checked_model(self.algorithm, "global_model", self.algorithm.global_model(self.server), size)
-        return Models(z, self.server.staged("counters"), self.local_model(), self.algorithm.fine_tuning)
+        counters, kept = self.server.staged("counters"), self.server.kept
+        return Models(z, counters, self.local_model(), self.algorithm.fine_tuning, kept)
 
-    def local_model(self) -> Callable[[int], tuple[Tensor, Tensor]] | None:
-        """Client -> its own model (d + b,) and integer buffers, as staged; None if there are none."""
+    def local_model(self) -> Callable[[int], ClientModel] | None:
+        """Client -> its own model, as staged; None if there are none."""
         return self.local_models.staged(self.server, self.clients)

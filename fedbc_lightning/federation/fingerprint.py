@@ -37,4 +37,5 @@ def describe_run(
         "algorithm": type(algorithm).__name__,
         "state": declaration.fingerprint(),
         **({"trainer.local_schedules": "continue"} if continues_schedules else {}),
+        **({"trainer.local_parameters": ", ".join(e.name for e in layout.kept_entries)} if layout.num_kept else {}),
     }

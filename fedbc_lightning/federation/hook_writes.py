@@ -29,12 +29,14 @@ class Weights(NamedTuple):
         parameters: The trainable parameters, (d,).
         buffers: The floating-point buffers, (b,).
         counters: The integer buffers.
+        kept: The parameters that stay with each client, (p,).
         frozen: The parameters that are not trained.
     """
 
     parameters: Tensor
     buffers: Tensor
     counters: Tensor
+    kept: Tensor
     frozen: list[Tensor]
 
     @classmethod
@@ -42,21 +44,22 @@ class Weights(NamedTuple):
         """Copy the parameters and buffers of a federation's module; frozen parameters only ``with_frozen``."""
         layout = federation.layout
         frozen = [parameter.detach().clone() for parameter in layout.frozen.parameters] if with_frozen else []
-        return cls(layout.read(), layout.read_buffers(), layout.read_counters(), frozen)
+        return cls(layout.read(), layout.read_buffers(), layout.read_counters(), layout.read_kept(), frozen)
 
     def differs_from(self, other: Weights) -> bool:
         """Return whether the trainable parameters or the buffers are different."""
-        return not all(torch.equal(mine, theirs) for mine, theirs in zip(self[:3], other[:3], strict=True))
+        return not all(torch.equal(mine, theirs) for mine, theirs in zip(self[:4], other[:4], strict=True))
 
     def of_process_0(self, federation: Federation) -> Weights:
         """Return the values of process 0, on every process."""
         if federation.fabric.world_size == 1:
             return self
         device = self.parameters.device
-        parameters, buffers, counters, frozen = federation.fabric.broadcast(
-            (self.parameters.cpu(), self.buffers.cpu(), self.counters.cpu(), [tensor.cpu() for tensor in self.frozen])
+        parts, frozen = federation.fabric.broadcast(
+            ([tensor.cpu() for tensor in self[:4]], [tensor.cpu() for tensor in self.frozen])
         )
-        return Weights(parameters.to(device), buffers.to(device), counters.to(device), frozen)
+        parameters, buffers, counters, kept = (tensor.to(device) for tensor in parts)
+        return Weights(parameters, buffers, counters, kept, frozen)
 
 
 @contextmanager
@@ -93,7 +96,7 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
     elif any(gather_objects(federation.fabric, has_changed)) or federation.fabric.world_size > 1:
         after = after.of_process_0(federation)
         federation.layout.frozen.write(after.frozen)
-        federation.make_state(*after[:3])
+        federation.make_state(*after[:4])
         federation.load_global()
     federation.layout.frozen.mark()
     federation.layout.check_trainable()

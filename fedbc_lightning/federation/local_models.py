@@ -1,4 +1,4 @@
-"""The clients' own models and buffers: what is kept of them, and what evaluation calls local."""
+"""The clients' own models, parameters and buffers: what is kept of them, and what evaluation calls local."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
+from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.federation.own_code import checked_model
 from fedbc_lightning.state.cohort import Cohort
-from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState, StagedClient, StateDeclaration
+from fedbc_lightning.state.declaration import (
+    KEPT,
+    BufferPolicy,
+    ClientStore,
+    ServerState,
+    StagedClient,
+    StateDeclaration,
+)
 from fedbc_lightning.state.layout import ParameterLayout
 
 KEEP_LOCAL_MODELS_BELOW = 64 * 2**20
@@ -20,12 +28,15 @@ LOCAL_MODEL, LOCAL_BUFFERS, LOCAL_COUNTERS = "local_model", "local_buffers", "lo
 class LocalModels:
     """Keeps the clients' last models where the method has none of its own, and their buffers where they are local.
 
+    Parameters that stay with their client (``trainer.local_parameters``) are kept in any case. Together with z they are
+    a client's own model, unless the method has one, or the last models were asked for.
+
     Args:
         algorithm: The method.
         layout: The sizes of a model.
         buffers: Policy for buffers.
         keep: Whether the last w_i of every client is kept where the method keeps none; None: if all of them take at
-            most 64 MiB.
+            most 64 MiB, and the clients keep no parameters of their own.
         num_clients: N.
         element_size: Bytes of one number of a model.
 
@@ -45,20 +56,25 @@ class LocalModels:
         self._algorithm, self._layout, self._has_local_buffers = algorithm, layout, buffers == "local"
         if keep is None:
             model_bytes = (layout.num_parameters + layout.num_buffers) * element_size
-            keep = num_clients * model_bytes <= KEEP_LOCAL_MODELS_BELOW
+            keep = num_clients * model_bytes <= KEEP_LOCAL_MODELS_BELOW and not layout.num_kept
         self._keeps_last = keep and not algorithm.has_local_model and not algorithm.trains_pooled
-        self.exist = algorithm.has_local_model or self._keeps_last
+        self._keeps_parameters = layout.num_kept > 0
+        self.exist = algorithm.has_local_model or self._keeps_last or self._keeps_parameters
 
     def declare(self, declaration: StateDeclaration) -> None:
         """Declare what is kept for each client."""
         if self._keeps_last:
             declaration.client_model(LOCAL_MODEL)
+        if self._keeps_parameters:
+            declaration.client_kept(KEPT)
         if self._has_local_buffers:
             declaration.client_buffers(LOCAL_BUFFERS)
             declaration.client_counters(LOCAL_COUNTERS)
 
     def begin(self, cohort: Cohort) -> None:
-        """Let the clients of a cohort start from their own buffers, where these are local."""
+        """Let the clients of a cohort start from their own parameters and buffers, where they have some."""
+        if self._keeps_parameters:
+            cohort.start_kept = cohort[KEPT]
         if self._has_local_buffers:
             cohort.start_buffers, cohort.start_counters = cohort["local_buffers"], cohort["local_counters"][0]
 
@@ -66,12 +82,14 @@ class LocalModels:
         """Stage what is kept of the clients that a cohort has trained."""
         if self._keeps_last:
             cohort.stage(LOCAL_MODEL, cohort.model)
+        if self._keeps_parameters:
+            cohort.stage(KEPT, cohort.kept)
         if self._has_local_buffers:
             cohort.stage(LOCAL_BUFFERS, cohort.buffers)
             cohort.stage(LOCAL_COUNTERS, cohort.counters[None].expand(len(cohort), -1))
 
-    def staged(self, server: ServerState, clients: ClientStore) -> Callable[[int], tuple[Tensor, Tensor]] | None:
-        """Return a function from a client to its own model (d + b,) and integer buffers; None if there are none."""
+    def staged(self, server: ServerState, clients: ClientStore) -> Callable[[int], ClientModel] | None:
+        """Return a function from a client to its own model; None if there are none."""
         if not self.exist:
             return None
         if clients.file_rows is not None:
@@ -79,15 +97,20 @@ class LocalModels:
         algorithm, num_parameters = self._algorithm, self._layout.num_parameters
         model, counters = algorithm.global_model(server).cpu(), server.staged("counters")
 
-        def local_model(client: int) -> tuple[Tensor, Tensor]:
+        def shared_part(client: int) -> Tensor:
             if self._keeps_last:
-                own = clients.staged_vector(LOCAL_MODEL, client)
-            else:
-                own = algorithm.local_model(StagedClient(clients, client), model)
-                own = checked_model(algorithm, "local_model", own, len(model))
+                return clients.staged_vector(LOCAL_MODEL, client)
+            if not algorithm.has_local_model:
+                return model
+            own = algorithm.local_model(StagedClient(clients, client), model)
+            return checked_model(algorithm, "local_model", own, len(model))
+
+        def local_model(client: int) -> ClientModel:
+            own = shared_part(client)
+            kept = clients.staged_vector(KEPT, client) if self._keeps_parameters else None
             if not self._has_local_buffers:
-                return own, counters
+                return ClientModel(own, counters, kept)
             own = torch.cat([own[:num_parameters], clients.staged_vector(LOCAL_BUFFERS, client)])
-            return own, clients.staged_vector(LOCAL_COUNTERS, client)
+            return ClientModel(own, clients.staged_vector(LOCAL_COUNTERS, client), kept)
 
         return local_model

@@ -11,7 +11,7 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.engines import choice
-from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.engines.base import BaseEngine, no_kept_parameters
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.federation.participation import Participation, deal
 from fedbc_lightning.module import local_schedules
@@ -21,6 +21,7 @@ from fedbc_lightning.module.round_schedulers import RoundSchedulers
 from fedbc_lightning.module.unreachable import report_unreachable_rates
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.state.declaration import StateDeclaration
+from fedbc_lightning.state.layout import ParameterLayout
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -63,6 +64,23 @@ def show_largest_client(user: UserModule, local: LocalTraining, participation: P
     if local.schedule_rounds is None:
         limits["max_epochs"] = local.epochs or 1
     user.shim.set(**limits, num_training_batches=num_batches, current_client=None, training=False)
+
+
+def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout) -> None:
+    """Say which parameters stay with each client, and by what such a run is judged.
+
+    Raises:
+        ConfigurationError: The method cannot leave a part of the model with each client.
+    """
+    if not algorithm.takes_local_parameters:
+        raise no_kept_parameters(str(algorithm))
+    names = [entry.name for entry in layout.kept_entries]
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    rank_zero_info(
+        f"trainer.local_parameters: {layout.num_kept:,} of {layout.num_parameters + layout.num_kept:,} parameters stay "
+        f"with each client ({shown}). No model is everyone's then, so there is no accuracy/global: judge by "
+        "accuracy/local."
+    )
 
 
 def choose_engine(

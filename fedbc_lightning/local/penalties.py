@@ -167,14 +167,14 @@ class Layerwise(Penalty):
             ConfigurationError: No parameter belongs to some pattern.
         """
         taken: dict[str | None, list[slice]] = {pattern: [] for pattern in [*self.rules, None]}
-        for entry in layout.entries:
+        for entry in layout.shared_entries:
             first = next((pattern for pattern in self.rules if fnmatchcase(entry.name, pattern)), None)
             taken[first].append(slice(entry.offset, entry.end))
         for pattern in self.rules:
             if not taken[pattern]:
                 raise ConfigurationError(
                     f"algorithm.penalty: Layerwise.rules: '{pattern}' fits no parameter, or only those of patterns "
-                    f"before it; change or drop it. The parameters: {', '.join(e.name for e in layout.entries)}."
+                    f"before it; change or drop it. The parameters: {', '.join(e.name for e in layout.shared_entries)}."
                 )
         bound = copy.copy(self)
         bound._blocks = [(self.default if name is None else self.rules[name], parts) for name, parts in taken.items()]

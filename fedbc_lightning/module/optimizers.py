@@ -124,8 +124,8 @@ class LocalOptimizer:
     Args:
         user: The user's module.
         layout: Layout of its parameters, ordered by the optimizer's groups.
-        row: Row (d,) whose views are the parameters.
-        grad: Row (d,) of the gradient.
+        row: Row (d + p,) whose views are the parameters.
+        grad: Row (d + p,) of the gradient.
         configured: Result of the first call of ``configure_optimizers``, made with the module's own parameters.
     """
 
@@ -243,13 +243,14 @@ class LocalOptimizer:
         self._leaves: list[tuple[nn.Parameter, Tensor]] = []
         self._flat_sgd: FlatSGD | None = None
         if self.is_flat:
-            for group, part in zip(self.optimizer.param_groups, self._layout.group_slices, strict=True):
-                leaf = nn.Parameter(self._row[part])
-                group["params"] = [leaf]
+            groups = self.optimizer.param_groups
+            for group, slices in zip(groups, self._layout.group_parts, strict=True):
+                leaves = [(nn.Parameter(self._row[part]), self._grad[part]) for part in slices]
+                group["params"] = [leaf for leaf, _ in leaves]
                 choose_loop(group)
-                self._leaves.append((leaf, self._grad[part]))
+                self._leaves += leaves
             self.optimizer.state.update(initial_state(self.optimizer))
-            if type(self.optimizer) is torch.optim.SGD:
+            if type(self.optimizer) is torch.optim.SGD and len(self._leaves) == len(groups):
                 self._flat_sgd = FlatSGD(self.optimizer, self._leaves, self._bare_step)
         self._fresh_groups = [
             copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in self.optimizer.param_groups

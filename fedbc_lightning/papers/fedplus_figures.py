@@ -13,7 +13,6 @@ import pandas as pd
 from lightning.pytorch import Callback, LightningModule
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from fedbc_lightning import algorithms
 from fedbc_lightning.callbacks.aggregation_moves import own_model
@@ -22,7 +21,7 @@ from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.names import class_name
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import Measured
-from fedbc_lightning.evaluation.measurement import Measurement, Models
+from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
 from fedbc_lightning.studies.methods import Method
@@ -63,9 +62,9 @@ class LossAlongLine(Callback):
             raise ConfigurationError("model: has no test_step; loss_along_line evaluates by it.")
         for share in self._shares:
 
-            def between(client: int, share: float = share) -> tuple[Tensor, Tensor]:
-                own, counters = own_model(trainer, client)
-                return own.lerp(z, share), counters
+            def between(client: int, share: float = share) -> ClientModel:
+                own = own_model(trainer, client)
+                return own._replace(model=own.model.lerp(z, share))
 
             models = Models(z, trainer.federation.models().counters, between)
             tasks = [("local", client) for client in self._clients]

@@ -58,7 +58,7 @@ def time_evaluation(
                 total += seconds / samples * int(sizes[[client for _, client in mine]].sum())
                 num_values, num_metrics = num_values + width, num_metrics + 3 * width
         pooled = datamodule.pooled_dataset(split)
-        if pooled is not None:
+        if pooled is not None and ("global", -1) in tasks:
             seconds = (rate or 0.0) * num_items(pooled)
             if seconds < MAX_EVALUATION_SECONDS:
                 started = time.perf_counter()

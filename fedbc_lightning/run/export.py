@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from fedbc_lightning.core.errors import ConfigurationError, nearest
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.federation.checkpoint_content import module_state_of
 from fedbc_lightning.run.hugging_face import find_adapter, write_adapter, write_safetensors
 from fedbc_lightning.run.run import Run
@@ -57,7 +56,7 @@ class Export:
         out = path.with_name(f"round_{run.progress.finished_round}_{which}.ckpt") if self.out is None else self.out
         if run.fabric.is_global_zero:
             self._check(out, path)
-            state = module_state_of(run.federation, *choose_model(run, client))
+            state = module_state_of(run.federation, choose_model(run, client))
             try:
                 out.parent.mkdir(parents=True, exist_ok=True)
                 _write(run, state, _source(run, client, path), out)
@@ -106,15 +105,18 @@ def find_client(client: str | int, datamodule: FederatedDataModule) -> int:
     return number
 
 
-def choose_model(run: Run, client: int | None) -> tuple[Tensor, Tensor]:
-    """Return a model (d + b,) and its integer buffers: the global one, or a client's own.
+def choose_model(run: Run, client: int | None) -> ClientModel:
+    """Return the global model or a client's own.
+
+    Where clients keep parameters of their own, the global model has those of the initial module, as a new client would.
 
     Raises:
         ConfigurationError: The clients' models were not kept, or the algorithm trains on pooled data.
     """
     federation = run.federation
     if client is None:
-        return federation.algorithm.global_model(federation.server), federation.server["counters"]
+        server = federation.server
+        return ClientModel(federation.algorithm.global_model(server), server["counters"], server.kept)
     if federation.algorithm.trains_pooled:
         raise ConfigurationError(f"client: {federation.algorithm} trains one model on all data; leave client out.")
     if client in run.datamodule.heldout:

@@ -23,6 +23,7 @@ def hyper_parameters(run: Run) -> dict[str, Any]:
         "trainer.precision": settings.precision,
         "trainer.deterministic": settings.deterministic,
         "trainer.buffers": settings.buffers,
+        **({"trainer.local_parameters": settings.local_parameters} if settings.local_parameters else {}),
         "trainer.sampler": type(settings.sampler).__name__,
         **_flat("trainer.stragglers", vars(settings.stragglers) if settings.stragglers else {}),
         "trainer.eval_every_n_rounds": settings.eval_every_n_rounds,

@@ -55,12 +55,12 @@ class Prediction:
                     "dataloaders: several were given; give one DataLoader, and call predict for each."
                 )
             loader = loader[0]
-        model, counters = choose_model(run, client)
+        chosen = choose_model(run, client)
         run.hooks.call_callbacks("setup", "predict")
         run.hooks.call_module("on_predict_model_eval")
         run.hooks.call("on_predict_start")
         with evaluator.evaluating("predict", run.progress.finished_round):
-            federation.bench.load(model, counters)
+            federation.bench.load(chosen.model, chosen.counters, kept=chosen.kept)
             run.shim.set(predicting=True, predict_dataloaders=loader)
             evaluator.seed_client(owner, run.progress.finished_round)
             predictions = list(self._steps(run, loader))

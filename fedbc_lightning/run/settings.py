@@ -44,6 +44,7 @@ class RunSettings:
     eval_clients: int | float | Literal["all"] | None
     heldout_finetune_steps: int
     buffers: BufferPolicy
+    local_parameters: list[str]
     keep_local_models: bool | None
     client_dtype: Literal["float32", "bfloat16"] | None
     enable_checkpointing: bool

@@ -131,6 +131,7 @@ class RunView:
     eval_clients = Shown[int | float | Literal["all"] | None](_settings)
     heldout_finetune_steps = Shown[int](_settings)
     buffers = Shown[BufferPolicy](_settings)
+    local_parameters = Shown[list[str]](_settings)
     keep_local_models = Shown[bool | None](_settings)
     client_dtype = Shown[Literal["float32", "bfloat16"] | None](_settings)
     enable_checkpointing = Shown[bool](_settings)

@@ -14,6 +14,8 @@ from fedbc_lightning.state import client_rows
 from fedbc_lightning.state.client_rows import MemoryRows, RowStorage, ScalarRows, TableRows
 from fedbc_lightning.state.file_rows import FileRows
 
+EMPTY = torch.empty(0)
+
 
 class DeclaredClientState(Protocol):
     """What the store needs to know of a declaration: names with start values, names with kinds, and the tables."""
@@ -39,6 +41,7 @@ class ClientStore:
         declaration: The state that the algorithm declared.
         initial_model: z of round 0 with its buffers, (d + b,): the start value of every client model.
         initial_counters: The integer buffers of round 0.
+        initial_kept: The kept parameters (p,) of round 0.
         num_parameters: Number of parameters, d.
         dtype: Dtype in which floating-point vectors are kept; None keeps the dtype of z.
 
@@ -54,6 +57,7 @@ class ClientStore:
         initial_counters: Tensor,
         num_parameters: int,
         dtype: torch.dtype | None = None,
+        initial_kept: Tensor = EMPTY,
     ) -> None:
         self.num_clients = num_clients
         self._scalars = ScalarRows(
@@ -64,6 +68,7 @@ class ClientStore:
             "model": start,
             "buffers": start[num_parameters:].clone(),
             "counters": initial_counters.detach().cpu().clone(),
+            "kept": initial_kept.detach().cpu().clone(),
             "z": start[:num_parameters].clone(),
             "zeros": torch.zeros(num_parameters, dtype=start.dtype),
             "table": torch.zeros(0, dtype=start.dtype),

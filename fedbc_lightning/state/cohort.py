@@ -64,6 +64,7 @@ class LocalResult:
         taken: The epochs and steps of each client including this round's.
         records: What each client counted and logged, by column of ``clients.csv``.
         gradient_mean: (K, d) mean of the raw mini-batch gradients over the steps, or None if it was not asked for.
+        kept: (K, p) kept parameters at the end of local training.
     """
 
     w: Tensor
@@ -76,6 +77,7 @@ class LocalResult:
     taken: list[Taken]
     records: list[dict[str, Any]]
     gradient_mean: Tensor | None = None
+    kept: Tensor = EMPTY
 
 
 class Cohort:
@@ -92,6 +94,8 @@ class Cohort:
         buffers: (K, b) floating-point buffers after local training; ``counters`` holds the integer ones.
         start_buffers: (K, b) buffers that local training starts from; None takes the buffers of the start model.
         start_counters: Integer buffers that local training starts from; None takes those of the start model.
+        kept: (K, p) kept parameters (``trainer.local_parameters``) after local training; they are no message.
+        start_kept: (K, p) kept parameters that local training starts from; None takes those of the initial module.
         gradient_mean: (K, d) mean of the raw mini-batch gradients over the steps, if the algorithm asks for it.
         step_size: (K, d) or (K, 1) mean over the steps of the learning rate of each parameter's optimizer group.
         losses: Mean over each client's batches of the loss before each step; NaN for a client without a loss.
@@ -117,6 +121,8 @@ class Cohort:
         self.w = self.buffers = self.gradient_mean = self.step_size = EMPTY
         self.counters = self.start_counters = EMPTY
         self.start_buffers: Tensor | None = None
+        self.kept = EMPTY
+        self.start_kept: Tensor | None = None
         self.local: LocalTraining | None = None
         self.started: set[int] = set()
         self.taken_before: list[Taken] | None = None
@@ -183,7 +189,10 @@ class Cohort:
         """Take what local training gave, and mark the clients as invalid whose losses or results are not finite."""
         self.w, self.buffers, self.counters = result.w, result.buffers, result.counters
         self.steps, self.losses, self.step_size = result.steps, result.losses, result.step_size
+        self.kept = result.kept
         self.require_finite(self.model)
+        if result.kept.numel():
+            self.require_finite(result.kept)
         if result.gradient_mean is not None:
             self.gradient_mean = result.gradient_mean
             self.require_finite(self.gradient_mean)

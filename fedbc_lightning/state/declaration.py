@@ -19,6 +19,9 @@ from fedbc_lightning.state.client_store import ClientStore, StagedClient
 
 __all__ = ["BufferPolicy", "ClientStore", "ServerState", "StagedClient", "StateDeclaration"]
 
+KEPT = "local_parameters"
+"""Name of the state that holds the kept parameters: the clients' own, and at the server the initial ones."""
+
 BufferPolicy = Literal["average", "local", "global"]
 
 
@@ -30,7 +33,7 @@ class StateDeclaration:
         self.client_vectors: dict[str, str] = {}
         self.server_vectors: dict[str, tuple[float | Literal["z"], torch.dtype | None]] = {}
         self.server_scalars: dict[str, float] = {}
-        self._claimed = {("server", name) for name in ("z", "buffers", "counters")}
+        self._claimed = {("server", name) for name in ("z", "buffers", "counters", KEPT)}
 
     def _claim(self, side: Literal["client", "server"], name: str) -> None:
         if (side, name) in self._claimed:
@@ -72,6 +75,11 @@ class StateDeclaration:
         self._claim("client", name)
         self.client_vectors[name] = "counters"
 
+    def client_kept(self, name: str) -> None:
+        """Declare the kept parameters (p,) of each client, which start as those of the initial module."""
+        self._claim("client", name)
+        self.client_vectors[name] = "kept"
+
     def server_vector(self, name: str, initial: float | Literal["z"] = 0.0, dtype: torch.dtype | None = None) -> None:
         """Declare one vector (d,) at the server.
 
@@ -103,7 +111,8 @@ class ServerState:
     """Holds z and the state that the algorithm declared at the server; every rank has a copy.
 
     Attributes:
-        values: Name -> tensor. ``z`` (d,), ``buffers`` (b,) and ``counters`` (integer buffers) always exist.
+        values: Name -> tensor. ``z`` (d,), ``buffers`` (b,) and ``counters`` (integer buffers) always exist;
+            ``local_parameters`` (p,), the initial ones, exists where the clients keep some.
         ids: The clients sampled in this round, in the order of sampling.
         records: One dict per sampled client of this round, its row of ``clients.csv``.
         metrics: The numbers that server callbacks log in this round, by name.
@@ -122,10 +131,13 @@ class ServerState:
         *,
         num_clients: int = 0,
         seed: int = 0,
+        kept: Tensor | None = None,
     ) -> None:
         self.buffer_policy = buffer_policy
         self.num_clients, self.seed, self.round = num_clients, seed, 0
         self.values: dict[str, Tensor] = {"z": z, "buffers": buffers, "counters": counters}
+        if kept is not None:
+            self.values[KEPT] = kept
         for name, (initial, dtype) in declaration.server_vectors.items():
             start = z if initial == "z" else torch.full_like(z, float(initial))
             dtype = z.dtype if dtype is None or z.device.type == "mps" else dtype  # MPS has no float64
@@ -152,6 +164,11 @@ class ServerState:
     @z.setter
     def z(self, value: Tensor) -> None:
         raise ConfigurationError("algorithm: it assigns server.z; write server.stage('z', value) instead.")
+
+    @property
+    def kept(self) -> Tensor | None:
+        """The kept parameters (p,) of a client that has not trained yet; None where clients keep none."""
+        return self.values.get(KEPT)
 
     @property
     def model(self) -> Tensor:

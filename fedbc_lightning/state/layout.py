@@ -7,12 +7,15 @@ The whole package uses these shapes, with K clients that are trained together an
 ``w, grad``  (K, d)    the clients' iterates and gradients
 ``dual``     (K,)      one number per client of the cohort; (N,) in the store
 a *model*    (d + b,)  trainable parameters followed by the b elements of the floating-point buffers
+``kept``     (K, p)    parameters that stay with their client (``trainer.local_parameters``); usually p = 0
 ===========  =======================================================================================
+
+Where p > 0, d counts the shared parameters alone, and methods see no others. A *row* (d + p,) holds all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,12 +71,18 @@ class ParameterLayout:
     Args:
         module: The module, already moved to its device and converted to its precision.
         groups: The parameters of each optimizer group; each group becomes one slice.
+        kept_names: Names of the parameters that stay with their client; in a row they stand behind all others.
 
     Attributes:
-        entries: One :class:`Entry` per trainable parameter, in the order of the vector.
-        group_slices: One slice per optimizer group.
-        num_parameters: Number of trainable parameters, d.
-        num_optimized: Length of the leading part of the vector whose parameters belong to an optimizer group.
+        entries: One :class:`Entry` per trainable parameter, in the order of a row: first the shared ones, then the
+            kept ones.
+        shared_entries: The entries of the shared parameters, which make up the vector.
+        kept_entries: The entries of the kept parameters.
+        group_slices: One slice of the vector per optimizer group.
+        group_parts: The slices of a row per optimizer group: that of its shared and that of its kept parameters.
+        num_parameters: Number of shared trainable parameters, d.
+        num_kept: Number of elements of the kept parameters, p.
+        num_optimized: Length of the leading part of a row whose parameters belong to an optimizer group.
         frozen: The parameters that are not trained.
         num_buffers: Number of elements of the persistent floating-point buffers, b.
         written: Names of the frozen parameters that are treated as buffers, because training writes them.
@@ -81,11 +90,16 @@ class ParameterLayout:
         master_dtype: Dtype of the vector: float32 if `dtype` has two bytes, else `dtype`.
 
     Raises:
-        ConfigurationError: No parameter is trainable, one is lazy or complex, their dtypes are mixed, or one parameter
-            stands in two groups.
+        ConfigurationError: No parameter is trainable, one is lazy or complex, their dtypes are mixed, one parameter
+            stands in two groups, or some are kept and others stand in no group.
     """
 
-    def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] = ()) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        groups: Sequence[Sequence[nn.Parameter]] = (),
+        kept_names: Collection[str] = (),
+    ) -> None:
         named = {p: name for name, p in module.named_parameters() if p.requires_grad}
         for name, child in module.named_modules():
             if getattr(child, "sparse", False) and isinstance(child, (nn.Embedding, nn.EmbeddingBag)):
@@ -94,12 +108,22 @@ class ParameterLayout:
         self.master_dtype = torch.float32 if self.dtype.itemsize == 2 else self.dtype
         grouped = [[p for p in group if p in named] for group in groups]
         place = {p: k for k, p in enumerate(named)}
-        order = [p for group in grouped for p in sorted(group, key=place.__getitem__)]
+        kept = {p for p, name in named.items() if name in kept_names}
+        ordered = [sorted(group, key=place.__getitem__) for group in grouped]
+        shared_groups = [[p for p in group if p not in kept] for group in ordered]
+        kept_groups = [[p for p in group if p in kept] for group in ordered]
+        order = [p for group in (*shared_groups, *kept_groups) for p in group]
         if len(set(order)) != len(order):
             raise ConfigurationError("model: a parameter stands in two optimizer groups; put it in one.")
         self.num_grouped = len(order)
         in_a_group = set(order)
-        order += [p for p in named if p not in in_a_group]
+        ungrouped = [p for p in named if p not in in_a_group]
+        if kept and ungrouped:
+            raise ConfigurationError(
+                f"trainer.local_parameters: '{named[ungrouped[0]]}' stands in no group of the optimizer; put it into "
+                "one, or freeze it (requires_grad_(False))."
+            )
+        order += ungrouped
 
         self.parameters: list[nn.Parameter] = order
         self.frozen = FrozenParameters(module, {parameter.shape for parameter in order})
@@ -109,9 +133,17 @@ class ParameterLayout:
         for parameter in order:
             self.entries.append(Entry(named[parameter], parameter.shape, offset))
             offset += parameter.numel()
-        self.num_parameters = offset
+        num_shared = len(order) - len(kept)
+        self.shared_entries, self.kept_entries = self.entries[:num_shared], self.entries[num_shared:]
+        self.num_kept = sum(p.numel() for p in kept)
+        self.num_parameters = offset - self.num_kept
         self.num_optimized = self.entries[self.num_grouped - 1].end if self.num_grouped else 0
-        self.group_slices = list(_consecutive([sum(p.numel() for p in group) for group in grouped]))
+        self.group_slices = list(_consecutive([sum(p.numel() for p in group) for group in shared_groups]))
+        kept_slices = _consecutive([sum(p.numel() for p in group) for group in kept_groups], self.num_parameters)
+        self.group_parts: list[list[slice]] = [
+            [shared] if own.start == own.stop else [own] if shared.start == shared.stop else [shared, own]
+            for shared, own in zip(self.group_slices, kept_slices, strict=True)
+        ]
 
         self._module = module
         self.written: list[str] = []
@@ -195,7 +227,7 @@ class ParameterLayout:
             )
 
     def attach(self, row: Tensor) -> None:
-        """Make every parameter a view into ``row`` (d,): writing the row writes the module."""
+        """Make every parameter a view into ``row`` (d + p,): writing the row writes the module."""
         for parameter, entry in zip(self.parameters, self.entries, strict=True):
             parameter.data = row[entry.offset : entry.end].view(entry.shape)
             parameter.grad = None
@@ -208,8 +240,17 @@ class ParameterLayout:
         return [parameter.data_ptr() for parameter in self.parameters] == self._addresses
 
     def read(self) -> Tensor:
-        """Return a copy of the module's parameters as one vector (d,) of ``master_dtype``."""
-        return torch.cat([p.detach().reshape(-1) for p in self.parameters]).to(self.master_dtype)
+        """Return a copy of the module's shared parameters as one vector (d,) of ``master_dtype``."""
+        return self._flat(self.parameters[: len(self.shared_entries)])
+
+    def read_kept(self) -> Tensor:
+        """Return a copy of the module's kept parameters as one vector (p,) of ``master_dtype``."""
+        return self._flat(self.parameters[len(self.shared_entries) :])
+
+    def _flat(self, parameters: Sequence[Tensor]) -> Tensor:
+        if not parameters:
+            return self._no_buffers
+        return torch.cat([p.detach().reshape(-1) for p in parameters]).to(self.master_dtype)
 
     def gather_gradients(self, out: Tensor) -> bool:
         """Write ``p.grad`` of the grouped parameters into ``out`` (num_optimized,); return False if one is None."""
@@ -278,11 +319,16 @@ class ParameterLayout:
 
     def named_slices(self, z: Tensor) -> dict[str, Tensor]:
         """Return clones of the parts of the vector ``z`` (d,) under the parameters' names."""
-        return {e.name: z[e.offset : e.end].view(e.shape).clone() for e in self.entries}
+        return {e.name: z[e.offset : e.end].view(e.shape).clone() for e in self.shared_entries}
+
+    def named_kept(self, kept: Tensor) -> dict[str, Tensor]:
+        """Return clones of the parts of the vector ``kept`` (p,) under the parameters' names."""
+        start = self.num_parameters
+        return {e.name: kept[e.offset - start : e.end - start].view(e.shape).clone() for e in self.kept_entries}
 
     def vector_from(self, named: dict[str, Tensor]) -> Tensor:
         """Return the vector (d,) from parameters by name; this inverts :meth:`named_slices`."""
-        return torch.cat([named[e.name].reshape(-1) for e in self.entries]).to(self.master_dtype)
+        return torch.cat([named[e.name].reshape(-1) for e in self.shared_entries]).to(self.master_dtype)
 
     def named_buffers(self, values: Tensor, counters: Tensor) -> dict[str, Tensor]:
         """Return clones of the parts of two vectors under the buffers' names, in the buffers' dtypes.
@@ -348,8 +394,7 @@ def _other_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     return {name: first[tensor] for name, tensor in named if first.setdefault(tensor, name) != name}
 
 
-def _consecutive(lengths: Sequence[int]) -> Iterator[slice]:
-    start = 0
+def _consecutive(lengths: Sequence[int], start: int = 0) -> Iterator[slice]:
     for length in lengths:
         yield slice(start, start + length)
         start += length

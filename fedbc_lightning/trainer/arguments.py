@@ -97,6 +97,9 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         wrong.append(f"trainer.deterministic: got {deterministic}; use true, false, warn or null")
     if arguments["buffers"] not in ("average", "local", "global"):
         wrong.append(f"trainer.buffers: got {arguments['buffers']}; use average, local or global")
+    patterns = arguments["local_parameters"]
+    if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns or ()):
+        wrong.append(f"trainer.local_parameters: got {patterns!r}; give a list of names or patterns, e.g. ['head.*']")
     if arguments["engine"] not in ("sequential", "vectorized", "auto"):
         wrong.append(f"trainer.engine: got {arguments['engine']}; use sequential, vectorized or auto")
     if arguments["local_schedules"] not in ("fresh", "continue"):

@@ -105,8 +105,11 @@ class FederatedTrainer(RunView):
             parameters (integer buffers take the maximum). ``local``: every client keeps its own, and the server's mean
             is for evaluation only. ``global``: they stay as in the initial model. The same holds for parameters with
             ``requires_grad=False`` that training writes, such as those of a teacher network.
+        local_parameters: Names or patterns (``head.*``) of parameters that stay with each client, or ``batch_norm`` for
+            those of all BatchNorm layers; the algorithm sees and sends the others alone. None: all are shared. See
+            ``docs/howto/partial_sharing.md``.
         keep_local_models: Whether every client's last model is kept for metrics such as ``accuracy/local`` if the
-            algorithm does not keep it; None: if all of them take at most 64 MiB.
+            algorithm does not keep it; None: if all of them take at most 64 MiB and there are no ``local_parameters``.
         client_dtype: Data type in which the clients' vectors are kept between rounds: ``float32``, or ``bfloat16``,
             which rounds them and takes half the space; None: that of the model. If the vectors of all N clients take
             more than 64 MiB, they lie in ``checkpoints/clients.bin``.
@@ -154,6 +157,7 @@ class FederatedTrainer(RunView):
         gradient_clip_algorithm: Literal["norm", "value"] | None = None,
         accumulate_grad_batches: int = 1,
         buffers: BufferPolicy = "average",
+        local_parameters: list[str] | None = None,
         keep_local_models: bool | None = None,
         client_dtype: Literal["float32", "bfloat16"] | None = None,
         enable_checkpointing: bool = True,
@@ -183,6 +187,7 @@ class FederatedTrainer(RunView):
             callbacks=default_callbacks(callbacks, enable_progress_bar), logger=logger,
             eval_every_n_rounds=eval_every_n_rounds, eval_clients=eval_clients,
             heldout_finetune_steps=heldout_finetune_steps, buffers=buffers,
+            local_parameters=list(local_parameters or []),
             keep_local_models=keep_local_models, client_dtype=client_dtype, enable_checkpointing=enable_checkpointing,
             checkpoint_every_n_rounds=checkpoint_every_n_rounds, default_root_dir=Path(default_root_dir), name=name,
             seed=seed,

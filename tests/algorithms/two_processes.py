@@ -20,6 +20,8 @@ from fedbc_lightning import FederatedTrainer
 
 AFTER_MORE_ROUNDS = {"fedavg-samples", "scaffold-auto", "fedbc-learned", "fedbc-momentum-client"}
 VECTORIZED = ("fedavg-samples", "scaffold-auto", "fedbc-learned")
+PARTED = ("fedavg-samples", "fedbc-learned")
+"""Settings that also run with a part of the model that stays with each client."""
 
 
 def state_of(trainer: Any, setting: Any) -> dict[str, torch.Tensor]:
@@ -61,6 +63,12 @@ def run_all(folder: Path, devices: int, accelerator: str = "cpu") -> dict[str, d
             results[f"{name} vectorized after {rounds}"] = run_vectorized(folder / f"{name}-v{rounds}-{devices}", name,
                                                                           options, [rounds])  # fmt: skip
         results[f"{name} resumed after 4"] = run_vectorized(folder / f"{name}-r-{devices}", name, options, [2, 4])
+    for name in PARTED:
+        place = {"default_root_dir": str(folder / f"{name}-parted-{devices}"), "local_parameters": ["tail"]}
+        trainer = FederatedTrainer(**QUIET | options | place | {"max_rounds": 1})
+        trainer.fit(QuadraticModule(), QuadraticData(sample_quadratics(), batch_size=2), BY_NAME[name].build())
+        kept = torch.stack([trainer.clients.vector("local_parameters", client) for client in range(5)])
+        results[f"{name} parted after 1"] = {"z": trainer.server.z.cpu().clone(), "kept": kept}
     for module_class in (BatchNormClassifier, MetricsClassifier):
         torch.manual_seed(0)
         module, name = module_class(), module_class.__name__

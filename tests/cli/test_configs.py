@@ -23,8 +23,9 @@ from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 CONFIGS = shipped_configs()
 STUDIES = [name for name in CONFIGS if name.startswith("studies/")]
-EXPERIMENTS = [name for name in CONFIGS if not name.startswith(("algorithms/", "studies/"))]
+EXPERIMENTS = [name for name in CONFIGS if "/" not in name]
 OVERLAYS = [name for name in CONFIGS if name.startswith("algorithms/")]
+SHARING = [name for name in CONFIGS if name.startswith("sharing/")]
 SECTIONS = [
     "seed_everything",
     "trainer",
@@ -94,7 +95,7 @@ def test_an_experiment_is_complete(name):
     assert config["trainer"]["name"] == name.removesuffix(".yaml")
 
 
-@pytest.mark.parametrize("name", [*EXPERIMENTS, *OVERLAYS])
+@pytest.mark.parametrize("name", [*EXPERIMENTS, *OVERLAYS, *SHARING])
 def test_every_argument_of_every_class_is_there(name):
     for entry in classes(read(name)):
         assert set(entry["init_args"]) == set(class_arguments(entry["class_path"])), entry["class_path"]
@@ -109,7 +110,7 @@ def test_every_value_has_a_comment(name):
         if name in STUDIES and line.startswith(" "):  # inside are settings, explained where they are defined
             continue
         if line.strip() and not line.lstrip().startswith("#") and key not in ("class_path", "init_args"):
-            assert above.lstrip().startswith("#") or key == "algorithm", line
+            assert above.lstrip().startswith("#") or line.rstrip() in ("algorithm:", "trainer:", "model:"), line
     assert max(map(len, lines)) <= 120
 
 
@@ -212,3 +213,18 @@ def test_an_overlay_replaces_the_algorithm_and_runs(name, place):
     assert run_cli("fit", "--config", "digits.yaml", "--config", name, *short, *quick, *command_of(name)) == 0
     ran = yaml.safe_load((only_run("runs/digits") / "config.yaml").read_text())["algorithm"]
     assert without_paths(ran) == without_paths(read(name)["algorithm"])
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_a_config_of_partial_sharing_says_what_it_is_and_runs(name, place):
+    first, second = CONFIGS[name].read_text(encoding="utf-8").splitlines()[:2]
+    assert re.match(r"# overlay: [^,]+, \S", first)
+    assert second == f"# fedbc-cli fit --config digits.yaml --config {name}"
+    short = ["--trainer.max_rounds=2", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
+    quick = ["--trainer.logger=false", "--trainer.local_epochs=1"]
+    assert run_cli("fit", "--config", "digits.yaml", "--config", name, *short, *quick) == 0
+    run = only_run("runs/digits")
+    ran, asked = yaml.safe_load((run / "config.yaml").read_text()), read(name)
+    assert without_paths(ran["algorithm"]) == without_paths(asked["algorithm"])
+    assert asked["trainer"].items() <= ran["trainer"].items()
+    assert "accuracy/local" in (run / "metrics.csv").read_text()

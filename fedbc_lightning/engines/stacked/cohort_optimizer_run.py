@@ -73,12 +73,12 @@ class CohortOptimizerRun(CohortRun):
                     num_rows = active
                     terms = [term.first(num_rows) for term in terms]
                 for term in terms:
-                    term.add_gradient(self.grad[:num_rows], self.w[:num_rows])
+                    term.add_gradient(self.shared(self.grad)[:num_rows], self.shared(self.w)[:num_rows])
                 self.local.clip(self.grad[:active, : self.layout.num_optimized])
                 optimizer.step(active)
                 self.bench.work.num_steps += active
                 if self.after_step is not None:
                     ended = self.w[active:].clone()
-                    self.after_step.apply(self.w, self.bench.step_sizes(optimizer.rates))
+                    self.after_step.apply(self.shared(self.w), self.bench.step_sizes(optimizer.rates))
                     self.w[active:] = ended
         return steps

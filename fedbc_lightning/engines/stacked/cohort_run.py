@@ -41,7 +41,7 @@ class CohortRun:
         terms: Terms that are added to every gradient.
 
     Attributes:
-        w: The iterates, (K, d).
+        w: The iterates, (K, d + p).
     """
 
     def __init__(self, stacked: StackedBench, cohort: Cohort, local: LocalTraining, terms: Sequence[Term]) -> None:
@@ -49,8 +49,8 @@ class CohortRun:
         self.user, self.layout = self.bench.user, self.bench.layout
         self.cohort, self.local = cohort, local
         self.terms = [term for term in terms if not term.is_zero]
-        shape, device = (len(cohort), self.layout.num_parameters), self.bench.row.device
-        self.w = torch.empty(shape, dtype=self.layout.dtype, device=device)
+        row = self.bench.row
+        self.w = torch.empty((len(cohort), len(row)), dtype=self.layout.dtype, device=row.device)
         self.counted = Counts(len(cohort))
         self._viewed = self.w
         self._parameters: dict[tuple[str, int], list[Tensor]] = {}  # see `_kept_views`
@@ -65,12 +65,18 @@ class CohortRun:
             grad: Matrix (K, d) in which the optimizer will find the gradients.
         """
         seed_globals(derive(self.bench.seed, purpose, self.bench.round, self.cohort.ids[0]), self.user.device)
-        self.w.copy_(start)
+        self.shared(self.w).copy_(start)
+        if self.layout.num_kept and self.cohort.start_kept is not None:
+            self.w[:, self.layout.num_parameters :] = self.cohort.start_kept
         self.user.put_scratch_back()
         self.loaders = self._loaders()
         self.bench.recorder.start(self.bench.round, has_visitors=self.has_visitors())
         self.optimizer = self.stacked.optimizer
         self.optimizer.start(self.w, grad, self.bench.optimizer.learning_rates, lr_scale)
+
+    def shared(self, rows: Tensor) -> Tensor:
+        """Return a view of the shared parameters' columns, (k, d), of rows (k, d + p)."""
+        return rows[:, : self.layout.num_parameters] if self.layout.num_kept else rows
 
     def has_visitors(self) -> bool:
         """Return whether code from outside of this package runs between the steps, in datasets or in the method."""
@@ -189,7 +195,8 @@ class CohortRun:
         """Hand the cohort what local training ended with, and what it counted and logged."""
         num_clients, counts = len(self.cohort), torch.tensor(steps, dtype=torch.float64)
         result = LocalResult(
-            w=self.w,
+            w=self.shared(self.w).contiguous(),
+            kept=self.w[:, self.layout.num_parameters :].contiguous(),
             buffers=self.layout.read_buffers().expand(num_clients, -1),
             counters=self.layout.read_counters(),
             steps=steps,
@@ -198,7 +205,9 @@ class CohortRun:
             step_size=self.bench.step_sizes(self.optimizer.rates).expand(num_clients, -1),
             taken=self._taken(steps),
             records=means.records(steps),
-            gradient_mean=gradient_sum / counts.to(self.w)[:, None] if gradient_sum is not None else None,
+            gradient_mean=(
+                self.shared(gradient_sum) / counts.to(self.w)[:, None] if gradient_sum is not None else None
+            ),
         )
         self.cohort.take(result)
 

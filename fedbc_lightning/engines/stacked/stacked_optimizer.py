@@ -20,6 +20,8 @@ from fedbc_lightning.state.layout import ParameterLayout
 class StackedOptimizer:
     """Holds one elementwise optimizer, whose parameters are the columns of each group in a matrix of K rows.
 
+    A group whose parameters are in part kept by the clients has two: its shared and its kept columns.
+
     An elementwise optimizer treats every element alike, so its step on (K, d) is the step of K clients. All K clients
     have taken the same number of steps so far, which Adam's bias correction relies on.
 
@@ -29,7 +31,7 @@ class StackedOptimizer:
     """
 
     def __init__(self, configured: Configured, layout: ParameterLayout) -> None:
-        self._optimizer, self._slices = configured.optimizer, layout.group_slices
+        self._optimizer, self._parts = configured.optimizer, layout.group_parts
         self._fresh = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
         self._step = torch.no_grad()(inspect.unwrap(type(self._optimizer).step))
         self._leaves: list[tuple[nn.Parameter, Tensor]] = []
@@ -40,16 +42,15 @@ class StackedOptimizer:
         """Start anew on the rows of ``w`` (K, d), whose gradients will stand in ``grad`` (K, d)."""
         self._optimizer.state.clear()
         self._leaves = []
-        for k, (group, part) in enumerate(zip(self._optimizer.param_groups, self._slices, strict=True)):
+        for k, (group, parts) in enumerate(zip(self._optimizer.param_groups, self._parts, strict=True)):
             group.update(copy.deepcopy(self._fresh[k]))
             if learning_rates is not None:
                 group["lr"] = learning_rates[k]
             if lr_scale != 1:
                 group["lr"] = group["lr"] * lr_scale
-            leaf = nn.Parameter(w[:, part])
-            group["params"] = [leaf]
+            group["params"] = [nn.Parameter(w[:, part]) for part in parts]
             choose_loop(group)
-            self._leaves.append((leaf, grad[:, part]))
+            self._leaves += [(leaf, grad[:, part]) for leaf, part in zip(group["params"], parts, strict=True)]
         self._optimizer.state.update(initial_state(self._optimizer))
         self._cut(len(w))
 
@@ -78,7 +79,9 @@ class StackedOptimizer:
                 self._keep(leaf, num_rows)
             leaf.grad = grad
         self._take_step = partial(self._step, self._optimizer)
-        if type(self._optimizer) is SGD:  # 6 us on the row of one client, where torch's own step takes 10
+        if type(self._optimizer) is SGD and len(rows) == len(
+            self._parts
+        ):  # 6 us on the row of one client, where torch's own step takes 10
             self._take_step = FlatSGD(self._optimizer, rows, self._take_step).step
 
     def _keep(self, leaf: nn.Parameter, num_rows: int) -> None:

@@ -1,0 +1,80 @@
+"""The parameters that stay with each client: names from the patterns of ``trainer.local_parameters``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedbc_lightning.core.errors import ConfigurationError, nearest
+from fedbc_lightning.state.declaration import BufferPolicy
+
+BATCH_NORM = "batch_norm"
+"""Word among the patterns that stands for the parameters of all BatchNorm layers."""
+
+
+def kept_names(module: nn.Module, patterns: Sequence[str], buffers: BufferPolicy) -> list[str]:
+    """Return the names of the trainable parameters that stay with their client, in the module's order.
+
+    Args:
+        module: The user's module.
+        patterns: Patterns of names as :mod:`fnmatch` reads them, or :data:`BATCH_NORM`.
+        buffers: Policy for buffers; BatchNorm's statistics must stay with the client where its parameters do.
+
+    Raises:
+        ConfigurationError: A pattern fits no trainable parameter, nothing is left to share, or BatchNorm's statistics
+            would not stay.
+    """
+    named = {name: p for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    kept: set[nn.Parameter] = set()
+    for pattern in patterns:
+        names = _of_batch_norm(module, buffers) if pattern == BATCH_NORM else _fitting(pattern, named)
+        kept |= {named[name] for name in names if name in named}
+    found = [name for name, p in module.named_parameters() if p.requires_grad and p in kept]
+    if found and len(kept) == len(set(named.values())):
+        raise ConfigurationError(
+            f"trainer.local_parameters: {', '.join(patterns)} fits all {len(found)} parameters, so nothing would be "
+            "shared; leave out those that the clients share, or take the algorithm Local."
+        )
+    return found
+
+
+def _fitting(pattern: str, names: Collection[str]) -> list[str]:
+    """Return the names that a pattern fits.
+
+    Raises:
+        ConfigurationError: There is none; the message has the nearest names.
+    """
+    found = [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        near = nearest(pattern.replace("*", ""), names)
+        hint = f"did you mean '{near}'?" if near else "give names, or patterns such as 'head.*'."
+        shown = ", ".join(list(names)[:12]) + (", ..." if len(names) > 12 else "")
+        raise ConfigurationError(
+            f"trainer.local_parameters: '{pattern}' fits no trainable parameter; {hint} The parameters: {shown}."
+        )
+    return found
+
+
+def _of_batch_norm(module: nn.Module, buffers: BufferPolicy) -> list[str]:
+    """Return the names of the parameters of all BatchNorm layers.
+
+    Raises:
+        ConfigurationError: There is no such layer with trainable parameters, or its statistics would not stay.
+    """
+    layers = {name: child for name, child in module.named_modules() if isinstance(child, _BatchNorm)}
+    found = [f"{prefix}.{name}".lstrip(".") for prefix, child in layers.items() for name, p in child.named_parameters()
+             if p.requires_grad]  # fmt: skip
+    if not found:
+        raise ConfigurationError(
+            f"trainer.local_parameters: {BATCH_NORM} stands for the parameters of BatchNorm layers, and the model has "
+            "none that is trained; leave it out, or give patterns of names."
+        )
+    if buffers != "local" and any(child.track_running_stats for child in layers.values()):
+        raise ConfigurationError(
+            f"trainer.local_parameters: {BATCH_NORM} keeps BatchNorm's weights with each client, so its running mean "
+            f"and variance must stay, too; set trainer.buffers: local (it is {buffers})."
+        )
+    return found

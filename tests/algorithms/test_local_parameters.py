@@ -1,0 +1,311 @@
+"""Partial sharing: some parameters stay with their client, and the method sees the others alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.boring import (
+    BoringData,
+    BoringModel,
+    assert_equal_trees,
+    make_model,
+    make_trainer,
+    read_csv,
+    without_times,
+)
+from helpers.quadratics import QuadraticData, QuadraticModule, Recorder, RecordingSampler, sample_quadratics
+from helpers.reference import Local
+from helpers.reference_partial import partial_sharing
+from torch import nn
+
+from algorithms.registry import REPRESENTATIVES
+from algorithms.running import QUIET, shuffled_steps, start_point
+from algorithms.test_resume_equality import differences, last, rows, run
+from fedbc_lightning import FederatedTrainer
+from fedbc_lightning.algorithms import Ditto, FedAvg, FedBC, FedBCFineTune, PFedMe
+from fedbc_lightning.algorithms import Local as LocalMethod
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
+
+HEAD = np.array([True, False, False, False])
+REFUSED = ("apfl", "centralized", "ditto", "fedlils", "l2", "perfed", "pfedme")
+"""Beginnings of the names of settings whose methods cannot leave a part of the model with each client."""
+ACCEPTED = [
+    s for s in REPRESENTATIVES
+    if not s.name.startswith(REFUSED) and getattr(s.build(), "solver", None) is None and "layerwise" not in s.name
+]  # fmt: skip
+
+
+def fit(root: Path, algorithm: Any, engine: str = "sequential", **options: Any) -> tuple[Any, Recorder, Any]:
+    """Eight rounds of quadratics with mini-batches; options of the module's go to the module."""
+    own = {key: options.pop(key) for key in ("tail_lr", "momentum") if key in options}
+    recorder, sampler = Recorder(vectors=()), RecordingSampler()
+    settings: dict[str, Any] = QUIET | {"max_rounds": 8, "clients_per_round": 3, "local_epochs": 2, "seed": 7}
+    settings |= {"sampler": sampler, "engine": engine, "default_root_dir": root, "callbacks": [recorder]} | options
+    trainer = FederatedTrainer(**settings)
+    trainer.fit(QuadraticModule(lr=0.1, **own), QuadraticData(sample_quadratics(), batch_size=2), algorithm)
+    return trainer, recorder, sampler
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("form", ["one group", "two groups", "momentum"])
+@pytest.mark.parametrize("pattern", ["head", "tail"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbc"])
+def test_closed_form(tmp_path, method, pattern, form, engine):
+    """z, the kept parameters and λ equal a NumPy loop that holds clients' parts apart."""
+    form_of_module = {"one group": {}, "two groups": {"tail_lr": 0.05}, "momentum": {"momentum": 0.5}}[form]
+    lr: Any = np.array([0.1, 0.05, 0.05, 0.05]) if form == "two groups" else 0.1
+    is_kept = HEAD if pattern == "head" else ~HEAD
+    options = {"dual_lr": 0.05, "dual_init": 0.2, "tolerance": 0.5}
+    algorithm = FedAvg() if method == "fedavg" else FedBC(**options)
+    trainer, recorder, sampler = fit(tmp_path, algorithm, engine, local_parameters=[pattern], **form_of_module)
+    steps = shuffled_steps(QuadraticData(sample_quadratics()), 2, seed=7, epochs=2)
+    local = Local(lr=lr, momentum=form_of_module.get("momentum", 0.0), steps=steps)
+    own = {} if method == "fedavg" else {"weighting": "dual", **options}
+    rounds = [clients for _, clients in sorted(sampler.rounds.items())]
+    expected = partial_sharing(sample_quadratics(), rounds, start_point(), local, is_kept, **own)
+    np.testing.assert_allclose(np.stack(recorder.trajectory["z"]), expected["z"], rtol=0, atol=1e-9)
+    assert trainer.server.z.shape == (int((~is_kept).sum()),)
+    for client in range(5):
+        kept = trainer.clients.vector("local_parameters", client).numpy()
+        np.testing.assert_allclose(kept, expected["kept"][-1][client][is_kept], rtol=0, atol=1e-9)
+    if method == "fedbc":
+        np.testing.assert_allclose(trainer.clients.scalar("dual").numpy(), expected["dual"][-1], rtol=0, atol=1e-9)
+
+
+def test_only_the_shared_part_is_counted_as_sent(tmp_path):
+    trainer, _, _ = fit(tmp_path, FedAvg(), local_parameters=["tail"])
+    first = read_csv(Path(trainer.log_dir) / "metrics.csv")[1]
+    assert float(first["comm/bytes_up"]) == 3 * (8 + 4)
+    assert float(first["comm/bytes_down"]) == 3 * 8
+
+
+@pytest.mark.parametrize("setting", ACCEPTED, ids=lambda setting: setting.name)
+def test_resumed_run_equals_unbroken_run(tmp_path, setting):
+    options = {**setting.options, "local_parameters": ["tail"], "client_dtype": None}
+    whole = run(tmp_path / "whole", setting.build, 5, **options)
+    first = run(tmp_path / "parts", setting.build, 2, **options)
+    resumed = run(tmp_path / "parts", setting.build, 5, ckpt_path=str(last(first)), **options)
+    loaded = [torch.load(last(trainer), weights_only=True, map_location="cpu") for trainer in (whole, resumed)]
+    assert differences(*loaded) == []
+    assert len({tuple(whole.clients.vector("local_parameters", client).tolist()) for client in range(5)}) > 1
+    for name in ("metrics.csv", "clients.csv"):
+        assert rows(whole, name) == rows(resumed, name), name
+
+
+@pytest.mark.parametrize("setting", ACCEPTED, ids=lambda setting: setting.name)
+def test_engines_agree(tmp_path, setting):
+    found = []
+    for engine in ("sequential", "vectorized"):
+        options = {**setting.options, "local_parameters": ["tail"], "name": engine}
+        trainer, _, _ = fit(tmp_path, setting.build(), engine, **options)
+        found.append(state_of(trainer.federation) | module_state_of(trainer.federation))
+        found[-1].pop("fingerprint")
+    flat = [dict(_leaves(state)) for state in found]
+    assert flat[0].keys() == flat[1].keys()
+    for name, value in flat[0].items():
+        torch.testing.assert_close(value, flat[1][name], rtol=1e-9, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def _leaves(tree: Any, path: str = "") -> Any:
+    if isinstance(tree, torch.Tensor):
+        yield path, tree
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}/{key}")
+
+
+@pytest.mark.parametrize(
+    "setting", [s for s in REPRESENTATIVES if s.name.startswith(REFUSED)], ids=lambda setting: setting.name
+)
+def test_other_methods_are_refused_by_name(tmp_path, setting):
+    options = {**setting.options, "local_parameters": ["tail"], "local_steps": 2, "local_epochs": None}
+    with pytest.raises(ConfigurationError, match=r"trainer\.local_parameters: .* cannot leave a part of the model"):
+        fit(tmp_path, setting.build(), **options)
+
+
+@pytest.mark.parametrize("algorithm", [Ditto(), PFedMe()], ids=["ditto", "pfedme"])
+def test_the_refusal_has_the_methods_name(tmp_path, algorithm):
+    with pytest.raises(ConfigurationError, match=rf"local_parameters: {algorithm}"):
+        fit(tmp_path, algorithm, local_parameters=["tail"])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["hed"], r"'hed' fits no trainable parameter; did you mean 'head'\?"),
+        (["classifier.*"], r"'classifier\.\*' fits no trainable parameter; .*The parameters: head, tail\."),
+        (["head", "t*"], r"head, t\* fits all 2 parameters, so nothing would be shared"),
+        (["batch_norm"], r"batch_norm stands for .* and the model has none"),
+        ("head", r"got 'head'; give a list"),
+    ],
+)
+def test_wrong_patterns_are_one_line(tmp_path, patterns, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        fit(tmp_path, FedAvg(), local_parameters=patterns)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_parameter_outside_of_the_optimizer_is_refused(tmp_path):
+    class Part(QuadraticModule):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([self.head], 0.1)
+
+    trainer = FederatedTrainer(**QUIET, default_root_dir=tmp_path, max_rounds=1, local_parameters=["head"])
+    with pytest.raises(ConfigurationError, match="'tail' stands in no group of the optimizer"):
+        trainer.fit(Part(), QuadraticData(sample_quadratics()), FedAvg())
+
+
+def test_local_training_is_the_same_whatever_is_local(tmp_path):
+    """Nothing is sent to clients of Local, so its clients' models do not depend on what would be shared."""
+    whole, _, _ = fit(tmp_path, LocalMethod(), name="whole")
+    parted, _, _ = fit(tmp_path, LocalMethod(), name="parted", local_parameters=["tail"])
+    for client in range(5):
+        own = parted.clients.vector("local_model", client), parted.clients.vector("local_parameters", client)
+        assert torch.equal(torch.cat(own), whole.clients.vector("local_model", client))
+
+
+class Plain(BoringModel):
+    """Two layers without BatchNorm, so that both engines train it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedBC(dual_lr=0.01)], ids=str)
+def test_clients_are_evaluated_with_their_own_part(tmp_path, algorithm, engine):
+    """accuracy/local is that of the method's own model or z, with the client's part; there is no accuracy/global."""
+    trainer = make_trainer(tmp_path, engine=engine, local_parameters=["net.2.*"], clients_per_round=2)
+    model, data = make_model(Plain), BoringData()
+    trainer.fit(model, data, algorithm)
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    assert "accuracy/global" not in metrics
+    by_hand = []
+    for client in range(6):
+        own = trainer.federation.local_model()(client)
+        shared = trainer.clients.vector("local_model", client) if algorithm.has_local_model else trainer.server.z
+        assert torch.equal(own.model, shared)
+        state = trainer.layout.named_slices(own.model) | trainer.layout.named_kept(own.kept)
+        model.load_state_dict(state)
+        inputs, targets = data.client_test_dataset(client).tensors
+        by_hand.append(float((model(inputs).argmax(1) == targets).float().mean()))
+    assert metrics["accuracy/local"] == pytest.approx(np.mean(by_hand), abs=1e-6)
+    assert metrics["accuracy/std"] == pytest.approx(np.std(by_hand), abs=1e-6)
+    trained = {int(row["client"]) for row in read_csv(Path(trainer.log_dir) / "clients.csv")}
+    initial = torch.cat([tensor.reshape(-1) for tensor in make_model(Plain).net[2].parameters()]).detach()
+    for client in range(6):
+        kept = trainer.clients.vector("local_parameters", client)
+        assert torch.equal(kept, initial) == (client not in trained)
+
+
+def test_last_models_are_kept_if_asked_for(tmp_path):
+    trainer = make_trainer(tmp_path, local_parameters=["net.2.*"], keep_local_models=True)
+    trainer.fit(make_model(Plain), BoringData(), FedAvg())
+    own = trainer.federation.local_model()(5)
+    assert torch.equal(own.model, trainer.clients.vector("local_model", 5))
+
+
+def test_fine_tuning_moves_the_clients_part_too(tmp_path):
+    trainer = make_trainer(tmp_path, local_parameters=["net.2.*"], clients_per_round=6)
+    trainer.fit(make_model(Plain), BoringData(), FedBCFineTune(dual_lr=0.01, finetune_lr=0.1))
+    models = trainer.federation.models()
+    before, after = models.local(3), trainer.evaluator.local_model(models, 3, 3)
+    assert not torch.equal(before.model, after.model)
+    assert not torch.equal(before.kept, after.kept)
+
+
+def test_a_clients_model_is_exported_whole(tmp_path):
+    trainer = make_trainer(tmp_path, local_parameters=["net.2.*"])
+    trainer.fit(make_model(Plain), BoringData(), FedAvg())
+    client = int(read_csv(Path(trainer.log_dir) / "clients.csv")[-1]["client"])
+    own = trainer.federation.local_model()(client)
+    other = make_trainer(tmp_path, local_parameters=["net.2.*"])
+    path = other.export(make_model(Plain), BoringData(), FedAvg(), client=client)
+    exported = torch.load(path, weights_only=True)["state_dict"]
+    assert torch.equal(exported["net.0.weight"].flatten(), own.model[:80])
+    assert torch.equal(torch.cat([exported["net.2.weight"].flatten(), exported["net.2.bias"]]), own.kept)
+
+
+def test_rows_in_a_file_are_the_rows_in_memory(tmp_path, monkeypatch):
+    found = []
+    for name, below in (("memory", 2**26), ("file", 0)):
+        monkeypatch.setattr("fedbc_lightning.state.client_rows.IN_MEMORY_BELOW", below)
+        trainer = make_trainer(tmp_path, name=name, local_parameters=["net.2.*"])
+        trainer.fit(make_model(Plain), BoringData(), FedBC(dual_lr=0.01))
+        assert (trainer.clients.file_rows is None) == (name == "memory")
+        kept = [trainer.clients.vector("local_parameters", client) for client in range(6)]
+        found.append((kept, without_times(read_csv(Path(trainer.log_dir) / "metrics.csv"))))
+    assert_equal_trees(*found)
+
+
+def test_batch_norm_stays_with_the_client(tmp_path):
+    """FedBN: weights and statistics of BatchNorm are each client's own, everything else is shared."""
+    trainer = make_trainer(tmp_path, local_parameters=["batch_norm"], buffers="local", clients_per_round=6)
+    trainer.fit(make_model(), BoringData(), FedAvg())
+    assert [entry.name for entry in trainer.layout.kept_entries] == ["net.1.weight", "net.1.bias"]
+    assert trainer.layout.num_kept == 16
+    own = [trainer.federation.local_model()(client) for client in (0, 1)]
+    assert torch.equal(own[0].model[:115], own[1].model[:115])
+    assert not torch.equal(own[0].model[115:], own[1].model[115:])
+    assert not torch.equal(own[0].kept, own[1].kept)
+    first = read_csv(Path(trainer.log_dir) / "metrics.csv")[1]
+    assert float(first["comm/bytes_up"]) == 6 * (115 * 4 + 4)
+
+
+def test_batch_norm_without_its_statistics_is_refused(tmp_path):
+    trainer = make_trainer(tmp_path, local_parameters=["batch_norm"])
+    with pytest.raises(ConfigurationError, match=re.escape("set trainer.buffers: local (it is average)")):
+        trainer.fit(make_model(), BoringData(), FedAvg())
+
+
+def test_buffers_may_be_averaged_beside_a_local_head(tmp_path):
+    trainer = make_trainer(tmp_path, local_parameters=["net.3.*"], clients_per_round=6)
+    trainer.fit(make_model(), BoringData(), FedAvg())
+    own = [trainer.federation.local_model()(client) for client in (0, 1)]
+    assert torch.equal(own[0].model, own[1].model)
+    assert trainer.server["buffers"].abs().sum() > 0
+    assert not torch.equal(own[0].kept, own[1].kept)
+
+
+def test_another_choice_is_refused_on_resume(tmp_path):
+    make_trainer(tmp_path, max_rounds=1, local_parameters=["net.2.*"]).fit(make_model(Plain), BoringData(), FedAvg())
+    for other in (None, ["net.2.bias"]):
+        with pytest.raises(ConfigurationError, match=r"local_parameters is net\.2\.weight, net\.2\.bias there"):
+            make_trainer(tmp_path, local_parameters=other).fit(make_model(Plain), BoringData(), FedAvg(), "last")
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedBC(dual_lr=0.01)], ids=str)
+def test_recorded_steps_are_the_steps_as_written(tmp_path, algorithm):
+    found = []
+    for record_steps in (True, False):
+        options = {"local_parameters": ["net.2.*"], "record_steps": record_steps, "local_epochs": 4}
+        trainer = make_trainer(tmp_path, name=str(record_steps), engine="sequential", **options)
+        trainer.fit(make_model(Plain), BoringData(batch_size=4), algorithm)
+        found.append(state_of(trainer.federation) | module_state_of(trainer.federation))
+    assert_equal_trees(*found)
+
+
+def test_hooks_at_the_start_make_the_initial_part(tmp_path):
+    class Set(Plain):
+        def on_fit_start(self) -> None:
+            with torch.no_grad():
+                self.net[2].bias.fill_(3.0)
+
+    trainer = make_trainer(tmp_path, max_rounds=1, clients_per_round=1, local_parameters=["net.2.bias"])
+    trainer.fit(make_model(Set), BoringData(), FedAvg())
+    rows_of_all = torch.stack([trainer.clients.vector("local_parameters", client) for client in range(6)])
+    assert (rows_of_all == 3.0).all(dim=1).sum() == 5
+
+
+def test_the_start_says_by_what_such_a_run_is_judged(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        fit(tmp_path, FedAvg(), local_parameters=["head"])
+    assert "1 of 4 parameters stay with each client (head)" in caplog.text
+    assert "judge by accuracy/local" in caplog.text
