@@ -1,5 +1,6 @@
 """Ready models, which are ordinary LightningModules without any code for federated learning."""
 
+from .batch_norm_mlp import BatchNormMLP
 from .binary_logistic_regression import BinaryLogisticRegression
 from .char_lstm import CharLSTM
 from .classifier import Classifier
@@ -16,6 +17,7 @@ __all__ = [
     "CIFARCNN",
     "FEMNISTCNN",
     "MLP",
+    "BatchNormMLP",
     "BinaryLogisticRegression",
     "CharLSTM",
     "Classifier",

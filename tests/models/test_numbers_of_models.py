@@ -9,6 +9,7 @@ from fedbc_lightning.models import (
     CIFARCNN,
     FEMNISTCNN,
     MLP,
+    BatchNormMLP,
     BinaryLogisticRegression,
     CharLSTM,
     LinearRegression,
@@ -31,6 +32,7 @@ def test_sizes_of_the_papers_networks():
     assert count(LinearRegression()) == 1000 + 1
     assert count(BinaryLogisticRegression()) == 123
     assert count(MLP()) == 784 * 128 + 128 + 128 * 10 + 10
+    assert count(BatchNormMLP()) == count(MLP()) + 2 * 128
     assert count(CIFARCNN()) == 62_006
     assert count(ResNet18GroupNorm()) == 11_173_962
     assert count(ResNet18GroupNorm(num_groups=32)) == 11_173_962
