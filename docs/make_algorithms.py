@@ -24,7 +24,7 @@ FAMILIES = {
     "Server optimizers and step sizes": ["FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedExP", "FedLiLS", "FedLiLU"],
     "Dual variables": ["FedDyn", "FedADMM", "FedPD"],
     "Fair and robust": ["QFedAvg", "RFA"],
-    "Personalised": ["PerFedAvg", "PFedMe", "Ditto", "APFL"],
+    "Personalised": ["PerFedAvg", "PFedMe", "Ditto", "APFL", "FedRep", "FedBABU"],
     "Fed+ family": ["FedAvgPlus", "FedGeoMedPlus", "FedCoMedPlus", "FedPlus"],
     "L2GD and its variance-reduced kin": ["L2GD", "L2SGD", "L2SGD2", "L2SGDPlus", "L2SGDPlusPlus"],
     "Composition": ["ComposedAlgorithm"],

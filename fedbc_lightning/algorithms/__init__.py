@@ -15,6 +15,7 @@ from fedbc_lightning.algorithms.fedli import FedLiLS, FedLiLU
 from fedbc_lightning.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedbc_lightning.algorithms.fedplus import FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus
 from fedbc_lightning.algorithms.fedprox import FedProx
+from fedbc_lightning.algorithms.fedrep import FedBABU, FedRep
 from fedbc_lightning.algorithms.l2gd import L2GD, L2SGD, L2SGD2, L2SGDPlus, L2SGDPlusPlus
 from fedbc_lightning.algorithms.local import Local
 from fedbc_lightning.algorithms.per_fedavg import PerFedAvg
@@ -40,6 +41,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedAvgPlus",
+    "FedBABU",
     "FedBC",
     "FedBCFineTune",
     "FedCoMedPlus",
@@ -51,6 +53,7 @@ __all__ = [
     "FedPD",
     "FedPlus",
     "FedProx",
+    "FedRep",
     "FedYogi",
     "FederatedAlgorithm",
     "L2SGDPlus",

@@ -19,6 +19,7 @@ from fedbc_lightning.engines.oracle import Oracle
 from fedbc_lightning.engines.solver_run import weight_decay_terms
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, FineTuning, Solver, Term
+from fedbc_lightning.local.engine import Trains
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, StateDeclaration
 from fedbc_lightning.state.layout import ParameterLayout
@@ -49,6 +50,7 @@ class Training(NamedTuple):
     record_gradient_mean: bool
     purpose: str
     is_last: bool
+    trains: Trains = "all"
 
 
 class BaseEngine(ABC):
@@ -130,6 +132,7 @@ class BaseEngine(ABC):
         record_gradient_mean: bool = False,
         purpose: str = "client",
         is_last: bool = True,
+        trains: Trains = "all",
     ) -> None:
         """Train a cohort, see :meth:`fedbc_lightning.local.engine.Engine.solve`."""
         if start.shape[-1] not in (self.layout.num_parameters, self.layout.num_parameters + self.layout.num_buffers):
@@ -140,10 +143,16 @@ class BaseEngine(ABC):
             )
         if solver is not None and self.layout.num_kept:
             raise no_kept_parameters(type(solver).__name__)
+        if trains != "all" and not self.layout.num_kept:
+            raise ConfigurationError(
+                "trainer.local_parameters: the method trains the clients' part and the shared part one after another, "
+                "and all parameters are shared; name the clients' part, e.g. ['head.*']."
+            )
         local, has_own_epochs = self._planned(cohort, epochs), epochs is not None
         asked = Training(
-            start, local, has_own_epochs, terms, solver, after_step, lr_scale, record_gradient_mean, purpose, is_last
-        )
+            start, local, has_own_epochs, terms, solver, after_step, lr_scale, record_gradient_mean, purpose, is_last,
+            trains,
+        )  # fmt: skip
         self.train(cohort, asked)
 
     @abstractmethod
@@ -206,7 +215,7 @@ class BaseEngine(ABC):
         return (torch.stack(losses).cpu().double() @ shares).reshape(1)
 
     def fine_tune(self, client: int, fine_tuning: FineTuning) -> None:
-        """Take one plain step from the loaded model on the first samples of a client, for its evaluation."""
+        """Take plain steps from the loaded model on the first samples of a client, for its evaluation."""
         bench = self.bench
         user, layout = bench.user, bench.layout
         batch = bench.datamodule.first_batch(client, fine_tuning.split, fine_tuning.batch_size, device=user.device)
@@ -215,11 +224,13 @@ class BaseEngine(ABC):
         buffers, counts = layout.read_buffers(), layout.read_counters()
         w = bench.row.to(layout.master_dtype)[None]
         user.train_mode()
-        _, gradient = Oracle(bench, calls_hooks=False).loss_and_gradient(w, user.to_device(batch), 0)
-        for term in weight_decay_terms(bench):
-            term.add_gradient(gradient, w)
+        for _ in range(fine_tuning.num_steps):
+            _, gradient = Oracle(bench, calls_hooks=False).loss_and_gradient(w, user.to_device(batch), 0)
+            for term in weight_decay_terms(bench):
+                term.add_gradient(gradient, w)
+            w = w - fine_tuning.lr * gradient
         user.eval_mode()
-        bench.row.copy_((w - fine_tuning.lr * gradient)[0])
+        bench.row.copy_(w[0])
         layout.write_buffers(buffers, counts)
 
     def fine_tune_by_steps(self, clients: Sequence[int], model: Tensor, counters: Tensor, num_steps: int) -> Cohort:

@@ -20,6 +20,7 @@ from fedbc_lightning.engines.recorded.step_recorder import Recording
 from fedbc_lightning.engines.step_function import StepOutput, log_replayed
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, Term
+from fedbc_lightning.local.engine import Trains
 from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.module.mistakes import refuse_loss
 from fedbc_lightning.state.cohort import Cohort
@@ -43,6 +44,7 @@ class OptimizerRun(ClientRun):
         terms: The terms of this client, which are added to every step's gradient.
         after_step: Change that is applied to w after every optimizer step, or None.
         keep_mean: Whether to record the mean raw gradient.
+        trains: Part of the model that is trained, see :meth:`fedbc_lightning.local.engine.Engine.solve`.
     """
 
     def __init__(
@@ -54,12 +56,14 @@ class OptimizerRun(ClientRun):
         terms: Sequence[Term],
         after_step: AfterStep | None,
         keep_mean: bool,
+        trains: Trains = "all",
     ) -> None:
         super().__init__(bench, cohort, k, local)
         # A term that is zero everywhere must not give a gradient to a parameter that has none.
         self.terms = [term for term in terms if not term.is_zero]
         self.after_step = after_step
         self._is_plain = bench.takes_plain_steps
+        self._held, self._held_values = self.layout.held_part(trains), bench.row[:0]
         self._gradients: Sequence[Tensor] | None = None  # of the last step, if it was replayed
         self._is_visited = False
         self.num_gradients = 0  # more than steps if an optimizer calls its closure several times
@@ -69,6 +73,8 @@ class OptimizerRun(ClientRun):
         """Run the epochs; see the base class."""
         self._start_scaler()
         self.begin(start, lr_scale, purpose, informs_module=not self.bench.runs_only_training_step)
+        if self._held is not None:
+            self._held_values = self.bench.row[self._held].clone()
         epoch = 0
         while not self._is_done(epoch):
             self._run_epoch(epoch)
@@ -197,11 +203,15 @@ class OptimizerRun(ClientRun):
         if self.gradient_sum is not None:
             changes.append(partial(self.gradient_sum.add_, bench.grad))
         changes += bench.adders(self.terms)
+        if self._held is not None:
+            changes.append(bench.grad[self._held].zero_)
         if self.local.gradient_clip_val:
             changes.append(bench.clip)
         changes.append(self.optimizer.plain_step())
         if self.after_step is not None:
             changes.append(partial(self._apply_after_step, self.after_step))
+        if self._held is not None:  # weight decay moves what has no gradient
+            changes.append(partial(bench.row[self._held].copy_, self._held_values))
         return changes
 
     def _step_schedulers(self) -> None:
@@ -337,6 +347,9 @@ class OptimizerRun(ClientRun):
                 self._step_scaled(self.bench.scaler)
         if self.is_update and self.after_step is not None:
             self._apply_after_step(self.after_step)
+        if self._held is not None:
+            with torch.no_grad():
+                self.bench.row[self._held].copy_(self._held_values)
         self.count_step(batch_idx, is_update=self.is_update)
 
     def _prepare_gradient(self) -> None:
@@ -359,6 +372,8 @@ class OptimizerRun(ClientRun):
         if self.terms:
             bench.add_terms(self.terms)
             missing = []
+        if self._held is not None:
+            grad[self._held].zero_()
         if bench.shows_gradients or not self.optimizer.is_flat:
             self._expose(missing)
         if self.hooks.listens("on_before_optimizer_step"):

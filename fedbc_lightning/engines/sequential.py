@@ -70,7 +70,7 @@ class SequentialEngine(BaseEngine):
         for k in range(num_clients):
             own_start = asked.start if asked.start.ndim == 1 else asked.start[k]
             of_client = [term[k] for term in own_terms], own_after[k]
-            args = (self.bench, cohort, k, asked.local, *of_client, asked.record_gradient_mean)
+            args = (self.bench, cohort, k, asked.local, *of_client, asked.record_gradient_mean, asked.trains)
             try:
                 run = OptimizerRun(*args).run(own_start, *how, is_last=asked.is_last)
             except MissingGradientError:

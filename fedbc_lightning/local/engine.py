@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from torch import Tensor
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from fedbc_lightning.local.after_step import AfterStep
     from fedbc_lightning.local.solvers import Solver
     from fedbc_lightning.local.terms import Term
+
+
+Trains = Literal["all", "shared", "local"]
+"""Part of the model that a local training moves."""
 
 
 class Engine(Protocol):
@@ -64,6 +68,7 @@ class Engine(Protocol):
         record_gradient_mean: bool = False,
         purpose: str = "client",
         is_last: bool = True,
+        trains: Trains = "all",
     ) -> None:
         """Train the cohort from ``start``, by default local training or by a solver's own steps.
 
@@ -81,6 +86,8 @@ class Engine(Protocol):
             record_gradient_mean: Whether to fill in ``cohort.gradient_mean``, the mean raw gradient over the steps.
             purpose: Name that seeds the random draws inside ``training_step``; give a second training another name.
             is_last: Whether no other training of the same clients follows in this round.
+            trains: Part of the model that this training moves: ``"all"``, the ``"shared"`` parameters or the clients'
+                own, ``"local"`` (``trainer.local_parameters``). The other part has no gradient and stays as it is.
         """
 
     def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Fine-tuning of a client's own model by one step before it is evaluated."""
+"""Fine-tuning of a client's own model by a few steps before it is evaluated."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from fedbc_lightning.core.checks import check_at_least, check_choice
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Settings of the step x ← x − α g_i(x) that is taken on each client's model x before it is evaluated.
+    """Settings of the steps x ← x − α g_i(x) that are taken on each client's model x before it is evaluated.
 
-    The step sees the client's first samples, unshuffled, and leaves the buffers unchanged. The weight decay of torch's
+    All steps see the client's first samples, unshuffled, and leave the buffers unchanged. The weight decay of torch's
     SGD is part of g_i, as in training.
 
     Attributes:
         lr: Step size α.
-        batch_size: Number of samples in the step.
+        batch_size: Number of samples in a step.
         split: Split from which the samples are taken: ``"train"``, or ``"test"`` as in the protocol of Per-FedAvg and
             of the FedBC paper, in which the step sees samples that are tested afterwards.
+        num_steps: Number of steps.
     """
 
     lr: float = 0.01
     batch_size: int = 20
     split: Literal["train", "test"] = "train"
+    num_steps: int = 1
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -34,4 +36,5 @@ class FineTuning:
         """
         check_at_least("algorithm.finetune_lr", self.lr, 0)
         check_at_least("algorithm.finetune_batch_size", self.batch_size, 1, whole=True)
+        check_at_least("algorithm.finetune_steps", self.num_steps, 1, whole=True)
         check_choice("algorithm.finetune_split", self.split, ("train", "test"))

@@ -95,7 +95,7 @@ class Cohort:
         start_buffers: (K, b) buffers that local training starts from; None takes the buffers of the start model.
         start_counters: Integer buffers that local training starts from; None takes those of the start model.
         kept: (K, p) kept parameters (``trainer.local_parameters``) after local training; they are no message.
-        start_kept: (K, p) kept parameters that local training starts from; None takes those of the initial module.
+        start_kept: (K, p) kept parameters that local training starts from; None takes those that the module has.
         gradient_mean: (K, d) mean of the raw mini-batch gradients over the steps, if the algorithm asks for it.
         step_size: (K, d) or (K, 1) mean over the steps of the learning rate of each parameter's optimizer group.
         losses: Mean over each client's batches of the loss before each step; NaN for a client without a loss.
@@ -202,6 +202,16 @@ class Cohort:
             self.taken_after = result.taken
         for record, more in zip(self.records, result.records, strict=True):
             record.update(more)
+
+    def start_from_trained(self) -> None:
+        """Let a further training in this round start from the kept parameters and buffers at which the last one ended.
+
+        The method gives the model itself as the start, e.g. :attr:`model`.
+        """
+        self.start_kept = self.kept
+        if self.start_buffers is not None:
+            self.start_buffers = self.buffers
+        self.start_counters = self.counters
 
     @property
     def num_samples(self) -> Tensor:

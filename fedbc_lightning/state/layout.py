@@ -226,6 +226,11 @@ class ParameterLayout:
                 "(load_state_dict, copy_), or make it in __init__ or configure_model."
             )
 
+    def held_part(self, trains: str) -> slice | None:
+        """Return the part of a row that a training of the ``"shared"`` or ``"local"`` parameters leaves as it is."""
+        held = {"local": slice(0, self.num_parameters), "shared": slice(self.num_parameters, None)}
+        return held.get(trains)
+
     def attach(self, row: Tensor) -> None:
         """Make every parameter a view into ``row`` (d + p,): writing the row writes the module."""
         for parameter, entry in zip(self.parameters, self.entries, strict=True):

@@ -10,6 +10,7 @@ from helpers import reference
 from algorithms.setting import Setting
 from algorithms.settings_composed import SETTINGS_COMPOSED
 from algorithms.settings_global import SETTINGS_GLOBAL
+from algorithms.settings_partial import SETTINGS_PARTIAL
 from algorithms.settings_personal import SETTINGS_PERSONAL
 from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FedProx
 
@@ -60,6 +61,7 @@ SETTINGS: list[Setting] = [
     *SETTINGS_GLOBAL,
     *SETTINGS_PERSONAL,
     *SETTINGS_COMPOSED,
+    *SETTINGS_PARTIAL,
 ]
 
 

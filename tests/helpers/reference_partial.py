@@ -5,9 +5,12 @@ Shapes: w, z (d,) with the kept coordinates masked out of everything that is sen
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
-from helpers.reference import Clients, Local, _Log, train
+from helpers.reference import Clients, Local, _Log, gradient, train
 
 
 def partial_sharing(
@@ -44,4 +47,44 @@ def partial_sharing(
         mean = sum(weight * found[i] for weight, i in zip(weights, sampled, strict=True)) / weights.sum()
         z = np.where(shared, mean, z)
         log.add(z=z, kept=np.where(is_kept, kept, 0.0), dual=dual)
+    return log.arrays()
+
+
+def train_part(
+    clients: Clients, local: Local, steps: Any, round: int, client: int, start: np.ndarray, moves: np.ndarray
+) -> np.ndarray:
+    """SGD with momentum on the coordinates ``moves`` alone; all others stay at ``start``."""
+    w, velocity = start.copy(), np.zeros_like(start)
+    for batches in steps(round, client):
+        grad = sum(gradient(clients, client, w, rows) for rows in batches) / local.divisor
+        velocity = local.momentum * velocity + grad
+        w = np.where(moves, w - local.lr * velocity, start)
+    return w
+
+
+def fedrep(
+    clients: Clients,
+    rounds: list[list[int]],
+    z: np.ndarray,
+    local: Local,
+    head_epochs: int,
+    is_head: np.ndarray,
+    weighting: str = "samples",
+) -> dict[str, np.ndarray]:
+    """FedRep; with ``head_epochs=0`` FedBABU, whose heads stay as they are."""
+    steps: Any = local.steps
+    own = {"number": head_epochs} if hasattr(steps, "number") else {"epochs": head_epochs, "num_steps": None}
+    heads, log = np.tile(z, (len(clients), 1)), _Log()
+    for t, sampled in enumerate(rounds, start=1):
+        found = {}
+        for i in sampled:
+            w = np.where(is_head, heads[i], z)
+            if head_epochs:
+                w = train_part(clients, local, replace(steps, **own), t, i, w, is_head)
+            heads[i] = w
+            found[i] = train_part(clients, local, steps, t, i, w, ~is_head)
+        sizes = np.array([len(clients[i][1]) if weighting == "samples" else 1.0 for i in sampled])
+        mean = sum(size * found[i] for size, i in zip(sizes, sampled, strict=True)) / sizes.sum()
+        z = np.where(is_head, z, mean)
+        log.add(z=z, local_parameters=heads[:, is_head])
     return log.arrays()

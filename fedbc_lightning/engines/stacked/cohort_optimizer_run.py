@@ -14,6 +14,7 @@ from fedbc_lightning.engines.stacked.cohort_batches import stacked_batches
 from fedbc_lightning.engines.stacked.cohort_run import CohortRun
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.local import AfterStep, Term
+from fedbc_lightning.local.engine import Trains
 from fedbc_lightning.state.cohort import Cohort
 
 
@@ -31,20 +32,24 @@ class CohortOptimizerRun(CohortRun):
         terms: The method's terms, for all K clients.
         after_step: Change that is applied to w after every step, or None.
         keep_mean: Whether to record the mean raw gradient.
+        trains: Part of the model that is trained, see :meth:`fedbc_lightning.local.engine.Engine.solve`.
     """
 
     def __init__(
         self, stacked: StackedBench, cohort: Cohort, local: LocalTraining, terms: Sequence[Term],
-        after_step: AfterStep | None, keep_mean: bool,
+        after_step: AfterStep | None, keep_mean: bool, trains: Trains = "all",
     ) -> None:  # fmt: skip
         super().__init__(stacked, cohort, local, terms)
         self.after_step = after_step
         self.grad = torch.zeros_like(self.w)
+        self._held, self._held_values = self.layout.held_part(trains), self.w
         self.gradient_sum = torch.zeros_like(self.w) if keep_mean else None
 
     def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
         """Train all clients from their start models (d,) or (K, d), and hand the cohort the result."""
         self.begin(start, lr_scale, purpose, self.grad)
+        if self._held is not None:
+            self._held_values = self.w[:, self._held].clone()
         steps = self.train()
         self.finish(steps, self.counted.means(), self.gradient_sum)
 
@@ -74,6 +79,8 @@ class CohortOptimizerRun(CohortRun):
                     terms = [term.first(num_rows) for term in terms]
                 for term in terms:
                     term.add_gradient(self.shared(self.grad)[:num_rows], self.shared(self.w)[:num_rows])
+                if self._held is not None:
+                    self.grad[:, self._held].zero_()
                 self.local.clip(self.grad[:active, : self.layout.num_optimized])
                 optimizer.step(active)
                 self.bench.work.num_steps += active
@@ -81,4 +88,6 @@ class CohortOptimizerRun(CohortRun):
                     ended = self.w[active:].clone()
                     self.after_step.apply(self.shared(self.w), self.bench.step_sizes(optimizer.rates))
                     self.w[active:] = ended
+                if self._held is not None:  # weight decay moves what has no gradient
+                    self.w[:, self._held] = self._held_values
         return steps

@@ -66,8 +66,9 @@ class CohortRun:
         """
         seed_globals(derive(self.bench.seed, purpose, self.bench.round, self.cohort.ids[0]), self.user.device)
         self.shared(self.w).copy_(start)
-        if self.layout.num_kept and self.cohort.start_kept is not None:
-            self.w[:, self.layout.num_parameters :] = self.cohort.start_kept
+        if self.layout.num_kept:
+            own, kept = slice(self.layout.num_parameters, None), self.cohort.start_kept
+            self.w[:, own] = self.bench.row[own] if kept is None else kept
         self.user.put_scratch_back()
         self.loaders = self._loaders()
         self.bench.recorder.start(self.bench.round, has_visitors=self.has_visitors())

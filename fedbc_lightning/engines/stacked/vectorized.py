@@ -96,7 +96,7 @@ class VectorizedEngine(BaseEngine):
             CohortSolverRun(self.stacked, cohort, asked.local, asked.terms, asked.solver).run(*where)
             return
         run = CohortOptimizerRun(
-            self.stacked, cohort, asked.local, asked.terms, asked.after_step, asked.record_gradient_mean
+            self.stacked, cohort, asked.local, asked.terms, asked.after_step, asked.record_gradient_mean, asked.trains
         )
         run.run(*where)
 

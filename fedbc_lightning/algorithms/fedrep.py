@@ -1,0 +1,152 @@
+"""FedRep (Collins et al. 2021) and FedBABU (Oh et al. 2022): a shared body, and heads that the clients train apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from fedbc_lightning.algorithms.base import PartialWork
+from fedbc_lightning.algorithms.fedavg import FedAvg
+from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.local import FineTuning
+from fedbc_lightning.server import RobustRule
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState
+
+if TYPE_CHECKING:
+    from fedbc_lightning.local.engine import Engine
+
+
+class FedRep(FedAvg):
+    """FedRep: a client first trains its own head on the frozen body, and then the body under the frozen head.
+
+    Problem:
+        min_φ Σ (n_i / n) min_{h_i} f_i(φ, h_i): one body φ for all clients, one head h_i for each.
+
+    Update::
+
+        client    h_i ← E_h epochs of the user's optimizer on the head alone, the body at z
+                  w_i ← E epochs on the body alone, from z, under the new h_i
+        server    z ← Σ p_i w_i,    p_i = n_i / Σ_{j ∈ S_t} n_j
+
+    State:
+        Each client keeps h_i ``local_parameters`` (N, p), the parameters that ``trainer.local_parameters`` names.
+    Communication:
+        The server sends z, the body; each client sends w_i and n_i.
+    Partial work:
+        The partial work of stragglers is dropped, as in FedAvg.
+    Local model:
+        A client's own model is z with h_i.
+    Degenerate cases:
+        With a frozen head, FedBABU, ``head_epochs`` is 0.
+    Departures:
+        Algorithm 1 takes τ steps on the head and one on the body; here both are epochs, as in the authors' experiments.
+        The mean is weighted by samples; ``weighting: uniform`` is the paper's.
+
+    References:
+        Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning", Algorithm 1.
+
+    Args:
+        head_epochs: Number E_h of epochs of the head; the trainer's ``local_epochs`` are those of the body.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i, e.g. ``CoordinateMedian``; None takes the mean.
+
+    Raises:
+        ConfigurationError: A value is out of range, or ``trainer.local_parameters`` names no head.
+    """
+
+    partial_work: PartialWork = "dropped"
+
+    def __init__(
+        self,
+        head_epochs: int = 10,
+        weighting: Literal["samples", "uniform"] = "samples",
+        robust_rule: RobustRule | None = None,
+    ) -> None:
+        super().__init__(weighting, robust_rule)
+        check_at_least("algorithm.head_epochs", head_epochs, 1, whole=True)
+        self.head_epochs = head_epochs
+
+    def check(self, engine: Engine) -> None:
+        """Refuse a run in which no head is named."""
+        require_head(self, engine)
+
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
+        """Train the head, and then the body."""
+        engine.solve(cohort, server.model, trains="local", epochs=self.head_epochs, purpose="head", is_last=False)
+        cohort.start_from_trained()
+        engine.solve(cohort, cohort.model, trains="shared")
+
+
+class FedBABU(FedAvg):
+    """FedBABU: the head stays as it was initialised, only the body is trained, and both are fine-tuned for a test.
+
+    Problem:
+        min_φ Σ (n_i / n) f_i(φ, h_0) with the initial head h_0, which no client trains.
+
+    Update::
+
+        client        w_i ← E epochs of the user's optimizer on the body alone, from z, under the head h_0
+        server        z ← Σ p_i w_i,    p_i = n_i / Σ_{j ∈ S_t} n_j
+        evaluation    x ← (z, h_0);  x ← x − α g_i(x; the first samples), several times;  then test
+
+    State:
+        The head is ``local_parameters`` (N, p), the parameters that ``trainer.local_parameters`` names, which stay h_0.
+    Communication:
+        The server sends z, the body; each client sends w_i and n_i.
+    Partial work:
+        The partial work of stragglers is dropped, as in FedAvg.
+    Local model:
+        A client's own model is (z, h_0) after the fine-tuning; nothing of that is kept.
+    Degenerate cases:
+        With ``finetune_lr`` 0 the global model is evaluated.
+    Departures:
+        All fine-tuning steps see the same first samples, at most ``finetune_batch_size`` of them; the paper takes
+        epochs of mini-batches of all samples.
+
+    References:
+        Oh et al. 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification", Algorithm 1.
+
+    Args:
+        finetune_lr: Step size α of the fine-tuning.
+        finetune_steps: Number of steps of the fine-tuning.
+        finetune_batch_size: Number of training samples that the fine-tuning sees.
+        weighting: Weights of the mean: ``"samples"`` takes p_i = n_i / Σ n_j, ``"uniform"`` takes p_i = 1 / S.
+        robust_rule: Robust rule by which the server aggregates the w_i, e.g. ``CoordinateMedian``; None takes the mean.
+
+    Raises:
+        ConfigurationError: A value is out of range, or ``trainer.local_parameters`` names no head.
+    """
+
+    partial_work: PartialWork = "dropped"
+
+    def __init__(
+        self,
+        finetune_lr: float = 0.1,
+        finetune_steps: int = 5,
+        finetune_batch_size: int = 500,
+        weighting: Literal["samples", "uniform"] = "samples",
+        robust_rule: RobustRule | None = None,
+    ) -> None:
+        super().__init__(weighting, robust_rule)
+        self.fine_tuning = FineTuning(finetune_lr, finetune_batch_size, "train", finetune_steps)
+
+    def check(self, engine: Engine) -> None:
+        """Refuse a run in which no head is named."""
+        require_head(self, engine)
+
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
+        """Train the body alone."""
+        engine.solve(cohort, server.model, trains="shared")
+
+
+def require_head(algorithm: FedAvg, engine: Engine) -> None:
+    """Raise if all parameters are shared.
+
+    Raises:
+        ConfigurationError: ``trainer.local_parameters`` names none.
+    """
+    if not engine.layout.num_kept:
+        raise ConfigurationError(
+            f"trainer.local_parameters: {algorithm} needs the names of the head, e.g. ['head.*']; none are given."
+        )
