@@ -16,12 +16,21 @@ from fedbc_lightning.cli.names import fold
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
-OVERLAYS = ROOT / "configs" / "algorithms"
+CONFIGS = ROOT / "configs"
 
 FAMILIES = {
     "Baselines": ["FedAvg", "FedProx", "SCAFFOLD", "Local", "Centralized"],
     "FedBC family": ["FedBC", "FedBCFineTune", "PerFedBC"],
-    "Server optimizers and step sizes": ["FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedExP", "FedLiLS", "FedLiLU"],
+    "Server optimizers and step sizes": [
+        "FedAvgM",
+        "FedAdagrad",
+        "FedAdam",
+        "FedYogi",
+        "FedExP",
+        "FedNova",
+        "FedLiLS",
+        "FedLiLU",
+    ],
     "Dual variables": ["FedDyn", "FedADMM", "FedPD"],
     "Fair and robust": ["QFedAvg", "RFA"],
     "Personalised": ["PerFedAvg", "PFedMe", "Ditto", "APFL", "FedRep", "FedBABU"],
@@ -96,10 +105,12 @@ def families() -> dict[str, list[type[FederatedAlgorithm]]]:
 def overlays() -> dict[str, list[tuple[str, str]]]:
     """Class name to the (file name, title) of each config in which it is chosen, the plain ones first."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for path in sorted(OVERLAYS.glob("*.yaml")):
+    for path in sorted([*CONFIGS.glob("algorithms/*.yaml"), *CONFIGS.glob("sharing/*.yaml")]):
         text = path.read_text(encoding="utf-8")
         name = yaml.safe_load(text)["algorithm"]["class_path"].rpartition(".")[2]
-        found.setdefault(name, []).append((path.name, text.partition("\n")[0].removeprefix("# overlay:").strip()))
+        found.setdefault(name, []).append(
+            (path.relative_to(CONFIGS).as_posix(), text.partition("\n")[0].removeprefix("# overlay:").strip())
+        )
     for name, files in found.items():
         files.sort(key=lambda file: (fold(file[1].partition(",")[0]) != fold(name), file))
     return found
@@ -139,7 +150,7 @@ def method(cls: type, files: list[tuple[str, str]]) -> str:
     names = [
         f"class `{import_path(cls)}`",
         f"command line `--algorithm {doc.name}`",
-        *(f"config [`algorithms/{name}`](../configs/algorithms/{name}): {inline(title)}" for name, title in files),
+        *(f"config [`{name}`](../configs/{name}): {inline(title)}" for name, title in files),
     ]
     text = [f'<a id="{anchor(cls)}"></a>', f"### {doc.name}", inline(doc.summary[:1].upper() + doc.summary[1:])]
     text.append("\n".join(f"- {name}" for name in names))

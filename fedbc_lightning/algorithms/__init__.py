@@ -12,6 +12,7 @@ from fedbc_lightning.algorithms.fedbc_finetune import FedBCFineTune
 from fedbc_lightning.algorithms.feddyn import FedDyn
 from fedbc_lightning.algorithms.fedexp import FedExP
 from fedbc_lightning.algorithms.fedli import FedLiLS, FedLiLU
+from fedbc_lightning.algorithms.fednova import FedNova
 from fedbc_lightning.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedbc_lightning.algorithms.fedplus import FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus
 from fedbc_lightning.algorithms.fedprox import FedProx
@@ -50,6 +51,7 @@ __all__ = [
     "FedGeoMedPlus",
     "FedLiLS",
     "FedLiLU",
+    "FedNova",
     "FedPD",
     "FedPlus",
     "FedProx",

@@ -88,6 +88,11 @@ class BaseEngine(ABC):
         return self.bench.is_plain_sgd
 
     @property
+    def sgd_momentum(self) -> float | None:
+        """Momentum of the local steps, if they are those of SGD (without Nesterov) at constant rates; else None."""
+        return None if self.has_schedulers or self.has_solver else self.bench.sgd_momentum
+
+    @property
     def has_full_precision(self) -> bool:
         """Whether losses and gradients are computed in float32 or float64 throughout."""
         return self.bench.has_full_precision

@@ -145,9 +145,18 @@ class Workbench:
     @property
     def is_plain_sgd(self) -> bool:
         """Whether every local step is exactly ``w -= lr * grad``."""
-        return self.optimizer.is_plain_sgd and not self.local.gradient_clip_val and not any(
-            self.overridden[name] for name in ("optimizer_step", "configure_gradient_clipping")
-        )  # fmt: skip
+        return self.optimizer.is_plain_sgd and not self._changes_gradients
+
+    @property
+    def sgd_momentum(self) -> float | None:
+        """Momentum, if every local step is that of SGD without Nesterov and dampening; else None."""
+        return None if self._changes_gradients else self.optimizer.sgd_momentum
+
+    @property
+    def _changes_gradients(self) -> bool:
+        """Whether gradients are clipped, or the module takes the optimizer's step itself."""
+        own = any(self.overridden[name] for name in ("optimizer_step", "configure_gradient_clipping"))
+        return bool(self.local.gradient_clip_val) or own
 
     @property
     def takes_plain_steps(self) -> bool:

@@ -37,6 +37,10 @@ class Engine(Protocol):
         """Whether every local step is exactly ``w -= lr * grad``."""
 
     @property
+    def sgd_momentum(self) -> float | None:
+        """Momentum of the local steps, if they are those of SGD (without Nesterov) at constant rates; else None."""
+
+    @property
     def has_full_precision(self) -> bool:
         """Whether losses and gradients are computed in float32 or float64 throughout."""
 

@@ -151,6 +151,17 @@ class LocalOptimizer:
         )
 
     @property
+    def sgd_momentum(self) -> float | None:
+        """Momentum of all groups, if the optimizer is SGD without Nesterov, dampening and maximizing; else None."""
+        groups = self.optimizer.param_groups
+        if type(self.optimizer) is not torch.optim.SGD:
+            return None
+        if any(group["nesterov"] or group["dampening"] or group["maximize"] for group in groups):
+            return None
+        found = {float(group["momentum"]) for group in groups}
+        return found.pop() if len(found) == 1 else None
+
+    @property
     def rates(self) -> tuple[float, ...]:
         """The current learning rate of each parameter group."""
         return tuple([float(group.get("lr", 0.0)) for group in self.optimizer.param_groups])

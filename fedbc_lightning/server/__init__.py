@@ -10,6 +10,7 @@ from fedbc_lightning.server.extrapolation import Extrapolation
 from fedbc_lightning.server.fair_step import FairStep
 from fedbc_lightning.server.line_search import FrankWolfe, LargestClientStep
 from fedbc_lightning.server.mean_message import MeanMessage
+from fedbc_lightning.server.normalized_average import NormalizedAverage
 from fedbc_lightning.server.optimizers import ServerAdaptive, ServerMomentum, ServerOptimizer, ServerSGD
 from fedbc_lightning.server.robust import (
     CenteredClipping,
@@ -26,6 +27,6 @@ from fedbc_lightning.server.smoothed_average import SmoothedAverage
 __all__ = [
     "AugmentedMean", "CenterConsensus", "CenteredClipping", "ControlVariates", "CoordinateMedian", "DualAscent",
     "DynamicRegularization", "Extrapolation", "FairStep", "FrankWolfe", "GeometricMedian", "Krum", "LargestClientStep",
-    "MeanMessage", "MultiKrum", "NormBound", "RobustRule", "ServerAdaptive", "ServerCallback", "ServerMomentum",
-    "ServerOptimizer", "ServerSGD", "SmoothedAverage", "Sums", "TrimmedMean", "WeightedAverage",
+    "MeanMessage", "MultiKrum", "NormBound", "NormalizedAverage", "RobustRule", "ServerAdaptive", "ServerCallback",
+    "ServerMomentum", "ServerOptimizer", "ServerSGD", "SmoothedAverage", "Sums", "TrimmedMean", "WeightedAverage",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 from helpers import reference
 from helpers import reference_global as loops
+from helpers.reference_nova import fednova
 
 import fedbc_lightning.algorithms as algorithms
 from algorithms.setting import Setting
@@ -129,6 +130,8 @@ _robust_scaffold = partial(
 )
 
 SETTINGS_GLOBAL: list[Setting] = [
+    Setting("fednova-samples", algorithms.FedNova, fednova),
+    _case("fednova-uniform", algorithms.FedNova, fednova, {}, weighting="uniform"),
     _finetune("learned", {}, dual_lr=0.05),
     _finetune(
         "fixed-local",

@@ -56,7 +56,10 @@ def test_closed_form_with_local_steps(tmp_path, setting):
     compare(tmp_path, setting, Local(lr=0.1, steps=shuffled_steps(data, 2, seed=7, num_steps=3)), data, **options)
 
 
-@pytest.mark.parametrize("name", ["fedavg-samples", "fedbc-fixed", "scaffold-auto", "scaffold-gradient_mean"])
+MINIBATCHES = ["fedavg-samples", "fedbc-fixed", "scaffold-auto", "scaffold-gradient_mean", "fednova-samples"]
+
+
+@pytest.mark.parametrize("name", MINIBATCHES)
 def test_closed_form_with_minibatches(tmp_path, name):
     """Unequal numbers of steps: K_i is each client's own count, the last batch of an epoch is short."""
     data = QuadraticData(sample_quadratics(), batch_size=2)
@@ -97,7 +100,7 @@ def test_scheduler_inside_the_client(tmp_path, name):
 
 def test_momentum_starts_anew_each_round(tmp_path):
     """Notation: no optimizer state survives a round."""
-    for name in ("fedprox-uniform", "fedbc-learned"):
+    for name in ("fedprox-uniform", "fedbc-learned", "fednova-samples"):
         compare(
             tmp_path / name,
             BY_NAME[name],
