@@ -123,7 +123,7 @@ class FedBABU(FedAvg):
     def __init__(
         self,
         finetune_lr: float = 0.1,
-        finetune_steps: int = 5,
+        finetune_steps: int = 20,
         finetune_batch_size: int = 500,
         weighting: Literal["samples", "uniform"] = "samples",
         robust_rule: RobustRule | None = None,
