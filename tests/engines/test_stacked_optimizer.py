@@ -27,7 +27,7 @@ def test_clients_that_finish_one_after_another(options):
     grad, steps = torch.zeros(5, 9), [6, 6, 4, 4, 1]
     leaves = [[nn.Parameter(row[part].clone()) for part in SLICES] for row in w]
     configured = Configured(make(nn.Parameter(w[0, :4]), nn.Parameter(w[0, 4:])), [], [], False)
-    stacked = StackedOptimizer(configured, SimpleNamespace(group_slices=SLICES))
+    stacked = StackedOptimizer(configured, SimpleNamespace(group_parts=[[part] for part in SLICES]))
     for _ in range(2):  # the second time with the momentum as new
         stacked.start(w, grad, None, 1.0)
         own = [make(*pair) for pair in leaves]
