@@ -52,7 +52,7 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
     measured = sorted({client for _, client in results if client >= 0})
     evaluation.num_samples[f"num_{split}_samples"] = {client: int(sizes[client]) for client in measured}
     _summarise_heldout(evaluation, split, results, heldout)
-    fair = "global" if ("global", -1) in results else "local"
+    fair = "global" if any(which == "global" and client not in heldout for which, client in results) else "local"
     for which in ("local", "global"):
         evaluated = [client for w, client in results if w == which and client >= 0 and client not in heldout]
         for name in dict.fromkeys(name for client in evaluated for name in results[which, client]):

@@ -118,7 +118,7 @@ class Federation:
             report_short_ways(optimizer, participation.largest_client()[1], max_rounds)
         self.layout = self.bench.layout
         if kept:
-            check_kept_parameters(algorithm, self.layout)
+            check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
         initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters(), self.layout.read_kept()
         self.engine_kind: choice.Kind = (
             choose_engine(fabric, self.bench, algorithm, participation, max_rounds) if engine == "auto" else engine

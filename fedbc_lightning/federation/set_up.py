@@ -66,7 +66,7 @@ def show_largest_client(user: UserModule, local: LocalTraining, participation: P
     user.shim.set(**limits, num_training_batches=num_batches, current_client=None, training=False)
 
 
-def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout) -> None:
+def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout, num_heldout: int) -> None:
     """Say which parameters stay with each client, and by what such a run is judged.
 
     Raises:
@@ -74,6 +74,11 @@ def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout
     """
     if not algorithm.takes_local_parameters:
         raise no_kept_parameters(str(algorithm))
+    if num_heldout:
+        raise ConfigurationError(
+            "data.heldout_clients: a client that never trains has no part of its own, so z cannot be measured on it; "
+            "leave out heldout_clients or trainer.local_parameters."
+        )
     names = [entry.name for entry in layout.kept_entries]
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     rank_zero_info(

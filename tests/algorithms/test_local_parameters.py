@@ -364,3 +364,9 @@ def test_fedbabu_is_fine_tuned_for_its_evaluation(tmp_path):
 def test_a_head_must_be_named(tmp_path, algorithm):
     with pytest.raises(ConfigurationError, match=rf"local_parameters: {algorithm} needs the names of the head"):
         fit(tmp_path, algorithm)
+
+
+def test_held_out_clients_have_no_part_of_their_own(tmp_path):
+    trainer = make_trainer(tmp_path, local_parameters=["net.2.*"])
+    with pytest.raises(ConfigurationError, match="a client that never trains has no part of its own"):
+        trainer.fit(make_model(Plain), BoringData(heldout_clients=1), FedAvg())
