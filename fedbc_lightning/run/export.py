@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedbc_lightning.core.errors import ConfigurationError, nearest
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.measurement import ClientModel
