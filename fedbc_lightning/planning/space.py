@@ -90,7 +90,9 @@ class Space:
             + (settings.max_rounds + 1) * num_metrics * BYTES_OF_VALUE
         )
         if settings.logger is None or settings.logger is True:
-            histograms = num_evaluations * (evaluation.num_values + len(clients.scalar_names)) * BYTES_OF_HISTOGRAM
+            every = settings.histogram_every_n_rounds
+            num_shown = min(num_evaluations, 2 + settings.max_rounds // every) if every else 0
+            histograms = num_shown * (evaluation.num_values + len(clients.scalar_names)) * BYTES_OF_HISTOGRAM
             disk["events, roughly"] = settings.max_rounds * num_metrics * BYTES_OF_EVENT + histograms
         return disk
 

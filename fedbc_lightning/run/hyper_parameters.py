@@ -41,6 +41,12 @@ def hyper_parameters(run: Run) -> dict[str, Any]:
     return plain_values(described, tensors=False)
 
 
+def class_names(run: Run) -> dict[str, Any]:
+    """Return the names of a run's classes: method, model and data."""
+    parts = {"algorithm": run.federation.algorithm, "model": run.user.module, "data": run.datamodule.users_module}
+    return {name: type(part).__name__ for name, part in parts.items()}
+
+
 def refuse_other_seed(saved: dict[str, Any], seed: int, path: Path | None) -> None:
     """Raise if a run would resume with another seed than that with which it began.
 

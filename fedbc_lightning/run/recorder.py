@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -11,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.fabric.loggers import Logger, TensorBoardLogger
 
@@ -20,8 +18,9 @@ from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.private_lightning import purge_from
 from fedbc_lightning.core.twins import both
 from fedbc_lightning.evaluation.summary import Evaluation
+from fedbc_lightning.run import events
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run.hyper_parameters import hyper_parameters
+from fedbc_lightning.run.hyper_parameters import class_names, hyper_parameters
 from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_checkpoint import run_checkpoint, states_of_users
@@ -84,8 +83,8 @@ class Recorder:
                 self._tables.write(round, metrics, records, evaluation.rows())
                 for logger in self.loggers:
                     logger.log_metrics(metrics, step=round)
-                    if isinstance(logger, both(TensorBoardLogger)) and evaluation.metrics:
-                        self._log_histograms(logger, round, evaluation)
+                    if isinstance(logger, both(TensorBoardLogger)):
+                        self._show(logger, round, evaluation)
         self._recorded_round = round
         fabric = self._run.fabric
         if fabric.broadcast(self._is_due(round)):
@@ -181,15 +180,12 @@ class Recorder:
         return self._write_seconds <= MAX_SHARE_OF_TIME * (time.perf_counter() - self._last_written)
 
     def _describe_run(self) -> None:
-        from PIL import Image
-
-        from fedbc_lightning.data.partition_report import partition_png, save_partition_report
+        from fedbc_lightning.data.partition_report import save_partition_report
 
         save_partition_report(self._run.datamodule, self.folder)
         for logger in self.loggers:
             if isinstance(logger, both(TensorBoardLogger)):
-                with Image.open(io.BytesIO(partition_png(self._run.datamodule))) as picture:
-                    logger.experiment.add_image("partition", np.asarray(picture.convert("RGB")), 0, dataformats="HWC")
+                events.draw_partition(logger, self._run.datamodule)
             else:
                 with suppress(NotImplementedError):
                     logger.log_hyperparams(self._hyper_parameters)
@@ -210,14 +206,15 @@ class Recorder:
                 *(logger.log_dir, len(rows)),
             )
 
-    def _log_histograms(self, logger: TensorBoardLogger, round: int, evaluation: Evaluation) -> None:
-        clients = self._run.federation.clients
-        trained = torch.from_numpy(self._run.datamodule.training_clients)
-        values = {f"clients/{name}": clients.scalar(name)[trained] for name in clients.scalar_names}
-        values |= {f"clients/{name}": torch.tensor([*of.values()]) for name, of in evaluation.clients.items()}
-        for name, tensor in values.items():
-            with suppress(ValueError):  # NumPy cannot bin e.g. NaN, which must not end the run
-                logger.experiment.add_histogram(name, tensor, round)
+    def _show(self, logger: TensorBoardLogger, round: int, evaluation: Evaluation) -> None:
+        """Write what TensorBoard shows of a round beside the curves."""
+        if round == 0:  # and not when the folder was made: config.yaml is written in between
+            events.describe_settings(logger, self.folder, class_names(self._run) | self._hyper_parameters)
+        if evaluation.metrics and self._run.settings.has_histograms(round):
+            clients = self._run.federation.clients
+            trained = torch.from_numpy(self._run.datamodule.training_clients)
+            values: dict[str, Any] = {name: clients.scalar(name)[trained] for name in clients.scalar_names}
+            events.write_histograms(logger, round, values | {n: of.values() for n, of in evaluation.clients.items()})
 
 
 def _make_loggers(

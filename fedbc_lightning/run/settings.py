@@ -47,11 +47,17 @@ class RunSettings:
     local_parameters: list[str]
     keep_local_models: bool | None
     client_dtype: Literal["float32", "bfloat16"] | None
+    histogram_every_n_rounds: int
     enable_checkpointing: bool
     checkpoint_every_n_rounds: int | None
     default_root_dir: Path
     name: str
     seed: int | None
+
+    def has_histograms(self, round: int) -> bool:
+        """Return whether an evaluated round is the first at or behind a multiple of their interval, or the last one."""
+        every = self.histogram_every_n_rounds
+        return bool(every) and (round % every < self.eval_every_n_rounds or round == self.max_rounds)
 
     @property
     def experiment(self) -> Path:

@@ -134,6 +134,7 @@ class RunView:
     local_parameters = Shown[list[str]](_settings)
     keep_local_models = Shown[bool | None](_settings)
     client_dtype = Shown[Literal["float32", "bfloat16"] | None](_settings)
+    histogram_every_n_rounds = Shown[int](_settings)
     enable_checkpointing = Shown[bool](_settings)
     checkpoint_every_n_rounds = Shown[int | None](_settings)
     default_root_dir = Shown[Path](_settings)

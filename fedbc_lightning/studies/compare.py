@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,6 +32,7 @@ from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import Schedule, State, Workers
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
+from fedbc_lightning.studies.tensorboard import FOLDER, write_means
 from fedbc_lightning.studies.tuning import check_tried, tune, validation_metric
 
 
@@ -189,7 +189,7 @@ class Comparison:
     # afterwards
 
     def _write(self) -> None:
-        """Write ``results.csv``, ``differences.csv``, ``table.md``, ``table.tex``, figures and TensorBoard hparams."""
+        """Write ``results.csv``, ``differences.csv``, ``table.md``, ``table.tex``, figures and TensorBoard's runs."""
         study, folder = self.study, self.study.results_folder
         if finished(self.states):
             check_metrics(study, finished(self.states))
@@ -204,7 +204,7 @@ class Comparison:
         curves = read_curves(study, self.states)
         if not curves.empty:
             draw_curves(study, curves, folder / "figures")
-            self._write_hparams()
+            write_means(study, finished(self.states), self.results)
 
     def _make_parts(self, outcome: Outcome) -> list[tuple[str, Rows]]:
         """Return caption and rows of each table, for the files and for the terminal."""
@@ -227,26 +227,6 @@ class Comparison:
         ]
         return [*(f"NOT COMPARABLE: {problem}" for problem in self.problems), *failed]
 
-    def _write_hparams(self) -> None:
-        """Write one entry per finished run for TensorBoard's HPARAMS tab: its settings and its reported values."""
-        from torch.utils.tensorboard.summary import hparams, scalar
-        from torch.utils.tensorboard.writer import FileWriter
-
-        for row, state in zip(self.results.to_dict("records"), self.states, strict=True):
-            run = state.run
-            folder = self.study.folder / "hparams" / run.folder.relative_to(self.study.folder / "runs")
-            if row["status"] != "finished":
-                continue
-            shutil.rmtree(folder, ignore_errors=True)  # another round may be reported now
-            values = {name: float(row[name]) for name in self.study.metrics}
-            given: dict[str, Any] = {"variant": run.variant, "method": run.method, "seed": run.seed}
-            for key, value in run.settings.items():
-                given[key] = value if isinstance(value, (bool, int, float)) else str(value)
-            reported = {f"reported/{name}": value for name, value in values.items()}
-            with contextlib.closing(FileWriter(str(folder))) as writer:
-                for summary in (*hparams(given, reported), *(scalar(*one) for one in reported.items())):
-                    writer.add_summary(summary)
-
     def _show(self) -> None:
         console, study = self.console, self.study
         if console.is_jupyter:
@@ -260,7 +240,8 @@ class Comparison:
         for note in self._notes():
             console.print(note, style="red", markup=False, highlight=False, soft_wrap=True)
         console.print(f"Tables and curves:  {study.results_folder}/", highlight=False, soft_wrap=True)
-        console.print(f"TensorBoard:        tensorboard --logdir {study.folder}", highlight=False, soft_wrap=True)
+        means = study.results_folder / FOLDER
+        console.print(f"TensorBoard:        tensorboard --logdir {means}", highlight=False, soft_wrap=True)
 
 
 class _Parsed(FederatedCLI):

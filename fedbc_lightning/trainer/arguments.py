@@ -32,7 +32,7 @@ from fedbc_lightning.data import FederatedDataModule
 
 _AT_LEAST = {
     "max_rounds": 0, "local_epochs": 1, "local_steps": 1, "num_nodes": 1, "eval_every_n_rounds": 0,
-    "heldout_finetune_steps": 0,
+    "heldout_finetune_steps": 0, "histogram_every_n_rounds": 0,
     "accumulate_grad_batches": 1, "checkpoint_every_n_rounds": 1, "gradient_clip_val": 0,
 }  # fmt: skip
 
@@ -67,7 +67,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         ConfigurationError: Some values are impossible; the message names all of them.
     """
     integers = [name for name in _AT_LEAST if name != "gradient_clip_val" and type(arguments[name]) is not int]
-    needed = ("max_rounds", "num_nodes", "eval_every_n_rounds", "heldout_finetune_steps",
+    needed = ("max_rounds", "num_nodes", "eval_every_n_rounds", "heldout_finetune_steps", "histogram_every_n_rounds",
               "accumulate_grad_batches")  # fmt: skip
     wrong = [
         f"trainer.{name}: got {arguments[name]}; it must be a whole number"

@@ -113,6 +113,8 @@ class FederatedTrainer(RunView):
         client_dtype: Data type in which the clients' vectors are kept between rounds: ``float32``, or ``bfloat16``,
             which rounds them and takes half the space; None: that of the model. If the vectors of all N clients take
             more than 64 MiB, they lie in ``checkpoints/clients.bin``.
+        histogram_every_n_rounds: Rounds between two histograms over clients in TensorBoard, which stand behind all
+            curves; 0: there are none.
         enable_checkpointing: Whether ``checkpoints/last.ckpt`` is written, from which a run resumes.
         checkpoint_every_n_rounds: Rounds between two checkpoints; None: as often as writing them takes at most 5 % of
             the time.
@@ -160,6 +162,7 @@ class FederatedTrainer(RunView):
         local_parameters: list[str] | None = None,
         keep_local_models: bool | None = None,
         client_dtype: Literal["float32", "bfloat16"] | None = None,
+        histogram_every_n_rounds: int = 10,
         enable_checkpointing: bool = True,
         checkpoint_every_n_rounds: int | None = None,
         enable_progress_bar: bool = True,
@@ -188,7 +191,8 @@ class FederatedTrainer(RunView):
             eval_every_n_rounds=eval_every_n_rounds, eval_clients=eval_clients,
             heldout_finetune_steps=heldout_finetune_steps, buffers=buffers,
             local_parameters=list(local_parameters or []),
-            keep_local_models=keep_local_models, client_dtype=client_dtype, enable_checkpointing=enable_checkpointing,
+            keep_local_models=keep_local_models, client_dtype=client_dtype,
+            histogram_every_n_rounds=histogram_every_n_rounds, enable_checkpointing=enable_checkpointing,
             checkpoint_every_n_rounds=checkpoint_every_n_rounds, default_root_dir=Path(default_root_dir), name=name,
             seed=seed,
         )  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import filelock
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -16,6 +17,7 @@ from helpers.command_line import run_cli
 from helpers.folders import only_run
 from helpers.programs import forked, run_python, wait_until
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.compare import Comparison
@@ -118,6 +120,22 @@ def results(folder):
     return pd.read_csv(folder / "results.csv")
 
 
+def check_means_in_tensorboard(folder, finals):
+    """The last values of one method are those of its seeds, whose accuracies by method are given."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    accuracies = np.array([of_seed["FedBC"] for of_seed in finals])
+    assert events.Scalars(ACCURACY)[-1].value == pytest.approx(accuracies.mean(), abs=1e-6)
+    for border, sign in (("mean - std", -1), ("mean + std", 1)):
+        found = events.Scalars(f"with_deviation/{ACCURACY} {border}")[-1]
+        assert (found.step, found.value) == (
+            2,
+            pytest.approx(accuracies.mean() + sign * accuracies.std(ddof=1), abs=1e-6),
+        )
+    assert events.Scalars(f"reported/{ACCURACY}")[0].value == pytest.approx(accuracies.mean(), abs=1e-6)
+    assert "custom_scalars__config__" in events.Tags()["tensors"]
+
+
 def test_a_study(project, compare):
     write(project, workers=2)
     said = compare("study.yaml")
@@ -142,7 +160,8 @@ def test_a_study(project, compare):
     for axis in ("rounds", "bytes", "seconds"):
         assert (folder / f"figures/accuracy_global_{axis}.png").stat().st_size > 10_000
         assert "<svg" in (folder / f"figures/accuracy_global_{axis}.svg").read_text()[:1000]
-    assert len(list((folder / "hparams").rglob("events.out.tfevents.*"))) == 12
+    assert len(list((folder / "tensorboard").rglob("events.out.tfevents.*"))) == 6  # a run per variant and method
+    check_means_in_tensorboard(folder / "tensorboard/E=3/FedBC", (pair, other))
     assert "difference to FedAvg of the same seed" in said
 
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.csv")}
@@ -283,7 +302,7 @@ def test_the_reported_round(project, monkeypatch):
                 column = ACCURACY if report == "best_on_test" else "accuracy/val_global"
                 assert row["round"] == metrics[column].idxmax()
                 assert row[ACCURACY] == metrics[ACCURACY][row["round"]]
-        assert len(list((study.folder / "hparams").rglob("events.*"))) == len(comparison.results)
+        assert len(list((study.folder / "tensorboard").rglob("events.*"))) == len(study.variants)  # of one method
         said = (study.folder / "table.md").read_text()
         assert ("test data itself" in said) == (report == "best_on_test")
         assert ("mean of the evaluated rounds of the last tenth" in said) == (report == "mean_of_last_tenth")
