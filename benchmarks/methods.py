@@ -102,6 +102,9 @@ def _loopless(p: float, alpha: float, note: str, **options: Any) -> Method:
 PLAIN = {"model.momentum": 0.0}
 """For methods that take plain steps; their step sizes are given the factor 1 / (1 - momentum) of the others' steps."""
 
+BIAS_STAYS = {"trainer.local_parameters": ["*.bias"]}
+"""For methods that need a head, which a logistic model does not have."""
+
 METHODS: dict[str, Method] = {
     # one model
     "Centralized": Method(
@@ -112,6 +115,7 @@ METHODS: dict[str, Method] = {
     ),
     "FedAvg": Method(lrs=(0.003, 0.03, 0.1), tuning_rounds=TUNING_ROUNDS_OF_BASELINES),
     "FedProx": Method(grid(mu=[0.01, 0.1, 1.0]), tuning_rounds=TUNING_ROUNDS_OF_BASELINES),
+    "FedNova": Method(lrs=(0.003, 0.03, 0.1), tuning_rounds=TUNING_ROUNDS_OF_BASELINES),
     "SCAFFOLD": Method(lrs=(0.003, 0.03), tuning_rounds=TUNING_ROUNDS_OF_BASELINES),
     "FedAvgM": Method(grid(server_lr=[0.1, 0.316, 1.0]), lrs=()),
     "FedAdagrad": Method(grid(server_lr=[0.1, 0.316, 1.0]), lrs=()),
@@ -141,6 +145,8 @@ METHODS: dict[str, Method] = {
         grid(penalty=[15.0], personal_lr=[0.01]), settings={**PLAIN, "model.lr": 0.01}, personal=True,
         note="5 gradients per step",
     ),
+    "FedRep": Method(lrs=(0.03, 0.1), settings=BIAS_STAYS, personal=True, note="the biases are the head"),
+    "FedBABU": Method(grid(finetune_lr=[0.01, 0.1]), lrs=(), settings=BIAS_STAYS, personal=True, note="as FedRep"),
     "Ditto": Method(grid(penalty=[0.1, 1.0]), lrs=(0.03, 0.1), personal=True),
     "APFL": Method(
         grid(mixture=[0.5, 0.9], adaptive=[False]) + grid(mixture=[0.5], adaptive=[True]), lrs=(0.06, 0.2),
