@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbc_lightning.core.errors import ConfigurationError, nearest
+from fedbc_lightning.core.private_torch import BatchNorm
 from fedbc_lightning.state.declaration import BufferPolicy
 
 BATCH_NORM = "batch_norm"
@@ -64,7 +64,7 @@ def _of_batch_norm(module: nn.Module, buffers: BufferPolicy) -> list[str]:
     Raises:
         ConfigurationError: There is no such layer with trainable parameters, or its statistics would not stay.
     """
-    layers = {name: child for name, child in module.named_modules() if isinstance(child, _BatchNorm)}
+    layers = {name: child for name, child in module.named_modules() if isinstance(child, BatchNorm)}
     found = [f"{prefix}.{name}".lstrip(".") for prefix, child in layers.items() for name, p in child.named_parameters()
              if p.requires_grad]  # fmt: skip
     if not found:

@@ -71,7 +71,7 @@ MISTAKES = [
         "fit --config tiny.yaml --algorithm Nothing",
         2,
         "no class 'Nothing'; there are APFL, Centralized, Composed, Ditto, FedADMM, FedAdagrad, FedAdam, FedAvg, "
-        "FedAvgM, FedAvg+, FedBC, FedBC-FineTune,",
+        "FedAvgM, FedAvg+, FedBABU, FedBC, FedBC-FineTune,",
     ),
     (
         "fit --config tiny.yaml --config parts.yaml",
