@@ -129,7 +129,8 @@ class Budget:
                 return repr(getattr(value, method)())
         if isinstance(value, np.random.Generator):
             return repr(value.bit_generator.state)
-        return id(value), self.describe(getattr(value, "__dict__", {}))
+        # Without attributes, as the caches of an abstract class. A dict made here would lend its id to the next one.
+        return (id(value), self.describe(vars(value))) if hasattr(value, "__dict__") else id(value)
 
 
 def _is_of_library(kind: type) -> bool:
