@@ -216,7 +216,7 @@ def _unknown_option(key: str, keys: Iterable[str], value: str) -> str:
 
 def _unknown_argument(class_path: str, argument: str, path: str) -> str:
     names = class_arguments(class_path)
-    near = _near(argument, names) or _inside(class_path, argument, path)
+    near = _inside(class_path, argument, path) or _near(argument, names)
     return f"{path}: {class_path} has no argument '{argument}'{near or '; it has ' + _join(names)}"
 
 
