@@ -16,6 +16,7 @@ from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.engines.recorded.proof import Proof, prove
 from fedbc_lightning.engines.recorded.proof.operations import WithoutTensors
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
+from fedbc_lightning.module.collector import one_number
 from fedbc_lightning.module.log import ModuleLog
 from fedbc_lightning.module.mistakes import refuse_loss
 from fedbc_lightning.state.layout import ParameterLayout
@@ -109,6 +110,8 @@ class LoggedCalls:
             self._collector.log(name, value, reduce_fx=reduce_fx, batch_size=batch_size)
         elif isinstance(value, Metric):
             raise NotRecordableError(f"self.log('{name}') logs a Metric")
+        else:
+            value = one_number(name, value)
         if isinstance(value, Tensor):
             value = value.detach().reshape(()).clone()  # the step may go on to change it in place
         if isinstance(batch_size, Tensor):

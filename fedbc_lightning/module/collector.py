@@ -43,6 +43,23 @@ def reduction(reduce_fx: Any) -> str:
     return "mean" if name == "avg" else name
 
 
+def one_number(name: str, value: Any) -> Any:
+    """Return what ``self.log`` was given under a name: a number, or a tensor without dimensions.
+
+    Raises:
+        ConfigurationError: It is no number, or a tensor with several elements.
+    """
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ConfigurationError(f"self.log('{name}'): a tensor of shape {tuple(value.shape)}; log one number.")
+        return value.reshape(()) if value.ndim else value
+    if not hasattr(value, "__float__") or getattr(value, "shape", ()) != ():
+        raise ConfigurationError(
+            f"self.log('{name}'): got {value!r}, a {type(value).__name__}; log a number, a tensor or a Metric."
+        )
+    return value
+
+
 def batch_size_of(batch: Any, expected: int) -> int:
     """Return the number of samples of a batch: the length of its first tensor, or ``expected`` if it has no tensor."""
     first = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
@@ -165,12 +182,7 @@ class MetricCollector:
         if isinstance(value, Metric):
             logged.metric = value
             return
-        if isinstance(value, Tensor):
-            value = self._checked(name, value)
-        elif not hasattr(value, "__float__") or getattr(value, "shape", ()) != ():
-            raise ConfigurationError(
-                f"self.log('{name}'): got {value!r}, a {type(value).__name__}; log a number, a tensor or a Metric."
-            )
+        value = self._checked(name, value)
         if batch_size is None:
             _warn_if_ambiguous(self.batch)
         weight = batch_size if batch_size is not None else self._batch_size
@@ -195,10 +207,8 @@ class MetricCollector:
             self._epoch[name] = _Logged(reduce)
         return self._epoch[name]
 
-    def _checked(self, name: str, value: Tensor) -> Tensor:
-        if value.numel() != 1:
-            raise ConfigurationError(f"self.log('{name}'): a tensor of shape {tuple(value.shape)}; log one number.")
-        return value.reshape(()) if value.ndim else value
+    def _checked(self, name: str, value: Any) -> Any:
+        return one_number(name, value)
 
     def end_epoch(self) -> None:
         """End an epoch: compute its Metrics, and add its values to the means over epochs."""
@@ -244,8 +254,9 @@ class ColumnCollector(MetricCollector):
         super().__init__()
         self._num_clients = num_clients
 
-    def _checked(self, name: str, value: Tensor) -> Tensor:
-        return value.detach().expand(self._num_clients)
+    def _checked(self, name: str, value: Any) -> Any:
+        is_column = isinstance(value, Tensor)
+        return value.detach().expand(self._num_clients) if is_column else one_number(name, value)
 
     def results(self) -> list[dict[str, float]]:
         """Return for each client what :meth:`result` gives."""

@@ -68,6 +68,18 @@ class Detached(Plain):
         return super().training_step(batch, batch_idx).detach()
 
 
+class LogsVector(Plain):
+    def training_step(self, batch, batch_idx):
+        self.log("scores", self(batch[0])[:, 0])
+        return super().training_step(batch, batch_idx)
+
+
+class LogsText(Plain):
+    def training_step(self, batch, batch_idx):
+        self.log("kind", "linear")
+        return super().training_step(batch, batch_idx)
+
+
 class Broken(torch.utils.data.Dataset):
     """Cannot read its last sample."""
 
@@ -157,6 +169,21 @@ def test_an_exception_in_a_data_set_or_collate_says_where(tmp_path, options):
 def test_a_wrong_loss_is_one_line(tmp_path, module, says, engine):
     with pytest.raises(ConfigurationError, match=says) as caught:
         fit(tmp_path, module(), engine=engine)
+    assert notes_of(caught.value)[0].startswith("client ")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (LogsVector, r"self.log\('scores'\): a tensor of shape \(16,\); log one number."),
+        (LogsText, r"self.log\('kind'\): got 'linear', a str; log a number, a tensor or a Metric."),
+    ],
+    ids=["vector", "text"],
+)
+def test_a_logged_value_that_is_no_number_is_one_line(tmp_path, module, says, engine):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        fit(tmp_path, module(), engine=engine, eval_every_n_rounds=0)
     assert notes_of(caught.value)[0].startswith("client ")
 
 
