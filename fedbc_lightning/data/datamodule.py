@@ -93,7 +93,7 @@ class FederatedDataModule(LightningDataModule):
         *,
         eval_batch_size: int = 512,
         val_fraction: float = 0.0,
-        heldout_clients: float | int | list[str | int] | None = None,
+        heldout_clients: int | float | list[str | int] | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         drop_last: bool = False,

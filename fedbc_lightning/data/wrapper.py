@@ -93,7 +93,7 @@ class PartitionedDataModule(IndexedDataModule):
         batch_size: int | None = None,
         eval_batch_size: int | None = None,
         val_fraction: float = 0.0,
-        heldout_clients: float | int | list[str | int] | None = None,
+        heldout_clients: int | float | list[str | int] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list], Any] | None = None,
         drop_last: bool = False,

@@ -65,6 +65,14 @@ def test_the_command_line_takes_all_forms(project, capsys, words, held):
         assert f"{len(found)} of the clients are held out and never train: {', '.join(map(str, found))}" in said
 
 
+@pytest.mark.parametrize(("words", "held"), [("3", 3), ("0.2", 2), ("[3]", 1)])
+def test_data_that_declare_the_argument_take_all_forms(tmp_path, words, held):
+    """A whole number stays one, where the command line knows the argument's type."""
+    asked = ["--config", "digits.yaml", f"--data.heldout_clients={words}"]
+    assert run_cli("partition", *asked, "--out", str(tmp_path)) == 0
+    assert len(json.loads((tmp_path / "partition.json").read_text())["heldout_clients"]) == held
+
+
 def test_a_bad_value_is_one_line(project, capsys):
     assert run_cli("fit", "--config", "tiny.yaml", "--data.heldout_clients=4") == 1
     said = capsys.readouterr().err
