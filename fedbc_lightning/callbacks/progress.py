@@ -192,7 +192,9 @@ def _describe_test_data(data: FederatedDataModule) -> str:
 def _numbers(trainer: RunView) -> dict[str, float]:
     """Return the key numbers by name, the most telling first: metrics of the evaluation, losses last."""
     metrics: dict[str, Any] = trainer.callback_metrics
-    logged = [found.metric for found in map(measured, metrics) if found and found == Measured(found.metric)]
+    found = [what for what in map(measured, metrics) if what is not None and what.split == "test"]
+    by_place = {place: [what.metric for what in found if what.place == place] for place in ("global", "local")}
+    logged = by_place["global"] or by_place["local"]  # no model is everyone's where clients keep parts of their own
     logged.sort(key=lambda name: "loss" in name)
     places = ("global", "local", "worst10", *HELDOUT)
     names = [TRAIN_LOSS, *(Measured(name, place).name for name in logged for place in places)]

@@ -312,6 +312,13 @@ def test_the_start_says_by_what_such_a_run_is_judged(tmp_path, caplog):
     assert "judge by accuracy/local" in caplog.text
 
 
+def test_the_lines_of_a_run_show_the_clients_own_models(tmp_path, capsys):
+    trainer = make_trainer(tmp_path, local_parameters=["net.3.*"], enable_progress_bar=True)
+    trainer.fit(make_model(), BoringData(), FedAvg())
+    said = capsys.readouterr()
+    assert "local acc" in said.out + said.err
+
+
 @pytest.mark.parametrize("algorithm", [FedRep(2), FedBABU()], ids=str)
 @pytest.mark.parametrize("form", ["decay", "adam", "per tensor"])
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
