@@ -60,6 +60,28 @@ def test_a_replaced_method_of_tensors_is_noticed(monkeypatch):
         proof_of(Plain(lambda module: module.net[0].weight.norm()))
 
 
+def test_a_function_that_a_package_adds_to_all_modules_replaces_nothing(monkeypatch):
+    # transformers does so with the first model that it builds
+    monkeypatch.setattr(nn.Module, "smart_apply", lambda module, change: change(module), raising=False)
+    assert proof_of(Plain(lambda module: module.net[0].weight.norm())).holds()
+
+
+def test_a_function_that_a_package_adds_is_looked_through_where_a_step_calls_it(monkeypatch):
+    seen = []
+    monkeypatch.setattr(nn.Module, "size", lambda module: seen.append(1) or module.net[0].weight.norm(), raising=False)
+    with pytest.raises(NotRecordableError, match="changes `seen`"):
+        proof_of(Plain(lambda module: module.size()))
+    assert not seen
+
+
+@pytest.mark.parametrize("name", ["__getattribute__", "_call_impl", "forward"])
+def test_a_function_of_all_modules_that_python_or_torch_asks_for_is_no_addition(monkeypatch, name):
+    original = getattr(nn.Module, name)
+    monkeypatch.setattr(nn.Module, name, lambda *args, **options: original(*args, **options), raising=False)
+    with pytest.raises(NotRecordableError, match="replaced"):
+        proof_of(Plain(lambda module: module.net[0].weight.norm()))
+
+
 def test_a_module_that_is_called_torch_something_is_not_torch(monkeypatch):
     patches = types.ModuleType("torch_patches")
     exec("from torch.nn.functional import relu as inner\ndef relu(x):\n    return inner(x)", vars(patches))

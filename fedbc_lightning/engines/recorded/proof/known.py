@@ -6,7 +6,10 @@ Operations of torch may be on it although they can write into tensors or look at
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
+import inspect
 import math
 import operator
 import sys
@@ -160,6 +163,32 @@ def patches() -> list[tuple[Any, Any]]:
 
 
 def is_torch_whole() -> bool:
-    """Return whether the functions in these places are torch's own, and none was replaced."""
-    functions = [value for home in HOMES for value in home.values() if isinstance(value, types.FunctionType)]
-    return all(_is_of_torch(function) for function in functions)
+    """Return whether the functions in these places are torch's own, and none was replaced.
+
+    A function that a package adds to ``nn.Module`` under a name of its own, as transformers does, replaces nothing:
+    code that calls it is looked through as all other code is.
+    """
+    foreign = [
+        (home, name)
+        for home in HOMES
+        for name, value in home.items()
+        if isinstance(value, types.FunctionType) and not _is_of_torch(value)
+    ]
+    return all(home == vars(nn.Module) and _is_new_to_modules(name) for home, name in foreign)
+
+
+def _is_new_to_modules(name: str) -> bool:
+    """Return whether torch's ``nn.Module`` defines no such name, and Python asks for none such by itself."""
+    own = _names_of_modules()
+    return own is not None and name not in own and not (name.startswith("__") and name.endswith("__"))
+
+
+@functools.cache
+def _names_of_modules() -> frozenset[str] | None:
+    """Return the names that torch's source gives the class ``nn.Module``, or None if the source is not there."""
+    try:
+        (body,) = ast.parse(inspect.getsource(nn.Module)).body
+    except OSError:
+        return None
+    stored = {node.id for node in ast.walk(body) if isinstance(node, ast.Name)}
+    return frozenset(stored | {node.name for node in ast.walk(body) if isinstance(node, ast.FunctionDef)})
