@@ -45,6 +45,7 @@ class OptimizerRun(ClientRun):
         after_step: Change that is applied to w after every optimizer step, or None.
         keep_mean: Whether to record the mean raw gradient.
         trains: Part of the model that is trained, see :meth:`fedbc_lightning.local.engine.Engine.solve`.
+        previous: The run of the client before in this cohort, or None.
     """
 
     def __init__(
@@ -57,8 +58,11 @@ class OptimizerRun(ClientRun):
         after_step: AfterStep | None,
         keep_mean: bool,
         trains: Trains = "all",
+        previous: OptimizerRun | None = None,
     ) -> None:
         super().__init__(bench, cohort, k, local)
+        # Two clients in a row whose steps are all replayed have none of the user's code between them.
+        self._goes_on = previous is not None and previous.is_alone and bench.datamodule.makes_loader_itself(self.client)
         # A term that is zero everywhere must not give a gradient to a parameter that has none.
         self.terms = [term for term in terms if not term.is_zero]
         self.after_step = after_step
@@ -69,10 +73,17 @@ class OptimizerRun(ClientRun):
         self.num_gradients = 0  # more than steps if an optimizer calls its closure several times
         self.gradient_sum = torch.zeros_like(bench.grad, dtype=bench.layout.master_dtype) if keep_mean else None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no code of the user's has run for this client: every step was replayed, and nobody was told."""
+        return not self.is_module_informed and not self._is_visited
+
     def train(self, start: Tensor, lr_scale: float, purpose: str) -> None:
         """Run the epochs; see the base class."""
         self._start_scaler()
-        self.begin(start, lr_scale, purpose, informs_module=not self.bench.runs_only_training_step)
+        self.begin(
+            start, lr_scale, purpose, informs_module=not (self._goes_on or self.bench.runs_only_training_step)
+        )
         if self._held is not None:
             self._held_values = self.bench.row[self._held].clone()
         epoch = 0
@@ -100,7 +111,8 @@ class OptimizerRun(ClientRun):
         steps_before = self.num_steps
         if epoch == 0 and self._is_plain:
             self._is_visited = self._has_visitors()
-            self.bench.recorder.start(self.bench.round, has_visitors=self._is_visited)
+            if self._is_visited or not self._goes_on:
+                self.bench.recorder.start(self.bench.round, has_visitors=self._is_visited)
         self._run_batches()
         self.batches_passed += self.collector.num_batches
         if self.local.steps is not None and self.num_steps == steps_before and not self.user.shim.is_client_stopped:
@@ -221,7 +233,9 @@ class OptimizerRun(ClientRun):
     def _has_visitors(self) -> bool:
         """Return whether code that is not known runs between the steps, in data, transfers, terms or the optimizer."""
         parts = [*self.terms, *([] if self.after_step is None else [self.after_step]), *self.loader.code_between]
-        return self.user.has_transfer_hooks or self.optimizer.has_visitors or not all(map(is_ours, parts))
+        if self.user.has_transfer_hooks or not all(map(is_ours, parts)):
+            return True
+        return not self._goes_on and self.optimizer.has_visitors
 
     def _apply_after_step(self, after_step: AfterStep) -> None:
         self.bench.update_row(lambda w: after_step.apply(w, self.bench.step_sizes(self.optimizer.rates)))

@@ -62,7 +62,7 @@ class SequentialEngine(BaseEngine):
             solved = SolverRun(self.bench, cohort, asked.local, asked.solver, asked.terms)
             cohort.take(self._result([solved.run(asked.start.reshape(-1), *how, is_last=asked.is_last)]))
             return
-        runs: list[ClientRun] = []
+        runs: list[OptimizerRun] = []
         own_terms = [[term] if num_clients == 1 else of_each(term, num_clients) for term in asked.terms]
         own_after = [asked.after_step] * num_clients
         if asked.after_step is not None and num_clients > 1:
@@ -72,14 +72,16 @@ class SequentialEngine(BaseEngine):
             of_client = [term[k] for term in own_terms], own_after[k]
             args = (self.bench, cohort, k, asked.local, *of_client, asked.record_gradient_mean, asked.trains)
             try:
-                run = OptimizerRun(*args).run(own_start, *how, is_last=asked.is_last)
+                run = OptimizerRun(*args, previous=runs[-1] if runs else None)
+                run.run(own_start, *how, is_last=asked.is_last)
             except MissingGradientError:
                 log.info(
                     "A step left a parameter without a gradient, which torch leaves alone: from here on the optimizer "
                     "gets the module's own parameters, not flat slices. Same numbers, a little slower."
                 )
                 self.bench.optimizer.use_per_tensor()
-                run = OptimizerRun(*args).run(own_start, *how, is_last=asked.is_last)
+                run = OptimizerRun(*args)
+                run.run(own_start, *how, is_last=asked.is_last)
             runs.append(run)
         cohort.take(self._result(runs))
 

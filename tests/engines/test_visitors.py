@@ -77,6 +77,56 @@ def test_what_changes_between_steps_is_seen(tmp_path, model):
     assert_equal_trees(run(tmp_path / "recorded", model, OddData), written)
 
 
+class Linked(Moving):
+    """Data find it under :attr:`last` and move it."""
+
+    last = None
+
+    def __init__(self):
+        super().__init__()
+        Linked.last = self
+
+
+class OwnBatchSize(BoringData):
+    """Reading the size of a batch runs code of the subclass, once for the loader of each client."""
+
+    batch_size = property(lambda data: int(12 * Linked.last.move()), lambda data, value: None)
+
+
+class OwnDataset(BoringData):
+    def client_dataset(self, client, split):
+        Linked.last.move()
+        return super().client_dataset(client, split)
+
+
+class MadeAnew(BoringData):
+    """The data of a client are made again in every round, because nothing is kept."""
+
+    def client_train_dataset(self, client):
+        Linked.last.move()
+        return super().client_train_dataset(client)
+
+    def _keep(self, client, made):
+        pass
+
+
+@pytest.mark.parametrize("data", [OwnBatchSize, OwnDataset, MadeAnew])
+def test_what_changes_between_clients_is_seen(tmp_path, data):
+    options = {"clients_per_round": 6, "max_rounds": 4}
+    written = run(tmp_path / "written", Linked, data, record_steps=False, **options)
+    assert_equal_trees(run(tmp_path / "recorded", Linked, data, **options), written)
+
+
+def test_between_clients_of_kept_data_nothing_is_looked_at_again(tmp_path, monkeypatch):
+    starts, start = [], step_recorder.StepRecorder.start
+    monkeypatch.setattr(
+        step_recorder.StepRecorder, "start", lambda *a, **options: starts.append(a) or start(*a, **options)
+    )
+    run(tmp_path, Moving, clients_per_round=6, local_epochs=1)
+    # The first client's first step is compared as written, so the second looks, too; the other four follow replays.
+    assert [round for _, round in starts].count(2) == 2
+
+
 def test_a_function_around_the_optimizers_step_is_called(tmp_path):
     Wrapped.calls = 0
     run(tmp_path, Wrapped)
