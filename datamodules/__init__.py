@@ -4,6 +4,7 @@ from .arrays import ArraysDataModule
 from .digits import DigitsDataModule
 from .emnist import EMNISTDataModule
 from .femnist import FEMNISTDataModule
+from .hugging_face import HuggingFaceDataModule
 from .image_folder import ImageFolderDataModule
 from .libsvm import LibSVMDataModule
 from .mnist_variants import MNISTPersonalDataModule, MNISTRobustDataModule
@@ -21,6 +22,7 @@ __all__ = [
     "DigitsDataModule",
     "EMNISTDataModule",
     "FEMNISTDataModule",
+    "HuggingFaceDataModule",
     "ImageFolderDataModule",
     "LibSVMDataModule",
     "MNISTDataModule",

@@ -1,0 +1,306 @@
+"""Data module for data sets of Hugging Face: columns by name, texts through a tokenizer, batches as dicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, first_line
+from fedbc_lightning.data import IndexedDataModule, LoadedData
+from fedbc_lightning.data.labels import natural_clients
+from fedbc_lightning.partition import IID, Natural, Partitioner
+
+from .findings import shorten
+
+if TYPE_CHECKING:
+    from datasets import Dataset as Rows
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT_TEST_FRACTION = 0.2
+READERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
+"""What ``datasets.load_dataset`` calls the reader of a file's kind."""
+IGNORED = -100
+"""Label of a token that has no part in the loss, as torch's cross-entropy and the models of transformers have it."""
+
+
+class RowsDataset(Dataset):
+    """Rows of a ``datasets.Dataset``; a sample is a dict of its columns, and a batch is read at once.
+
+    Args:
+        rows: The rows, with the columns that a batch shall have.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[int(index)]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        columns = self.rows[indices]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+class HuggingFaceDataModule(IndexedDataModule):
+    """Federates a data set of the Hugging Face Hub, one that was saved, or a file, by the names of its columns.
+
+    A batch is a dict of tensors. With ``text`` and ``tokenizer`` it has what the tokenizer gives, ``input_ids`` and
+    ``attention_mask``, int64 ``(B, L)``, filled up to the longest text of the batch; with ``columns`` it has these,
+    ``(B, ...)``. Its ``labels`` are the classes, int64 ``(B,)``, or numbers, float32 ``(B,)``, of the column ``label``.
+    Without ``label`` they are the tokens themselves, int64 ``(B, L)``, and -100 where a text was filled up: a causal
+    language model of transformers shifts them by itself. So ``self.network(**batch).loss`` is the loss of most models.
+
+    Args:
+        path: Name on the Hub, folder that ``save_to_disk`` wrote, or a ``.csv``, ``.json``, ``.jsonl``, ``.parquet`` or
+            ``.txt`` file. What a Hub name needs is downloaded once, or taken from the cache of the library.
+        text: Name of the column that is tokenized; needs ``tokenizer``.
+        tokenizer: Name on the Hub, or folder, of the tokenizer; a tokenizer without a padding token fills up with its
+            last token, which the attention mask hides.
+        max_length: Number of tokens to which a text is cut, at least 1.
+        columns: Names of further columns of a batch: numbers, or lists of numbers of one length.
+        label: Name of the column to predict; whole numbers, booleans and names are classes.
+        client: Name of the column with the client of each row; None if there is none, so that a partitioner makes
+            clients.
+        subset: Name of the configuration of a data set on the Hub that has several.
+        split: Name of the split that is used.
+        test_split: Name of the split with test data. With a client column its rows are these clients' test data;
+            without one they belong to no client and evaluate the global model.
+        partitioner: Partitioner that assigns rows to clients; None is ``Natural()`` if there is a client column, else
+            ``IID(10)``.
+        test_fraction: Fraction of each client's rows that are its test data, in (0, 1); None uses ``test_split``, or
+            0.2 if there is none.
+        **kwargs: Arguments of :class:`~fedbc_lightning.data.IndexedDataModule`; a ``collate_fn`` replaces the way in
+            which batches are made of samples.
+
+    Attributes:
+        classes: Names of classes 0, 1, ...; None if ``label`` has no names. Available after ``setup``.
+
+    Raises:
+        ConfigurationError: The data or the tokenizer cannot be loaded, a column is unknown, or its values cannot be
+            used.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        text: str | None = None,
+        tokenizer: str | None = None,
+        max_length: int = 128,
+        *,
+        columns: list[str] | None = None,
+        label: str | None = None,
+        client: str | None = None,
+        subset: str | None = None,
+        split: str = "train",
+        test_split: str | None = None,
+        partitioner: Partitioner | None = None,
+        test_fraction: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        default = IID(10) if client is None else Natural()
+        super().__init__(partitioner or default, test_fraction=test_fraction, **kwargs)
+        check_at_least("data.max_length", max_length, 1, whole=True)
+        if (text is None) != (tokenizer is None):
+            raise ConfigurationError("data.text: a column of texts needs data.tokenizer, and a tokenizer data.text")
+        if text is None and not columns:
+            raise ConfigurationError(
+                "data.columns: a batch would be empty; give data.text with data.tokenizer, or data.columns"
+            )
+        self.path, self.subset, self.split, self.test_split = path, subset, split, test_split
+        self.text, self.tokenizer, self.max_length = text, tokenizer, max_length
+        self.columns, self.label, self.client = columns or [], label, client
+        self.classes: list[str] | None = None
+        self._loaded_tokenizer: PreTrainedTokenizerBase | None = None
+
+    def prepare_data(self) -> None:
+        """Download what is not there yet, and check the names of columns."""
+        self._read(self.split)
+
+    def load(self) -> LoadedData:
+        """Return the rows of the split in their order, followed by those of the clients' test split."""
+        train = self._read(self.split)
+        test = None if self.test_split is None else self._read(self.test_split)
+        if test is None and self.test_fraction is None:
+            self.test_fraction = DEFAULT_TEST_FRACTION
+        if self.tokenizer is not None:
+            self._loaded_tokenizer = _load_tokenizer(self.tokenizer)
+        self.loader_options.setdefault("collate_fn", self._collate)
+        owners, names, num_train = None, None, len(train)
+        if self.client is not None:
+            owners, names = natural_clients([*train[self.client], *(test[self.client] if test else ())])
+            strange = set(owners[num_train:]) - set(owners[:num_train])
+            if strange:
+                raise ConfigurationError(
+                    f"data.client: '{names[min(strange)]}' of the split '{self.test_split}' has no row in "
+                    f"'{self.split}' to train on"
+                )
+        if test is None or owners is None:
+            data = self._prepared(train, owners, names)
+            data.shared_test = None if test is None else self._prepared(test, None, None).dataset
+        else:
+            from datasets import concatenate_datasets
+
+            data = self._prepared(concatenate_datasets([train, test]), owners, names)
+            data.is_test = np.arange(len(train) + len(test)) >= num_train
+        rank_zero_info(
+            f"'{self.path}': {num_train:,} rows of '{self.split}', batches of {', '.join(self._keys())}"
+            f"{'' if names is None else f', {len(names):,} values of {self.client!r}'}"
+        )
+        return data
+
+    # parts of load
+
+    def _keys(self) -> list[str]:
+        tokens = [] if self._loaded_tokenizer is None else [str(k) for k in self._loaded_tokenizer.model_input_names]
+        return [*tokens, *self.columns, *(["labels"] if self.label or tokens else [])]
+
+    def _read(self, split: str) -> Rows:
+        """Return the rows of a split, with the columns that are used."""
+        rows = _load_rows(self.path, self.subset, split)
+        wanted = {"text": self.text, "label": self.label, "client": self.client}
+        pairs = [(name, value) for name, value in wanted.items() if value is not None]
+        for argument, column in [*pairs, *(("columns", column) for column in self.columns)]:
+            if column not in rows.column_names:
+                columns = f"its columns are {shorten(rows.column_names)}"
+                raise ConfigurationError(
+                    f"data.{argument}: '{self.path}' has no column '{column}'; "
+                    f"{did_you_mean(column, rows.column_names, columns)}"
+                )
+        if not len(rows):
+            raise ConfigurationError(f"data.path='{self.path}': the split '{split}' has no rows")
+        return rows.select_columns(list(dict.fromkeys([column for _, column in pairs] + self.columns)))
+
+    def _prepared(self, rows: Rows, owners: np.ndarray | None, names: list[str] | None) -> LoadedData:
+        labels = None if self.label is None else self._find_labels(rows)
+        if self.text is not None:
+            texts = rows[self.text]
+            wrong = next((k for k, value in enumerate(texts) if not isinstance(value, str)), None)
+            if wrong is not None:
+                raise ConfigurationError(f"data.text: row {wrong} of '{self.text}' is {texts[wrong]!r}, not a text")
+            # In memory where the library would write beside a saved data set.
+            rows = rows.map(self._tokenize, batched=True, keep_in_memory=Path(self.path).expanduser().is_dir())
+        rows = rows.select_columns([column for column in rows.column_names if column in self._keys()])
+        if labels is not None:
+            rows = rows.add_column("labels", labels.tolist())
+        is_class = labels is not None and labels.dtype.kind == "i"
+        return LoadedData(RowsDataset(rows), labels if is_class else None, owners, names)
+
+    def _tokenize(self, rows: dict[str, list]) -> Any:
+        assert self._loaded_tokenizer is not None
+        return self._loaded_tokenizer(rows[self.text], truncation=True, max_length=self.max_length)
+
+    def _find_labels(self, rows: Rows) -> np.ndarray:
+        """Return the classes, int64 ``(M,)``, or the numbers to predict, float32 ``(M,)``, and keep classes' names."""
+        values = rows[self.label]
+        if None in values:
+            raise ConfigurationError(f"data.label: row {list(values).index(None)} has no '{self.label}'")
+        array = np.asarray(values)
+        if array.dtype.kind in "biu":
+            self.classes = getattr(rows.features[self.label], "names", None)
+            return array.astype(np.int64)
+        if array.dtype.kind == "f":
+            return array.astype(np.float32)
+        if array.ndim != 1 or array.dtype.kind != "U":
+            raise ConfigurationError(f"data.label: '{self.label}' holds neither numbers nor names, one for each row")
+        known = self.classes or [str(name) for name in np.unique(array)]
+        strange = set(array) - set(known)
+        if strange:
+            raise ConfigurationError(
+                f"data.label: '{min(strange)}' of '{self.label}' is in the split '{self.test_split}' alone"
+            )
+        self.classes = known
+        return np.searchsorted(known, array).astype(np.int64)
+
+    def _collate(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """Make one batch of samples; texts are filled up to the longest of them."""
+        tokenizer, batch = self._loaded_tokenizer, {}
+        if tokenizer is not None:
+            keys = [key for key in tokenizer.model_input_names if key in samples[0]]
+            batch = dict(tokenizer.pad([{key: row[key] for key in keys} for row in samples], return_tensors="pt"))
+        for key in samples[0]:
+            if key not in batch:
+                batch[key] = _stacked(key, [row[key] for row in samples])
+        if "labels" not in batch and tokenizer is not None:
+            batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
+        return batch
+
+
+def _stacked(name: str, values: list) -> Tensor:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"data.columns: the lists of '{name}' differ in length within a batch; give data.collate_fn"
+        ) from error
+    if array.dtype.kind not in "biuf":
+        raise ConfigurationError(f"data.columns: '{name}' holds {values[0]!r}, which is no number")
+    return torch.from_numpy(array.astype(np.float32) if array.dtype.kind == "f" else array)
+
+
+def _load_rows(path: str, subset: str | None, split: str) -> Rows:
+    """Load one split.
+
+    Raises:
+        ConfigurationError: It cannot be loaded.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigurationError(
+            "data: HuggingFaceDataModule needs the package datasets: pip install 'fedbc-lightning[llm]'"
+        ) from error
+    place = Path(path).expanduser()
+    try:
+        if (place / "dataset_dict.json").is_file() or (place / "state.json").is_file():
+            saved = datasets.load_from_disk(str(place))
+            found = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+        elif place.is_file():
+            reader = READERS.get(place.suffix)
+            if reader is None:
+                raise ConfigurationError(f"data.path='{path}': read are {', '.join(READERS)}, not '{place.suffix}'")
+            found = datasets.load_dataset(reader, data_files=str(place))
+        else:
+            found = datasets.load_dataset(path, subset)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # of the library, of its file readers, and of the network
+        raise ConfigurationError(
+            f"data.path='{path}': neither a file, nor a saved data set, nor loaded by this name from the Hub: "
+            f"{first_line(error)}"
+        ) from error
+    if split not in found:
+        argument = "split" if split == "train" else "split or data.test_split"
+        raise ConfigurationError(f"data.{argument}: '{path}' has no split '{split}'; it has {', '.join(found)}")
+    return found[split]
+
+
+def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer.
+
+    Raises:
+        ConfigurationError: It cannot be loaded.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ConfigurationError("data.tokenizer needs transformers: pip install 'fedbc-lightning[llm]'") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # of the library and of the network
+        raise ConfigurationError(
+            f"data.tokenizer='{name}': neither a folder with a tokenizer, nor loaded by this name from the Hub: "
+            f"{first_line(error)}"
+        ) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
