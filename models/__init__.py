@@ -8,7 +8,9 @@ from .cnn import CIFARCNN
 from .femnist_cnn import FEMNISTCNN
 from .linear_regression import LinearRegression
 from .logistic_regression import LogisticRegression
+from .lora_gpt2 import LoRAGPT2
 from .mlp import MLP
+from .next_token import NextToken
 from .regressor import Regressor
 from .resnet import ResNet18GroupNorm
 from .sent140_lstm import Sent140LSTM
@@ -22,7 +24,9 @@ __all__ = [
     "CharLSTM",
     "Classifier",
     "LinearRegression",
+    "LoRAGPT2",
     "LogisticRegression",
+    "NextToken",
     "Regressor",
     "ResNet18GroupNorm",
     "Sent140LSTM",

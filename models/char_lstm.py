@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from torch import Tensor, nn
 
 from fedbc_lightning.core.errors import ConfigurationError
 
-from .classifier import Classifier
+from .next_token import NextToken
 from .recurrent import TokenLSTM
 
-NOT_PREDICTED = -100
-"""Target of a position that is not predicted; it is torch's default ``ignore_index``."""
 
-
-class CharLSTM(Classifier):
+class CharLSTM(NextToken):
     """LEAF's Shakespeare model, which predicts the next character.
 
     It has an embedding of width 8, two LSTM layers of 256 and a linear layer.
@@ -45,8 +40,6 @@ class CharLSTM(Classifier):
         torch.Size([4, 20, 80])
     """
 
-    classes_argument: ClassVar[str] = "vocabulary_size"
-
     def __init__(
         self,
         vocabulary_size: int = 80,
@@ -68,19 +61,6 @@ class CharLSTM(Classifier):
         """
         return self.head(self.recurrent(inputs))
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the predicted characters.
-
-        Args:
-            outputs: Logits ``(n, vocabulary_size)``.
-            targets: Characters ``(n,)``, or -100 at positions that are not predicted.
-        """
-        return self._cross_entropy(outputs, targets, "sum") / self._weight(targets).clamp(min=1)
-
-    def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the share of predicted characters whose logit is the largest, in [0, 1]."""
-        return (outputs.argmax(dim=1) == targets).sum() / self._weight(targets).clamp(min=1)
-
     def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return logits ``(n, vocabulary_size)`` and targets ``(n,)``, where n is B or B L."""
         inputs, targets = batch
@@ -93,7 +73,3 @@ class CharLSTM(Classifier):
         if targets.ndim == 1:
             return self.head(states[:, -1]), targets
         return self.head(states).flatten(0, 1), targets.flatten()
-
-    def _weight(self, targets: Tensor) -> Any:
-        """Return the number of predicted characters as a tensor; for an int, every step would wait for the device."""
-        return (targets != NOT_PREDICTED).sum()

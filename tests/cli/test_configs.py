@@ -64,8 +64,9 @@ def classes(content: object) -> list[dict]:
 def test_the_promised_configs_are_shipped():
     assert EXPERIMENTS == [
         "a1a.yaml", "cifar.yaml", "cifar100.yaml", "cifar_folder.yaml", "cifar_resnet.yaml", "digits.yaml",
-        "femnist.yaml", "femnist_writers.yaml", "mnist.yaml", "mnist_1000.yaml", "mnist_personal.yaml",
-        "mnist_robust.yaml", "regression.yaml", "sent140.yaml", "shakespeare.yaml", "synthetic.yaml",
+        "femnist.yaml", "femnist_writers.yaml", "lora_shakespeare.yaml", "mnist.yaml", "mnist_1000.yaml",
+        "mnist_personal.yaml", "mnist_robust.yaml", "regression.yaml", "sent140.yaml", "shakespeare.yaml",
+        "synthetic.yaml",
     ]  # fmt: skip
     assert {f"algorithms/{name}.yaml" for name in ("fedavg", "fedbc", "fedprox", "scaffold")} <= set(OVERLAYS)
 
@@ -167,7 +168,9 @@ def prepare(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         users = {f"writer{k}": (rng.random((20, 784)).round(3).tolist(), list(range(20))) for k in range(12)}
         write_leaf(data / "femnist" / "all_data_0.json", users)
         return ["--trainer.eval_clients=5"]
-    elif name == "shakespeare.yaml":
+    elif name in ("shakespeare.yaml", "lora_shakespeare.yaml"):
+        if name.startswith("lora"):
+            pytest.importorskip("peft", reason="the extra llm is not installed")
         data.mkdir()
         speeches = (f"ROLE {k}:\n{'To be, or not to be, that is the question. ' * 25}\n" for k in range(12))
         (data / "shakespeare.txt").write_text("\n".join(speeches))

@@ -47,7 +47,8 @@ def test_an_example_runs_and_leaves_curves(title, tmp_path):
         assert any(folder.glob("events.out.tfevents.*"))
 
 
-def test_all_four_doors_have_an_example():
+def test_all_five_doors_have_an_example():
     text = "".join(block for title in EXAMPLES for _, block in SECTIONS[title])
-    for name in ("ImageFolderDataModule", "TableDataModule", "ArraysDataModule", "PartitionedDataModule"):
-        assert name in text
+    doors = "ImageFolder", "Table", "HuggingFace", "Arrays", "Partitioned"
+    for name in doors:
+        assert f"{name}DataModule" in text
