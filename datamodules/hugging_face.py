@@ -197,6 +197,7 @@ class HuggingFaceDataModule(IndexedDataModule):
 
     def _tokenize(self, rows: dict[str, list]) -> Any:
         assert self._loaded_tokenizer is not None
+        assert self.text is not None
         return self._loaded_tokenizer(rows[self.text], truncation=True, max_length=self.max_length)
 
     def _find_labels(self, rows: Rows) -> np.ndarray:
