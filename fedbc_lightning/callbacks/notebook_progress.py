@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule
 
 from fedbc_lightning.callbacks.progress import describe
 from fedbc_lightning.core.notebook import NotebookOutput
-from fedbc_lightning.core.units import duration
+from fedbc_lightning.core.units import decimals, duration
 from fedbc_lightning.run.result import key_metrics
 
 if TYPE_CHECKING:
@@ -78,4 +78,4 @@ class NotebookProgressBar(Callback):
 
 def _numbers(trainer: RunView) -> list[str]:
     metrics: dict[str, Any] = trainer.callback_metrics
-    return [f"{name} {float(metrics[name]):.4f}" for name in key_metrics(metrics)]
+    return [f"{name} {decimals(float(metrics[name]))}" for name in key_metrics(metrics)]

@@ -16,6 +16,7 @@ from fedbc_lightning.callbacks.live_lines import LiveLines, Numbers, Pace
 from fedbc_lightning.callbacks.screen import Screen
 from fedbc_lightning.core.metric_names import HELDOUT, TRAIN_LOSS, Measured, measured, train_name
 from fedbc_lightning.core.twins import both
+from fedbc_lightning.core.units import decimals
 from fedbc_lightning.distributed.interrupts import StoppedError
 from fedbc_lightning.module.collector import plain_name
 from fedbc_lightning.module.monitors import OF_TEST, OF_VALIDATION
@@ -151,8 +152,8 @@ class RoundProgressBar(Callback):
         table.add_column(f"round {trainer.current_round}", justify="right")
         last = _numbers(trainer)
         for name, value in last.items():
-            first = f"{self._first[name]:.4f}" if name in self._first else ""
-            table.add_row(name, first, f"{value:.4f}")
+            first = decimals(self._first[name]) if name in self._first else ""
+            table.add_row(name, first, decimals(value))
         return table
 
 

@@ -19,6 +19,7 @@ from fedbc_lightning.cli.names import fold
 from fedbc_lightning.cli.parser import BriefHelpFormatter
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.origin import is_ours
+from fedbc_lightning.core.units import decimals
 from fedbc_lightning.data.datamodule import SPLITS
 from fedbc_lightning.data.partition_report import save_partition_report
 from fedbc_lightning.trainer.arguments import check_datamodule
@@ -109,7 +110,7 @@ def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
-        table.add_row(name, f"{float(value):.0f}" if "/num_" in name else f"{float(value):.4f}")
+        table.add_row(name, f"{float(value):.0f}" if "/num_" in name else decimals(float(value)))
     Console().print(table)
 
 

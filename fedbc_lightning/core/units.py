@@ -1,6 +1,9 @@
-"""Seconds and bytes in units for people."""
+"""Seconds, bytes and metrics as people read them."""
 
 from __future__ import annotations
+
+MANY = 1e6
+"""Value from which on the decimals of a metric say nothing."""
 
 
 def duration(seconds: float) -> str:
@@ -35,3 +38,13 @@ def bytes_said(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:,.3g} TiB"
+
+
+def decimals(value: float) -> str:
+    """Return the value of a metric with four decimals, or with four digits where a loss has exploded.
+
+    Example:
+        >>> decimals(0.98765), decimals(54593.85), decimals(1.2072216e36), decimals(float("inf"))
+        ('0.9877', '54593.8500', '1.207e+36', 'inf')
+    """
+    return f"{value:.4f}" if abs(value) < MANY else f"{value:.4g}"

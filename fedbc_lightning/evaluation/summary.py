@@ -79,8 +79,19 @@ def _summarise_heldout(evaluation: Evaluation, split: str, results: Results, hel
             evaluation.clients[what.name] = of_clients
             evaluation.metrics[what.name] = float(values.mean())
             if split == "test":
-                evaluation.metrics[what._replace(place=f"{place}_std").name] = float(values.std())
+                evaluation.metrics[what._replace(place=f"{place}_std").name] = deviation(values)
                 evaluation.metrics[what._replace(place=f"{place}_worst10").name] = worst_tenth(name, values)
+
+
+def deviation(values: np.ndarray) -> float:
+    """Return the population's standard deviation; that of infinite values is NaN, without a warning of NumPy.
+
+    Example:
+        >>> deviation(np.array([0.5, 1.0])), deviation(np.array([0.5, np.inf]))
+        (0.25, nan)
+    """
+    with np.errstate(invalid="ignore"):
+        return float(values.std())
 
 
 def worst_tenth(name: str, values: np.ndarray) -> float:
@@ -112,7 +123,7 @@ def fairness(name: str, values: np.ndarray, sizes: np.ndarray) -> dict[str, floa
         0.5
     """
     found = {
-        "std": float(values.std()),
+        "std": deviation(values),
         "worst10": worst_tenth(name, values),
         "least_data": float(values[sizes.argmin()]),
         "most_data": float(values[sizes.argmax()]),

@@ -14,6 +14,7 @@ import yaml
 
 from fedbc_lightning.run.folder import TABLES
 from fedbc_lightning.run.reading import read_table, read_text, unreadable
+from fedbc_lightning.run.tables import read_rows
 
 FILES = (*TABLES, "config.yaml", "partition.json")
 """Files of a run from which its page is made."""
@@ -39,6 +40,12 @@ class RunFiles:
     def metrics(self) -> pd.DataFrame:
         """Table ``metrics.csv``, a row per round."""
         return read_table(self.folder / "metrics.csv")
+
+    @property
+    def metrics_as_written(self) -> list[dict[str, str]]:
+        """Rows of ``metrics.csv`` as texts, which tell a value that is no number from one that is not there."""
+        path = self.folder / "metrics.csv"
+        return read_rows(path) if path.is_file() else []
 
     @cached_property
     def clients(self) -> pd.DataFrame:

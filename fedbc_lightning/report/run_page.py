@@ -16,6 +16,7 @@ from fedbc_lightning.report.content import Block, Code, Gallery, Page, Picture, 
 from fedbc_lightning.report.files import RunFiles
 from fedbc_lightning.report.settings import flat, megabytes
 from fedbc_lightning.report.svg import COLORS
+from fedbc_lightning.run.divergence import divergence
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.reported_round import OF_PAPERS, ROUNDS, can_choose
 from fedbc_lightning.studies.results import evaluated, rows_read, totals
@@ -112,6 +113,9 @@ def _notices(run: RunFiles) -> Iterator[str]:
             f"The run is unfinished: it has {run.last_round} of {run.max_rounds} rounds. It was stopped, or it is "
             "still running."
         )
+    diverged = divergence(run.metrics_as_written)
+    if diverged is not None:
+        yield diverged
     if run.missing:
         yield f"There is no {', '.join(run.missing)} in the folder, so that what these files hold is left out."
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, nearest
 from fedbc_lightning.core.metric_names import with_current_names
 from fedbc_lightning.federation import checkpoint_content
 from fedbc_lightning.run import folder as run_folder
@@ -21,6 +22,11 @@ from fedbc_lightning.state import checkpoint, row_file
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+log = logging.getLogger(__name__)
+
+MOST_NAMES = 5
+"""Number of names of other runs that a warning lists."""
 
 
 class Beginning(NamedTuple):
@@ -120,5 +126,23 @@ def _find_checkpoint(ckpt_path: str | os.PathLike | None, experiment: Path, fn: 
     if found is None and fn != TrainerFn.FITTING:
         raise ConfigurationError(f"ckpt_path: there is no last.ckpt under '{experiment}'.")
     if found is None:
-        rank_zero_info(f"No last.ckpt under '{experiment}': starting at round 0.")
+        rank_zero_only(log.warning)(_nothing_to_resume(experiment))
     return found
+
+
+def _nothing_to_resume(experiment: Path) -> str:
+    """Return a warning that a run starts anew; a misspelt name would otherwise train everything again unnoticed.
+
+    It is no error, because a job that a cluster starts again is started by one command, also for the first time.
+    """
+    said = f"WARNING: there is no last.ckpt to resume in '{experiment}': the run starts at round 0."
+    beside = [folder.name for folder in experiment.parent.glob("*") if run_folder.last_checkpoint(folder) is not None]
+    if not beside:
+        return said
+    near = nearest(experiment.name, beside)
+    names = sorted(beside, key=lambda name: (name != near, name))
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return (
+        f"{said} There is one under these names beside it: {', '.join(names[:MOST_NAMES])}{more}. If you mean one of "
+        "them, stop this run (Ctrl-C) and give that name as trainer.name."
+    )

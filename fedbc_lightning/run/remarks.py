@@ -1,25 +1,19 @@
-"""Lines about a whole run that a user should not miss: nothing is measured, threads cost time, the loss grew."""
+"""Lines about a whole run that a user should not miss: nothing is measured, threads cost time, the loss diverged."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.module.adapter import step_stage
+from fedbc_lightning.run.divergence import divergence
 from fedbc_lightning.run.run import Run
-
-GROWN = 2.0
-"""Least factor by which the global loss has grown: that of a model that overfits grows, too, but not in training."""
-BEYOND_MEASURE = 1000.0
-"""Least factor by which the training loss has grown if there is no global loss to tell that it was the clients."""
-HELP = (
-    "Try a smaller learning rate, trainer.gradient_clip_val: 1, or inputs near unit scale (data.standardize of tables)."
-)
+from fedbc_lightning.run.tables import read_rows
 
 FEW_PARAMETERS = 10_000
 """Largest model whose steps are short in any case: beside other programs they may be long because of the threads."""
@@ -68,25 +62,16 @@ def say_that_one_thread_is_faster(run: Run, round: int, seconds: float) -> None:
         )
 
 
-def say_that_it_diverged(first: Mapping[str, float], last: Mapping[str, float]) -> None:
-    """Print a line at the end of a run if training made the model worse, as far as that is certain.
-
-    Clients differ, so a training loss of other clients may be larger; and the global loss of a model that overfits
-    grows. So both must have grown.
+def say_that_it_diverged(run: Run, folder: Path) -> None:
+    """Print a line at the end of a run if its loss diverged, also in rounds before it was resumed.
 
     Args:
-        first: The first training loss, and the metrics before training.
-        last: The metrics at the end.
+        run: Run that has ended.
+        folder: Its run folder.
     """
-    overall = Measured("loss").name
-    both = {name: (first[name], last[name]) for name in (TRAIN_LOSS, overall) if name in first and name in last}
-    grown = {name: new / old if old > 0 else 0.0 for name, (old, new) in both.items()}
-    has_diverged = grown.get(TRAIN_LOSS, 0.0) > (1.0 if overall in both else BEYOND_MEASURE)
-    if any(not math.isfinite(new) for _, new in both.values()):
-        verdict = "is not finite"
-    elif has_diverged and grown.get(overall, GROWN) >= GROWN:
-        verdict = "grew in training"
-    else:
+    if not run.fabric.is_global_zero:  # another machine may not see the folder
         return
-    said = ", ".join(f"{name} from {old:.4g} to {new:.4g}" for name, (old, new) in both.items())
-    rank_zero_info(f"The loss {verdict}: {said}. {HELP}")
+    with suppress(OSError, ConfigurationError):  # a table that was edited or moved is told of where it is needed
+        found = divergence(read_rows(folder / "metrics.csv"))
+        if found is not None:
+            rank_zero_info(found)

@@ -20,7 +20,7 @@ from fedbc_lightning.core.metric_names import (
     is_of_validation,
     measured,
 )
-from fedbc_lightning.core.units import duration
+from fedbc_lightning.core.units import decimals, duration
 from fedbc_lightning.module.monitors import name_in_log
 from fedbc_lightning.run.folder import LAST, method_of
 
@@ -183,7 +183,7 @@ class FitResult:
     def __repr__(self) -> str:
         if not self._is_there:
             return self._headline
-        table = self.summary.to_string(float_format="{:.4f}".format, na_rep="")
+        table = self.summary.to_string(float_format=decimals, na_rep="")
         return "\n".join([self._headline, table, self._how_chosen])
 
     def _repr_html_(self) -> str:
@@ -191,7 +191,7 @@ class FitResult:
         head = f"<div>{html.escape(self._headline)}</div>"
         if not self._is_there:
             return head
-        table = self.summary.to_html(float_format="{:.4f}".format, na_rep="", border=0)
+        table = self.summary.to_html(float_format=decimals, na_rep="", border=0)
         return f"{head}{table}<div>{html.escape(self._how_chosen)}</div>"
 
     @property

@@ -44,7 +44,6 @@ class RoundLoop:
         self._run, self._recorder, self._progress = run, recorder, run.progress
         self._federation, self._hooks = run.federation, run.hooks
         self._is_resumed = run.path is not None
-        self._first: dict[str, float] = {}
         self._not_kept_from = partial(not_kept_from_evaluation_hooks, run.federation, run.evaluator)
         self._interrupts = Interrupts(is_spokesman=run.fabric.is_global_zero)
         self._open_rows()
@@ -80,7 +79,7 @@ class RoundLoop:
             self._federation.load_global()
         self._hooks.call("on_train_end")
         self._hooks.call("on_fit_end")
-        say_that_it_diverged(self._first, {name: float(x) for name, x in progress.callback_metrics.items()})
+        say_that_it_diverged(run, self._recorder.folder)
 
     def _open_rows(self) -> None:
         """Open the clients' rows if they lie in a file."""
@@ -155,7 +154,6 @@ class RoundLoop:
         round = progress.current_round
         progress.evaluation = evaluation
         metrics |= evaluation.metrics
-        self._first = metrics | self._first  # the first value of each metric in this process
         self._publish(metrics)
         with self._interrupts.deferred():
             if round:

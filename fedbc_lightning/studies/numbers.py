@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 
+from fedbc_lightning.core.units import decimals
+
 Rows = list[list[str]]
 
 
@@ -30,7 +32,7 @@ def number(value: float, metric: str) -> str:
     """
     if value is None or math.isnan(value):
         return "-"
-    return f"{100 * value:.2f}" if is_share(metric) else f"{value:.4f}"
+    return f"{100 * value:.2f}" if is_share(metric) else decimals(value)
 
 
 def signed(value: float, metric: str) -> str:

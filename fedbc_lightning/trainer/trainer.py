@@ -215,7 +215,7 @@ class FederatedTrainer(RunView):
             datamodule: A FederatedDataModule; wrap any other in PartitionedDataModule.
             algorithm: The federated algorithm, e.g. ``FedBC(dual_lr=1e-3)``.
             ckpt_path: Checkpoint from which to resume as if the run had never stopped; ``last``: that of the newest run
-                of this name, or none if there is no such run. None: start a new run.
+                of this name; if there is no such run, a warning says so and a new run starts. None: start a new run.
             other_seed: Whether the run may resume with another seed than that of the checkpoint. The later rounds are
                 then not those of an uninterrupted run, so it is an error otherwise.
 

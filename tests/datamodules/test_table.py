@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from fedbc_lightning.datamodules import TableDataModule
+from helpers.command_line import run_cli
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import PowerLaw
@@ -22,6 +23,13 @@ FRAME = pd.DataFrame(
         "ill": ["no", "yes"] * 12,
     }
 )
+
+CLINICS = """\
+trainer: {name: clinics, default_root_dir: FOLDER, max_rounds: 1, logger: false, enable_progress_bar: false}
+algorithm: FedAvg
+model: {class_path: LinearRegression, init_args: {num_features: 2, lr: 0.00001}}
+data: {class_path: TableDataModule, init_args: {path: FOLDER/clinics.csv, target: cost, client: clinic}}
+"""
 
 
 def save(frame, path):
@@ -113,7 +121,7 @@ def test_classes_taken_for_a_quantity_are_seen(tmp_path, caplog):
 
 def test_features_far_from_unit_scale_are_told(tmp_path, caplog):
     frame = pd.DataFrame(
-        {"x": np.arange(40), "age": np.arange(40) * 4, "bp": np.arange(40) * 9.5, "y": ["a", "b"] * 20}
+        {"x": np.arange(40) % 9, "age": np.arange(40) + 18, "bmi": 26 + np.arange(40) % 9, "y": ["a", "b"] * 20}
     )
     path = save(frame, tmp_path / "t.csv")
     with caplog.at_level("INFO"):
@@ -122,8 +130,22 @@ def test_features_far_from_unit_scale_are_told(tmp_path, caplog):
         assert "unit scale" not in caplog.text
         ready(path, "y")
         ready(path, "y", features=["age"])
-    assert "2 classes. 'age', 'bp' are far from unit scale: data.standardize: true may help." in caplog.text
+    assert "2 classes. 'age', 'bmi' are far from unit scale: data.standardize: true may help." in caplog.text
     assert "2 classes. 'age' is far from unit scale" in caplog.text
+
+
+def test_a_run_on_ages_tells_of_the_scale(tmp_path, caplog):
+    random = np.random.default_rng(0)
+    age, bmi = random.integers(18, 96, 60), random.normal(26, 4, 60).round(1)
+    frame = pd.DataFrame({"clinic": np.arange(60) % 3, "age": age, "bmi": bmi, "cost": 2.0 * age + 3 * bmi})
+    save(frame, tmp_path / "clinics.csv")
+    config = tmp_path / "clinics.yaml"
+    config.write_text(CLINICS.replace("FOLDER", str(tmp_path)))
+    with caplog.at_level("INFO"):
+        assert run_cli("fit", "--config", config, "--data.standardize", "true") == 0
+        assert "unit scale" not in caplog.text
+        assert run_cli("fit", "--config", config) == 0
+    assert "'age', 'bmi' are far from unit scale: data.standardize: true may help." in caplog.text
 
 
 def test_a_category_of_the_test_file_alone_is_told(tmp_path, caplog):

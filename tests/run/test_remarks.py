@@ -1,4 +1,4 @@
-"""Lines about a whole run: nothing is measured, threads cost time, the loss grew."""
+"""Lines about a whole run: nothing is measured, threads cost time, the loss diverged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 
 from fedbc_lightning import FedAvg
 from fedbc_lightning.run import remarks
-from fedbc_lightning.run.remarks import say_that_it_diverged
+from fedbc_lightning.run.divergence import divergence
 
 UNMEASURED = "no round will be measured"
 
@@ -28,6 +28,16 @@ class Validated(Unmeasured):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.training_step(batch, batch_idx))
+
+
+class Unstable(BoringModel):
+    """A module without a bound on its loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return (self.net[0](batch[0])[:, 0] - batch[1]).pow(2).mean()
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", self.training_step(batch, batch_idx))
 
 
 class Untested(BoringData):
@@ -98,13 +108,6 @@ def test_a_larger_model_is_told_only_if_its_steps_were_short(tmp_path, caplog, m
 
 
 def test_a_run_whose_loss_grew_says_so_as_its_last_line(tmp_path, caplog):
-    class Unstable(BoringModel):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return (self.net[0](batch[0])[:, 0] - batch[1]).pow(2).mean()
-
-        def test_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("test_loss", self.training_step(batch, batch_idx))
-
     said(caplog, tmp_path, make_model(Unstable, lr=1.5), BoringData())
     last = caplog.messages[-1]
     assert last.startswith("The loss grew in training: train/loss from ")
@@ -112,23 +115,53 @@ def test_a_run_whose_loss_grew_says_so_as_its_last_line(tmp_path, caplog):
     assert "smaller learning rate" in last
 
 
+def test_a_run_whose_loss_is_not_finite_says_since_when_also_after_a_resume(tmp_path, caplog):
+    class Exploding(Unstable):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test_loss", float("inf") if self.trainer.current_epoch >= 2 else 1.0)
+
+    with caplog.at_level(logging.INFO):
+        result = make_trainer(tmp_path, max_rounds=3).fit(make_model(Exploding, lr=0.1), BoringData(), FedAvg())
+        assert "The loss is not finite from round 2 on: train/loss from " in caplog.messages[-1]
+        more = make_trainer(tmp_path, max_rounds=5)
+        more.fit(make_model(Exploding, lr=0.1), BoringData(), FedAvg(), ckpt_path=result.checkpoint)
+    assert "The loss is not finite from round 2 on: " in caplog.messages[-1]
+    assert "loss/global from 1 to inf" in caplog.messages[-1]
+
+
+def rows(**columns: str) -> list[dict[str, str]]:
+    names = {"train": "train/loss", "loss": "loss/global", "rmse": "rmse/global", "accuracy": "accuracy/global"}
+    cells = {names[name]: text.replace("-", " ").split(",") for name, text in columns.items()}
+    num_rounds = len(next(iter(cells.values())))
+    return [
+        {"round": str(round), **{name: found[round].strip() for name, found in cells.items()}}
+        for round in range(num_rounds)
+    ]
+
+
 @pytest.mark.parametrize(
-    ("first", "last", "verdict"),
+    ("columns", "verdict"),
     [
-        ({"train/loss": 2.3, "loss/global": 2.3}, {"train/loss": 2.4, "loss/global": 4.7}, "grew"),
-        ({"train/loss": 2.3, "loss/global": 2.3}, {"train/loss": 0.1, "loss/global": 4.7}, None),  # it overfits
-        ({"train/loss": 2.3, "loss/global": 2.3}, {"train/loss": 3.0, "loss/global": 1.7}, None),  # other clients
-        ({"train/loss": 2.3, "loss/global": 2.3}, {"train/loss": 2.4, "loss/global": 2.4}, None),  # not yet learned
-        ({"train/loss": 2.3}, {"train/loss": 5e3}, "grew"),
-        ({"train/loss": 2.3}, {"train/loss": 50.0}, None),
-        ({"train/loss": -1.0}, {"train/loss": 5e3}, None),  # a likelihood's density: no factor
-        ({"train/loss": 2.3}, {"train/loss": float("nan")}, "is not finite"),
-        ({"train/loss": 2.3, "loss/global": 2.3}, {"train/loss": 1.0, "loss/global": float("inf")}, "is not finite"),
-        ({}, {"train/loss": 2.3}, None),  # nothing was trained
+        ({"train": "-,2.3,2.4", "loss": "2.3,-,4.7"}, "grew in training: train/loss from 2.3 to 2.4, loss/global"),
+        ({"train": "-,2.3,0.1", "loss": "2.3,3.0,4.7"}, None),  # it overfits
+        ({"train": "-,2.3,3.0", "loss": "2.3,2.0,1.7"}, None),  # other clients
+        ({"train": "-,2.3,2.4", "loss": "2.3,2.3,2.4"}, None),  # not yet learned
+        ({"train": "-,2.3,5e3"}, "grew"),
+        ({"train": "-,2.3,50.0"}, None),
+        ({"train": "-,nan,0.5", "loss": "2.3,inf,1.0"}, None),  # it has recovered
+        ({"train": "-,0,5e3"}, None),  # no factor
+        ({"train": "-,2.3,nan"}, "is not finite from round 2 on"),
+        ({"train": "-,2.3,1.0,1.0,1.0", "loss": "2.3,nan,1.0,inf,-"}, "is not finite from round 3 on"),
+        ({"train": "-,2.3,1.0", "rmse": "2.3,inf,nan"}, "from round 1 on: train/loss from 2.3 to 1, rmse/global from"),
+        ({"accuracy": "0.5,0.5,nan"}, None),
+        ({"train": "-"}, None),  # nothing was trained
     ],
 )
-def test_only_what_is_certain_is_said(caplog, first, last, verdict):
-    with caplog.at_level(logging.INFO):
-        say_that_it_diverged(first, last)
-    assert bool(caplog.text) == bool(verdict)
-    assert (verdict or "") in caplog.text
+def test_only_what_is_certain_is_said(columns, verdict):
+    sentence = divergence(rows(**columns))
+    assert (sentence is None) == (verdict is None)
+    assert (verdict or "") in (sentence or "")
+
+
+def test_nothing_recorded_has_not_diverged():
+    assert divergence([]) is None

@@ -133,6 +133,21 @@ def test_early_stopping_resumes_its_patience(tmp_path):
     assert fit(tmp_path / "b", 20, "last") == 3
 
 
+def test_a_misspelt_name_is_warned_of_where_last_starts_anew(tmp_path, caplog):
+    def warnings_of(name):
+        caplog.clear()
+        make_trainer(tmp_path, name=name, max_rounds=1).fit(make_model(), BoringData(), FedAvg(), ckpt_path="last")
+        return [message for message in caplog.messages if message.startswith("WARNING")]
+
+    (first,) = warnings_of("mnist")
+    assert first == f"WARNING: there is no last.ckpt to resume in '{tmp_path / 'mnist'}': the run starts at round 0."
+    assert len(warnings_of("digits")) == 1
+    assert warnings_of("digits") == []
+    (misspelt,) = warnings_of("mnits")
+    assert f"in '{tmp_path / 'mnits'}': the run starts at round 0." in misspelt
+    assert "under these names beside it: mnist, digits." in misspelt
+
+
 class OtherModel(BoringModel):
     """One layer is wider."""
 
