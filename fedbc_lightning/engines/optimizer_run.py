@@ -81,9 +81,7 @@ class OptimizerRun(ClientRun):
     def train(self, start: Tensor, lr_scale: float, purpose: str) -> None:
         """Run the epochs; see the base class."""
         self._start_scaler()
-        self.begin(
-            start, lr_scale, purpose, informs_module=not (self._goes_on or self.bench.runs_only_training_step)
-        )
+        self.begin(start, lr_scale, purpose, informs_module=not (self._goes_on or self.bench.runs_only_training_step))
         if self._held is not None:
             self._held_values = self.bench.row[self._held].clone()
         epoch = 0
