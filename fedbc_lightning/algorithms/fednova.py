@@ -31,14 +31,15 @@ class FedNova(FederatedAlgorithm):
     Communication:
         The server sends z; each client sends w_i, n_i and K_i.
     Partial work:
-        The partial work of stragglers is used, for K_i is what they have done.
+        The partial work of stragglers is used, for K_i is what they have done; a client without any step has no part.
     Local model:
         A client's own model is its last w_i.
     Degenerate cases:
         Where all K_i are equal it is FedAvg.
     Departures:
-        p_i are the shares of the sampled clients. τ is the paper's default; the server's momentum (slow momentum) is
-        left out. Schedulers, clipping, Nesterov's momentum and other optimizers are refused, for which a_i is another.
+        p_i are the shares of the sampled clients that took a step. τ is the paper's default; the server's momentum
+        (slow momentum) is left out. Schedulers, clipping, Nesterov's momentum and other optimizers are refused, for
+        which a_i is another.
 
     References:
         Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",

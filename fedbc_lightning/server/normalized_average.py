@@ -20,7 +20,8 @@ class NormalizedAverage(ServerCallback):
     """Sets z to z − τ Σ p_i (z − w_i) / a_i with τ = Σ p_i a_i, so that many steps weigh no more than few.
 
     a_i is what a client's gradients have been multiplied with in all: K_i with plain SGD, and with momentum ρ
-    (K_i − ρ (1 − ρ^K_i) / (1 − ρ)) / (1 − ρ). Buffers are averaged with the weights p_i.
+    (K_i − ρ (1 − ρ^K_i) / (1 − ρ)) / (1 − ρ). Buffers are averaged with the weights p_i. A client that took no step
+    has no direction and no part: its p_i is 0.
 
     Args:
         by: The weights p_i: ``"samples"`` takes n_i / Σ n_j, ``"uniform"`` takes 1 / S.
@@ -59,7 +60,9 @@ class NormalizedAverage(ServerCallback):
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients' normalised updates."""
         given = cohort.num_samples if self.by == "samples" else torch.ones(len(cohort))
+        given = torch.where(cohort.num_steps > 0, given, 0.0)
         cohort.record("weight", torch.where(cohort.valid, given, 0.0))
+        # Of a client without steps the weight is 0, and any factor will do.
         weights, steps = cohort.of_valid(given.double()), cohort.of_valid(cohort.num_steps).clamp(min=1)
         rho = self._momentum
         factors = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
