@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from rich.console import Console
 
 from fedbc_lightning.cli.arguments import PROG, UsageError
 from fedbc_lightning.commands.studies import StudyParser
-from fedbc_lightning.report.write import write_reports
+from fedbc_lightning.report.write import runs_left_out, write_reports
+
+MOST_NAMES = 5
+"""Number of older runs that a line names."""
 
 DESCRIPTION = """\
 Write one HTML page about a study or a run, from the files in its folder: what came out, tables to sort, curves, λ and γ
@@ -41,4 +45,13 @@ def report(words: list[str]) -> int:
     for file in write_reports(Path(given.folder), output):
         size = file.stat().st_size / 1e6
         Console().print(f"Report:  {file} ({size:.1f} MB)", markup=False, highlight=False, soft_wrap=True)
+    others = [run.name for run in runs_left_out(Path(given.folder))]
+    if others:
+        count = f"{len(others)} older run{'s' * (len(others) > 1)}"
+        named = ", ".join(others[:MOST_NAMES]) + f" and {len(others) - MOST_NAMES} more" * (len(others) > MOST_NAMES)
+        line = f"It is about the newest run. '{given.folder}' holds {count}: {named}. Give the folder of one: "
+        Console().print(
+            f"{line}{PROG} report {shlex.quote(str(Path(given.folder, others[0])))}",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
     return 0

@@ -60,7 +60,7 @@ def find(folder: Path) -> list[Path]:
         return parts
     if (folder / "metrics.csv").is_file():
         return [folder]
-    begun = [run for run in run_folders(folder) if (run / "metrics.csv").is_file()]
+    begun = _begun(folder)
     if begun:
         return begun[-1:]
     if runs is not None:
@@ -71,3 +71,14 @@ def find(folder: Path) -> list[Path]:
     raise ConfigurationError(
         f"'{folder}' is neither a study nor a run: there is no {RECORD}, no metrics.csv, and no folder of a run in it."
     )
+
+
+def runs_left_out(folder: Path) -> list[Path]:
+    """Return the older runs of a folder of all runs of one name, whose page is about the newest; the newest first."""
+    begun = _begun(folder)
+    return begun[-2::-1] if begun and find(folder) == begun[-1:] else []
+
+
+def _begun(folder: Path) -> list[Path]:
+    """Return the run folders that hold a row at least, the newest last."""
+    return [run for run in run_folders(folder) if (run / "metrics.csv").is_file()]

@@ -1,6 +1,7 @@
 """``fedbc-cli report`` on a real study and a real run, read by a parser and by a real browser."""
 
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -304,6 +305,24 @@ def test_a_run_that_diverged_says_since_when(copied, capfd):
     assert "The loss is not finite from round 2 on: train/loss from " in text
     assert "to 1.207e+36, loss/global from " in text
     assert "1207221616887187" not in text
+
+
+def test_older_runs_that_have_no_page_are_named(copied, capfd):
+    (folder,) = Path("runs/tiny").iterdir()
+    page_of(folder, capfd)
+    for name in ("FedBC-0-1", "FedAvg-0"):
+        shutil.copytree(folder, folder.with_name(name))
+    for seconds, name in enumerate(("FedAvg-0", "FedBC-0", "FedBC-0-1")):
+        os.utime(f"runs/tiny/{name}/metrics.csv", (seconds, seconds))
+    assert run_cli("report", "runs/tiny") == 0
+    page, others = capfd.readouterr().out.splitlines()
+    assert "runs/tiny/FedBC-0-1/report.html" in page
+    assert others == (
+        "It is about the newest run. 'runs/tiny' holds 2 older runs: FedBC-0, FedAvg-0. Give the folder of one: "
+        "fedbc-cli report runs/tiny/FedBC-0"
+    )
+    assert run_cli("report", "runs/tiny/FedBC-0") == 0
+    assert len(capfd.readouterr().out.splitlines()) == 1
 
 
 def test_parts_of_a_study_have_a_page_each(copied, capfd):
