@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -14,31 +15,63 @@ STATE = {"dual": "λ", "tolerance": "γ"}
 """Columns of ``clients.csv`` that are drawn over the rounds, with the papers' symbols."""
 MAX_CLIENTS = 30
 """Largest number of clients of which each has a figure of its own."""
+HOW_TO_READ_MAPS = (
+    "Each row is a client, the one with most training data at the top; each column is a round. A client keeps its "
+    "value while it does not take part, and is left empty before its first round."
+)
+MAX_SEEDS = 5
+"""Largest number of seeds of which each has maps of its own."""
 
 
-def state_maps(name: str, title: str, run: RunFiles) -> tuple[list[Picture], list[str]]:
-    """Draw λ and γ of each client over the rounds.
+@dataclass
+class StateMaps:
+    """Maps of λ and γ by client and round.
+
+    Attributes:
+        means: A map per state: the mean over seeds that share their clients.
+        seeds: A map per state and seed, where there are several seeds.
+        sentences: What is said about values that do not change and so have no map.
+    """
+
+    means: list[Picture] = field(default_factory=list)
+    seeds: list[Picture] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
+
+
+def add_state_maps(maps: StateMaps, name: str, title: str, runs: Mapping[str, RunFiles], column: str) -> None:
+    """Draw a state of each client over the rounds, if it changes.
 
     Args:
+        maps: What the drawings and sentences are added to.
         name: Prefix of the figures' ids.
-        title: What the run is, for the titles of the figures.
-        run: The run.
-
-    Returns:
-        The figures, and sentences about values that do not change and so have no figure.
+        title: What the runs are, for the titles of the figures; empty if there is nothing to say.
+        runs: Runs that differ in their seed alone, by what tells them apart in a title.
+        column: The state, one of ``STATE``.
     """
-    pictures, sentences = [], []
-    for column, symbol in STATE.items():
-        values = state_of(run, column)
-        if values.empty:
-            continue
-        found = values.stack().unique()
-        if len(found) == 1:
-            sentences.append(f"{f'{title}: ' if title else ''}{symbol} is {found[0]:g} at every client in every round.")
-        else:
-            head = f"{title}: {symbol}" if title else symbol
-            pictures.append(figures.client_map(f"{name}{column}", head, values, f"{symbol} ({column})"))
-    return pictures, sentences
+    tables = {seed: state_of(run, column) for seed, run in runs.items()}
+    tables = {seed: table for seed, table in tables.items() if not table.empty}
+    if not tables:
+        return
+    every = pd.concat(tables)
+    low, high = every.min().min(), every.max().max()
+    symbol = STATE[column]
+    head, what = f"{title}: {symbol}" if title else symbol, f"{symbol} ({column})"
+    if low == high:
+        maps.sentences.append(f"{head} is {low:g} at every client in every round.")
+        return
+    if share_clients([runs[seed] for seed in tables]):
+        mean = every.groupby(level=1, sort=False).mean()
+        maps.means.append(figures.client_map(f"{name}{column}", head, mean, what))
+    if len(tables) > 1:
+        for place, (seed, table) in enumerate(list(tables.items())[:MAX_SEEDS]):
+            one = f"{name}{column}{place}"
+            maps.seeds.append(figures.client_map(one, f"{head}, {seed}", table, what, (low, high)))
+
+
+def share_clients(runs: Sequence[RunFiles]) -> bool:
+    """Whether the clients of all runs are known to hold the same data; client 3 of another seed may hold others."""
+    hashes = {run.partition.get("hash") for run in runs}
+    return len(runs) == 1 or (len(hashes) == 1 and None not in hashes)
 
 
 def state_of(run: RunFiles, column: str) -> pd.DataFrame:

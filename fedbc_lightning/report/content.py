@@ -37,11 +37,13 @@ class Picture:
         svg: The drawing, as SVG that may stand inside of HTML.
         title: Line above the drawing; empty if it needs none.
         alt: What the drawing shows, for readers who do not see it.
+        is_map: Whether its colours stand for numbers, so that a dark page leaves them as they are.
     """
 
     svg: str
     title: str
     alt: str
+    is_map: bool = False
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,9 @@ def lines(name: str, title: str, found: pd.DataFrame, label: str, colors: Mappin
     return Picture(as_svg(figure, name), title, f"Curves against rounds: {', '.join(colors)}.")
 
 
-def client_map(name: str, title: str, values: pd.DataFrame, label: str) -> Picture:
+def client_map(
+    name: str, title: str, values: pd.DataFrame, label: str, limits: tuple[float | None, float | None] = (None, None)
+) -> Picture:
     """Draw a value of each client over the rounds as a map of colours.
 
     Args:
@@ -102,13 +104,15 @@ def client_map(name: str, title: str, values: pd.DataFrame, label: str) -> Pictu
         title: Title of the figure.
         values: Table with a row per client, the one with most data first, and a column per round.
         label: What the colour means.
+        limits: Values of the first and the last colour; None: the smallest and the largest of the values.
     """
     places = np.unique(np.linspace(0, len(values) - 1, MAX_ROWS).astype(int))
     with drawing():
         figure, panel = _panel()
         extent = (float(values.columns[0]) - 0.5, float(values.columns[-1]) + 0.5, len(values) - 0.5, -0.5)
+        shown, (low, high) = values.to_numpy(dtype=float)[places], limits
         image = panel.imshow(
-            values.to_numpy(dtype=float)[places], aspect="auto", cmap="cividis", interpolation="nearest", extent=extent
+            shown, cmap="cividis", vmin=low, vmax=high, aspect="auto", interpolation="nearest", extent=extent
         )
         bar = figure.colorbar(image, ax=panel, pad=0.02, aspect=30)
         bar.set_label(label)
@@ -119,7 +123,7 @@ def client_map(name: str, title: str, values: pd.DataFrame, label: str) -> Pictu
         panel.set_ylabel("client, by data (0: most)")
         panel.grid(visible=False)
     alt = f"Map of colours: {label} of {len(values)} clients over {len(values.columns)} rounds."
-    return Picture(as_svg(figure, name), title, alt)
+    return Picture(as_svg(figure, name), title, alt, is_map=True)
 
 
 def small_multiples(

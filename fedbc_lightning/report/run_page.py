@@ -181,15 +181,13 @@ def _lines(
 
 
 def _state(run: RunFiles) -> Iterator[Block]:
-    pictures, sentences = client_figures.state_maps("s", "", run)
-    if pictures:
-        yield Gallery(
-            "Each row is a client, the one with most training data at the top; each column is a round. A client keeps "
-            "its value while it does not take part, and is white before its first round.",
-            pictures,
-        )
-    if sentences:
-        yield Text(sentences)
+    maps = client_figures.StateMaps()
+    for column in client_figures.STATE:
+        client_figures.add_state_maps(maps, "s", "", {"": run}, column)
+    if maps.means:
+        yield Gallery(client_figures.HOW_TO_READ_MAPS, maps.means)
+    if maps.sentences:
+        yield Text(maps.sentences)
 
 
 def _clients(run: RunFiles) -> Iterator[Block]:

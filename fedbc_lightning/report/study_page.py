@@ -125,23 +125,29 @@ def _title(files: StudyFiles, variant: str) -> str:
 
 
 def _state(files: StudyFiles) -> Iterator[Block]:
-    study, pictures, sentences = files.study, [], []
-    for number, variant in enumerate(list(study.variants)[:MAX_VARIANTS]):
-        for place, method in enumerate(study.methods):
-            runs = files.runs_of(variant, method.name)
+    study, maps = files.study, client_figures.StateMaps()
+    drawn = [(variant, method) for variant in list(study.variants)[:MAX_VARIANTS] for method in study.methods]
+    for column in client_figures.STATE:
+        for number, (variant, method) in enumerate(drawn):
+            runs = {f"seed {seed}": run for (*of, seed), run in files.runs.items() if of == [variant, method.name]}
             title = ", ".join(filter(None, [method.name, _title(files, variant)]))
-            drawn, said = client_figures.state_maps(f"s{number}_{place}_", title, runs[0]) if runs else ([], [])
-            pictures += drawn
-            sentences += said
-    if pictures:
+            client_figures.add_state_maps(maps, f"s{number}_", title, runs, column)
+    text = f"{client_figures.HOW_TO_READ_MAPS}{_left_out(files)}"
+    if maps.means:
+        over = " A colour is the mean over the seeds, which share their clients." if maps.seeds else ""
+        yield Gallery(f"{text}{over}", maps.means)
+    if maps.seeds:
+        most = client_figures.MAX_SEEDS
+        which = f" The first {most} finished seeds are drawn." if len(study.seed_list) > most else ""
+        same = f"The maps of one state in one variant have the same colours, seed by seed.{which}"
         yield Gallery(
-            f"Each row is a client, the one with most training data at the top; each column is a round of the first "
-            f"finished seed. A client keeps its value while it does not take part, and is white before its first "
-            f"round.{_left_out(files)}",
-            pictures,
+            same if maps.means else f"{text} {same}",
+            maps.seeds,
+            is_folded=bool(maps.means),
+            title="λ and γ by client, seed by seed",
         )
-    if sentences:
-        yield Text(sentences)
+    if maps.sentences:
+        yield Text(maps.sentences)
     yield from _effective(files)
 
 
@@ -178,8 +184,8 @@ def _clients(files: StudyFiles) -> Iterator[Block]:
         metric = next((name for name in study.metrics if any(name in run.evaluation for run in every)), None)
         if metric is None:
             continue
-        is_shared = len({run.partition.get("hash") for run in every}) == 1
-        if not is_shared:  # client 3 of another seed holds other data
+        is_shared = client_figures.share_clients(every)
+        if not is_shared:
             runs = {name: found[:1] for name, found in runs.items()}
         frames = client_figures.accuracy_frames(runs, {metric: metric})
         if not frames:

@@ -14,6 +14,8 @@ from helpers.browser import ask_page
 from helpers.command_line import TINY, run_cli, write_project
 
 from fedbc_lightning.core.code_hash import code_hash
+from fedbc_lightning.report import client_figures
+from fedbc_lightning.report.files import RunFiles
 
 ACCURACY = "accuracy/global"
 SINGLE = {"algorithm": {"class_path": "FedBC", "init_args": {"dual_lr": 0.01}}}
@@ -226,6 +228,51 @@ def test_a_browser_shows_it(folder, width, made, capfd, tmp_path):
             assert up == sorted(up)
             assert down == sorted(down, reverse=True)
     assert numeric > 3
+
+
+def test_every_seed_has_a_map_of_duals(made, capfd):
+    text = page_of("studies/study", capfd).read_text(encoding="utf-8")
+    for title in ("FedBC, E = 3: λ", "FedBC, E = 3: λ, seed 0", "FedBC, E = 3: λ, seed 1", "FedBC, E = 1: γ, seed 1"):
+        assert f"<p>{title}</p>" in text
+    assert "A colour is the mean over the seeds, which share their clients." in text
+    assert text.count('class="svg map"') == text.count('aria-label="Map of colours: ')
+
+
+def write_seed(folder, hash, duals):
+    """A run of three clients, of which 1 has most data; ``duals`` are (round, client, λ)."""
+    folder.mkdir()
+    (folder / "partition.json").write_text(json.dumps({"hash": hash, "sizes": {"train": [5, 9, 1]}}))
+    (folder / "metrics.csv").write_text("round\n0\n1\n2\n")
+    rows = "".join(f"{round},{client},{dual}\n" for round, client, dual in duals)
+    (folder / "clients.csv").write_text(f"round,client,dual\n{rows}")
+    return RunFiles(folder)
+
+
+@pytest.mark.parametrize("second", ["a", "b"])
+def test_maps_are_means_over_seeds_that_share_their_clients(second, tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        client_figures.figures,
+        "client_map",
+        lambda name, title, values, label, limits=None: drawn.update({title: (values, limits)}),
+    )
+    runs = {
+        "seed 0": write_seed(tmp_path / "0", "a", [(1, 0, 1.0), (2, 1, 4.0)]),
+        "seed 1": write_seed(tmp_path / "1", second, [(1, 0, 2.0), (1, 1, 0.0), (2, 0, 6.0)]),
+    }
+    maps = client_figures.StateMaps()
+    client_figures.add_state_maps(maps, "s", "X", runs, "dual")
+    assert (len(maps.means), len(maps.seeds)) == (int(second == "a"), 2)
+    assert drawn["X: λ, seed 0"][1] == drawn["X: λ, seed 1"][1] == (0.0, 6.0)
+    first = drawn["X: λ, seed 0"][0]
+    assert first.index.tolist() == [1, 0, 2]
+    assert first.loc[0].tolist() == [1.0, 1.0]  # client 0 keeps its value
+    if second == "a":
+        mean, _ = drawn["X: λ"]
+        assert mean.index.tolist() == [1, 0, 2]
+        assert mean.loc[1].tolist() == [0.0, 2.0]  # in round 1 over seed 1 alone
+        assert mean.loc[0].tolist() == [1.5, 3.5]
+        assert mean.loc[2].isna().all()
 
 
 def test_it_is_made_where_it_is_asked_for(made, capfd, tmp_path):
