@@ -152,7 +152,7 @@ def test_both_engines_name_the_same_batch(tmp_path):
     notes = []
     for engine in ("sequential", "vectorized"):
         with pytest.raises(ConfigurationError, match="Target 7 is out of bounds") as caught:
-            fit(tmp_path / engine, Plain(), OtherData(change), engine=engine, clients_per_round=1, local_epochs=2)
+            fit(tmp_path / engine, Plain(), OtherData(change, batch_size=4), engine=engine, clients_per_round=1)
         notes += notes_of(caught.value)
     assert len(notes) == 2
     assert len(set(notes)) == 1
