@@ -375,7 +375,10 @@ class FederatedDataModule(LightningDataModule):
             empty, names = np.flatnonzero(sizes == 0), self.client_names
             name = f" ({names[empty[0]]!r})" if names else ""
             more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
-            raise ConfigurationError(f"data: client {empty[0]}{name}{more} has no training samples; partition anew")
+            raise ConfigurationError(
+                f"data: client {empty[0]}{name}{more} has no training samples; give it some, leave "
+                "it out, or partition with a larger min_samples"
+            )
         if self.drop_last and sizes.min() < self.batch_size:
             raise ConfigurationError(
                 f"data.drop_last: client {sizes.argmin()} has {sizes.min()} training samples, so with batch_size="

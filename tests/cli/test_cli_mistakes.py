@@ -14,6 +14,7 @@ MISTAKES = [
         2,
         "no config file 'cifr.yaml' here or among the shipped ones. did you mean 'cifar.yaml'?",
     ),
+    ("fit --config nofile.yaml", 2, "among the shipped ones. Shipped: a1a.yaml"),  # nothing is near
     ("fit --config broken.yaml", 2, "broken.yaml, line 3: not YAML"),
     ("fit --config list.yaml", 2, "list.yaml: no sections in it"),
     ("fit", 2, "missing: "),

@@ -131,8 +131,12 @@ class CohortRun:
             except NotRecordableError:
                 return
             except Exception as error:
-                raise_located(error, place_in_run(f"client {self.cohort.ids[row]}", bench.round), own)
+                raise_located(error, self.place(row), own)
                 raise error from None
+
+    def place(self, row: int) -> str:
+        """Return the client of a row and the round, for a note on an exception."""
+        return place_in_run(f"client {self.cohort.ids[row]}", self.bench.round)
 
     def _gradients(
         self, w: Tensor, stack: Stack, batch: list[Tensor], grad: Tensor
