@@ -16,10 +16,11 @@ from fedbc_lightning.core.private_torch import foreach_copy
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.engines.client_run import ClientRun
+from fedbc_lightning.engines.contrasted_step import ContrastedStep
 from fedbc_lightning.engines.recorded.step_recorder import Recording
 from fedbc_lightning.engines.step_function import StepOutput, log_replayed
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.local import AfterStep, Term
+from fedbc_lightning.local import AfterStep, ModelContrast, Term
 from fedbc_lightning.local.engine import Trains
 from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.module.mistakes import refuse_loss
@@ -45,6 +46,7 @@ class OptimizerRun(ClientRun):
         after_step: Change that is applied to w after every optimizer step, or None.
         keep_mean: Whether to record the mean raw gradient.
         trains: Part of the model that is trained, see :meth:`fedbc_lightning.local.engine.Engine.solve`.
+        contrast: Model-contrastive term of this client, which is added to the loss of each batch, or None.
         previous: The run of the client before in this cohort, or None.
     """
 
@@ -58,6 +60,7 @@ class OptimizerRun(ClientRun):
         after_step: AfterStep | None,
         keep_mean: bool,
         trains: Trains = "all",
+        contrast: ModelContrast | None = None,
         previous: OptimizerRun | None = None,
     ) -> None:
         super().__init__(bench, cohort, k, local)
@@ -66,7 +69,8 @@ class OptimizerRun(ClientRun):
         # A term that is zero everywhere must not give a gradient to a parameter that has none.
         self.terms = [term for term in terms if not term.is_zero]
         self.after_step = after_step
-        self._is_plain = bench.takes_plain_steps
+        self._contrast = contrast if contrast is not None and contrast.weight else None
+        self._is_plain = bench.takes_plain_steps and self._contrast is None
         self._held, self._held_values = self.layout.held_part(trains), bench.row[:0]
         self._gradients: Sequence[Tensor] | None = None  # of the last step, if it was replayed
         self._is_visited = False
@@ -82,6 +86,9 @@ class OptimizerRun(ClientRun):
         """Run the epochs; see the base class."""
         self._start_scaler()
         self.begin(start, lr_scale, purpose, informs_module=not (self._goes_on or self.bench.runs_only_training_step))
+        self._training_step = self.user.training_step
+        if self._contrast is not None:
+            self._training_step = ContrastedStep(self.bench, self._contrast).training_step
         if self._held is not None:
             self._held_values = self.bench.row[self._held].clone()
         epoch = 0
@@ -263,7 +270,7 @@ class OptimizerRun(ClientRun):
 
         def forward_backward() -> Tensor | None:
             with torch.enable_grad():  # an optimizer may call its closure under no_grad
-                loss, output = self.user.training_step(batch, batch_idx)
+                loss, output = self._training_step(batch, batch_idx)
                 if is_first:
                     self._zero_grad(batch_idx)
                 if loss is None:

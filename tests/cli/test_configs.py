@@ -123,9 +123,9 @@ def test_an_overlay_holds_an_algorithm_and_nothing_else(name):
 def command_of(name: str) -> list[str]:
     """The words of the command in a config's second line, after the config itself."""
     second = CONFIGS[name].read_text(encoding="utf-8").splitlines()[1]
-    start = f"# fedbc-cli fit --config synthetic.yaml --config {name}"
-    assert second.startswith(start)
-    return second.removeprefix(start).split()
+    command = re.match(rf"# fedbc-cli fit --config (synthetic|digits)\.yaml --config {name}(.*)", second)
+    assert command
+    return command[2].split()
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
