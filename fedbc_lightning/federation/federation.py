@@ -325,7 +325,8 @@ class Federation:
         size = self.layout.num_parameters + self.layout.num_buffers
         z = checked_model(self.algorithm, "global_model", self.algorithm.global_model(self.server), size)
         counters, kept = self.server.staged("counters"), self.server.kept
-        return Models(z, counters, self.local_model(), self.algorithm.fine_tuning, kept)
+        local, weights = self.local_model(), self.local_models.staged_weights(self.clients)
+        return Models(z, counters, local, weights, self.algorithm.fine_tuning, kept)
 
     def local_model(self) -> Callable[[int], ClientModel] | None:
         """Client -> its own model, as staged; None if there are none."""
