@@ -44,7 +44,7 @@ class CohortOptimizerRun(CohortRun):
         self.grad = torch.zeros_like(self.w)
         self._held, self._held_values = self.layout.held_part(trains), self.w
         self.gradient_sum = torch.zeros_like(self.w) if keep_mean else None
-        self._step = 0
+        self._steps_taken = 0
 
     def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
         """Train all clients from their start models (d,) or (K, d), and hand the cohort the result."""
@@ -60,7 +60,7 @@ class CohortOptimizerRun(CohortRun):
 
     def place(self, row: int) -> str:
         """Return the client of a row, the round, and the batch within the epoch, for a note on an exception."""
-        return f"{super().place(row)}, batch {self._step % int(self.loaders.num_batches[row])}"
+        return f"{super().place(row)}, batch {self._steps_taken % int(self.loaders.num_batches[row])}"
 
     def train(self) -> list[int]:
         """Take all steps of all clients, and return how many each has taken."""
@@ -72,7 +72,7 @@ class CohortOptimizerRun(CohortRun):
         terms: list[Any] = self.terms
         num_rows, can_shrink = len(loaders), all(hasattr(term, "first") for term in terms)
         batches = stacked_batches(loaders, num_epochs, steps, self.stacked.check_visit)
-        for self._step, (active, stacks) in enumerate(batches):
+        for self._steps_taken, (active, stacks) in enumerate(batches):
             for stack in stacks:
                 for part, output in self.gradients(self.w, stack, self.grad):
                     self.counted.add(part, output)
