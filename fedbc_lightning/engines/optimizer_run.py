@@ -99,7 +99,7 @@ class OptimizerRun(ClientRun):
     def finish(self, is_last: bool) -> None:
         """Keep the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
         super().finish(is_last)
-        if self._gradients is not None:
+        if self._gradients is not None and self._k == len(self.cohort) - 1:  # no hook looks between clients of a cohort
             self.layout.show_gradients(self._gradients)
         if self.gradient_sum is not None:
             self.gradient_mean = self.gradient_sum[: self.layout.num_parameters] / max(self.num_gradients, 1)

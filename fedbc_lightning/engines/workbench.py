@@ -66,9 +66,7 @@ class Workbench:
     def __post_init__(self) -> None:
         self.round, self.grad_scale = 0, 1.0
         self.optimized_grad = self.grad[: self.layout.num_optimized]
-        self.grad_views = [
-            self.grad[e.offset : e.end].view(e.shape) for e in self.layout.entries[: self.layout.num_grouped]
-        ]
+        self.grad_views = self.layout.views(self.grad)[: self.layout.num_grouped]
         self.recorder = StepRecorder(self.user, self.layout, self.local.record_steps)
         self.work = Work()
         shared = slice(self.layout.num_parameters)

@@ -18,12 +18,14 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.engines.stacked.cohort_batches import gathered_whole
 from fedbc_lightning.engines.stacked.cohort_run import FEW
-from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation, joined_batch
 from fedbc_lightning.evaluation.measurement import Measurement, Results, Task
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+    from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
 
 
 class OneByOne(Protocol):
@@ -186,8 +188,9 @@ class ClientsTogether:
         clients = [client for _, client in unit]
         with evaluator.evaluating(what.stage, what.round):
             if clients != self._clients:
-                self._clients, self._batch = clients, joined_batch(evaluator.loaders(what.split, clients))
-            found = self._mapped.run(self._batch, self._weights(unit[0][0], clients))
+                self._clients, self._batch = clients, gathered_whole(evaluator.loaders(what.split, clients))
+            batch = [part.clone() for part in self._batch]  # a function that the user vouches for may write into it
+            found = self._mapped.run(batch, self._weights(unit[0][0], clients))
         return dict(zip(unit, found, strict=True))
 
     def _weights(self, which: str, clients: Sequence[int]) -> Tensor:

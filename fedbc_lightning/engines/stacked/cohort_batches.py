@@ -15,6 +15,7 @@ from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, have_one_kind
 from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader
+from fedbc_lightning.engines.recorded.recording import NotRecordableError
 
 JOINED_BYTES = 2**28
 """Largest size in bytes of clients' own tensors that are copied into one tensor, anew in each round."""
@@ -146,15 +147,20 @@ def _gathered(
         step += len(steps)
 
 
-def gathered_whole(loaders: ClientLoaders) -> list[Tensor] | None:
-    """Return all samples of K clients in the order of their data sets, (K, n, ...), or None as :func:`_pools`.
+def gathered_whole(loaders: ClientLoaders | None) -> list[Tensor]:
+    """Return the batches of K clients that have one batch of n samples each, in the order of the data, (K, n, ...).
 
     Args:
-        loaders: The loaders of K clients with n samples each, which do not shuffle.
+        loaders: The loaders of the clients, which do not shuffle; None if one of them has no data.
+
+    Raises:
+        NotRecordableError: The data do not have this form, or are not tensors in memory.
     """
+    if loaders is None or (loaders.num_batches != 1).any() or (loaders.sizes != loaders.sizes[0]).any():
+        raise NotRecordableError("their numbers of samples are not those that the data module tells")
     pools = _pools(loaders)
     if pools is None:
-        return None
+        raise NotRecordableError("their data are not tensors in memory of one kind")
     datasets: Any = loaders.datasets
     device, shape = loaders[0].device, (len(loaders), loaders[0].num_samples)
     tensors = pools.tensors(device)

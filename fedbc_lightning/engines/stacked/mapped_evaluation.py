@@ -13,10 +13,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning.core.twins import overrides
-from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.engines.recorded.proof import Proof
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
-from fedbc_lightning.engines.stacked.cohort_batches import gathered_whole
 from fedbc_lightning.engines.step_function import StepFunction
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.collector import ColumnCollector
@@ -86,7 +84,7 @@ class MappedEvaluation:
         """Return what each client logged.
 
         Args:
-            batch: The batches of K clients, (K, n, ...), see :func:`joined_batch`.
+            batch: The batches of K clients, (K, n, ...) each.
             w: The models of the clients, (K, d), or the one model of all, (d,).
 
         Raises:
@@ -96,8 +94,7 @@ class MappedEvaluation:
         self._user.start_collecting()  # puts scratch buffers back to what each client finds
         batch = self._user.to_device(batch)
         self._prove([part[0] for part in batch])
-        parameters = [w[..., e.offset : e.end].view(*w.shape[:-1], *e.shape) for e in self._layout.entries]
-        calls = self._function.evaluated(parameters, batch, is_one_model=w.ndim == 1)
+        calls = self._function.evaluated(self._layout.views(w), batch, is_one_model=w.ndim == 1)
         collector = ColumnCollector(len(batch[0]))
         collector.start_batch(batch, batch[0].size(1))
         for call in calls:
@@ -117,20 +114,3 @@ class MappedEvaluation:
             name = type(self._user.module).__name__
             say = rank_zero_only(log.info)
             say(f"{name}.{self._stage}_step: clients are evaluated one after another: {reason.rstrip('.')}.")
-
-
-def joined_batch(loaders: ClientLoaders | None) -> list[Tensor]:
-    """Return the batches of K clients that have one batch each, all of one size: (K, n, ...) each.
-
-    Args:
-        loaders: The loaders of the clients; None if one of them has no data.
-
-    Raises:
-        NotRecordableError: The data do not have this form.
-    """
-    if loaders is None or (loaders.num_batches != 1).any() or (loaders.sizes != loaders.sizes[0]).any():
-        raise NotRecordableError("their numbers of samples are not those that the data module tells")
-    batch = gathered_whole(loaders)
-    if batch is None:
-        raise NotRecordableError("their data are not tensors in memory of one kind")
-    return batch
