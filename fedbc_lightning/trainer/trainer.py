@@ -77,6 +77,9 @@ class FederatedTrainer(RunView):
         record_steps: Whether local steps that occur often are recorded and replayed, which gives the same numbers
             faster. ``"auto"``: if ``training_step`` is proven to be a function of weights and batch; one line names
             the obstacle if it is not. True: always; you guarantee that it is such a function. False: never.
+            ``"compile"``: as ``"auto"``, and steps of plain SGD that come often are compiled to C++, for long runs of
+            small models on a CPU in the sequential engine. The numbers then differ in last digits, also between a run
+            and its resumption; without a C++ compiler a line says so, and nothing is compiled.
         accelerator: Kind of device, as in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         strategy: Way in which processes are started: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork`` or
             ``ddp_notebook``. Each process trains whole clients; gradients are never synchronised. A forked process
@@ -143,7 +146,7 @@ class FederatedTrainer(RunView):
         sampler: ClientSampler | None = None,
         stragglers: Stragglers | None = None,
         engine: Literal["sequential", "vectorized", "auto"] = "sequential",
-        record_steps: bool | Literal["auto"] = "auto",
+        record_steps: bool | Literal["auto", "compile"] = "auto",
         accelerator: str = "auto",
         strategy: str = "auto",
         devices: list[int] | str | int = "auto",
