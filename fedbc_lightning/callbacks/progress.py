@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedbc_lightning.callbacks.live_lines import LiveLines, Numbers, Pace
 from fedbc_lightning.callbacks.screen import Screen
-from fedbc_lightning.core.metric_names import HELDOUT, TRAIN_LOSS, Measured, measured, train_name
+from fedbc_lightning.core.metric_names import EPSILON, HELDOUT, TRAIN_LOSS, Measured, measured, train_name
 from fedbc_lightning.core.twins import both
 from fedbc_lightning.core.units import decimals
 from fedbc_lightning.distributed.interrupts import StoppedError
@@ -228,7 +228,7 @@ def _numbers(trainer: RunView) -> dict[str, float]:
     logged = by_place["global"] or by_place["local"]  # no model is everyone's where clients keep parts of their own
     logged.sort(key=lambda name: "loss" in name)
     places = ("global", "local", "worst10", *HELDOUT)
-    names = [TRAIN_LOSS, *(Measured(name, place).name for name in logged for place in places)]
+    names = [TRAIN_LOSS, *(Measured(name, place).name for name in logged for place in places), EPSILON]
     return {name: float(metrics[name]) for name in names if name in metrics}
 
 
@@ -236,7 +236,8 @@ def _line(trainer: RunView) -> str:
     """Return the numbers of a plain line: the four that tell most, and what the module shows on progress bars."""
     numbers = _numbers(trainer)
     shown = dict(list(numbers.items())[:4])
-    return "  ".join(_texts(shown | _asked(trainer)))
+    spent = {EPSILON: numbers[EPSILON]} if EPSILON in numbers else {}
+    return "  ".join(_texts(shown | spent | _asked(trainer)))
 
 
 def _live_numbers(trainer: RunView) -> Numbers:

@@ -29,6 +29,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_lightning import stops_after_epochs
 from fedbc_lightning.core.twins import AnyCallback, AnyDataModule, both, overrides
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.federation.privacy import Privacy
 
 _AT_LEAST = {
     "max_rounds": 0, "local_epochs": 1, "local_steps": 1, "num_nodes": 1, "eval_every_n_rounds": 0,
@@ -90,6 +91,9 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         bad_fraction = isinstance(value, bool) or (isinstance(value, float) and not 0 < value <= 1)
         if bad_fraction or (isinstance(value, int) and value < least) or (isinstance(value, str) and value != "all"):
             wrong.append(f"trainer.{name}: got {value}; give a number of clients from {least}, or a fraction in (0, 1]")
+    privacy = arguments["privacy"]
+    if not (privacy is None or isinstance(privacy, Privacy)):
+        wrong.append(f"trainer.privacy: got {privacy!r}; give fedbc_lightning.Privacy(clip, noise_multiplier, delta)")
     if arguments["gradient_clip_algorithm"] not in (None, "norm", "value"):
         wrong.append(f"trainer.gradient_clip_algorithm: got {arguments['gradient_clip_algorithm']}; use norm or value")
     deterministic = arguments["deterministic"]
