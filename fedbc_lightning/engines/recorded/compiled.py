@@ -187,7 +187,7 @@ class StepCompiler:
         """
         if self.is_over:
             return None
-        if sgd is None or not all(hasattr(term, "inputs") for term in terms):
+        if sgd is None or not all("gradient" in vars(type(term)) for term in terms):
             self.tell("only steps of SGD in one group, with terms such as FedBC's and nothing else, are compiled")
             return None
         if recording.draws_random_numbers:
