@@ -228,7 +228,7 @@ class Federation:
         server.records, counters = join_processes(self.fabric, trained, self.clients, sums)
         if server.buffer_policy != "global":
             server.stage("counters", counters)
-        check_records(server, self.algorithm)
+        check_records(server, self.algorithm, is_private=self._privacy is not None)
         if server.ids or self._privacy is not None:  # who sees no noise in a round would know that nobody took part
             call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
             call_parts(self.server_parts, "on_round_end", server, server, self.clients)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.seeding import numpy_generator
+from fedbc_lightning.core.seeding import numpy_generator, secret_generator
 
 
 class ClientSampler:
@@ -48,6 +48,10 @@ class PoissonSampler(ClientSampler):
 
     ``trainer.privacy`` counts on this. In a round without clients z stays as it is, but for the noise of privacy.
 
+    Args:
+        secret: Text on which the draws depend beside the seed, see
+            :class:`~fedbc_lightning.federation.privacy.Privacy`.
+
     Example:
         >>> len({len(PoissonSampler()(100, 10, seed=0, round=t)) for t in range(1, 9)}) > 1
         True
@@ -57,9 +61,12 @@ class PoissonSampler(ClientSampler):
 
     may_be_empty = True
 
+    def __init__(self, secret: str = "") -> None:
+        self._secret = secret
+
     def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
         """Return the clients of a round in random order."""
-        rng = numpy_generator(seed, "sampling", round)
+        rng = secret_generator(self._secret, seed, "sampling", round)
         order = rng.permutation(num_clients)
         return order[rng.random(num_clients) < num_sampled / num_clients].tolist()
 

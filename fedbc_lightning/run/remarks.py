@@ -90,6 +90,11 @@ def say_what_is_private(run: Run) -> None:
         f"private for each client, with noise multiplier {privacy.noise_multiplier:g} and a client in a round with "
         f"probability {participation.num_sampled / num_clients:.3g}. This holds for z, not for the tables of the run."
     )
+    if not privacy.secret:
+        rank_zero_info(
+            "trainer.privacy.secret: not given, so sampling and noise depend on the seed alone, which can be guessed. "
+            "That is right for experiments; before you publish z, give a long random text that only you know."
+        )
     if privacy.delta * num_clients >= 1:
         rank_zero_info(
             f"trainer.privacy.delta: {privacy.delta:g} is not below 1 / {num_clients} clients, so ε promises little; "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.metric_names import EPSILON
-from fedbc_lightning.core.seeding import generator
+from fedbc_lightning.core.seeding import secret_generator
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
@@ -28,7 +30,7 @@ class PrivateMean(ServerCallback):
         z ← z + (Σ_{S_t} Δ_i min(1, C / ‖Δ_i‖) + σ C ξ) / n̄,    ξ ~ N(0, I)
 
     One client changes the sum by at most C, and a fixed n̄ hides how many clients took part. The noise is a function of
-    (seed, round) and the same on all processes; whoever knows the seed can take it off again.
+    (secret, seed, round) and the same on all processes; whoever knows these can take it off again.
 
     With a target γ, C follows the γ-quantile of the norms: b is the noisy fraction of updates within C, and
     C ← C exp(−0.2 (b − γ)). The noise of that count is 0.05 n̄; that of the updates grows to
@@ -40,6 +42,7 @@ class PrivateMean(ServerCallback):
         num_expected: Expected number n̄ of clients in a round.
         target: Fraction γ of the updates that C should leave as they are, or None for a constant C.
         epsilon: Function from a number of rounds to the ε that they cost.
+        secret: Text on which the noise depends beside the seed.
 
     References:
         McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", Algorithm 1; Andrew et al.
@@ -50,8 +53,9 @@ class PrivateMean(ServerCallback):
 
     def __init__(
         self, clip: float, noise_multiplier: float, num_expected: float, target: float | None,
-        epsilon: Callable[[int], float],
+        epsilon: Callable[[int], float], secret: str,
     ) -> None:  # fmt: skip
+        self._secret = secret
         self.clip, self.num_expected, self.target, self.epsilon = clip, num_expected, target, epsilon
         self.noise_multiplier = noise_multiplier
         if target is not None:
@@ -81,12 +85,12 @@ class PrivateMean(ServerCallback):
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage z, and the bound if it adapts."""
-        clip, draws = self._bound(server), generator(server.seed, "privacy noise", server.round)
-        noise = self.noise_multiplier * clip * torch.randn(server.z.numel(), dtype=torch.float64, generator=draws)
+        clip, draws = self._bound(server), secret_generator(self._secret, server.seed, "privacy noise", server.round)
+        noise = self.noise_multiplier * clip * _normal(draws, server.z.numel())
         step = (sums["clipped_update"] + noise.to(sums.dtype).to(sums.device)) / self.num_expected
         server.stage("z", server.z + step)
         if self.target is not None:
-            count_noise = COUNT_NOISE * self.num_expected * torch.randn((), dtype=torch.float64, generator=draws)
+            count_noise = COUNT_NOISE * self.num_expected * _normal(draws, 1)[0]
             fraction = (sums["centred_count"].cpu().double()[0] + count_noise) / self.num_expected + 0.5
             server.stage(CLIP, clip * torch.exp(-CLIP_LR * (fraction - self.target)))
 
@@ -98,6 +102,10 @@ class PrivateMean(ServerCallback):
 
     def _bound(self, server: ServerState) -> float:
         return self.clip if self.target is None else float(server[CLIP])
+
+
+def _normal(draws: np.random.Generator, size: int) -> Tensor:
+    return torch.from_numpy(draws.standard_normal(size))
 
 
 def update_noise(noise_multiplier: float, num_expected: float) -> float:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,6 +80,8 @@ class Jobs:
         self._folder = study.folder.resolve() / FOLDER
         self._submitit = submitit
         self._executor = self._configured()
+        runs = [study.given, study.part, list(study.variants), [method.name for method in study.methods]]
+        self._digest = sha256(json.dumps(runs, default=str).encode()).hexdigest()
         self._jobs: Sequence[submitit.Job[Any]] = []
 
     def __enter__(self) -> Jobs:
@@ -92,17 +95,18 @@ class Jobs:
                     self._jobs = [self._executor.submit(share) for _ in range(self._study.jobs)]
             except (OSError, self._submitit.core.utils.FailedJobError) as error:
                 raise ConfigurationError(f"backend: the jobs cannot be submitted: {first_line(error)}") from error
-            record = {"backend": self._study.backend, "jobs": [job.job_id for job in self._jobs]}
+            record = {"study": self._digest, "jobs": [job.job_id for job in self._jobs]}
             write_text(self._folder / RECORD, json.dumps(record))
         names = ", ".join(job.job_id for job in self._jobs)
         self._console.print(f"Jobs {verb}: {names}; they print to {self._folder}/", highlight=False, soft_wrap=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """End the processes of this machine; jobs of a cluster go on."""
-        if self._study.backend == "local":
+        """End processes of this machine and jobs without anything left to do; after Ctrl-C jobs of a cluster go on."""
+        if self._study.backend == "local" or kind is None:
             for job in self._jobs:
-                job.cancel(check=False)
+                if not job.done():
+                    job.cancel(check=False)
         elif kind is KeyboardInterrupt:
             names = " ".join(dict.fromkeys(job.job_id.partition("_")[0] for job in self._jobs))
             self._console.print(f"The jobs go on; `scancel {names}` stops them.", highlight=False, soft_wrap=True)
@@ -142,7 +146,7 @@ class Jobs:
         if not path.is_file():
             return []
         record = json.loads(path.read_text(encoding="utf-8"))
-        if record["backend"] != self._study.backend:
+        if record["study"] != self._digest:  # these do other runs
             return []
         kind: type[submitit.Job[Any]] = (
             self._submitit.SlurmJob if self._study.backend == "slurm" else self._submitit.LocalJob

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.notes import failure, is_finished, write_note
 from fedbc_lightning.studies.run import Run
-from fedbc_lightning.studies.worker import Elsewhere, Ended, Progress, Task, work
+from fedbc_lightning.studies.worker import STOPPED, Elsewhere, Ended, Progress, Task, work
 
 MAX_LOSSES = 2
 """Number of crashes of its process after which a run counts as failed."""
@@ -210,6 +210,11 @@ class Schedule:
             state.status = "elsewhere"
             return
         assert isinstance(report, Ended)
+        if (
+            report.error == STOPPED
+        ):  # by a signal that was meant for the worker: a cluster sends one before it takes a job
+            state.status = "waiting"
+            return
         state.seconds, state.error = report.seconds, report.error
         state.status = "failed" if report.error else "finished"
 
@@ -232,7 +237,9 @@ class Schedule:
                 continue
             if is_finished(state.run):
                 state.status = "finished"
-            elif (error := failure(state.run, self._since) or reason) is not None:
+            elif reason is not None:  # what has failed in a pool that had begun before this schedule is told, too
+                state.status, state.error = "failed", failure(state.run, since=0.0) or reason
+            elif (error := failure(state.run, self._since)) is not None:
                 state.status, state.error = "failed", error
             elif state.status == "elsewhere":
                 with RunLock() as lock:

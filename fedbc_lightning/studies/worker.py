@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.notes import failure, is_finished, write_note
@@ -123,15 +124,25 @@ def _run(task: Task, connection: Connection) -> None:
     with RunLock() as lock:
         if not lock.try_take(run.folder):
             report = Elsewhere()
-        elif is_finished(run) or failure(run, task.since):  # since the scheduler looked
-            report = Ended(failure(run, task.since), 0.0)
         else:
-            error = _error_of(_words(run), run.folder / "log.txt", connection)
-            if error != STOPPED:
-                write_note(run, is_finished=error is None, error=error)
-            report = Ended(error, time.perf_counter() - started)
+            report = Ended(_error_of_locked(task, connection), time.perf_counter() - started)
     with suppress(OSError):  # the scheduler is gone, or is stopping this process
         connection.send(report)
+
+
+def _error_of_locked(task: Task, connection: Connection) -> str | None:
+    """Do a run whose folder is locked unless it has ended since the scheduler looked, and return why it failed."""
+    run = task.run
+    try:
+        error = failure(run, task.since)
+        if error is not None or is_finished(run):
+            return error
+    except ConfigurationError as problem:  # the folder has become that of another run
+        return str(problem)
+    error = _error_of(_words(run), run.folder / "log.txt", connection)
+    if error != STOPPED:
+        write_note(run, is_finished=error is None, error=error)
+    return error
 
 
 def _words(run: Run) -> list[str]:
@@ -156,7 +167,6 @@ def _error_of(words: list[str], log_file: Path, connection: Connection) -> str |
 
     from fedbc_lightning.cli import FederatedCLI
     from fedbc_lightning.cli.arguments import PROG, UsageError
-    from fedbc_lightning.core.errors import ConfigurationError, first_line
     from fedbc_lightning.core.places import notes_of, one_line, report
     from fedbc_lightning.distributed.interrupts import StoppedError
 

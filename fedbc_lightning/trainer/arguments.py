@@ -94,6 +94,11 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     privacy = arguments["privacy"]
     if not (privacy is None or isinstance(privacy, Privacy)):
         wrong.append(f"trainer.privacy: got {privacy!r}; give fedbc_lightning.Privacy(clip, noise_multiplier, delta)")
+    if privacy is not None and arguments["stragglers"] is not None:
+        wrong.append(
+            "trainer.stragglers: they are drawn among all sampled clients together, so one client changes who else "
+            "sends its update, and ε of trainer.privacy does not hold; leave one of the two out"
+        )
     if arguments["gradient_clip_algorithm"] not in (None, "norm", "value"):
         wrong.append(f"trainer.gradient_clip_algorithm: got {arguments['gradient_clip_algorithm']}; use norm or value")
     deterministic = arguments["deterministic"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -34,9 +35,10 @@ from fedbc_lightning.algorithms import (
     QFedAvg,
 )
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.seeding import generator
+from fedbc_lightning.core.seeding import secret_generator
 from fedbc_lightning.federation.privacy import INTERVAL, Privacy, epsilons
 from fedbc_lightning.federation.sampling import PoissonSampler, UniformSampler
+from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.server.robust import CoordinateMedian
 
 pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
@@ -113,11 +115,11 @@ def private_loop(
             length = np.linalg.norm(update)
             total += update * min(1.0, clip / length)
             within += float(length <= clip) - 0.5
-        draws = generator(seed, "privacy noise", t)
-        noise = torch.randn(len(z), dtype=torch.float64, generator=draws).numpy()
+        draws = secret_generator("", seed, "privacy noise", t)
+        noise = draws.standard_normal(len(z))
         z = z + (total + sigma * clip * noise) / expected
         if target is not None:
-            noise = torch.randn((), dtype=torch.float64, generator=draws).item()
+            noise = draws.standard_normal(1)[0]
             share = (within + 0.05 * expected * noise) / expected + 0.5
             clip = clip * math.exp(-0.2 * (share - target))
         log["z"].append(z)
@@ -151,7 +153,7 @@ def test_closed_form(tmp_path, target, engine):
 
 
 def test_without_privacy_a_round_without_clients_leaves_z(tmp_path, caplog):
-    recorder, options = Recorder(), {"max_rounds": 8, "clients_per_round": 1, "seed": 5, "sampler": PoissonSampler()}
+    recorder, options = Recorder(), {"max_rounds": 16, "clients_per_round": 1, "seed": 5, "sampler": PoissonSampler()}
     fit(tmp_path, FedAvg(), QuadraticData(sample_quadratics()), recorder, **options)
     z, sampled = recorder.arrays()["z"], recorder.rounds()
     stays = [np.array_equal(one, other) for one, other in pairwise([start_point(), *z])]
@@ -261,12 +263,42 @@ def test_what_else_travels_is_refused(tmp_path, options, message):
 
 @pytest.mark.parametrize(
     ("values", "name"),
-    [((0.0, 1.0, 0.1), "clip"), ((1.0, 0.0, 0.1), "noise_multiplier"), ((1.0, 1.0, 0.0), "delta"),
+    [((0.0, 1.0, 0.1), "clip"), ((math.inf, 1.0, 0.1), "clip"), ((1.0, 0.09, 0.1), "noise_multiplier"),
+     ((1.0, math.inf, 0.1), "noise_multiplier"), ((1.0, 1.0, 0.0), "delta"),
      ((1.0, 1.0, 1.0), "delta"), ((1.0, 1.0, 0.1, 1.0), "adaptive_clip")],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(values, name):
     with pytest.raises(ConfigurationError, match=rf"trainer\.privacy\.{name}: got"):
         Privacy(*values)
+
+
+def test_stragglers_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"trainer\.stragglers: they are drawn among all sampled clients"):
+        make_trainer(tmp_path, privacy=PRIVACY, stragglers=Stragglers(dropout=0.5))
+
+
+def test_a_round_whose_clients_all_diverge_is_one_without_clients(tmp_path):
+    clients = [(a, b * math.nan) for a, b in sample_quadratics()]
+    options = {"sampler": None, "privacy": PRIVACY, "max_rounds": 2, "seed": 5}
+    trainer, _ = fit(tmp_path, FedAvg("uniform"), QuadraticData(clients), Recorder(), **options)
+    assert trainer.current_round == 2
+    assert trainer.server.z.isfinite().all()
+
+
+def test_a_secret_changes_sampling_and_noise_and_is_written_nowhere(tmp_path):
+    found = {}
+    for secret in ("", "correct horse", "correct horse", "battery staple"):
+        privacy = replace(PRIVACY, secret=secret)
+        recorder, options = Recorder(), {"sampler": None, "privacy": privacy, "max_rounds": 3, "clients_per_round": 2}
+        trainer, _ = fit(tmp_path / str(len(found)), FedAvg("uniform"), QuadraticData(sample_quadratics()), recorder,
+                         **options)  # fmt: skip
+        z = found.setdefault(secret, (trainer.server.z, recorder.rounds()))
+        assert torch.equal(z[0], trainer.server.z)
+    assert len({tuple(z.tolist()) for z, _ in found.values()}) == 3
+    assert len({str(rounds) for _, rounds in found.values()}) > 1
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert not any(b"horse" in path.read_bytes() for path in files)
 
 
 def test_a_dict_is_refused(tmp_path):
