@@ -115,6 +115,10 @@ METHODS: dict[str, Method] = {
     ),
     "FedAvg": Method(lrs=(0.003, 0.03, 0.1), tuning_rounds=TUNING_ROUNDS_OF_BASELINES),
     "FedProx": Method(grid(mu=[0.01, 0.1, 1.0]), tuning_rounds=TUNING_ROUNDS_OF_BASELINES),
+    "MOON": Method(
+        grid(features=["network.1"], mu=[0.1, 1.0]), tuning_rounds=TUNING_ROUNDS_OF_BASELINES,
+        note="the features are the logits of the linear model",
+    ),
     "FedNova": Method(lrs=(0.003, 0.03, 0.1), tuning_rounds=TUNING_ROUNDS_OF_BASELINES),
     "SCAFFOLD": Method(lrs=(0.003, 0.03), tuning_rounds=TUNING_ROUNDS_OF_BASELINES),
     "FedAvgM": Method(grid(server_lr=[0.1, 0.316, 1.0]), lrs=()),

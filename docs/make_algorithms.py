@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "algorithms.md"
 CONFIGS = ROOT / "configs"
 
 FAMILIES = {
-    "Baselines": ["FedAvg", "FedProx", "SCAFFOLD", "Local", "Centralized"],
+    "Baselines": ["FedAvg", "FedProx", "MOON", "SCAFFOLD", "Local", "Centralized"],
     "FedBC family": ["FedBC", "FedBCFineTune", "PerFedBC"],
     "Server optimizers and step sizes": [
         "FedAvgM",

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from fedbc_lightning.core.errors import ConfigurationError
     from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
     from fedbc_lightning.engines.recorded.proof.vouched import recordable
-    from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
+    from fedbc_lightning.federation.privacy import Privacy
+    from fedbc_lightning.federation.sampling import ClientSampler, PoissonSampler, UniformSampler
     from fedbc_lightning.run.result import FitResult
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -32,6 +33,8 @@ _HOMES = {
     "FederatedTrainer": "trainer.trainer",
     "FitResult": "run.result",
     "PartitionedDataModule": "data",
+    "PoissonSampler": "federation.sampling",
+    "Privacy": "federation.privacy",
     "UniformSampler": "federation.sampling",
     "recordable": "engines.recorded.proof.vouched",
 }
@@ -48,6 +51,8 @@ __all__ = [
     "FederatedTrainer",
     "FitResult",
     "PartitionedDataModule",
+    "PoissonSampler",
+    "Privacy",
     "UniformSampler",
     "__version__",
     "recordable",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -92,7 +92,8 @@ class LoRAGPT2(NextToken):
         )  # fmt: skip
         if gradient_checkpointing:
             base.gradient_checkpointing_enable({"use_reentrant": False})
-        lora = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=ADAPTED, fan_in_fan_out=True)  # type: ignore[arg-type]  # alpha / r is what counts
+        scale: Any = alpha  # peft says that it is whole, and divides it by r
+        lora = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=ADAPTED, fan_in_fan_out=True)
         with warnings.catch_warnings():
             # peft 0.21 asks transformers 5.24 in the old way whether the model has checkpoints.
             warnings.filterwarnings("ignore", message=".*gradient_checkpointing", category=FutureWarning)

@@ -19,6 +19,7 @@ from fedbc_lightning.algorithms.fedprox import FedProx
 from fedbc_lightning.algorithms.fedrep import FedBABU, FedRep
 from fedbc_lightning.algorithms.l2gd import L2GD, L2SGD, L2SGD2, L2SGDPlus, L2SGDPlusPlus
 from fedbc_lightning.algorithms.local import Local
+from fedbc_lightning.algorithms.moon import MOON
 from fedbc_lightning.algorithms.per_fedavg import PerFedAvg
 from fedbc_lightning.algorithms.per_fedbc import PerFedBC
 from fedbc_lightning.algorithms.pfedme import PFedMe
@@ -31,6 +32,7 @@ __all__ = [
     "L2GD",
     "L2SGD",
     "L2SGD2",
+    "MOON",
     "RFA",
     "SCAFFOLD",
     "Centralized",

@@ -140,6 +140,7 @@ class LiveLines:
         numbers: The numbers of the last round.
         notices: Messages that are shown above the lines.
         num_noticed: Number of these that have been drawn.
+        drawn: Number of columns of each line that was drawn last.
     """
 
     def __init__(self, pace: Pace, num_processes: int = 1) -> None:
@@ -147,6 +148,7 @@ class LiveLines:
         self.numbers = Numbers()
         self.notices: list[str] = []
         self.num_noticed = 0
+        self.drawn: list[int] = []
         self._widest_head = 0  # so that nothing moves to and fro while words come and go
 
     def head(self) -> list[str]:
@@ -181,12 +183,15 @@ class LiveLines:
         for notice in notices:
             yield Text(notice)
         self.num_noticed = len(notices)
+        self.drawn = [min(len(notice), options.max_width) for notice in notices]
         width = options.max_width - FREE
         head = self.head()
         slack = self._widest_head - _length(head)
         for position, parts in enumerate(arrange(head, self.numbers, options.max_width, self._widest_head)):
             room = min(width - _length(parts) - slack - len(GAP), LONGEST_BAR)
-            if position == 0 and room >= SHORTEST_BAR:
+            has_bar = position == 0 and room >= SHORTEST_BAR
+            self.drawn.append(min(_length(parts) + (len(GAP) + room) * has_bar, options.max_width))
+            if has_bar:
                 yield Text(parts[0] + GAP, end="")
                 done = self.pace.finished + self.pace.fraction
                 yield ProgressBar(self.pace.max_rounds, done, width=room)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedbc_lightning.callbacks.live_lines import LiveLines, Numbers, Pace
 from fedbc_lightning.callbacks.screen import Screen
-from fedbc_lightning.core.metric_names import HELDOUT, TRAIN_LOSS, Measured, measured, train_name
+from fedbc_lightning.core.metric_names import EPSILON, HELDOUT, TRAIN_LOSS, Measured, measured, train_name
 from fedbc_lightning.core.twins import both
 from fedbc_lightning.core.units import decimals
 from fedbc_lightning.distributed.interrupts import StoppedError
@@ -111,6 +111,8 @@ class RoundProgressBar(Callback):
             return
         self._close()
         if trainer.current_round > self._first_round:
+            rounds = trainer.current_round - self._first_round
+            self._console.print(f"{rounds} round{'s' * (rounds != 1)} in {self._pace.seconds:.1f} s")
             self._console.print(self._summary(trainer))
         elif trainer.current_round >= trainer.max_rounds:
             self._console.print(
@@ -131,11 +133,13 @@ class RoundProgressBar(Callback):
         """Print the run folder, how to go on, and how to see the curves; return whether the run can go on."""
         assert self._console is not None
         resume = how_to_go_on(Path(trainer.log_dir or ""), max_rounds)
-        lines = [f"Run folder:  {trainer.log_dir}", *([] if resume is None else [f"Go on:       {resume}"])]
+        said = {"Run folder:": str(trainer.log_dir), "Go on:": resume}
         if any(isinstance(logger, both(TensorBoardLogger)) for logger in trainer.loggers):
-            lines.append(f"Curves:      tensorboard --logdir {shlex.quote(str(trainer.default_root_dir))}")
-        for line in lines:
-            self._console.print(line, markup=False, soft_wrap=True)
+            said["Curves:"] = f"tensorboard --logdir {shlex.quote(str(trainer.default_root_dir))}"
+        width = self._console.width if self._console.is_terminal else None
+        for title, text in said.items():
+            if text is not None:
+                self._console.print(_titled(title, text, width), markup=False, soft_wrap=True)
         return resume is not None
 
     def _close(self) -> None:
@@ -144,9 +148,7 @@ class RoundProgressBar(Callback):
             self._screen = None
 
     def _summary(self, trainer: RunView) -> Table:
-        rounds = trainer.current_round - self._first_round
-        seconds = self._pace.seconds
-        table = Table(title=f"{rounds} round{'s' * (rounds != 1)} in {seconds:.1f} s", title_justify="left")
+        table = Table()
         table.add_column("")
         table.add_column(f"round {self._first_round}", justify="right")
         table.add_column(f"round {trainer.current_round}", justify="right")
@@ -177,6 +179,34 @@ def describe(trainer: RunView) -> str:
     )
 
 
+def _titled(title: str, text: str, width: int | None) -> str:
+    r"""Return a path or command behind its title; below it, and options on lines of their own, if a terminal is narrow.
+
+    Args:
+        title: What the text is.
+        text: A path or a command.
+        width: Number of columns of the terminal; None if a line may have any length.
+
+    Example:
+        >>> _titled("Go on:", "fit --ckpt_path a/b", 32)
+        'Go on:       fit --ckpt_path a/b'
+        >>> print(_titled("Go on:", "fit --ckpt_path a/b --rounds 4", 40))
+        Go on:
+          fit --ckpt_path a/b --rounds 4
+        >>> print(_titled("Go on:", "fit --ckpt_path a/b --rounds 4", 24))
+        Go on:
+          fit \
+            --ckpt_path a/b \
+            --rounds 4
+    """
+    line, indented = f"{title:<12} {text}", f"  {text}"
+    if width is None or len(line) <= width:
+        return line
+    if len(indented) > width:
+        indented = indented.replace(" --", " \\\n    --")
+    return f"{title}\n{indented}"
+
+
 def _describe_test_data(data: FederatedDataModule) -> str:
     """Return a line on clients without test data of their own; empty if all have some."""
     num_clients = len(data.training_clients)
@@ -198,7 +228,7 @@ def _numbers(trainer: RunView) -> dict[str, float]:
     logged = by_place["global"] or by_place["local"]  # no model is everyone's where clients keep parts of their own
     logged.sort(key=lambda name: "loss" in name)
     places = ("global", "local", "worst10", *HELDOUT)
-    names = [TRAIN_LOSS, *(Measured(name, place).name for name in logged for place in places)]
+    names = [TRAIN_LOSS, *(Measured(name, place).name for name in logged for place in places), EPSILON]
     return {name: float(metrics[name]) for name in names if name in metrics}
 
 
@@ -206,7 +236,8 @@ def _line(trainer: RunView) -> str:
     """Return the numbers of a plain line: the four that tell most, and what the module shows on progress bars."""
     numbers = _numbers(trainer)
     shown = dict(list(numbers.items())[:4])
-    return "  ".join(_texts(shown | _asked(trainer)))
+    spent = {EPSILON: numbers[EPSILON]} if EPSILON in numbers else {}
+    return "  ".join(_texts(shown | spent | _asked(trainer)))
 
 
 def _live_numbers(trainer: RunView) -> Numbers:

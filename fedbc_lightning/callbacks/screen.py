@@ -7,8 +7,10 @@ import os
 import sys
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType
 
 from fedbc_lightning.callbacks.live_lines import LiveLines
 from fedbc_lightning.distributed.interrupts import Interrupts
@@ -30,7 +32,7 @@ class Screen:
         self.lines, self._console = lines, console
         self._streams = sys.stdout, sys.stderr
         self._handlers: list[tuple[logging.StreamHandler, Any]] = []
-        self._live = Live(
+        self._live = _Resized(
             lines,
             console=console,
             refresh_per_second=UPDATES_PER_SECOND,
@@ -63,6 +65,24 @@ class Screen:
         sys.stdout, sys.stderr = self._streams
         for handler, stream in self._handlers:
             handler.stream = stream
+
+
+class _Resized(Live):
+    """A live display that leaves nothing behind on a terminal that has become narrower.
+
+    Terminals break the lines that no longer fit (all but a few old ones do), so the last drawing takes more of them
+    than rich has counted when it draws anew.
+    """
+
+    def __init__(self, lines: LiveLines, **settings: Any) -> None:
+        super().__init__(lines, **settings)
+        self._lines = lines
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Clear, after rich has cleared as many lines as were drawn, those that breaks have added."""
+        added = sum((columns - 1) // self.console.width for columns in self._lines.drawn if columns)
+        first, *others = super().process_renderables(renderables)
+        return [first, Control(*[(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * added), *others]
 
 
 def _handlers() -> list[logging.StreamHandler]:

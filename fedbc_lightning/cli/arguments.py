@@ -151,8 +151,9 @@ def find_config(name: str) -> Path | str:
     for candidate in (name, f"{name}.yaml"):
         if candidate in shipped:
             return shipped[candidate]
-    names = {key.removeprefix(OVERLAYS): key for key in shipped} | {key: key for key in shipped}
-    near = nearest(name if name.endswith(".yaml") else f"{name}.yaml", names)
+    stems = {key.removesuffix(".yaml"): key for key in shipped}
+    names = {stem.removeprefix(OVERLAYS): key for stem, key in stems.items()} | stems
+    near = nearest(name.removesuffix(".yaml"), names)  # the ending is so long that it makes any two names similar
     meant = f"did you mean '{names[near]}'? " if near else ""
     experiments = ", ".join(key for key in shipped if not key.startswith((OVERLAYS, STUDIES)))
     raise UsageError(
@@ -189,7 +190,9 @@ def find_checkpoint(path: str) -> str:
         for candidate in (place / "checkpoints" / "last.ckpt", place / "last.ckpt"):
             if candidate.is_file():
                 return str(candidate)
-        raise UsageError(f"no checkpoints/last.ckpt in --ckpt_path {path}: give a run folder or a .ckpt file")
+        runs = sorted(str(last.parent.parent) for last in place.glob("*/checkpoints/last.ckpt"))
+        which = f", such as {runs[0]}," if runs else ""
+        raise UsageError(f"no checkpoints/last.ckpt in --ckpt_path {path}: give a run folder{which} or a .ckpt file")
     if not place.is_file():
         raise UsageError(f"no checkpoint at --ckpt_path {path}: give a .ckpt file, a run folder or 'last'")
     return path

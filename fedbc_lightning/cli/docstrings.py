@@ -173,8 +173,8 @@ def _items(lines: list[str]) -> Iterator[str]:
 
 
 def _split(lines: list[str]) -> Iterator[Block]:
-    """Yield each paragraph as prose, or as literal if it is indented or has aligned columns."""
-    if any(re.search(r"\S {2,}\S", line) for line in lines):
+    """Yield each paragraph as prose, or as literal if it is indented, is a doctest, or has aligned columns."""
+    if any(re.search(r"\S {2,}\S|^>>> ", line) for line in lines):
         yield Block("literal", tuple(textwrap.dedent("\n".join(lines)).splitlines()))
         return
     while lines:

@@ -20,13 +20,11 @@ from fedbc_lightning.cli.choices import (
     subclasses,
 )
 from fedbc_lightning.cli.imports import about_import, missing_package
-from fedbc_lightning.cli.meant import about_stray_words, did_you_mean_option, takes
+from fedbc_lightning.cli.meant import PLACES, about_stray_words, did_you_mean_option, takes
 from fedbc_lightning.cli.names import fold
 from fedbc_lightning.core.errors import nearest
 from fedbc_lightning.core.origin import is_ours
-from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.local import Penalty
-from fedbc_lightning.partition import Partitioner
 from fedbc_lightning.server import RobustRule
 
 _UNKNOWN_OPTION = re.compile(
@@ -51,12 +49,6 @@ _HELP = re.compile(r"^--([\w.]+)\.help: ")
 _NOISE = re.compile(
     r"^(Subtypes|Given value|Errors|(- )?Does not validate|- Expected a <class 'NoneType'>|- Expected a path but)"
 )
-
-
-OTHER_PLACES: dict[str, type] = {
-    "data.partitioner": Partitioner, "data": FederatedDataModule, "algorithm": FederatedAlgorithm,
-}  # fmt: skip
-"""Keys under which an argument of another section may belong, with the base classes whose arguments are tried."""
 
 
 def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> str:
@@ -97,7 +89,8 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
         return f"{place}: {_wrong_value(match[1], expected)}"
     if message.startswith("the following arguments are required:"):
         names = re.sub(rf"(?<=[ ,])(?:{'|'.join(SUBCOMMANDS)})\.", "", message.partition(":")[2]).strip()
-        return f"missing: {names}. Give a --config, or " + " ".join(f"--{name} ..." for name in names.split(", "))
+        options = " ".join(f"--{name} ..." for name in names.split(", "))
+        return f"missing: {names}. Give a --config, such as --config digits.yaml, or {options}"
     if match := _NO_VALUE.search(message):
         return f"{match[1]} needs a value: {match[1]} ..."
     lines = (line.strip() for line in _KEY.sub("", message).splitlines())
@@ -202,7 +195,7 @@ def _unknown_option(key: str, keys: Iterable[str], value: str) -> str:
     sections = {name.partition(".")[0] for name in known}
     if rest and section in sections:
         inside = [name for name in known if name.startswith(f"{section}.")]
-        place = next((place for place, base in OTHER_PLACES.items() if place != section and takes(base, rest)), None)
+        place = next((place for place, base in PLACES.items() if place != section and takes(base, rest)), None)
         if place is not None:
             return f"'{section}' has no key '{rest}'; it is one of {place}: --{place}.{rest}"
         near = _near(key, inside)

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.cli.config_lines import place_of_key
+from fedbc_lightning.cli.docstrings import plain
 from fedbc_lightning.cli.messages import condense, offending_key
 from fedbc_lightning.cli.names import name_class_in_config
 from fedbc_lightning.cli.other_data import OtherData, with_other_data
@@ -78,11 +79,11 @@ class BriefHelpFormatter(private_cli.OpenHelpFormatter):
     """A help formatter that leaves out long lists of known subclasses: torch alone has hundreds of modules."""
 
     def shortened(self, text: str) -> str:
-        """Return the help of an argument without a long list of classes."""
+        """Return the help of an argument without a long list of classes, and without the marks of docstrings."""
         return re.sub(
             r"known subclasses: ([^()]*)",
             lambda found: found[0] if found[1].count(",") < MAX_LISTED_CLASSES else "any class by its class_path",
-            text,
+            plain(text),
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-RecordSteps = Literal["auto"] | bool
+RecordSteps = Literal["auto", "compile"] | bool
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class LocalTraining:
             nothing.
         gradient_clip_algorithm: How to clip: ``"norm"`` bounds the norm over all parameters, ``"value"`` each entry.
         record_steps: Which local steps are recorded and replayed. ``"auto"`` records steps that are proven to depend
-            on weights and batch only; True records all of them, on the user's responsibility; False records none.
+            on weights and batch only; True records all of them, on the user's responsibility; False records none;
+            ``"compile"`` records as ``"auto"`` does, and compiles what came often.
         schedule_rounds: Number of rounds T if a client's epochs and steps are counted over all rounds; None if the
             count begins anew in each round.
     """

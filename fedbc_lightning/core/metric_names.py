@@ -23,6 +23,7 @@ PLACES = (*GLOBAL, *LOCAL, *EVEN, *HELDOUT, *EVEN_HELDOUT)
 TEST_ONLY = (*EVEN, *EVEN_HELDOUT)
 
 TRAIN_LOSS = "train/loss"
+EPSILON = "privacy/epsilon"
 NUM_EVALUATED = "num_clients/evaluated"
 
 PARTS = (
@@ -33,7 +34,7 @@ WORDS = frozenset({"bytes", "cer", "ece", "mape", "ppl", "seconds", "std", "wer"
 """Whole words: smaller values are better for a metric whose name contains one of these as a word of its own."""
 
 _ORDER = (GLOBAL, LOCAL, EVEN, HELDOUT, EVEN_HELDOUT)
-_GROUPS = ("dual/", "comm/", "time/")
+_GROUPS = ("dual/", "privacy/", "comm/", "time/")
 
 
 class Measured(NamedTuple):

@@ -204,14 +204,41 @@ def kernel(operation: OpOverload) -> Callable[..., Any]:
     return operation._op
 
 
-def trace(function: Callable[..., Any], inputs: Any) -> fx.GraphModule:
+def trace(function: Callable[..., Any], inputs: Any, decompositions: Any = None) -> fx.GraphModule:
     """Write down the operations of a function on tensors without values; its own constants keep theirs.
 
     Read in torch 2.8 and 2.15, which call the tracer experimental. Without it no step can be recorded.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    return make_fx(function, decompositions, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+
+
+def compile_graph(function: Callable[..., Any], inputs: Any) -> Callable[[list[Tensor]], Any]:
+    """Compile a function of tensors by Inductor to one call of C++, which takes a list of tensors and empties it.
+
+    Nothing looks at the tensors of a call but for their shapes. Read in torch 2.14. Without it, or where it raises,
+    steps are replayed and not compiled. ``tests/engines/test_compiled_steps.py`` tries it.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+
+    traced = trace(function, inputs, select_decomp_table())
+    values = [node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder"]
+    with config.patch(compile_threads=1), tracing(TracingContext(values[0].fake_mode)):  # no processes of Inductor's
+        return compile_fx_inner(traced, values, cpp_wrapper=True)
+
+
+def repeat_while(condition: Callable[..., Tensor], body: Callable[..., Any], carried: Any, others: Any) -> Any:
+    """Call ``body(*carried, *others)`` on its own results as long as the condition holds; for graphs to be compiled.
+
+    Read in torch 2.14. Without it, compile one step instead of a loop of them.
+    """
+    from torch._higher_order_ops.while_loop import while_loop_op
+
+    return while_loop_op(condition, body, carried, others)
 
 
 # Modes

@@ -72,6 +72,20 @@ def numpy_generator(
     return np.random.default_rng(derive(seed, purpose, round, client, epoch, step))
 
 
+def secret_generator(secret: str, seed: int, purpose: str, round: int) -> np.random.Generator:
+    """Return a generator that depends on a secret text, too; it has 128 bits of key, where a seed has 32.
+
+    Args:
+        secret: Text that whoever sees the draws does not know.
+        seed: Seed of the run.
+        purpose: Name of what is drawn.
+        round: Round 1..T.
+    """
+    key = blake2b(secret.encode(), digest_size=32).digest()
+    digest = blake2b(f"{seed} {round} {purpose}".encode(), key=key, digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
 def global_seed() -> int:
     """Return the seed of ``seed_everything``, from the environment variable ``PL_GLOBAL_SEED``, or 0 if it is unset."""
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))

@@ -120,7 +120,7 @@ class LoadersOnDemand(ClientLoaders):
     @property
     def gathers(self) -> bool:
         """Whether the batches of all clients are gathered from tensors in memory."""
-        return self._first.gathers and all(isinstance(dataset, ArrayDataset) for dataset in self.datasets)
+        return self._first.gathers and all(issubclass(kind, ArrayDataset) for kind in set(map(type, self.datasets)))
 
     @property
     def code_between(self) -> list[Any]:

@@ -293,16 +293,56 @@ class FederatedDataModule(LightningDataModule):
             seed: Seed of the run.
             device: Device of in-memory batches; None is where the tensors lie.
         """
-        names = ("client_train_dataloader", "_train_loader")
-        if any(getattr(getattr(self, name), "__func__", None) is not vars(FederatedDataModule)[name] for name in names):
+        if self._has_own("client_train_dataloader", "_train_loader"):
             make_own = partial(self.client_train_dataloader, round=round, seed=seed, device=device)
             return ClientLoaders(list(map(make_own, clients)))
-        datasets = [self.client_dataset(client, "train") for client in clients]
 
         def make(dataset: Dataset, client: int) -> ClientLoader:
             return self._train_loader(dataset, round, client, seed, device)
 
-        return LoadersOnDemand(datasets, clients, make)  # type: ignore[arg-type]  # else client_dataset has raised
+        return LoadersOnDemand(self._client_datasets(clients, "train"), clients, make)
+
+    def client_eval_dataloaders(
+        self, clients: Sequence[int], split: str, *, device: torch.device | None
+    ) -> ClientLoaders | None:
+        """Return the loaders that :meth:`client_eval_dataloader` gives, each made when it is asked for.
+
+        If that method is a subclass's own, it is called for each client at once.
+
+        Args:
+            clients: Clients 0..N-1.
+            split: Split of the data, ``"train"``, ``"val"`` or ``"test"``.
+            device: Device of in-memory batches; None is where the tensors lie.
+
+        Returns:
+            The loaders, or None if a client has no data.
+        """
+        if self._has_own("client_eval_dataloader", "_eval_loader"):
+            made = [self.client_eval_dataloader(client, split, device=device) for client in clients]
+            there = [loader for loader in made if loader is not None]
+            return ClientLoaders(there) if len(there) == len(clients) else None
+
+        def make(dataset: Dataset, client: int) -> Any:
+            return self._eval_loader(dataset, device)
+
+        datasets = self._client_datasets(clients, split)
+        if any(dataset is None for dataset in datasets):
+            return None
+        loaders = LoadersOnDemand(datasets, clients, make)
+        return loaders if loaders.sizes.all() else None
+
+    def _client_datasets(self, clients: Sequence[int], split: str) -> list[Any]:
+        """Return what :meth:`client_dataset` returns for each client."""
+        nothing: dict[str, Dataset | None] = {}
+        kept = [self._datasets.get(client, nothing).get(split) for client in clients]
+        if self._has_own("client_dataset") or any(dataset is None for dataset in kept):
+            return [self.client_dataset(client, split) for client in clients]
+        return kept
+
+    def _has_own(self, *names: str) -> bool:
+        """Return whether one of these methods is not that of this class."""
+        own = vars(FederatedDataModule)
+        return any(getattr(getattr(self, name), "__func__", None) is not own[name] for name in names)
 
     def makes_loader_itself(self, client: int) -> bool:
         """Return whether no code of a subclass runs when the client's training loader is made: its data are kept."""
@@ -375,7 +415,10 @@ class FederatedDataModule(LightningDataModule):
             empty, names = np.flatnonzero(sizes == 0), self.client_names
             name = f" ({names[empty[0]]!r})" if names else ""
             more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
-            raise ConfigurationError(f"data: client {empty[0]}{name}{more} has no training samples; partition anew")
+            raise ConfigurationError(
+                f"data: client {empty[0]}{name}{more} has no training samples; give it some, leave "
+                "it out, or partition with a larger min_samples"
+            )
         if self.drop_last and sizes.min() < self.batch_size:
             raise ConfigurationError(
                 f"data.drop_last: client {sizes.argmin()} has {sizes.min()} training samples, so with batch_size="

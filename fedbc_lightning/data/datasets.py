@@ -276,7 +276,7 @@ def join(datasets: Sequence[Dataset], *, is_training: bool = False) -> Dataset:
         return BatchTransformDataset(ConcatDataset([d.raw for d in raw]), raw[0].transform, augment)
     found = (as_arrays(dataset) for dataset in datasets)
     arrays = [array for array in found if array is not None]
-    if len(arrays) < len(datasets) or any(kind_of(array) != kind_of(arrays[0]) for array in arrays):
+    if len(arrays) < len(datasets) or not have_one_kind(arrays):
         return ConcatDataset(datasets)
     first = arrays[0]
     if all(array.pool is first.pool for array in arrays):
@@ -296,9 +296,11 @@ def _unwrapped(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def kind_of(dataset: ArrayDataset) -> tuple:
-    """Return what data sets must share to be joined in memory: the kind of tensors, transform and augment."""
-    return dataset.pool.kind, dataset.transform, dataset.augment
+def have_one_kind(datasets: Sequence[Any]) -> bool:
+    """Return whether in-memory data sets can be joined: they agree in the kind of tensors, transform and augment."""
+    kinds, transforms = [dataset.pool.kind for dataset in datasets], [dataset.transform for dataset in datasets]
+    parts = kinds, transforms, [dataset.augment for dataset in datasets]
+    return all(part.count(part[0]) == len(part) for part in parts)  # fast, because equal objects mostly are identical
 
 
 def _reads_items_as(dataset: Dataset, kind: type) -> bool:

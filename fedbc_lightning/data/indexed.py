@@ -216,8 +216,8 @@ class IndexedDataModule(FederatedDataModule):
         if values is None:
             if partitioner.needs_clients:
                 raise ConfigurationError(
-                    f"data.partitioner: {name} takes natural clients, but the data has none; give another partitioner, "
-                    "e.g. IID"
+                    f"data.partitioner: {name} takes natural clients, but the data has none; say which client each "
+                    "sample belongs to (data.clients), or give another partitioner, e.g. IID"
                 )
             if partitioner.needs_labels:
                 raise ConfigurationError(

@@ -42,6 +42,11 @@ class EpochSampler(Sampler[int]):
         """Set the current epoch, from 0."""
         self.epoch = epoch
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether samples come in the order of the data set."""
+        return type(self) is EpochSampler and (self.seed is None or not self.shuffle)
+
     def order(self) -> Tensor:
         """Return the positions of the samples in the order of this epoch, int64 ``(n,)``."""
         return self.order_of(self.num_samples, self.client, self.epoch)
@@ -153,24 +158,35 @@ class ClientLoader:
     def _gathered(self, dataset: ArrayDataset) -> Iterator[list[list[Tensor]]]:
         tensors = dataset.pool.on(self.device)
         device = None if self.device == tensors[0].device else self.device
-        rows = upload(dataset.rows(self.sampler.order()), tensors[0].device)
-        if self.drop_last:
-            rows = rows[: len(self) * self.batch_size]
         is_plain = device is None and self.gathers_plainly
         step = 0
         # One operation gathers several small batches, as many as fit into the cache, and they are cut apart below.
-        for chunk in _cut(
-            rows, max(1, BYTES_AT_ONCE // (dataset.pool.sample_bytes * self.batch_size)) * self.batch_size
-        ):
-            columns = [_cut(tensor.index_select(0, chunk), self.batch_size) for tensor in tensors]
+        size = max(1, BYTES_AT_ONCE // (dataset.pool.sample_bytes * self.batch_size)) * self.batch_size
+        for chunk in self._chunks(dataset, tensors, size):
+            columns = [_cut(tensor, self.batch_size) for tensor in chunk]
             batches = list(map(list, zip(*columns, strict=True)))
             if is_plain:
-                num_full = len(chunk) // self.batch_size
+                num_full = chunk[0].size(0) // self.batch_size
                 yield from filter(None, (batches[:num_full], batches[num_full:]))
                 continue
             for batch in batches:
                 yield [dataset.finish(batch, self._augment_generator(dataset, step), device)]
                 step += 1
+
+    def _chunks(self, dataset: ArrayDataset, tensors: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+        """Yield copies of the samples of this epoch in order, ``size`` at a time or fewer at the end."""
+        total = len(self) * self.batch_size if self.drop_last else self.num_samples
+        if self.sampler.is_in_order and dataset.indices is None:
+            total = min(total, len(dataset))
+            for start in range(0, total, size):  # to copy a stretch of 5 rows takes a quarter of the time of the below
+                yield [
+                    tensor[start : min(start + size, total)].clone(memory_format=torch.contiguous_format)
+                    for tensor in tensors
+                ]
+            return
+        rows = upload(dataset.rows(self.sampler.order()), tensors[0].device)
+        for chosen in _cut(rows[:total], size):
+            yield [tensor.index_select(0, chosen) for tensor in tensors]
 
     def _finished(self, dataset: BatchTransformDataset) -> Iterator[list[Tensor]]:
         for step, batch in enumerate(self._dataloader(dataset.raw)):

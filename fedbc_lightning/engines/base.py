@@ -15,10 +15,11 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.engines.contrasted_step import find_layer
 from fedbc_lightning.engines.oracle import Oracle
 from fedbc_lightning.engines.solver_run import weight_decay_terms
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.local import AfterStep, FineTuning, Solver, Term
+from fedbc_lightning.local import AfterStep, FineTuning, ModelContrast, Solver, Term
 from fedbc_lightning.local.engine import Trains
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ClientStore, StateDeclaration
@@ -51,6 +52,7 @@ class Training(NamedTuple):
     purpose: str
     is_last: bool
     trains: Trains = "all"
+    contrast: ModelContrast | None = None
 
 
 class BaseEngine(ABC):
@@ -132,6 +134,7 @@ class BaseEngine(ABC):
         *,
         solver: Solver | None = None,
         after_step: AfterStep | None = None,
+        contrast: ModelContrast | None = None,
         epochs: int | None = None,
         lr_scale: float = 1.0,
         record_gradient_mean: bool = False,
@@ -156,7 +159,7 @@ class BaseEngine(ABC):
         local, has_own_epochs = self._planned(cohort, epochs), epochs is not None
         asked = Training(
             start, local, has_own_epochs, terms, solver, after_step, lr_scale, record_gradient_mean, purpose, is_last,
-            trains,
+            trains, contrast,
         )  # fmt: skip
         self.train(cohort, asked)
 
@@ -198,6 +201,10 @@ class BaseEngine(ABC):
             raise ConfigurationError(f"model: its optimizer maximizes, and {name} takes descent steps of its own.")
         if not bench.is_trial:
             _say_what_is_used(name, solver, bench.optimizer.optimizer)
+
+    def check_layer(self, name: str, layer: str) -> None:
+        """Raise if the module has no such layer, see :meth:`fedbc_lightning.local.engine.Engine.check_layer`."""
+        find_layer(self.bench.user.module, layer)
 
     def train_loss(self, cohort: Cohort, model: Tensor) -> Tensor:
         """Return each client's mean training loss f_i, (K,), of a model (d + b,) in evaluation mode."""

@@ -16,10 +16,11 @@ from fedbc_lightning.core.private_torch import foreach_copy
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.engines.client_run import ClientRun
+from fedbc_lightning.engines.contrasted_step import ContrastedStep
 from fedbc_lightning.engines.recorded.step_recorder import Recording
 from fedbc_lightning.engines.step_function import StepOutput, log_replayed
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.local import AfterStep, Term
+from fedbc_lightning.local import AfterStep, ModelContrast, Term
 from fedbc_lightning.local.engine import Trains
 from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.module.mistakes import refuse_loss
@@ -45,6 +46,7 @@ class OptimizerRun(ClientRun):
         after_step: Change that is applied to w after every optimizer step, or None.
         keep_mean: Whether to record the mean raw gradient.
         trains: Part of the model that is trained, see :meth:`fedbc_lightning.local.engine.Engine.solve`.
+        contrast: Model-contrastive term of this client, which is added to the loss of each batch, or None.
         previous: The run of the client before in this cohort, or None.
     """
 
@@ -58,6 +60,7 @@ class OptimizerRun(ClientRun):
         after_step: AfterStep | None,
         keep_mean: bool,
         trains: Trains = "all",
+        contrast: ModelContrast | None = None,
         previous: OptimizerRun | None = None,
     ) -> None:
         super().__init__(bench, cohort, k, local)
@@ -65,8 +68,10 @@ class OptimizerRun(ClientRun):
         self._goes_on = previous is not None and previous.is_alone and bench.datamodule.makes_loader_itself(self.client)
         # A term that is zero everywhere must not give a gradient to a parameter that has none.
         self.terms = [term for term in terms if not term.is_zero]
+        self._all_terms = terms  # a compiled step adds those that are zero, too: it is one for all clients and rounds
         self.after_step = after_step
-        self._is_plain = bench.takes_plain_steps
+        self._contrast = contrast if contrast is not None and contrast.weight else None
+        self._is_plain = bench.takes_plain_steps and self._contrast is None
         self._held, self._held_values = self.layout.held_part(trains), bench.row[:0]
         self._gradients: Sequence[Tensor] | None = None  # of the last step, if it was replayed
         self._is_visited = False
@@ -82,6 +87,9 @@ class OptimizerRun(ClientRun):
         """Run the epochs; see the base class."""
         self._start_scaler()
         self.begin(start, lr_scale, purpose, informs_module=not (self._goes_on or self.bench.runs_only_training_step))
+        self._training_step = self.user.training_step
+        if self._contrast is not None:
+            self._training_step = ContrastedStep(self.bench, self._contrast).training_step
         if self._held is not None:
             self._held_values = self.bench.row[self._held].clone()
         epoch = 0
@@ -92,7 +100,7 @@ class OptimizerRun(ClientRun):
     def finish(self, is_last: bool) -> None:
         """Keep the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
         super().finish(is_last)
-        if self._gradients is not None:
+        if self._gradients is not None and self._k == len(self.cohort) - 1:  # no hook looks between clients of a cohort
             self.layout.show_gradients(self._gradients)
         if self.gradient_sum is not None:
             self.gradient_mean = self.gradient_sum[: self.layout.num_parameters] / max(self.num_gradients, 1)
@@ -123,6 +131,7 @@ class OptimizerRun(ClientRun):
     def _run_batches(self) -> None:
         """Take the steps of an epoch: as many as possible are replayed, the others are taken as they are written."""
         self._changes = self._changes_of_a_step() if self._is_plain else []
+        self._sgd = None if self.bench.compiler.is_over else self._only_sgd()
         batches: Sequence[Any] = ()
         start = batch_idx = 0
         try:
@@ -132,8 +141,7 @@ class OptimizerRun(ClientRun):
                     recording = self._recording(batches[start]) if self._is_plain else None
                     if recording is not None:
                         chosen = batches[start : start + self._num_replays(recording)]
-                        self._replay(recording, chosen, batch_idx)
-                        count, is_over = len(chosen), False
+                        count, is_over = self._replay(recording, chosen, batch_idx), False
                     else:
                         count, is_over = 1, self._run_batch(batches[start], batch_idx)
                     start, batch_idx = start + count, batch_idx + count
@@ -165,39 +173,69 @@ class OptimizerRun(ClientRun):
         for batches in self.loader.stretches() if is_known else ([batch] for batch in self.loader):
             yield list(map(self.user.to_device, batches))
 
-    def _replay(self, recording: Recording, batches: Sequence[Any], batch_idx: int) -> None:
-        """Replay the steps on these batches; what is not an operation happens once for all of them.
+    def _replay(self, recording: Recording, batches: Sequence[Any], batch_idx: int) -> int:
+        """Replay steps on these batches; what is not an operation happens once for all of them.
 
         Args:
             recording: The recorded step.
             batches: Batches of its form; only one if other code runs between the steps.
             batch_idx: Number of the first batch.
+
+        Returns:
+            Number of steps that were taken: that of the batches, or 1 if it is compared with a compiled one.
         """
+        compiled = self.bench.compiler.ready(recording, self._sgd, self._all_terms, batches)
+        is_compared = compiled is not None and compiled.num_compared != recording.num_compared
+        if is_compared:
+            batches = batches[:1]
         count, size = len(batches), self._size_of(batches[0], batch_idx)
         self.collector.start_batch(batches[-1], size, num_batches=count)
-        replay, parameters, views = recording.replay, self.layout.parameters, self.bench.grad_views
-        changes, first, rest = self._changes, self.layout.num_grouped, []
         with torch.no_grad():
-            for batch in batches:
-                check()
-                results = replay(*parameters, *batch)
-                gradients = results[:first]
-                foreach_copy(views, gradients)
-                rest.append(results[first:])
-                if self._is_visited:  # what the step logged comes before what a hook of the optimizer logs
-                    log_replayed(self.collector, recording.calls, [results[first + 1 :]], size)
-                    self.layout.show_gradients(gradients)
-                    self.optimizer.show_gradient()
-                for change in changes:
-                    change()
+            if compiled is None:
+                rest = self._replay_each(recording, batches, size)
+            elif is_compared:
+                compiled.predict(batches[0])
+                rest = self._replay_each(recording, batches, size)
+                self.bench.compiler.compare(recording, compiled, rest[0])
+            else:
+                rest = compiled.take(batches)
+                self._gradients = None
+                self.layout.hide_gradients()
         if not self._is_visited:
             log_replayed(self.collector, recording.calls, [logged for _, *logged in rest], size)
-        self._gradients = gradients
         self.losses += [loss for loss, *_ in rest]
         self.sizes += [size] * count
         self.num_gradients += count
         recording.credit -= count
         self.count_step(batch_idx + count - 1, num_steps=count)
+        return count
+
+    def _replay_each(self, recording: Recording, batches: Sequence[Any], size: int) -> list[Sequence[Tensor]]:
+        """Take one step after another; return the loss of each, and what it logged."""
+        replay, parameters, views = recording.replay, self.layout.parameters, self.bench.grad_views
+        changes, first = self._changes, self.layout.num_grouped
+        rest: list[Sequence[Tensor]] = []
+        for batch in batches:
+            check()
+            results = replay(*parameters, *batch)
+            gradients = results[:first]
+            foreach_copy(views, gradients)
+            rest.append(results[first:])
+            if self._is_visited:  # what the step logged comes before what a hook of the optimizer logs
+                log_replayed(self.collector, recording.calls, [results[first + 1 :]], size)
+                self.layout.show_gradients(gradients)
+                self.optimizer.show_gradient()
+            for change in changes:
+                change()
+        self._gradients = gradients
+        return rest
+
+    def _only_sgd(self) -> tuple[dict[str, Any], Tensor] | None:
+        """Return settings and momentum of SGD if a step is its step on the gradient with the terms, and no more."""
+        has_more = self.after_step is not None or self.gradient_sum is not None or self._held is not None
+        if has_more or self._is_visited or self.local.gradient_clip_val:
+            return None
+        return self.optimizer.only_sgd_group()
 
     def _size_of(self, batch: Any, batch_idx: int) -> int:
         size = self.loader.batch_size
@@ -263,7 +301,7 @@ class OptimizerRun(ClientRun):
 
         def forward_backward() -> Tensor | None:
             with torch.enable_grad():  # an optimizer may call its closure under no_grad
-                loss, output = self.user.training_step(batch, batch_idx)
+                loss, output = self._training_step(batch, batch_idx)
                 if is_first:
                     self._zero_grad(batch_idx)
                 if loss is None:

@@ -37,7 +37,7 @@ class Oracle:
     def loss(self, w: Tensor, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss at w, a scalar in the master dtype; it is 0 if ``training_step`` returns None."""
         self._go_to(w)
-        with torch.no_grad(), _unheard(self.user):
+        with torch.no_grad(), unheard(self.user):
             loss, _ = self.user.training_step(batch, batch_idx)
         return self._scalar(loss)
 
@@ -48,7 +48,7 @@ class Oracle:
         self._go_to(w)
         for parameter in self.layout.parameters:
             parameter.grad = None
-        with torch.enable_grad(), _unheard(self.user, unless=is_logged):
+        with torch.enable_grad(), unheard(self.user, unless=is_logged):
             loss, _ = self.user.training_step(batch, batch_idx)
             if loss is not None:
                 self._backward(loss, batch)
@@ -80,7 +80,7 @@ class Oracle:
 
 
 @contextmanager
-def _unheard(user: UserModule, *, unless: bool = False) -> Iterator[None]:
+def unheard(user: UserModule, *, unless: bool = False) -> Iterator[None]:
     """Drop what ``self.log`` logs inside, unless told otherwise."""
     collector = user.collector
     if not unless:

@@ -67,12 +67,14 @@ class SequentialEngine(BaseEngine):
         own_after = [asked.after_step] * num_clients
         if asked.after_step is not None and num_clients > 1:
             own_after = list(of_each(asked.after_step, num_clients))
+        own_contrasts = [None] * num_clients if asked.contrast is None else asked.contrast.rows(num_clients)
         for k in range(num_clients):
             own_start = asked.start if asked.start.ndim == 1 else asked.start[k]
             of_client = [term[k] for term in own_terms], own_after[k]
             args = (self.bench, cohort, k, asked.local, *of_client, asked.record_gradient_mean, asked.trains)
+            contrast = own_contrasts[k]
             try:
-                run = OptimizerRun(*args, previous=runs[-1] if runs else None)
+                run = OptimizerRun(*args, contrast=contrast, previous=runs[-1] if runs else None)
                 run.run(own_start, *how, is_last=asked.is_last)
             except MissingGradientError:
                 log.info(
@@ -80,7 +82,7 @@ class SequentialEngine(BaseEngine):
                     "gets the module's own parameters, not flat slices. Same numbers, a little slower."
                 )
                 self.bench.optimizer.use_per_tensor()
-                run = OptimizerRun(*args)
+                run = OptimizerRun(*args, contrast=contrast)
                 run.run(own_start, *how, is_last=asked.is_last)
             runs.append(run)
         cohort.take(self._result(runs))

@@ -18,6 +18,7 @@ from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.engines.recorded.compiled import StepCompiler
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
 from fedbc_lightning.engines.work import Work
 from fedbc_lightning.local import Term
@@ -46,6 +47,7 @@ class Workbench:
         round: The current round.
         grad_scale: The scale of gradients at which each client starts in 16-mixed precision.
         recorder: Replays steps that came often.
+        compiler: Compiles replayed steps if the user has asked for it.
         work: Counts clients and steps, for who shows the progress of a round.
         scaler: The gradient scaler of 16-mixed precision, or None.
         overridden: Whether the module has its own ``backward``, ``optimizer_step``, ..., by name.
@@ -66,10 +68,10 @@ class Workbench:
     def __post_init__(self) -> None:
         self.round, self.grad_scale = 0, 1.0
         self.optimized_grad = self.grad[: self.layout.num_optimized]
-        self.grad_views = [
-            self.grad[e.offset : e.end].view(e.shape) for e in self.layout.entries[: self.layout.num_grouped]
-        ]
+        self.grad_views = self.layout.views(self.grad)[: self.layout.num_grouped]
         self.recorder = StepRecorder(self.user, self.layout, self.local.record_steps)
+        is_compiled = self.local.record_steps == "compile" and not self.is_trial
+        self.compiler = StepCompiler(self.layout, self.row, is_wanted=is_compiled)
         self.work = Work()
         shared = slice(self.layout.num_parameters)
         self._rows = self.grad[None, shared], self.row[None, shared]

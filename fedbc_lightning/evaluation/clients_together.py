@@ -15,8 +15,10 @@ from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.seeding import Generators
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.engines.stacked.cohort_batches import gathered_whole
 from fedbc_lightning.engines.stacked.cohort_run import FEW
 from fedbc_lightning.evaluation.measurement import Measurement, Results, Task
 
@@ -50,8 +52,8 @@ class OneByOne(Protocol):
     def evaluating(self, stage: str, round: int) -> AbstractContextManager[None]:
         """Put the module into evaluation mode, without gradients and with Lightning's attributes set for ``stage``."""
 
-    def loader(self, split: str, client: int) -> Any:
-        """Return a loader of a client's data, or of all clients' data (-1); None if there are none."""
+    def loaders(self, split: str, clients: Sequence[int]) -> ClientLoaders | None:
+        """Return the loaders of K clients' data; None if one of them has none."""
 
     def seed_client(self, client: int, round: int) -> None:
         """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""
@@ -68,6 +70,8 @@ class ClientsTogether:
 
     def __init__(self, evaluator: OneByOne, mapped: MappedEvaluation, what: Measurement) -> None:
         self._evaluator, self._mapped, self._what = evaluator, mapped, what
+        self._clients: list[int] = []  # of the last mapped step, and their batch: own models come after z
+        self._batch: list[Tensor] = []
 
     def evaluate(self, tasks: list[Task]) -> Results:
         """Evaluate this rank's part of the tasks.
@@ -101,7 +105,10 @@ class ClientsTogether:
             size = max(1, most // counts[client]) if len(group) > 1 else 1
             size = min(size, self._mapped.most_models) if which == "local" else size
             units += [group[start : start + size] for start in range(0, len(group), size)]
-        return units
+        of_clients = defaultdict[tuple, list[list[Task]]](list)  # z and own models of the same clients share a batch
+        for unit in units:
+            of_clients[tuple(client for _, client in unit)].append(unit)
+        return [unit for same in of_clients.values() for unit in same]
 
     def _settle(self, tasks: list[Task]) -> Results:
         """Do the first measurement, one client after another and again by mapped steps, and decide between the two.
@@ -180,8 +187,10 @@ class ClientsTogether:
         what, evaluator = self._what, self._evaluator
         clients = [client for _, client in unit]
         with evaluator.evaluating(what.stage, what.round):
-            loaders = [evaluator.loader(what.split, client) for client in clients]
-            found = self._mapped.run(loaders, self._weights(unit[0][0], clients))
+            if clients != self._clients:
+                self._clients, self._batch = clients, gathered_whole(evaluator.loaders(what.split, clients))
+            batch = [part.clone() for part in self._batch]  # a function that the user vouches for may write into it
+            found = self._mapped.run(batch, self._weights(unit[0][0], clients))
         return dict(zip(unit, found, strict=True))
 
     def _weights(self, which: str, clients: Sequence[int]) -> Tensor:
@@ -189,6 +198,8 @@ class ClientsTogether:
         models, num_parameters = self._what.models, self._evaluator.engine.layout.num_parameters
         if which == "global" or models.local is None:
             return models.z[:num_parameters]
+        if models.local_weights is not None:
+            return upload(models.local_weights(clients), models.z.device)
         found = [models.local(client) for client in clients]
         own = torch.stack([client.model[:num_parameters] for client in found])
         kept = [client.kept for client in found if client.kept is not None]

@@ -12,6 +12,7 @@ from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import derive, numpy_generator, seed_globals
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
@@ -223,6 +224,11 @@ class Evaluator:
     def seed_client(self, client: int, round: int) -> None:
         """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""
         seed_globals(derive(self._seed, "eval", round, client), self.engine.bench.user.device)
+
+    def loaders(self, split: str, clients: Sequence[int]) -> ClientLoaders | None:
+        """Return the loaders of K clients' data; None if one of them has none."""
+        device = self.engine.bench.user.device
+        return self.datamodule.client_eval_dataloaders(clients, split, device=device)
 
     def loader(self, split: str, client: int) -> Any:
         """Return a loader of a client's data, or of all clients' data (-1); None if there are none."""

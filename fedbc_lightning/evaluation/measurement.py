@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,6 +39,8 @@ class Models:
         z: Global model, parameters and float buffers, ``(d + b,)``.
         counters: Integer buffers of the global model.
         local: Function from a client to its own model; None if clients have no own models.
+        local_weights: Function from K clients to the weights of their own models, ``(K, d + p)`` on the CPU; None where
+            there is no such function, and ``local`` has to be asked for each client.
         fine_tuning: Fine-tuning of a client's own model before it is evaluated, or None.
         kept: The kept parameters ``(p,)`` of a client that has not trained yet; None where p = 0. Where clients keep
             some, no model is everyone's, so z is not evaluated.
@@ -47,6 +49,7 @@ class Models:
     z: Tensor
     counters: Tensor
     local: Callable[[int], ClientModel] | None = None
+    local_weights: Callable[[Sequence[int]], Tensor] | None = None
     fine_tuning: FineTuning | None = None
     kept: Tensor | None = None
 

@@ -29,11 +29,12 @@ class Evaluation:
 
     def rows(self) -> list[dict[str, float]]:
         """Return one row per evaluated client: its number under ``client``, its samples, and its values by name."""
-        found: dict[int, dict[str, float]] = {}
-        for name, values in (self.num_samples | self.clients).items():
+        columns = self.num_samples | self.clients
+        found: dict[int, dict[str, float]] = {c: {"client": c} for c in sorted(set().union(*columns.values()))}
+        for name, values in columns.items():
             for client, value in values.items():
-                found.setdefault(client, {"client": client})[name] = value
-        return [found[client] for client in sorted(found)]
+                found[client][name] = value
+        return list(found.values())
 
 
 def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: FederatedDataModule) -> None:
@@ -54,10 +55,10 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
     _summarise_heldout(evaluation, split, results, heldout)
     fair = "global" if any(which == "global" and client not in heldout for which, client in results) else "local"
     for which in ("local", "global"):
-        evaluated = [client for w, client in results if w == which and client >= 0 and client not in heldout]
-        for name in dict.fromkeys(name for client in evaluated for name in results[which, client]):
-            clients = [client for client in evaluated if name in results[which, client]]
-            values = np.array([results[which, i][name] for i in clients])
+        found = {c: named for (w, c), named in results.items() if w == which and c >= 0 and c not in heldout}
+        for name in _names(found):
+            clients = [client for client, named in found.items() if name in named]
+            values = np.array([named[name] for named in found.values() if name in named])
             what = Measured(name, which, split)
             evaluation.clients[what.name] = dict(zip(clients, values.tolist(), strict=True))
             if which == "local":
@@ -73,7 +74,7 @@ def _summarise_heldout(evaluation: Evaluation, split: str, results: Results, hel
     """Add the metrics of clients that are held out: of z as it is, and after fine-tuning."""
     for which, place in (("global", "heldout"), ("finetuned", "heldout_finetuned")):
         found = {client: values for (w, client), values in results.items() if w == which and client in heldout}
-        for name in dict.fromkeys(name for values in found.values() for name in values):
+        for name in _names(found):
             of_clients = {client: values[name] for client, values in found.items() if name in values}
             what, values = Measured(name, place, split), np.array(list(of_clients.values()))
             evaluation.clients[what.name] = of_clients
@@ -81,6 +82,12 @@ def _summarise_heldout(evaluation: Evaluation, split: str, results: Results, hel
             if split == "test":
                 evaluation.metrics[what._replace(place=f"{place}_std").name] = deviation(values)
                 evaluation.metrics[what._replace(place=f"{place}_worst10").name] = worst_tenth(name, values)
+
+
+def _names(found: dict[int, dict[str, float]]) -> list[str]:
+    """Return all names under which clients have values, as they first occur."""
+    kinds = dict.fromkeys(map(tuple, found.values()))  # most clients have the same names
+    return list(dict.fromkeys(name for kind in kinds for name in kind))
 
 
 def deviation(values: np.ndarray) -> float:

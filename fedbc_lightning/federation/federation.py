@@ -26,6 +26,7 @@ from fedbc_lightning.federation.own_code import (
     update_clients,
 )
 from fedbc_lightning.federation.participation import Participation, deal
+from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.records import (
     bytes_of_client,
     check_records,
@@ -76,6 +77,7 @@ class Federation:
         max_rounds: Number of rounds, T; the sampler is asked for no later round.
         seed: The run's seed.
         local_parameters: Patterns of the names of parameters that stay with each client.
+        privacy: Settings of differential privacy, or None.
 
     Attributes:
         server: :class:`~fedbc_lightning.state.declaration.ServerState`.
@@ -103,9 +105,10 @@ class Federation:
         max_rounds: int,
         seed: int,
         local_parameters: Sequence[str] = (),
+        privacy: Privacy | None = None,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
-        self.local, self.participation, self._seed = local, participation, seed
+        self.local, self.participation, self._seed, self._privacy = local, participation, seed, privacy
         self._num_samples = datamodule.num_samples("train")
         user.first_batch = SingleSamples(user.module, datamodule, local, participation, max_rounds).watched
         show_largest_client(self.user, self.local, self.participation)
@@ -134,6 +137,10 @@ class Federation:
         self.engine = choice.make_engine(self.engine_kind, self.bench)
         algorithm.check(self.engine)
         self.server_parts = server_parts(algorithm, self.engine)
+        num_sampled, num_training = self.participation.num_sampled, len(self.participation.clients)
+        if self._privacy is not None:
+            self._privacy.check(self.layout, self._buffer_policy, scales_gradients=self.bench.scaler is not None)
+            self.server_parts = self._privacy.parts(self.server_parts, algorithm, num_sampled, num_training)
         if self.layout.num_buffers and self._buffer_policy != "global":
             self.server_parts = [*self.server_parts, AveragedBuffers()]
         self._undeclared = UndeclaredState(algorithm, self.server_parts)
@@ -141,7 +148,7 @@ class Federation:
         self.local_models = LocalModels(
             algorithm, self.layout, self._buffer_policy, self._keep_local_models, num_clients, size
         )
-        declaration = declare_state(algorithm, self.server_parts, self.engine, self.participation.num_sampled)
+        declaration = declare_state(algorithm, self.server_parts, self.engine, num_sampled)
         self.local_models.declare(declaration)
         if self._continues:
             local_schedules.declare(declaration)
@@ -152,7 +159,12 @@ class Federation:
         scaler = self.bench.scaler
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
         self.fingerprint = describe_run(
-            self.layout, self.datamodule, algorithm, declaration, continues_schedules=self._continues
+            self.layout,
+            self.datamodule,
+            algorithm,
+            declaration,
+            continues_schedules=self._continues,
+            privacy=None if self._privacy is None else self._privacy.describe(num_sampled, num_training),
         )
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
@@ -216,11 +228,11 @@ class Federation:
         server.records, counters = join_processes(self.fabric, trained, self.clients, sums)
         if server.buffer_policy != "global":
             server.stage("counters", counters)
-        check_records(server, self.algorithm)
-        if server.ids:
+        check_records(server, self.algorithm, is_private=self._privacy is not None)
+        if server.ids or self._privacy is not None:  # who sees no noise in a round would know that nobody took part
             call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
             call_parts(self.server_parts, "on_round_end", server, server, self.clients)
-        elif not self._said_nobody:
+        elif participants.sampled and not self._said_nobody:
             self._said_nobody = True
             say_nobody_is_left(round)
         server.records += missing_records(participants, self._num_samples)
@@ -325,7 +337,8 @@ class Federation:
         size = self.layout.num_parameters + self.layout.num_buffers
         z = checked_model(self.algorithm, "global_model", self.algorithm.global_model(self.server), size)
         counters, kept = self.server.staged("counters"), self.server.kept
-        return Models(z, counters, self.local_model(), self.algorithm.fine_tuning, kept)
+        local, weights = self.local_model(), self.local_models.staged_weights(self.clients)
+        return Models(z, counters, local, weights, self.algorithm.fine_tuning, kept)
 
     def local_model(self) -> Callable[[int], ClientModel] | None:
         """Client -> its own model, as staged; None if there are none."""

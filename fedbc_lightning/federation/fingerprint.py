@@ -17,6 +17,7 @@ def describe_run(
     declaration: StateDeclaration,
     *,
     continues_schedules: bool,
+    privacy: str | None,
 ) -> dict[str, Any]:
     """Describe model, partition, method and its state; this reads the whole partition.
 
@@ -26,6 +27,7 @@ def describe_run(
         algorithm: The method.
         declaration: The state that the method and its parts keep.
         continues_schedules: Whether the clients' schedulers go on from round to round.
+        privacy: Settings of differential privacy, or None.
     """
     return {
         "model": layout.fingerprint(),
@@ -37,5 +39,6 @@ def describe_run(
         "algorithm": type(algorithm).__name__,
         "state": declaration.fingerprint(),
         **({"trainer.local_schedules": "continue"} if continues_schedules else {}),
+        **({"trainer.privacy": privacy} if privacy is not None else {}),
         **({"trainer.local_parameters": ", ".join(e.name for e in layout.kept_entries)} if layout.num_kept else {}),
     }

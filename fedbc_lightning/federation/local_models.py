@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -114,3 +114,18 @@ class LocalModels:
             return ClientModel(own, clients.staged_vector(LOCAL_COUNTERS, client), kept)
 
         return local_model
+
+    def staged_weights(self, clients: ClientStore) -> Callable[[Sequence[int]], Tensor] | None:
+        """Return a function from K clients to the weights (K, d + p) of the models that :meth:`staged` gives.
+
+        It is None where these are not rows that are kept: there are none, or the method makes them of other things.
+        """
+        is_row = type(self._algorithm).local_model is FederatedAlgorithm.local_model
+        if not self._keeps_last and not (self._algorithm.has_local_model and is_row):
+            return None
+
+        def weights(of: Sequence[int]) -> Tensor:
+            rows = clients.staged_vectors(LOCAL_MODEL, of)[:, : self._layout.num_parameters].contiguous()
+            return torch.cat([rows, clients.staged_vectors(KEPT, of)], dim=1) if self._keeps_parameters else rows
+
+        return weights

@@ -84,7 +84,8 @@ class Participation:
         if self._algorithm.trains_pooled:
             return [POOLED]
         ids = self._sampler(self._num_clients, self.num_sampled, self._seed, round)
-        if not ids or len(set(ids)) != len(ids) or not 0 <= min(ids) <= max(ids) < self._num_clients:
+        is_right = len(set(ids)) == len(ids) and all(0 <= client < self._num_clients for client in ids)
+        if not is_right or not (ids or self._sampler.may_be_empty):
             raise ConfigurationError(
                 f"trainer.sampler: {type(self._sampler).__name__} returned {ids[:10]} for round {round}; it must "
                 f"return distinct clients from 0 to {self._num_clients - 1}."
@@ -94,7 +95,7 @@ class Participation:
                 f"trainer.sampler: {type(self._sampler).__name__} returned {len(ids)} clients for round {round}; "
                 f"{type(self._algorithm).__name__} takes all {self._num_clients}."
             )
-        return ids if self._num_clients == len(self.num_batches) else self.clients[ids].tolist()
+        return ids if self._num_clients == len(self.num_batches) or not ids else self.clients[ids].tolist()
 
     def draw(self, round: int) -> Participants:
         """Return the sampled clients of a round, the stragglers among them, and those that send nothing."""

@@ -22,8 +22,14 @@ from fedbc_lightning.state.layout import ParameterLayout
 log = logging.getLogger(__name__)
 
 
-def check_records(server: ServerState, algorithm: FederatedAlgorithm) -> None:
+def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, is_private: bool) -> None:
     """Say which clients drop out of the round; stop if nobody is left, or nobody had a loss.
+
+    Args:
+        server: The server's state, with the records of the round.
+        algorithm: The method.
+        is_private: Whether z is differentially private: then a round in which nobody is left is one without clients,
+            since whether the run goes on must not depend on the only client of a round.
 
     Raises:
         ConfigurationError: No client came out finite, the method cannot do without one that did not, or no client had
@@ -31,7 +37,7 @@ def check_records(server: ServerState, algorithm: FederatedAlgorithm) -> None:
     """
     round, records = server.round, server.records
     dropped = [record["client"] for record in records if record["status"] != "ok"]
-    if records and len(dropped) == len(records):
+    if records and len(dropped) == len(records) and not is_private:
         raise ConfigurationError(
             f"round {round}: loss or weights of all {len(server.ids)} sampled clients became NaN or infinite, "
             "so nothing can be aggregated; the state of the round before is kept. Lower the learning rate or clip "
@@ -48,7 +54,7 @@ def check_records(server: ServerState, algorithm: FederatedAlgorithm) -> None:
             f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite; "
             "left out of the round (status=nonfinite in clients.csv)."
         )
-    if records and not any("train_loss" in record for record in records):
+    if records and not any("train_loss" in record for record in records) and not is_private:
         raise ConfigurationError(
             f"round {round}: training_step returned no loss in any step of any client; is a 'return loss' missing?"
         )

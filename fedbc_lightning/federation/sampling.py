@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.seeding import numpy_generator
+from fedbc_lightning.core.seeding import numpy_generator, secret_generator
 
 
 class ClientSampler:
-    """Base class of samplers; derive your own class from it and give it as ``trainer.sampler``."""
+    """Base class of samplers; derive your own class from it and give it as ``trainer.sampler``.
+
+    Attributes:
+        may_be_empty: Whether a round may be without any client.
+    """
+
+    may_be_empty = False
 
     def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
         """Return the distinct clients of one round, in the order of their turns, from the arguments alone.
@@ -35,6 +41,34 @@ class UniformSampler(ClientSampler):
     def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
         """Return S distinct clients in random order."""
         return numpy_generator(seed, "sampling", round).choice(num_clients, num_sampled, replace=False).tolist()
+
+
+class PoissonSampler(ClientSampler):
+    """Samples each client with probability S/N, independently of the others, so that a round may have any number.
+
+    ``trainer.privacy`` counts on this. In a round without clients z stays as it is, but for the noise of privacy.
+
+    Args:
+        secret: Text on which the draws depend beside the seed, see
+            :class:`~fedbc_lightning.federation.privacy.Privacy`.
+
+    Example:
+        >>> len({len(PoissonSampler()(100, 10, seed=0, round=t)) for t in range(1, 9)}) > 1
+        True
+        >>> sorted(PoissonSampler()(4, 4, seed=0, round=1))
+        [0, 1, 2, 3]
+    """
+
+    may_be_empty = True
+
+    def __init__(self, secret: str = "") -> None:
+        self._secret = secret
+
+    def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
+        """Return the clients of a round in random order."""
+        rng = secret_generator(self._secret, seed, "sampling", round)
+        order = rng.permutation(num_clients)
+        return order[rng.random(num_clients) < num_sampled / num_clients].tolist()
 
 
 def num_sampled(clients_per_round: int | float, num_clients: int) -> int:

@@ -1,6 +1,7 @@
 """The parts of local training: terms, penalties, solvers, and changes of the iterate after a step."""
 
 from fedbc_lightning.local.after_step import AfterStep, MixWith
+from fedbc_lightning.local.contrast import ModelContrast
 from fedbc_lightning.local.fine_tuning import FineTuning
 from fedbc_lightning.local.loopless import LooplessSteps
 from fedbc_lightning.local.penalties import AbsoluteNorm, Layerwise, Norm, Penalty, SquaredNorm
@@ -10,6 +11,6 @@ from fedbc_lightning.local.terms import Linear, Proximal, Term
 
 __all__ = [
     "AbsoluteNorm", "AfterStep", "Armijo", "FineTuning", "Layerwise", "Linear", "LinearTerm", "LooplessSteps",
-    "MixWith", "Mixture", "ModelAgnostic", "MoreauEnvelope", "Norm", "Penalty", "Proximal", "ProximalTerm", "Solver",
-    "SquaredNorm", "Term", "TermFactory",
+    "MixWith", "Mixture", "ModelAgnostic", "ModelContrast", "MoreauEnvelope", "Norm", "Penalty", "Proximal",
+    "ProximalTerm", "Solver", "SquaredNorm", "Term", "TermFactory",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from fedbc_lightning.state.layout import ParameterLayout
 if TYPE_CHECKING:
     from fedbc_lightning.data import FederatedDataModule
     from fedbc_lightning.local.after_step import AfterStep
+    from fedbc_lightning.local.contrast import ModelContrast
     from fedbc_lightning.local.solvers import Solver
     from fedbc_lightning.local.terms import Term
 
@@ -59,6 +60,17 @@ class Engine(Protocol):
             ConfigurationError: The trainer or the module asks for something that the solver does not do.
         """
 
+    def check_layer(self, name: str, layer: str) -> None:
+        """Raise if the output of a layer cannot be read; a method with a ModelContrast calls this in its ``check``.
+
+        Args:
+            name: Name of the method, for error messages.
+            layer: Name of the layer, as in ``named_modules``.
+
+        Raises:
+            ConfigurationError: The module has no such layer, or this engine cannot read it.
+        """
+
     def solve(
         self,
         cohort: Cohort,
@@ -67,6 +79,7 @@ class Engine(Protocol):
         *,
         solver: Solver | None = None,
         after_step: AfterStep | None = None,
+        contrast: ModelContrast | None = None,
         epochs: int | None = None,
         lr_scale: float = 1.0,
         record_gradient_mean: bool = False,
@@ -85,6 +98,7 @@ class Engine(Protocol):
             terms: Terms that the method adds to the loss; their gradients are added in every step.
             solver: Solver whose steps replace those of the user's optimizer.
             after_step: Change that is applied to w after every step of the user's optimizer.
+            contrast: Model-contrastive term that is added to the loss of each batch.
             epochs: Number of epochs E of this training, in place of the trainer's; stragglers train a part of them.
             lr_scale: Factor on the user's learning rates.
             record_gradient_mean: Whether to fill in ``cohort.gradient_mean``, the mean raw gradient over the steps.

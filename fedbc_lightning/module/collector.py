@@ -265,6 +265,7 @@ class ColumnCollector(MetricCollector):
         for name, total in self._totals.items():
             mean = total.value()
             values = mean.expand(self._num_clients).tolist() if isinstance(mean, Tensor) else [float(mean)] * len(found)
+            shown = plain_name(name)
             for result, value in zip(found, values, strict=True):
-                result[plain_name(name)] = value
+                result[shown] = value
         return found

@@ -186,6 +186,12 @@ class LocalOptimizer:
             return self.optimizer.step
         return self._bare_step if self._flat_sgd is None else self._flat_sgd.step
 
+    def only_sgd_group(self) -> tuple[dict[str, Any], Tensor] | None:
+        """Return settings and momentum if all steps are of SGD without dampening, in one group, and nobody listens."""
+        if self._flat_sgd is None or self.schedulers or self.has_step_hooks:
+            return None
+        return self._flat_sgd.only_group()
+
     @property
     def has_step_hooks(self) -> bool:
         """Whether step hooks are registered on this optimizer or on all, or a function is wrapped around its step."""

@@ -23,14 +23,15 @@ def is_known_scheduler(scheduler: Any) -> bool:
     """Return whether a scheduler is one of torch's, unchanged, and runs no other code."""
     kind = type(scheduler)
     has_own = any(map(callable, vars(scheduler).values()))
-    return any(kind is other for other in SCHEDULERS) and not has_own and _is_of_torch(kind.step, kind.get_lr)
+    is_of_torch = _is_of_torch(kind.step) and _is_of_torch(kind.get_lr)
+    return any(kind is other for other in SCHEDULERS) and not has_own and is_of_torch
 
 
-def _is_of_torch(*functions: Any) -> bool:
-    while functions:
-        inner = [getattr(function, "__func__", function) for function in functions]
-        homes = [getattr(f, "__globals__", {}).get("__name__", "") for f in inner]
-        if any(home.partition(".")[0] != "torch" for home in homes):
+def _is_of_torch(function: Any) -> bool:
+    while function is not None:
+        function = getattr(function, "__func__", function)
+        home = getattr(function, "__globals__", {}).get("__name__", "")
+        if home.partition(".")[0] != "torch":
             return False
-        functions = tuple(f.__wrapped__ for f in inner if hasattr(f, "__wrapped__"))
+        function = getattr(function, "__wrapped__", None)
     return True

@@ -11,10 +11,11 @@ import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.report.files import RunFiles
+from fedbc_lightning.studies.notes import NOTE, has_ended, tables_folder
 from fedbc_lightning.studies.outcome import Outcome, read_outcome
 from fedbc_lightning.studies.record import read_record
 from fedbc_lightning.studies.run import Run
-from fedbc_lightning.studies.schedule import NOTE, State, has_ended, tables_folder
+from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 
 

@@ -120,10 +120,16 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the run folder whose ``last.ckpt`` this is, where a resumed run continues; None for other checkpoints."""
+    """Return the run folder whose ``last.ckpt`` this is, where a resumed run continues; None for other checkpoints.
+
+    A folder below the current one is named from there, as it was when the run began.
+    """
     place, folder = checkpoint.resolve(), checkpoint.resolve().parent.parent
     is_run = folder.name.startswith("version_") or any((folder / name).is_file() for name in (NAME, *TABLES))
-    return folder if Path(place.parent.name, place.name) == LAST and is_run else None
+    if Path(place.parent.name, place.name) != LAST or not is_run:
+        return None
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def how_to_resume(last: Path | None) -> str:

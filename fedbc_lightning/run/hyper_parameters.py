@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def hyper_parameters(run: Run) -> dict[str, Any]:
         **({"trainer.local_parameters": settings.local_parameters} if settings.local_parameters else {}),
         "trainer.sampler": type(settings.sampler).__name__,
         **_flat("trainer.stragglers", vars(settings.stragglers) if settings.stragglers else {}),
+        **_flat("trainer.privacy", vars(replace(settings.privacy, secret="")) if settings.privacy else {}),
         "trainer.eval_every_n_rounds": settings.eval_every_n_rounds,
         "trainer.eval_clients": settings.eval_clients,
         **({"trainer.heldout_finetune_steps": finetune_steps} if finetune_steps else {}),

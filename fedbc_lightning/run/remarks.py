@@ -14,6 +14,7 @@ from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.run.divergence import divergence
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.tables import read_rows
+from fedbc_lightning.server.private_mean import PrivateMean
 
 FEW_PARAMETERS = 10_000
 """Largest model whose steps are short in any case: beside other programs they may be long because of the threads."""
@@ -75,3 +76,27 @@ def say_that_it_diverged(run: Run, folder: Path) -> None:
         found = divergence(read_rows(folder / "metrics.csv"))
         if found is not None:
             rank_zero_info(found)
+
+
+def say_what_is_private(run: Run) -> None:
+    """Print, before round 1, what ε the whole run will cost, if it trains with differential privacy."""
+    privacy, participation = run.settings.privacy, run.federation.participation
+    if privacy is None:
+        return
+    num_clients, rounds = len(participation.clients), run.settings.max_rounds
+    (mean,) = [part for part in run.federation.server_parts if isinstance(part, PrivateMean)]
+    rank_zero_info(
+        f"trainer.privacy: after {rounds} rounds z is ({mean.epsilon(rounds):.3g}, {privacy.delta:g})-differentially "
+        f"private for each client, with noise multiplier {privacy.noise_multiplier:g} and a client in a round with "
+        f"probability {participation.num_sampled / num_clients:.3g}. This holds for z, not for the tables of the run."
+    )
+    if not privacy.secret:
+        rank_zero_info(
+            "trainer.privacy.secret: not given, so sampling and noise depend on the seed alone, which can be guessed. "
+            "That is right for experiments; before you publish z, give a long random text that only you know."
+        )
+    if privacy.delta * num_clients >= 1:
+        rank_zero_info(
+            f"trainer.privacy.delta: {privacy.delta:g} is not below 1 / {num_clients} clients, so ε promises little; "
+            "give a smaller one."
+        )

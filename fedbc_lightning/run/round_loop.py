@@ -26,6 +26,7 @@ from fedbc_lightning.run.remarks import (
     say_that_it_diverged,
     say_that_nothing_is_measured,
     say_that_one_thread_is_faster,
+    say_what_is_private,
 )
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.state import row_file
@@ -91,6 +92,7 @@ class RoundLoop:
     def _call_start_hooks(self) -> None:
         say_which_hooks_are_never_called(self._hooks)
         say_that_nothing_is_measured(self._run)
+        say_what_is_private(self._run)
         server = self._federation.server
         with kept_from_start_hooks(self._federation, is_resumed=self._is_resumed):
             self._hooks.call_callbacks("setup", "fit")

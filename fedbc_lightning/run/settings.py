@@ -11,6 +11,7 @@ from lightning.pytorch import Callback
 
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.twins import AnyLogger
+from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.state.declaration import BufferPolicy
@@ -31,6 +32,7 @@ class RunSettings:
     local: LocalTraining
     sampler: ClientSampler
     stragglers: Stragglers | None
+    privacy: Privacy | None
     engine: Literal["sequential", "vectorized", "auto"]
     accelerator: str
     strategy: str

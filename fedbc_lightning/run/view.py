@@ -16,6 +16,7 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.federation import Federation
+from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.run.handover import Outcome
@@ -122,6 +123,7 @@ class RunView:
     local = Shown[LocalTraining](_settings)
     sampler = Shown[ClientSampler](_settings)
     stragglers = Shown[Stragglers | None](_settings)
+    privacy = Shown[Privacy | None](_settings)
     engine = Shown[Literal["sequential", "vectorized", "auto"]](_settings)
     num_nodes = Shown[int](_settings)
     precision = Shown[str](_settings)

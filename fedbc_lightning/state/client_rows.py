@@ -5,6 +5,7 @@ Larger state lies in a file, see :mod:`fedbc_lightning.state.file_rows`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,9 +37,9 @@ class RowStorage:
         """Return a copy of one client's committed row; with ``staged=True``, the row that the next round will see."""
         raise NotImplementedError
 
-    def gather(self, name: str, clients: list[int]) -> Tensor:
-        """Return a copy of the committed rows of K clients, (K, ...)."""
-        rows = [self.read(name, client) for client in clients]
+    def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
+        """Return a copy of the rows of K clients, (K, ...), committed or staged."""
+        rows = [self.read(name, client, staged=staged) for client in clients]
         return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
@@ -95,9 +96,9 @@ class ScalarRows(RowStorage):
         """Return a copy of one client's number, committed or staged, as a tensor without dimensions."""
         return self.column(name, staged=staged)[client].clone()
 
-    def gather(self, name: str, clients: list[int]) -> Tensor:
-        """Return a copy of the committed numbers of K clients, (K,)."""
-        return torch.from_numpy(self._columns[name].numpy()[clients])
+    def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
+        """Return a copy of the numbers of K clients, (K,), committed or staged."""
+        return torch.from_numpy(self.column(name, staged=staged).numpy()[clients])
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """Note the numbers (K,) of K clients; they are copied later."""
@@ -218,12 +219,18 @@ class MemoryRows(RowStorage):
             row = self._rows[name][client] if self._is_touched[name][client] else start
         return row.to(start.dtype, copy=True)
 
-    def gather(self, name: str, clients: list[int]) -> Tensor:
-        """Return a copy of the committed rows of K clients, (K, d)."""
+    def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
+        """Return a copy of the rows of K clients, (K, d), committed or staged."""
         if len(clients) == 1:
-            return self.read(name, clients[0])[None]
+            return self.read(name, clients[0], staged=staged)[None]
+        start = self.starts[name]
         rows, is_touched = self._rows[name][clients], self._is_touched[name][clients]
-        return torch.where(is_touched[:, None], rows.to(self.starts[name].dtype), self.starts[name])
+        rows = torch.where(is_touched[:, None], rows.to(start.dtype), start)
+        found = self._staged[name] if staged else {}
+        there = [k for k, client in enumerate(clients) if client in found]
+        if there:
+            rows[there] = self._waiting[name][[found[clients[k]] for k in there]].to(start.dtype)
+        return rows
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """Append the rows (K, d) of K clients to the matrix of staged rows."""

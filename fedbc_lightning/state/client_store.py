@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -155,9 +155,9 @@ class ClientStore:
         """Return a copy of one client's row as the next round will see it."""
         return self._storage[name].read(name, client, staged=True)
 
-    def staged_vectors(self, name: str) -> Tensor:
-        """Return the rows (N, d) or (N, d + b) that the next round will see, on the CPU; they must fit into memory."""
-        return torch.stack([self.staged_vector(name, client) for client in range(self.num_clients)])
+    def staged_vectors(self, name: str, clients: Sequence[int] | None = None) -> Tensor:
+        """Return copies of K clients' rows (K, ...) as the next round will see them, on the CPU; None: of all N."""
+        return self._storage[name].gather(name, range(self.num_clients) if clients is None else clients, staged=True)
 
     def staged_scalar(self, name: str) -> Tensor:
         """Return the scalars that the next round will see, (N,) float64."""

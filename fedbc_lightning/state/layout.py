@@ -231,6 +231,10 @@ class ParameterLayout:
         held = {"local": slice(0, self.num_parameters), "shared": slice(self.num_parameters, None)}
         return held.get(trains)
 
+    def views(self, rows: Tensor) -> list[Tensor]:
+        """Return each parameter, (...), as a view of one row (d + p,), or (K, ...) of the rows (K, d + p)."""
+        return [rows[..., e.offset : e.end].view(*rows.shape[:-1], *e.shape) for e in self.entries]
+
     def attach(self, row: Tensor) -> None:
         """Make every parameter a view into ``row`` (d + p,): writing the row writes the module."""
         for parameter, entry in zip(self.parameters, self.entries, strict=True):
@@ -296,6 +300,11 @@ class ParameterLayout:
         """Let ``p.grad`` of the grouped parameters be copies of these, as after a step that was not replayed."""
         for parameter, gradient in zip(self._grouped, gradients, strict=False):
             parameter.grad = gradient.clone()
+
+    def hide_gradients(self) -> None:
+        """Let ``p.grad`` of the grouped parameters be None."""
+        for parameter in self._grouped:
+            parameter.grad = None
 
     # buffers
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import filelock
 import pandas as pd
 import torch
 from jsonargparse import Namespace
@@ -20,20 +19,21 @@ from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.notebook import show_markdown
 from fedbc_lightning.studies.figures import draw_curves, read_curves
 from fedbc_lightning.studies.findings import finding_sentences
+from fedbc_lightning.studies.jobs import Jobs
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.outcome import Outcome, read_outcome
-from fedbc_lightning.studies.progress import StudyProgress
 from fedbc_lightning.studies.record import write_record
 from fedbc_lightning.studies.reported_round import can_choose
 from fedbc_lightning.studies.results import check_metrics, finished
 from fedbc_lightning.studies.run import Run
-from fedbc_lightning.studies.schedule import Schedule, State, Workers
+from fedbc_lightning.studies.runs import StudyRuns
+from fedbc_lightning.studies.schedule import State, Workers
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
 from fedbc_lightning.studies.tensorboard import FOLDER, write_means
-from fedbc_lightning.studies.tuning import check_tried, tune, validation_metric
+from fedbc_lightning.studies.tuning import validation_metric
 
 
 class Comparison:
@@ -72,65 +72,23 @@ class Comparison:
             study.results_folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(f"out: '{study.results_folder}' cannot be made: {error.strerror}.") from None
-        lock = filelock.FileLock(study.folder / ".lock")
-        try:
-            held = lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise ConfigurationError(f"'{study.folder}' is being worked on by another process.") from None
-        devices = list(range(torch.cuda.device_count()))
-        with held:
+        with study.locked():
             write_record(study, self._command)
-            with Workers(study.num_workers, study.threads, devices) as self._workers:
-                self._is_looked_at, self._tuning_looked_at = False, set[tuple[str, str]]()
-                chosen = tune(study, self._tune)
-                self.states = self._do_runs(str(study.name), self._runs(chosen))
+        runs = StudyRuns(study, self.console)
+        with self._pool() as pool:
+            runs.do(pool)
+        self.states, self.trials = runs.states, runs.trials
+        with study.locked():
             self._write()
         self._show()
         return all(state.status == "finished" for state in self.states) and not self.problems
 
-    def _tune(self, runs: Sequence[Run]) -> list[State]:
-        states = self._do_runs("tuning", runs)
-        self.trials += states
-        return states
-
-    def _runs(self, chosen: dict[tuple[str, str], dict[str, Any]]) -> list[Run]:
-        """Return the runs that are reported, ordered by seed so that the tables of a partial study can compare."""
+    def _pool(self) -> Workers | Jobs:
+        """Return what does the runs: processes of this machine, or jobs of a cluster."""
         study = self.study
-        return [
-            study.run(variant, method, seed, chosen.get((variant, method.name)))
-            for seed in study.seed_list
-            for variant in study.variants
-            for method in study.methods
-        ]
-
-    def _do_runs(self, title: str, runs: Sequence[Run]) -> list[State]:
-        """Do runs in worker processes under a progress bar, and return what has become of each."""
-        with StudyProgress(title, self.console) as progress:
-
-            def on_change(schedule: Schedule) -> None:
-                progress.show(schedule)
-                self._look_at_metrics(schedule.states)
-
-            return Schedule(runs, self._workers, on_change).run()
-
-    def _look_at_metrics(self, states: Sequence[State]) -> None:
-        """Check on the first finished runs that they log the study's metrics, before all others have been run.
-
-        The tuning metric is checked on the first finished trial of each algorithm in each variant, the reported metrics
-        as soon as one run of every algorithm has finished.
-
-        Raises:
-            ConfigurationError: A metric is not logged.
-        """
-        done = finished(states)
-        for run in done:
-            if run.tried and (run.variant, run.method) not in self._tuning_looked_at:
-                self._tuning_looked_at.add((run.variant, run.method))
-                check_tried(self.study, run)
-        first = {run.method: run for run in reversed(done) if not run.tried}
-        if not self._is_looked_at and len(first) == len(self.study.methods):
-            self._is_looked_at = True
-            check_metrics(self.study, first.values())
+        if study.backend != "here":
+            return Jobs(study, self.console)
+        return Workers(study.num_workers, study.threads, range(torch.cuda.device_count()))
 
     # before anything starts
 

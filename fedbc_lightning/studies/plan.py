@@ -16,8 +16,8 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.planning import Plan
 from fedbc_lightning.studies.compare import Comparison, parser_errors
 from fedbc_lightning.studies.methods import Method
+from fedbc_lightning.studies.notes import NOTE, has_ended, is_finished
 from fedbc_lightning.studies.run import Run, slug
-from fedbc_lightning.studies.schedule import NOTE, has_ended, is_finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tuning import read_tuned, rungs
 
@@ -143,7 +143,7 @@ def plan_study(study: Study) -> StudyPlan:
         ]
     finally:
         torch.set_num_threads(threads)
-    return StudyPlan(str(study.name), rows, study.num_workers)
+    return StudyPlan(str(study.name), rows, study.num_at_once)
 
 
 def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, Any] | None) -> PlannedMethod:

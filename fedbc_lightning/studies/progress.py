@@ -84,7 +84,7 @@ class StudyProgress:
                     text = f"failed: {state.run.title}: {state.error}"
                     self._console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
                 elif self._live is None and self._notebook is None:
-                    text = f"{len(self._reported)}/{len(schedule.states)}  {state.run.title}  {state.seconds:.0f} s"
+                    text = f"{len(self._reported)}/{len(schedule.states)}  {state.run.title}{_seconds(state)}"
                     self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _view(self, schedule: Schedule) -> Any:
@@ -101,8 +101,9 @@ class StudyProgress:
         counts = [state.status for state in schedule.states]
         failed = f", {counts.count('failed')} failed" if "failed" in counts else ""
         left = seconds_left(schedule)
+        others = f", {counts.count('elsewhere')} in other processes" if "elsewhere" in counts else ""
         rest = f", about {duration(left)} left" if left else ""
-        done = f"{self._title}: {counts.count('finished')} of {len(counts)} runs{failed}"
+        done = f"{self._title}: {counts.count('finished')} of {len(counts)} runs{failed}{others}"
         return f"{done}, {duration(schedule.seconds)}{rest}"
 
 
@@ -126,3 +127,8 @@ def _share(state: State) -> float:
 def _rounds(state: State) -> str:
     """Return the round that a run has reached."""
     return f"round {state.round}/{state.max_rounds}" if state.max_rounds else "starting"
+
+
+def _seconds(state: State) -> str:
+    """Return the seconds that a run took; nothing for one that another process has done."""
+    return f"  {state.seconds:.0f} s" if state.seconds else ""

@@ -11,9 +11,10 @@ import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import TEST_ONLY, current_names, measured
+from fedbc_lightning.studies.notes import tables_folder
 from fedbc_lightning.studies.reported_round import Report, criterion
 from fedbc_lightning.studies.run import Run
-from fedbc_lightning.studies.schedule import State, tables_folder
+from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_checks import COLUMNS
 

@@ -1,29 +1,27 @@
-"""Spreads the runs of a study over processes: skips finished ones, resumes broken ones, and reports failures."""
+"""Spreads the runs of a study over processes: skips finished ones, resumes broken ones, and reports failures.
+
+Several schedules, also on several machines, may work on one study: a run is locked by the process that does it.
+"""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.files import write_text
-from fedbc_lightning.run import folder as run_folder
+from fedbc_lightning.run.lock import RunLock
+from fedbc_lightning.studies.notes import failure, is_finished, write_note
 from fedbc_lightning.studies.run import Run
-from fedbc_lightning.studies.worker import Ended, Progress, Task, work
-
-NOTE = "run.json"
-"""File in a run's folder that says which run it is, and whether it has finished without error."""
+from fedbc_lightning.studies.worker import STOPPED, Elsewhere, Ended, Progress, Task, work
 
 MAX_LOSSES = 2
 """Number of crashes of its process after which a run counts as failed."""
+SECONDS_BETWEEN_LOOKS = 2.0
+"""Seconds between two looks at the folders of runs that other processes do."""
 SECONDS_TO_STOP = 20.0
 """Seconds that busy workers have to write their checkpoint before they are killed."""
 
@@ -34,7 +32,7 @@ class State:
 
     Attributes:
         run: The run that this is about.
-        status: ``waiting``, ``running``, ``finished`` or ``failed``.
+        status: ``waiting``, ``running``, ``elsewhere`` (another process does it), ``finished`` or ``failed``.
         round: Last round that the run is known to have finished.
         max_rounds: T of the run; None until it has reported a round.
         begun: Fraction of its rounds that had been done when this session started or resumed the run.
@@ -50,6 +48,25 @@ class State:
     seconds: float = 0.0
     error: str | None = None
     losses: int = 0
+
+
+class Pool(Protocol):
+    """What does the runs of a schedule.
+
+    Attributes:
+        by_connection: Map from the connection of each living worker of this process to the worker.
+    """
+
+    by_connection: dict[Any, Worker]
+
+    def free(self) -> Worker | None:
+        """Return an idle worker of this process, or None."""
+
+    def forget(self, worker: Worker) -> int | None:
+        """Forget a worker whose process has died, and return its exit status."""
+
+    def why_it_ended(self) -> str | None:
+        """Return why the pool does no more runs, or None as long as it does."""
 
 
 class Workers:
@@ -101,6 +118,9 @@ class Workers:
         del self.by_connection[worker.connection]
         return worker.process.exitcode
 
+    def why_it_ended(self) -> None:
+        """Return None: these processes are started again as often as needed."""
+
 
 class Worker:
     """A process that runs :func:`~fedbc_lightning.studies.worker.work`.
@@ -128,12 +148,13 @@ class Worker:
 
 
 class Schedule:
-    """Gives runs to workers and collects their reports.
+    """Gives runs to workers and collects their reports; waits for runs that other processes do.
 
     Args:
         runs: The runs, in the order in which they are started.
-        workers: The processes that do the runs.
+        pool: What does the runs.
         on_change: Function that is called with this schedule after every report, for the progress view.
+        since: Seconds since the epoch; a run that failed from then on is not tried again.
 
     Attributes:
         states: State of each run, in the order of ``runs``.
@@ -142,49 +163,40 @@ class Schedule:
         ConfigurationError: A run's folder holds another run.
     """
 
-    def __init__(self, runs: Sequence[Run], workers: Workers, on_change: Callable[[Schedule], None]) -> None:
+    def __init__(self, runs: Sequence[Run], pool: Pool, on_change: Callable[[Schedule], None], since: float) -> None:
         self.states = [State(run, "finished" if is_finished(run) else "waiting") for run in runs]
-        self._workers, self._on_change = workers, on_change
-        self._started = time.perf_counter()
+        self._pool, self._on_change, self._since = pool, on_change, since
+        self._started = self._looked = time.perf_counter()
 
     def run(self) -> list[State]:
-        """Do all runs that are not finished, and return the states of all."""
-        while any(state.status in ("waiting", "running") for state in self.states):
-            while (state := self._next()) is not None and (worker := self._workers.free()) is not None:
-                worker.state = state
-                worker.connection.send(self._start(state))
+        """Wait until all runs are finished or have failed, and return the states of all."""
+        while self._open_ones():
+            while (state := self._next()) is not None and (worker := self._pool.free()) is not None:
+                state.status, worker.state = "running", state
+                worker.connection.send(Task(state.run, self._since))
             self._on_change(self)
-            for connection in wait(list(self._workers.by_connection), timeout=1.0):
-                self._listen(self._workers.by_connection[connection])
+            for connection in wait(list(self._pool.by_connection), timeout=1.0):
+                self._listen(self._pool.by_connection[connection])
+            if time.perf_counter() - self._looked > SECONDS_BETWEEN_LOOKS:
+                self._look_elsewhere()
         self._on_change(self)
         return self.states
+
+    def _open_ones(self) -> list[State]:
+        return [state for state in self.states if state.status not in ("finished", "failed")]
 
     def _next(self) -> State | None:
         """Return the next run that waits for a worker, or None."""
         return next((state for state in self.states if state.status == "waiting"), None)
-
-    def _start(self, state: State) -> Task:
-        """Prepare a run's folder, and return the task for the worker."""
-        state.status = "running"
-        folder, words = state.run.folder, state.run.words()
-        write_note(state.run, is_finished=False)
-        if run_folder.last_checkpoint(folder) is not None:
-            words += ["--ckpt_path", "last"]
-        else:  # a run that was stopped before its first checkpoint starts again
-            for broken in run_folder.run_folders(folder):
-                shutil.rmtree(broken)
-        return Task(words, folder / "log.txt")
 
     def _listen(self, worker: Worker) -> None:
         """Take one report: that a round has finished, that a run has ended, or that the process has died."""
         try:
             report = worker.connection.recv()
         except (EOFError, OSError):
-            status = self._workers.forget(worker)
-            if (state := worker.state) is not None:
-                state.losses += 1
-                state.status = "waiting" if state.losses < MAX_LOSSES else "failed"
-                state.error = f"its process ended with status {status} (killed, or out of memory?), {MAX_LOSSES} times"
+            status = self._pool.forget(worker)
+            if worker.state is not None:
+                self._count_loss(worker.state, status)
             return
         state = worker.state
         assert state is not None
@@ -193,17 +205,50 @@ class Schedule:
                 state.begun = (report.round - 1) / report.max_rounds
             state.round, state.max_rounds = report.round, report.max_rounds
             return
-        assert isinstance(report, Ended)
         worker.state = None
+        if isinstance(report, Elsewhere):
+            state.status = "elsewhere"
+            return
+        assert isinstance(report, Ended)
+        if (
+            report.error == STOPPED
+        ):  # by a signal that was meant for the worker: a cluster sends one before it takes a job
+            state.status = "waiting"
+            return
         state.seconds, state.error = report.seconds, report.error
         state.status = "failed" if report.error else "finished"
-        if not report.error:
-            write_note(state.run, is_finished=True)
+
+    def _count_loss(self, state: State, status: int | None) -> None:
+        """Try a run once more whose process has died, or note that it has failed."""
+        state.losses += 1
+        state.status = "waiting" if state.losses < MAX_LOSSES else "failed"
+        if state.status == "failed":
+            state.error = f"its process ended with status {status} (killed, or out of memory?), {MAX_LOSSES} times"
+            with RunLock() as lock:
+                if lock.try_take(state.run.folder):
+                    write_note(state.run, is_finished=False, error=state.error)
+
+    def _look_elsewhere(self) -> None:
+        """See what has become of runs that no worker of this process does, and take over those that nobody does."""
+        self._looked = time.perf_counter()
+        reason = self._pool.why_it_ended()  # asked first: the pool's last run may end in between
+        for state in self._open_ones():
+            if state.status == "running":
+                continue
+            if is_finished(state.run):
+                state.status = "finished"
+            elif reason is not None:  # what has failed in a pool that had begun before this schedule is told, too
+                state.status, state.error = "failed", failure(state.run, since=0.0) or reason
+            elif (error := failure(state.run, self._since)) is not None:
+                state.status, state.error = "failed", error
+            elif state.status == "elsewhere":
+                with RunLock() as lock:
+                    state.status = "waiting" if lock.try_take(state.run.folder) else "elsewhere"
 
     @property
     def at_work(self) -> list[State]:
         """States of the runs that are being done, one per busy worker."""
-        return [worker.state for worker in self._workers.by_connection.values() if worker.state is not None]
+        return [worker.state for worker in self._pool.by_connection.values() if worker.state is not None]
 
     @property
     def seconds(self) -> float:
@@ -227,39 +272,3 @@ class _environment:  # noqa: N801
                 os.environ.pop(name)
             else:
                 os.environ[name] = value
-
-
-def write_note(run: Run, *, is_finished: bool) -> None:
-    """Write into a run's folder which run it is, and whether it has finished without error."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    write_text(run.folder / NOTE, json.dumps({"is_finished": is_finished, "run": run.identity()}, indent=1))
-
-
-def is_finished(run: Run) -> bool:
-    """Return whether a run has finished without error, as its note says.
-
-    Raises:
-        ConfigurationError: The folder holds a run with other settings, whose numbers do not belong to this study.
-    """
-    path = run.folder / NOTE
-    if not path.is_file():
-        return False
-    there, here = json.loads(path.read_text(encoding="utf-8"))["run"], run.identity()
-    for key in dict.fromkeys([*here, *there]):
-        if here.get(key) != there.get(key):
-            raise ConfigurationError(
-                f"{run.title}: '{run.folder}' was begun with {key} {there.get(key, 'not given')}, and now it is "
-                f"{here.get(key, 'not given')}. Give the study another name, or remove that folder."
-            )
-    return has_ended(run.folder)
-
-
-def has_ended(folder: Path) -> bool:
-    """Return whether the note in a folder says that its run has finished, and the run's tables are still there."""
-    return json.loads((folder / NOTE).read_text(encoding="utf-8"))["is_finished"] and tables_folder(folder) is not None
-
-
-def tables_folder(run: Path) -> Path | None:
-    """Return the folder with the tables of a run; None if there are none yet."""
-    found = [folder for folder in run_folder.run_folders(run) if (folder / "metrics.csv").is_file()]
-    return found[-1] if found else None

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import filelock
+
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.metric_names import accepted, is_lower_better, on_split
 from fedbc_lightning.studies.methods import Method, Tuning, short
@@ -65,6 +67,14 @@ class Study:
             may use.
         threads: Number of CPU threads of each run. The last digit of a number may depend on it, so it is not derived
             from the number of cores.
+        backend: Where the runs are done: ``here``, in processes of this machine; ``slurm``, in jobs that are submitted
+            to SLURM (needs the extra ``cluster``); or ``local``, in the same jobs as processes of this machine, to try
+            them.
+        jobs: Number of jobs that are submitted, as an array. Each does one run after another on each of its GPUs, or
+            cores (or with ``workers`` processes), until none is left.
+        resources: What each job asks for, by submitit's names, e.g. ``{timeout_min: 240, gpus_per_node: 1,
+            slurm_partition: gpu}``. A job that is preempted, or whose time of 240 minutes by default is up, is requeued
+            and goes on.
         out: Folder that holds the study; it is written to ``<out>/<name>``.
         name: Name of the study; None: that of the study's file, without its suffix.
     """
@@ -87,6 +97,9 @@ class Study:
     scale: float = 1.0
     workers: int | None = None
     threads: int = 1
+    backend: Literal["here", "slurm", "local"] = "here"
+    jobs: int = 1
+    resources: dict[str, Any] = field(default_factory=dict)
     out: str = "studies"
     name: str | None = None
 
@@ -96,7 +109,7 @@ class Study:
         self._check_that_runs_are_given()
         self.variants = dict(self.variants)
         self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
-        check_numbers(workers=self.workers, threads=self.threads)
+        check_numbers(workers=self.workers, threads=self.threads, jobs=self.jobs)
         check_tuning(self.tuning)
         check_metrics(self.metrics, self.better, self.tuning.metric)
         self._check_seeds()
@@ -231,9 +244,24 @@ class Study:
         return self.workers or torch.cuda.device_count() or cores or 1
 
     @property
+    def num_workers_of_a_job(self) -> int:
+        """Number of processes that do runs in one job: ``workers``, or one for each GPU or core that it asks for."""
+        asked = self.resources.get("gpus_per_node") or self.resources.get("cpus_per_task")
+        return self.workers or int(asked or 1)
+
+    @property
+    def num_at_once(self) -> int:
+        """Number of runs that are done at a time, in all jobs if jobs do them."""
+        return self.num_workers if self.backend == "here" else self.jobs * self.num_workers_of_a_job
+
+    @property
     def folder(self) -> Path:
         """Folder of the study."""
         return Path(self.out) / str(self.name)
+
+    def locked(self) -> filelock.FileLock:
+        """Return a context in which no other process writes tables of the study; its runs have locks of their own."""
+        return filelock.FileLock(self.folder / ".lock")
 
     @property
     def results_folder(self) -> Path:

@@ -68,11 +68,12 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
          "chosen": values == chosen[search.variant, search.method.name]}
         for search in searches for rung, values, score in search.tried
     ]  # fmt: skip
-    write_tried(study.results_folder / "tuning.csv", pd.DataFrame(rows))
-    nested = read_tuned(study)  # keep the values that other parts of the study have chosen
-    for (variant, name), values in chosen.items():
-        nested.setdefault(variant, {})[name] = values
-    write_text(study.folder / TUNED, yaml.safe_dump(nested, sort_keys=False))
+    with study.locked():
+        write_tried(study.results_folder / "tuning.csv", pd.DataFrame(rows))
+        nested = read_tuned(study)  # keep the values that other parts of the study have chosen
+        for (variant, name), values in chosen.items():
+            nested.setdefault(variant, {})[name] = values
+        write_text(study.folder / TUNED, yaml.safe_dump(nested, sort_keys=False))
     return chosen
 
 

@@ -29,6 +29,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_lightning import stops_after_epochs
 from fedbc_lightning.core.twins import AnyCallback, AnyDataModule, both, overrides
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.federation.privacy import Privacy
 
 _AT_LEAST = {
     "max_rounds": 0, "local_epochs": 1, "local_steps": 1, "num_nodes": 1, "eval_every_n_rounds": 0,
@@ -90,6 +91,14 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         bad_fraction = isinstance(value, bool) or (isinstance(value, float) and not 0 < value <= 1)
         if bad_fraction or (isinstance(value, int) and value < least) or (isinstance(value, str) and value != "all"):
             wrong.append(f"trainer.{name}: got {value}; give a number of clients from {least}, or a fraction in (0, 1]")
+    privacy = arguments["privacy"]
+    if not (privacy is None or isinstance(privacy, Privacy)):
+        wrong.append(f"trainer.privacy: got {privacy!r}; give fedbc_lightning.Privacy(clip, noise_multiplier, delta)")
+    if privacy is not None and arguments["stragglers"] is not None:
+        wrong.append(
+            "trainer.stragglers: they are drawn among all sampled clients together, so one client changes who else "
+            "sends its update, and ε of trainer.privacy does not hold; leave one of the two out"
+        )
     if arguments["gradient_clip_algorithm"] not in (None, "norm", "value"):
         wrong.append(f"trainer.gradient_clip_algorithm: got {arguments['gradient_clip_algorithm']}; use norm or value")
     deterministic = arguments["deterministic"]
@@ -104,8 +113,10 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         wrong.append(f"trainer.engine: got {arguments['engine']}; use sequential, vectorized or auto")
     if arguments["local_schedules"] not in ("fresh", "continue"):
         wrong.append(f"trainer.local_schedules: got {arguments['local_schedules']}; use fresh or continue")
-    if arguments["record_steps"] not in (True, False, "auto"):
-        wrong.append(f"trainer.record_steps: got {arguments['record_steps']}; use auto, true or false")
+    if arguments["record_steps"] not in (True, False, "auto", "compile"):
+        wrong.append(f"trainer.record_steps: got {arguments['record_steps']}; use auto, true, false or compile")
+    if arguments["record_steps"] == "compile" and arguments["engine"] == "vectorized":
+        wrong.append("trainer.record_steps: compile is for engine: sequential; use auto with engine: vectorized")
     if arguments["client_dtype"] not in (None, "float32", "bfloat16"):
         wrong.append(f"trainer.client_dtype: got {arguments['client_dtype']}; use float32 or bfloat16, or leave it out")
     if wrong:

@@ -21,6 +21,7 @@ from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.core.twins import AnyCallback, AnyLogger
 from fedbc_lightning.distributed.fabric import make_fabric
+from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.module.adapter import check_module, unwrapped
@@ -67,8 +68,11 @@ class FederatedTrainer(RunView):
             round times ``max_rounds``. The epochs and steps that a client has taken are columns of ``clients.csv``; an
             epoch that is broken off counts by the fraction of its batches that were done. If a method trains a client
             twice in a round, its last training counts.
-        sampler: Rule that samples the clients of a round; default uniform without replacement.
+        sampler: Rule that samples the clients of a round; default uniform without replacement, or with ``privacy`` each
+            client independently.
         stragglers: Simulation of sampled clients that do less work or drop out; None: there are none.
+        privacy: Differential privacy of z for whole clients, by a bound of their updates and noise; None: there is
+            none. See ``docs/howto/private_training.md``.
         engine: ``"sequential"`` trains one client after another, with any module. ``"vectorized"`` trains many clients
             at once, by ``torch.func`` over ``training_step``, for small models; it also evaluates clients with equal
             numbers of samples together, and raises an error that names what it cannot do. ``"auto"`` times both on a
@@ -77,6 +81,9 @@ class FederatedTrainer(RunView):
         record_steps: Whether local steps that occur often are recorded and replayed, which gives the same numbers
             faster. ``"auto"``: if ``training_step`` is proven to be a function of weights and batch; one line names
             the obstacle if it is not. True: always; you guarantee that it is such a function. False: never.
+            ``"compile"``: as ``"auto"``, and steps of plain SGD that come often are compiled to C++, for long runs of
+            small models on a CPU in the sequential engine. The numbers then differ in last digits, also between a run
+            and its resumption; without a C++ compiler a line says so, and nothing is compiled.
         accelerator: Kind of device, as in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         strategy: Way in which processes are started: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork`` or
             ``ddp_notebook``. Each process trains whole clients; gradients are never synchronised. A forked process
@@ -142,8 +149,9 @@ class FederatedTrainer(RunView):
         local_schedules: Literal["fresh", "continue"] = "fresh",
         sampler: ClientSampler | None = None,
         stragglers: Stragglers | None = None,
+        privacy: Privacy | None = None,
         engine: Literal["sequential", "vectorized", "auto"] = "sequential",
-        record_steps: bool | Literal["auto"] = "auto",
+        record_steps: bool | Literal["auto", "compile"] = "auto",
         accelerator: str = "auto",
         strategy: str = "auto",
         devices: list[int] | str | int = "auto",
@@ -185,7 +193,8 @@ class FederatedTrainer(RunView):
         )
         settings = RunSettings(
             max_rounds=max_rounds, clients_per_round=clients_per_round, local=local,
-            sampler=sampler or UniformSampler(), stragglers=stragglers, engine=engine, accelerator=accelerator,
+            sampler=sampler or UniformSampler() if privacy is None else privacy.sampler(sampler),
+            stragglers=stragglers, privacy=privacy, engine=engine, accelerator=accelerator,
             strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision, deterministic=deterministic,
             callbacks=default_callbacks(callbacks, enable_progress_bar), logger=logger,
             eval_every_n_rounds=eval_every_n_rounds, eval_clients=eval_clients,

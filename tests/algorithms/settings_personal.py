@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from helpers import reference_personal as personal
+from helpers.reference_moon import moon
 from helpers.reference_personal import absolute_norm, layerwise, norm, squared_norm
 
 from algorithms.setting import Setting
@@ -15,6 +16,7 @@ from fedbc_lightning.algorithms import (
     L2GD,
     L2SGD,
     L2SGD2,
+    MOON,
     Ditto,
     FedAvgPlus,
     FedCoMedPlus,
@@ -78,6 +80,8 @@ def _plus(name: str, build: Callable[[], Any], prox: personal.Prox, **options: A
 
 
 SETTINGS_PERSONAL = [
+    _same("moon", partial(MOON, "features"), moon, LOCAL_MODEL),
+    _same("moon-uniform", partial(MOON, "features"), moon, LOCAL_MODEL, mu=5.0, temperature=0.2, weighting="uniform"),
     Setting("local", Local, personal.local_only, **LOCAL_MODEL),
     _perfedavg("perfedavg", outer_lr=0.05),
     _perfedavg("perfedavg-inner_lr", inner_lr=0.2, outer_lr=0.1),

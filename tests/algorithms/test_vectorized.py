@@ -14,11 +14,11 @@ from algorithms.registry import REPRESENTATIVES
 from algorithms.running import QUIET
 from algorithms.setting import Setting
 from fedbc_lightning import ConfigurationError, FederatedTrainer
-from fedbc_lightning.algorithms import APFL, L2GD, FedLiLS, PerFedAvg, PerFedBC, PFedMe
+from fedbc_lightning.algorithms import APFL, L2GD, MOON, FedLiLS, PerFedAvg, PerFedBC, PFedMe
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 
 OWN_STEPS = (APFL, FedLiLS, PerFedAvg, PerFedBC, PFedMe)
-REFUSED = [setting for setting in REPRESENTATIVES if isinstance(setting.build(), L2GD)]
+REFUSED = [setting for setting in REPRESENTATIVES if isinstance(setting.build(), (L2GD, MOON))]
 EQUAL = [setting for setting in REPRESENTATIVES if setting not in REFUSED]
 
 
@@ -54,8 +54,9 @@ def small_cohorts(monkeypatch):
 
 
 @pytest.mark.parametrize("setting", REFUSED, ids=lambda setting: setting.name)
-def test_components_are_refused(tmp_path, setting):
-    message = r"trainer\.engine: vectorized .* number of components of its own.*use engine: sequential"
+def test_components_and_features_are_refused(tmp_path, setting):
+    reason = "compares features by three models" if isinstance(setting.build(), MOON) else "components of its own"
+    message = rf"trainer\.engine: vectorized .* {reason}.*use engine: sequential"
     with pytest.raises(ConfigurationError, match=message):
         run(tmp_path, setting, "vectorized", rounds=1)
 

@@ -2,10 +2,12 @@
 
 import io
 
+import pyte
 import pytest
 from rich.console import Console
 
 from fedbc_lightning.callbacks.live_lines import FREE, LiveLines, Numbers, Pace, arrange
+from fedbc_lightning.callbacks.screen import Screen
 from fedbc_lightning.engines.work import Work
 
 KEY = ["global 0.9469", "local 0.9920", "worst10 0.9000"]
@@ -111,3 +113,33 @@ def test_clients_that_train_at_once_and_twice_are_counted_once():
     assert (work.num_begun, work.fraction) == (3, 0.5)
     work.start_round(6)
     assert (work.num_begun, work.fraction) == (0, 0.0)
+
+
+def texts(screen):
+    return [line.rstrip() for line in screen.display if line.strip()]
+
+
+@pytest.mark.parametrize("narrow", [60, 37, 20])
+def test_a_terminal_that_becomes_narrower_keeps_one_copy_of_the_lines(narrow):
+    lines, _, _, _ = live()
+    console = Console(file=io.StringIO(), width=120, height=40, force_terminal=True, color_system=None)
+    display = Screen(console, lines)._live
+    display.start()
+    try:
+        console.print("Reading digits.yaml")
+        wide = pyte.Screen(120, 40)
+        pyte.Stream(wide).feed(console.file.getvalue().replace("\n", "\r\n"))
+        assert len(texts(wide)) in (2, 3)
+
+        resized = pyte.Screen(narrow, 40)  # a terminal that breaks its lines anew
+        stream = pyte.Stream(resized)
+        stream.feed("\r\n".join(texts(wide)))
+        said = len(console.file.getvalue())
+        console.width = narrow
+        display.refresh()
+        stream.feed(console.file.getvalue()[said:].replace("\n", "\r\n"))
+    finally:
+        display.stop()
+    assert texts(resized)[0] == "Reading digits.yaml"
+    assert sum(line.startswith("round ") for line in texts(resized)) == 1
+    assert sum("global 0.9469" in line for line in texts(resized)) == 1

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from helpers.command_line import run_cli
 
+from fedbc_lightning.cli.arguments import UsageError, find_checkpoint
+
 MISTAKES = [
     ("fti --config tiny.yaml", 2, "unknown command 'fti': did you mean 'fit'?"),
     ("--config tiny.yaml fit", 2, "the command goes first: fedbc-cli fit --config ..."),
@@ -14,6 +16,7 @@ MISTAKES = [
         2,
         "no config file 'cifr.yaml' here or among the shipped ones. did you mean 'cifar.yaml'?",
     ),
+    ("fit --config nofile.yaml", 2, "among the shipped ones. Shipped: a1a.yaml"),  # nothing is near
     ("fit --config broken.yaml", 2, "broken.yaml, line 3: not YAML"),
     ("fit --config list.yaml", 2, "list.yaml: no sections in it"),
     ("fit", 2, "missing: "),
@@ -199,3 +202,11 @@ def test_a_module_that_is_not_found_is_looked_for_in_the_folder(project, capsys)
     assert "there is no cnn_of_mime.py in the current folder; did you mean 'cnn_of_mine'?" in said
     assert run_cli("fit", "--config", "tiny.yaml", "--model", "cnn_of_mine.CMN") == 2
     assert "module 'cnn_of_mine' has no attribute 'CMN'; did you mean 'CNN'?" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_names_one_of_them(tmp_path):
+    last = tmp_path / "digits" / "FedBC-0" / "checkpoints" / "last.ckpt"
+    last.parent.mkdir(parents=True)
+    last.touch()
+    with pytest.raises(UsageError, match=r"give a run folder, such as \S+FedBC-0, or a .ckpt file"):
+        find_checkpoint(str(tmp_path / "digits"))

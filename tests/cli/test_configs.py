@@ -26,6 +26,7 @@ STUDIES = [name for name in CONFIGS if name.startswith("studies/")]
 EXPERIMENTS = [name for name in CONFIGS if "/" not in name]
 OVERLAYS = [name for name in CONFIGS if name.startswith("algorithms/")]
 SHARING = [name for name in CONFIGS if name.startswith("sharing/")]
+PRIVATE = "privacy/fedavg.yaml"
 SECTIONS = [
     "seed_everything",
     "trainer",
@@ -96,7 +97,7 @@ def test_an_experiment_is_complete(name):
     assert config["trainer"]["name"] == name.removesuffix(".yaml")
 
 
-@pytest.mark.parametrize("name", [*EXPERIMENTS, *OVERLAYS, *SHARING])
+@pytest.mark.parametrize("name", [*EXPERIMENTS, *OVERLAYS, *SHARING, PRIVATE])
 def test_every_argument_of_every_class_is_there(name):
     for entry in classes(read(name)):
         assert set(entry["init_args"]) == set(class_arguments(entry["class_path"])), entry["class_path"]
@@ -123,9 +124,9 @@ def test_an_overlay_holds_an_algorithm_and_nothing_else(name):
 def command_of(name: str) -> list[str]:
     """The words of the command in a config's second line, after the config itself."""
     second = CONFIGS[name].read_text(encoding="utf-8").splitlines()[1]
-    start = f"# fedbc-cli fit --config synthetic.yaml --config {name}"
-    assert second.startswith(start)
-    return second.removeprefix(start).split()
+    command = re.match(rf"# fedbc-cli fit --config (synthetic|digits)\.yaml --config {name}(.*)", second)
+    assert command
+    return command[2].split()
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -231,3 +232,18 @@ def test_a_config_of_partial_sharing_says_what_it_is_and_runs(name, place):
     assert without_paths(ran["algorithm"]) == without_paths(asked["algorithm"])
     assert asked["trainer"].items() <= ran["trainer"].items()
     assert "accuracy/local" in (run / "metrics.csv").read_text()
+
+
+def test_the_private_config_says_what_it_is_and_runs(place):
+    pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
+    first, second = CONFIGS[PRIVATE].read_text(encoding="utf-8").splitlines()[:2]
+    assert re.match(r"# overlay: [^,]+, \S", first)
+    assert second == f"# fedbc-cli fit --config mnist_1000.yaml --config {PRIVATE}"
+    short = ["--trainer.max_rounds=2", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
+    few = ["--trainer.logger=false", "--trainer.local_epochs=1", "--trainer.clients_per_round=4"]
+    assert run_cli("fit", "--config", "digits.yaml", "--config", PRIVATE, *short, *few) == 0
+    run = only_run("runs/digits")
+    ran, asked = yaml.safe_load((run / "config.yaml").read_text()), read(PRIVATE)
+    assert without_paths(ran["algorithm"]) == without_paths(asked["algorithm"])
+    assert ran["trainer"]["privacy"] == asked["trainer"]["privacy"]
+    assert "privacy/epsilon" in (run / "metrics.csv").read_text()

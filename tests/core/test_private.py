@@ -213,6 +213,17 @@ def test_operations_come_down_to_the_known_ones():
     assert private_torch.UNSAFE_VIEW in [node.target for node in traced.graph.nodes], gone("_unsafe_view")
 
 
+def test_a_loop_repeats_a_body_that_writes_in_place():
+    written = torch.zeros(2)
+
+    def body(k, written):
+        written.add_(k)
+        return (k + 1,)
+
+    private_torch.repeat_while(lambda k, _: k < 4, body, (torch.zeros((), dtype=torch.int64),), (written,))
+    assert written.tolist() == [6.0, 6.0], gone("while_loop_op")
+
+
 def test_batch_norms_write_their_statistics_though_their_schemas_deny_it():
     with Seen() as seen, torch.no_grad():
         nn.BatchNorm1d(3)(torch.randn(4, 3))

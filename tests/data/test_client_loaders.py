@@ -100,3 +100,13 @@ def test_code_that_runs_between_batches_is_seen_at_any_client():
     found = loaders_of(Mixed()).code_between
     assert Halved in found
     assert scale in found
+
+
+def test_loaders_for_evaluation_are_those_of_each_client_and_none_if_one_has_no_data():
+    data = Toy(eval_batch_size=2)
+    together = data.client_eval_dataloaders([2, 0], "test", device=None)
+    assert isinstance(together, LoadersOnDemand)
+    for client, loader in zip([2, 0], together, strict=True):
+        alone = data.client_eval_dataloader(client)
+        assert all(map(torch.equal, [x for x, _ in loader], [x for x, _ in alone]))
+    assert data.client_eval_dataloaders([2, 1], "test", device=None) is None

@@ -22,7 +22,7 @@ from algorithms.setting import Setting
 from helpers.scripts import ROOT
 
 from digests.runs import train
-from fedbc_lightning.algorithms import L2GD
+from fedbc_lightning.algorithms import L2GD, MOON
 from fedbc_lightning.callbacks import ByzantineClients
 
 TYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -140,8 +140,8 @@ def _variants() -> Iterator[Case]:
 def _cases(setting: Setting, suffix: str, variant: Variant, processes: int) -> Iterator[Case]:
     algorithm = setting.build()
     for engine in variant.engines:
-        if engine == "vectorized" and isinstance(algorithm, L2GD):
-            continue  # refused: each client draws from components of its own
+        if engine == "vectorized" and isinstance(algorithm, (L2GD, MOON)):
+            continue  # refused: each client draws from components of its own, or a layer's output is read
         for name in variant.types:
             run = partial(_run, setting, variant, engine, TYPES[name], processes)
             yield Case(f"{setting.name}{suffix}/{engine}/{name}/{processes}", type(algorithm).__name__, run, processes)

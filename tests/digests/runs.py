@@ -66,7 +66,7 @@ class Data(FederatedDataModule):
 
 
 class Net(LightningModule):
-    """Two layers, whose parameters ``head`` and ``tail`` are named by penalties of the registry.
+    """Two layers, whose parameters ``head`` and ``tail`` are named by penalties of the registry, as is ``features``.
 
     Args:
         dtype: The type of the parameters.
@@ -96,6 +96,7 @@ class Net(LightningModule):
         self.head = torch.nn.Parameter(0.5 * draw[:num_features].to(dtype))
         self.tail = torch.nn.Parameter(0.5 * draw[num_features:].T.to(dtype).contiguous())
         self.norm = torch.nn.BatchNorm1d(hidden, dtype=dtype) if batch_norm else None
+        self.features = torch.nn.Identity()
         self.dropout, self.schedule = dropout, schedule
         self.optimizer = (
             partial(torch.optim.Adam, lr=0.05, weight_decay=0.01)
@@ -109,7 +110,7 @@ class Net(LightningModule):
             hidden = self.norm(hidden)
         if self.dropout:
             hidden = functional.dropout(hidden, self.dropout, self.training)
-        return hidden @ self.tail
+        return self.features(hidden) @ self.tail
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, targets = batch

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from fedbc_lightning import ConfigurationError, FedAvg, FedBC, FederatedDataModule
+from fedbc_lightning import ConfigurationError, FedAvg, FedBC, FederatedDataModule, recordable
 from fedbc_lightning.algorithms import PerFedBC
 from fedbc_lightning.data import ArrayDataset
 from fedbc_lightning.engines.stacked import stacked_bench
@@ -83,6 +83,18 @@ class Model(BoringModel):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+@recordable
+def doubled_in_place(inputs):
+    return inputs.mul_(2)
+
+
+class Writing(Model):
+    """Writes into its batch, in a function that the proof does not look into."""
+
+    def test_step(self, batch, batch_idx):
+        super().test_step([doubled_in_place(batch[0]), batch[1]], batch_idx)
 
 
 class LogsMore(Model):
@@ -516,3 +528,9 @@ def test_own_models_are_stacked_as_far_as_there_is_space(tmp_path, monkeypatch):
     rows = evaluate(tmp_path)[0]
     assert_close(rows, evaluate(tmp_path, "sequential")[0])
     assert set(num_models) == {(), (7,), (6,)}
+
+
+def test_z_and_own_models_see_the_same_batch_even_if_the_step_writes_into_it(tmp_path):
+    rows, _, num_alone = evaluate(tmp_path, model=Writing)
+    assert num_alone == NUM_ALONE
+    assert_close(rows, evaluate(tmp_path, "sequential", Writing)[0])

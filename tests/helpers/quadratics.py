@@ -34,6 +34,8 @@ def sample_quadratics(
 class QuadraticModule(LightningModule):
     """w = (head, tail), two parameters so that optimizer groups can part them; a batch is (A (B, d, d), a (B, d)).
 
+    The layer ``features`` returns w - a of each sample, (B, d).
+
     Args:
         dim: Length d of w.
         lr: Step size of ``head`` (and of ``tail``, unless ``tail_lr`` is given).
@@ -58,6 +60,7 @@ class QuadraticModule(LightningModule):
         start = torch.linspace(-1.0, 1.0, dim, dtype=torch.float64)
         self.head = torch.nn.Parameter(start[:1].clone())
         self.tail = torch.nn.Parameter(start[1:].clone())
+        self.features = torch.nn.Identity()
         self.lr, self.momentum, self.tail_lr, self.decay = lr, momentum, tail_lr, decay
         self.lbfgs, self.weight_decay = lbfgs, weight_decay
 
@@ -71,7 +74,7 @@ class QuadraticModule(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         matrices, centres = batch
-        offset = torch.cat([self.head, self.tail]) - centres
+        offset = self.features(torch.cat([self.head, self.tail]) - centres)
         loss = 0.5 * torch.einsum("bi,bij,bj->b", offset, matrices, offset).mean()
         self.log("train_objective", loss)
         return loss

@@ -117,8 +117,19 @@ class Trained:
     mean_loss: float
 
 
-def train(clients: Clients, local: Local, round: int, client: int, start: np.ndarray, term: Term) -> Trained:
-    """Default local training: the term is added once per step, after accumulation and before clipping."""
+def train(
+    clients: Clients,
+    local: Local,
+    round: int,
+    client: int,
+    start: np.ndarray,
+    term: Term,
+    of_batch: Callable[[np.ndarray, Rows], np.ndarray] | None = None,
+) -> Trained:
+    """Default local training: the term is added once per step, after accumulation and before clipping.
+
+    ``of_batch(w, rows)``: the gradient of what a method adds to the loss of each batch.
+    """
     w, lr = start.copy(), local.lr
     velocity = np.zeros_like(w)
     raw_sum = np.zeros_like(w)
@@ -128,6 +139,8 @@ def train(clients: Clients, local: Local, round: int, client: int, start: np.nda
     for batches in steps:
         losses += [loss(clients, client, w, rows) for rows in batches]
         raw = sum(gradient(clients, client, w, rows) for rows in batches) / local.divisor
+        if of_batch is not None:
+            raw = raw + sum(of_batch(w, rows) for rows in batches) / local.divisor
         raw_sum = raw_sum + raw
         grad = raw + term(w)
         if local.clip is not None:

@@ -140,7 +140,23 @@ def test_an_exception_in_an_evaluation_says_where(tmp_path):
 def test_an_exception_in_a_mapped_step_says_at_which_client(tmp_path):
     with pytest.raises(KeyError, match="boom") as caught:
         fit(tmp_path, Always(), engine="vectorized")
-    assert re.fullmatch(r"client \d, round 1", notes_of(caught.value)[0])
+    assert re.fullmatch(r"client \d, round 1, batch 0", notes_of(caught.value)[0])
+
+
+def test_both_engines_name_the_same_batch(tmp_path):
+    def change(inputs, targets):
+        targets = targets.clone()
+        targets[-1] = 7
+        return TensorDataset(inputs, targets)
+
+    notes = []
+    for engine in ("sequential", "vectorized"):
+        with pytest.raises(ConfigurationError, match="Target 7 is out of bounds") as caught:
+            fit(tmp_path / engine, Plain(), OtherData(change, batch_size=4), engine=engine, clients_per_round=1)
+        notes += notes_of(caught.value)
+    assert len(notes) == 2
+    assert len(set(notes)) == 1
+    assert re.fullmatch(r"client \d, round 1, batch [1-9]", notes[0])
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from fedbc_lightning.planning import drawn
 from fedbc_lightning.planning.repeated import repeated
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.studies.methods import Tuning
+from fedbc_lightning.studies.notes import write_note
 from fedbc_lightning.studies.plan import plan_run, plan_study
-from fedbc_lightning.studies.schedule import write_note
 from fedbc_lightning.studies.study import Study
 
 CASES = {

@@ -10,6 +10,7 @@ from fedbc_lightning.cli.choices import choices, is_for_yaml
 from fedbc_lightning.cli.docstrings import read_docstring, read_parameters
 from fedbc_lightning.cli.names import class_name
 from fedbc_lightning.core.origin import is_ours
+from fedbc_lightning.data import PartitionedDataModule
 from fedbc_lightning.server import ServerCallback, WeightedAverage
 
 TEMPLATE = [
@@ -114,3 +115,9 @@ def test_a_server_part_that_is_not_marked_is_taken_by_composed(cls):
     part = cls(**{p.name: known[p.name] for p in read_parameters(cls) if p.default is None})
     parts = [part, WeightedAverage()] if not part.follows_aggregation else [WeightedAverage(), part]
     assert ComposedAlgorithm(parts).parts == parts
+
+
+def test_doctests_stay_as_they_are():
+    (block,) = read_docstring(PartitionedDataModule).sections["Example"]
+    assert block.kind == "literal"
+    assert all(line.startswith((">>> ", "([8")) for line in block.lines)

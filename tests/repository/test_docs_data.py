@@ -38,7 +38,8 @@ def test_an_example_runs_and_leaves_curves(title, tmp_path):
     for command in commands:
         run(command, tmp_path)
     runs = sorted((tmp_path / "runs").glob("*/*-*"))
-    assert len(runs) == sum("fedbc-cli fit" in command or command == "python arrays.py" for command in commands)
+    scripts = ("python arrays.py", "python writers.py")
+    assert len(runs) == sum("fedbc-cli fit" in command or command in scripts for command in commands)
     for folder in runs:
         with (folder / "metrics.csv").open() as file:
             rows = list(csv.DictReader(file))

@@ -309,3 +309,13 @@ def test_two_nodes_share_the_folder_or_are_told(tmp_path):
         message = (tmp_path / f"error-{rank}.txt").read_text()
         assert "process 1 does not see the file of process 0" in message
         assert "choose a folder that all nodes share" in message
+
+
+def test_staged_rows_of_several_clients_are_those_of_each():
+    rows = client_rows.MemoryRows({"v": torch.tensor([1.0, 2.0])}, {"v": torch.bfloat16}, 5)
+    rows.stage("v", [1, 3], torch.tensor([[3.1, 4.0], [5.0, 6.0]]))
+    rows.commit()
+    rows.stage("v", [3, 4], torch.tensor([[7.3, 8.0], [9.0, 10.0]]))
+    for staged in (False, True):
+        together = rows.gather("v", [4, 1, 0, 3], staged=staged)
+        assert torch.equal(together, torch.stack([rows.read("v", k, staged=staged) for k in (4, 1, 0, 3)]))

@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
-import filelock
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,7 +19,9 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedbc_lightning import ConfigurationError
+from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.notes import is_finished, write_note
 from fedbc_lightning.studies.progress import StudyProgress, seconds_left
 from fedbc_lightning.studies.results import check_pairs, evaluated, read_results, reported_rows
 from fedbc_lightning.studies.schedule import Schedule, Workers
@@ -85,7 +86,7 @@ def test_what_is_seen_of_runs_at_work(project, monkeypatch, is_terminal):
     study = Study(**{**TINY, "base": str(project / "tiny.yaml"), "name": "study", "out": str(project / "studies")})
     runs = [study.run(variant, method, seed) for variant in study.variants for method in study.methods for seed in (0,)]
     workers = Workers(2, 1, [])
-    schedule = Schedule(runs, workers, print)
+    schedule = Schedule(runs, workers, print, since=0.0)
     first, _, _, second, *_ = schedule.states
     for state, round in ((first, 3), (second, 0)):
         state.status, state.round, state.max_rounds = "running", round, 8 if round else None
@@ -397,13 +398,38 @@ def test_runs_that_do_not_share_what_they_should(project, monkeypatch):
     ]
 
 
-def test_one_process_at_a_time(project, monkeypatch):
+def test_another_process_does_a_part(project, monkeypatch):
+    """A run is waited for while another process has it, taken over when that dies, and not tried again if it failed."""
     importable(project, monkeypatch)
-    study = Study(**{**TINY, "seeds": 1})
-    study.folder.mkdir(parents=True)
-    lock = filelock.FileLock(study.folder / ".lock")
-    with lock, pytest.raises(ConfigurationError, match="is being worked on by another process"):
-        Comparison(study).run()
+    study = Study(**{**TINY, "seeds": 1, "variants": {"all": {}}})
+    taken, failed, own = (study.run("all", method, 0) for method in study.methods)
+    locks = {run.method: RunLock() for run in (taken, failed)}
+    for run in (taken, failed):
+        run.folder.mkdir(parents=True)
+        assert locks[run.method].try_take(run.folder)
+    seen = []
+
+    def other(lines):
+        """What the other process does, as soon as this one has done its own run."""
+        seen.append(lines)
+        if "in other processes" in str(lines) and is_finished(own) and locks:
+            write_note(failed, is_finished=False, error="out of memory over there")
+            while locks:
+                locks.popitem()[1].__exit__()
+
+    console = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr("fedbc_lightning.studies.progress.SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr(console, "print", lambda *lines, **_: other(lines))
+    comparison = Comparison(study, console)
+    assert not comparison.run()
+    states = {state.run.method: state for state in comparison.states}
+    assert {name: state.status for name, state in states.items()} == {
+        taken.method: "finished", failed.method: "failed", own.method: "finished"
+    }  # fmt: skip
+    assert states[failed.method].error == "out of memory over there"
+    assert not list(failed.folder.glob("log.txt"))
+    assert any("2 in other processes" in str(lines) for lines in seen)
+    assert Comparison(study, Console(file=io.StringIO())).run(), "a later command tries it again"
 
 
 def test_ctrl_c_leaves_a_study_that_goes_on(project):

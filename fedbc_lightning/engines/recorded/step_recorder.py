@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,8 @@ class Recording:
         num_compared: Number of replays that were compared with the step as written.
         credit: Number of steps that may be replayed before one is compared again.
         compared_in: The last round in which a replay was compared.
+        compiled: Compiled steps that take the place of replays, by what is compiled into them.
+        counts: Number of replays that these would have taken the place of.
     """
 
     replay: Replay
@@ -75,6 +77,8 @@ class Recording:
     num_compared: int = 0
     credit: int = 0
     compared_in: int = -1
+    compiled: dict[Any, Any] = field(default_factory=dict)
+    counts: dict[Any, int] = field(default_factory=dict)
 
 
 class StepRecorder:

@@ -13,8 +13,9 @@ from torch import Tensor
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.data.client_loaders import ClientLoaders
-from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, kind_of
+from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, have_one_kind
 from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader
+from fedbc_lightning.engines.recorded.recording import NotRecordableError
 
 JOINED_BYTES = 2**28
 """Largest size in bytes of clients' own tensors that are copied into one tensor, anew in each round."""
@@ -91,16 +92,18 @@ def _pools(loaders: ClientLoaders) -> _Pools | None:
     if not isinstance(first, ArrayDataset) or (first.augment is not None and loaders[0].sampler.seed is not None):
         return None
     datasets: Any = loaders.datasets
-    kind = kind_of(first)
-    if not loaders.gathers or any(kind_of(dataset) != kind for dataset in datasets):
+    if not loaders.gathers or not have_one_kind(datasets):
         return None
     pool_of_each = [dataset.pool for dataset in datasets]
-    pools = {id(pool): pool for pool in pool_of_each}
-    ends = np.cumsum([len(pool) for pool in pools.values()]).tolist()
+    pools = list(dict.fromkeys(pool_of_each))
+    ends = np.cumsum(list(map(len, pools)))
     if len(pools) > 1 and ends[-1] * first.pool.sample_bytes > JOINED_BYTES:
         return None
-    starts = dict(zip(pools, [0, *ends], strict=False))
-    return _Pools(list(pools.values()), np.array([starts[id(pool)] for pool in pool_of_each]))
+    starts = np.append(0, ends[:-1])
+    if len(pools) < len(pool_of_each):
+        place = {pool: k for k, pool in enumerate(pools)}
+        starts = starts[[place[pool] for pool in pool_of_each]]
+    return _Pools(pools, starts)
 
 
 def _gathered(
@@ -144,20 +147,28 @@ def _gathered(
         step += len(steps)
 
 
-def gathered_whole(loaders: ClientLoaders) -> list[Tensor] | None:
-    """Return all samples of K clients in the order of their data sets, (K, n, ...), or None as :func:`_pools`.
+def gathered_whole(loaders: ClientLoaders | None) -> list[Tensor]:
+    """Return the batches of K clients that have one batch of n samples each, in the order of the data, (K, n, ...).
 
     Args:
-        loaders: The loaders of K clients with n samples each, which do not shuffle.
+        loaders: The loaders of the clients, which do not shuffle; None if one of them has no data.
+
+    Raises:
+        NotRecordableError: The data do not have this form, or are not tensors in memory.
     """
+    if loaders is None or (loaders.num_batches != 1).any() or (loaders.sizes != loaders.sizes[0]).any():
+        raise NotRecordableError("their numbers of samples are not those that the data module tells")
     pools = _pools(loaders)
     if pools is None:
-        return None
+        raise NotRecordableError("their data are not tensors in memory of one kind")
     datasets: Any = loaders.datasets
     device, shape = loaders[0].device, (len(loaders), loaders[0].num_samples)
     tensors = pools.tensors(device)
-    rows = _own_rows(datasets) + _repeated(pools.start, np.full(*shape))
-    columns = datasets[0].gather(upload(rows, tensors[0].device), tensors, None, device)
+    if len(pools.pools) == len(datasets) > 1 and not any(dataset.indices is not None for dataset in datasets):
+        columns = datasets[0].finish(tensors, None, device)
+    else:
+        rows = _own_rows(datasets) + _repeated(pools.start, np.full(*shape))
+        columns = datasets[0].gather(upload(rows, tensors[0].device), tensors, None, device)
     return [column.view(*shape, *column.shape[1:]) for column in columns]
 
 

@@ -44,6 +44,7 @@ class CohortOptimizerRun(CohortRun):
         self.grad = torch.zeros_like(self.w)
         self._held, self._held_values = self.layout.held_part(trains), self.w
         self.gradient_sum = torch.zeros_like(self.w) if keep_mean else None
+        self._steps_taken = 0
 
     def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
         """Train all clients from their start models (d,) or (K, d), and hand the cohort the result."""
@@ -57,6 +58,10 @@ class CohortOptimizerRun(CohortRun):
         """Return the terms, and what is applied after a step."""
         return [*super().parts(), *([] if self.after_step is None else [self.after_step])]
 
+    def place(self, row: int) -> str:
+        """Return the client of a row, the round, and the batch within the epoch, for a note on an exception."""
+        return f"{super().place(row)}, batch {self._steps_taken % int(self.loaders.num_batches[row])}"
+
     def train(self) -> list[int]:
         """Take all steps of all clients, and return how many each has taken."""
         loaders, optimizer = self.loaders, self.optimizer
@@ -66,7 +71,8 @@ class CohortOptimizerRun(CohortRun):
         num_epochs = self.local.epochs or int((-(-np.array(steps) // num_batches)).max())
         terms: list[Any] = self.terms
         num_rows, can_shrink = len(loaders), all(hasattr(term, "first") for term in terms)
-        for active, stacks in stacked_batches(loaders, num_epochs, steps, self.stacked.check_visit):
+        batches = stacked_batches(loaders, num_epochs, steps, self.stacked.check_visit)
+        for self._steps_taken, (active, stacks) in enumerate(batches):
             for stack in stacks:
                 for part, output in self.gradients(self.w, stack, self.grad):
                     self.counted.add(part, output)

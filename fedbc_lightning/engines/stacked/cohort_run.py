@@ -131,8 +131,12 @@ class CohortRun:
             except NotRecordableError:
                 return
             except Exception as error:
-                raise_located(error, place_in_run(f"client {self.cohort.ids[row]}", bench.round), own)
+                raise_located(error, self.place(row), own)
                 raise error from None
+
+    def place(self, row: int) -> str:
+        """Return the client of a row and the round, for a note on an exception."""
+        return place_in_run(f"client {self.cohort.ids[row]}", self.bench.round)
 
     def _gradients(
         self, w: Tensor, stack: Stack, batch: list[Tensor], grad: Tensor
@@ -142,7 +146,7 @@ class CohortRun:
         is_few = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
         if not is_few:
             rows = None if stack.is_aligned else upload(torch.from_numpy(stack.rows), w.device)
-            parameters = self._kept_views(w, "mapped", num_entries) if rows is None else self._views(w[rows])
+            parameters = self._kept_views(w, "mapped", num_entries) if rows is None else self.layout.views(w[rows])
             output = self._step("mapped", parameters, batch)
             into = grad[:num_entries, :num_optimized]
             flat = [gradient.reshape(num_entries, -1) for gradient in output.gradients]
@@ -157,17 +161,13 @@ class CohortRun:
             torch.cat([gradient.reshape(-1) for gradient in output.gradients], out=grad[row, :num_optimized])
             yield stack._replace(rows=np.array([row]), is_aligned=False), output
 
-    def _views(self, rows: Tensor) -> list[Tensor]:
-        """Return each parameter, (...), as a view of one row (d,), or (k, ...) of the rows (k, d)."""
-        return [rows[..., e.offset : e.end].view(*rows.shape[:-1], *e.shape) for e in self.layout.entries]
-
     def _kept_views(self, w: Tensor, kind: str, number: int) -> list[Tensor]:
         """Return the parameters of a "mapped" step of so many first rows, or of a "single" step of this row."""
         if w is not self._viewed:
             self._viewed, self._parameters = w, {}
         key = kind, number
         if key not in self._parameters:
-            self._parameters[key] = self._views(w[:number] if kind == "mapped" else w[number])
+            self._parameters[key] = self.layout.views(w[:number] if kind == "mapped" else w[number])
         return self._parameters[key]
 
     def _step(self, kind: str, parameters: Sequence[Tensor], batch: list[Tensor]) -> StepOutput:

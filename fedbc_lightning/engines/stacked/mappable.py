@@ -32,7 +32,7 @@ def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
     """
     user, layout, recorder = bench.user, bench.layout, bench.recorder
     bench.row.copy_(w)
-    parameters = [w[entry.offset : entry.end].view(entry.shape).clone() for entry in layout.entries]
+    parameters = [view.clone() for view in layout.views(w)]
     draws = False
 
     def taken(way: Callable[..., StepOutput], *args: Any, batch_idx: int) -> StepOutput:

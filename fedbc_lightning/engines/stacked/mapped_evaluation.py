@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,11 +13,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning.core.twins import overrides
-from fedbc_lightning.data.client_loaders import ClientLoaders
-from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.recorded.proof import Proof
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
-from fedbc_lightning.engines.stacked.cohort_batches import gathered_whole
 from fedbc_lightning.engines.step_function import StepFunction
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.collector import ColumnCollector
@@ -83,29 +80,22 @@ class MappedEvaluation:
         if any("performance drop" in str(warning.message) for warning in caught):
             raise NotRecordableError("torch would do one of its operations for each of them in turn")
 
-    def run(self, loaders: Sequence[ClientLoader | None], w: Tensor) -> list[dict[str, float]]:
+    def run(self, batch: list[Tensor], w: Tensor) -> list[dict[str, float]]:
         """Return what each client logged.
 
         Args:
-            loaders: The loaders of K clients with one batch each; all batches have the same size.
+            batch: The batches of K clients, (K, n, ...) each.
             w: The models of the clients, (K, d), or the one model of all, (d,).
 
         Raises:
-            NotRecordableError: The data do not have this form, or the step logs something else than numbers.
+            NotRecordableError: The step logs something else than numbers.
             Exception: Whatever the step raises when it is mapped.
         """
-        there = [loader for loader in loaders if loader is not None and len(loader) == 1]
-        if len(there) < len(loaders) or len({loader.num_samples for loader in there}) > 1:
-            raise NotRecordableError("their numbers of samples are not those that the data module tells")
-        batch = gathered_whole(ClientLoaders(there))
-        if batch is None:
-            raise NotRecordableError("their data are not tensors in memory of one kind")
         self._user.start_collecting()  # puts scratch buffers back to what each client finds
         batch = self._user.to_device(batch)
         self._prove([part[0] for part in batch])
-        parameters = [w[..., e.offset : e.end].view(*w.shape[:-1], *e.shape) for e in self._layout.entries]
-        calls = self._function.evaluated(parameters, batch, is_one_model=w.ndim == 1)
-        collector = ColumnCollector(len(there))
+        calls = self._function.evaluated(self._layout.views(w), batch, is_one_model=w.ndim == 1)
+        collector = ColumnCollector(len(batch[0]))
         collector.start_batch(batch, batch[0].size(1))
         for call in calls:
             collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)

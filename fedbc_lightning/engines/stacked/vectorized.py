@@ -72,6 +72,15 @@ class VectorizedEngine(BaseEngine):
             raise NotVectorizableError(f"cannot train with {name}: {solver.one_by_one}")
         super().check_solver(name, solver)
 
+    def check_layer(self, name: str, layer: str) -> None:
+        """Refuse to read a layer's output, which needs a hook that a mapped step does not call.
+
+        Raises:
+            NotVectorizableError: Whenever the module has such a layer.
+        """
+        super().check_layer(name, layer)
+        raise NotVectorizableError(f"cannot train with {name}, whose loss compares features by three models per batch")
+
     def mapped_evaluation(self, stage: str) -> MappedEvaluation:
         """Return what evaluates several clients at once in ``"validation"`` or ``"test"``."""
         if stage not in self._evaluations:

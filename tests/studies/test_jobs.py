@@ -1,0 +1,68 @@
+"""Jobs of submitit do a study: real ones, as processes of this machine, of which one is killed."""
+
+import json
+
+import pandas as pd
+import psutil
+import pytest
+import yaml
+from helpers.command_line import run_cli
+from helpers.programs import forked, wait_until
+
+from fedbc_lightning.studies.study import Study
+
+pytest.importorskip("submitit", reason="the extra cluster is not installed")
+
+STUDY = {
+    "base": "tiny.yaml",
+    "algorithms": {"FedAvg": {}, "FedBC": {"dual_lr": 0.01}},
+    "overrides": {"trainer.max_rounds": 90},
+    "seeds": 2,
+}
+JOBS = {"backend": "local", "jobs": 2, "workers": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
+def test_a_killed_job_leaves_its_runs_to_the_others(project):
+    (project / "whole.yaml").write_text(yaml.safe_dump(STUDY))
+    (project / "study.yaml").write_text(yaml.safe_dump(STUDY | JOBS))
+    with forked(["-m", "fedbc_lightning", "compare", "--config", "study.yaml"], project) as program:
+        wait_until(lambda: list(project.glob("studies/study/runs/**/last.ckpt")), program)
+        first, _ = json.loads((project / "studies/study/jobs/jobs.json").read_text())["jobs"]
+        (job,) = psutil.Process(int(first)).children()
+        job.kill()
+        done = program.finish()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Jobs submitted: " in done.stdout
+    assert run_cli("compare", "--config", "whole.yaml") == 0
+    results = [pd.read_csv(project / "studies" / name / "results.csv") for name in ("study", "whole")]
+    results[0]["folder"] = results[0]["folder"].str.replace("studies/study/", "studies/whole/")
+    pd.testing.assert_frame_equal(*[found.drop(columns="seconds") for found in results])
+    tables = [(project / "studies" / name / "table.md").read_text() for name in ("study", "whole")]
+    assert tables[0].replace("# study", "# whole") == tables[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"resources": {"tiemout_min": 3}},
+            "resources: Unknown executor 'tiemout' in parameter 'tiemout_min'; they have",
+        ),
+        ({"resources": {"timeout_min": "soon"}}, 'resources: Parameter "timeout_min" expected type'),
+        ({"resources": {"nodes": 2}}, "resources: LocalExecutor can use only one node"),
+        ({"jobs": 0}, "jobs: got 0; give 1 or more"),
+    ],
+)
+def test_mistakes_are_one_line(project, capfd, given, message):
+    (project / "study.yaml").write_text(yaml.safe_dump(STUDY | JOBS | given))
+    assert run_cli("compare", "--config", "study.yaml") == 1
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert message in line
+    assert not list(project.glob("studies/*/runs"))
+
+
+def test_a_plan_knows_how_many_runs_jobs_do_at_a_time():
+    study = Study("digits.yaml", {"FedAvg": {}}, backend="slurm", jobs=3, resources={"gpus_per_node": 2})
+    assert study.num_at_once == 6
