@@ -303,6 +303,12 @@ def have_one_kind(datasets: Sequence[Any]) -> bool:
     return all(part.count(part[0]) == len(part) for part in parts)  # fast, because equal objects mostly are identical
 
 
+def has_plain_rows(datasets: Sequence[ArrayDataset]) -> bool:
+    """Return whether no class of these data sets has a way of its own to turn positions into rows."""
+    kinds: set[type[ArrayDataset]] = set(map(type, datasets))
+    return all(kind.rows is ArrayDataset.rows for kind in kinds)
+
+
 def _reads_items_as(dataset: Dataset, kind: type) -> bool:
     return type(dataset) is kind or _inherits_reading(type(dataset), kind)
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
@@ -62,6 +63,7 @@ class ContrastedStep:
     def _features_of_others(self, batch: Any, batch_idx: int) -> list[Tensor]:
         bench, user, layout = self._bench, self._bench.user, self._bench.layout
         w, buffers, counters = bench.row.clone(), layout.read_buffers(), layout.read_counters()
+        scratch = [buffer.clone() for buffer, _ in user.scratch]
         watch, user.first_batch = user.first_batch, None  # it looks at the first step in training mode
         user.eval_mode()
         found = []
@@ -70,13 +72,15 @@ class ContrastedStep:
                 bench.row.copy_(row)
                 layout.write_buffers(own_buffers, self._counters)
                 with preserved_globals(user.device), unheard(user), self._watched(is_last=True) as outputs:
-                    user.training_step(batch, batch_idx)
+                    user.training_step(_copied(batch), batch_idx)
                 found.append(self._single(outputs))
         finally:
             user.train_mode()
             user.first_batch = watch
             bench.row.copy_(w)
             layout.write_buffers(buffers, counters)
+            for (buffer, _), before in zip(user.scratch, scratch, strict=True):
+                buffer.copy_(before)
         return found
 
     @contextmanager
@@ -122,13 +126,18 @@ class ContrastedStep:
         )
 
 
+def _copied(batch: Any) -> Any:
+    """Return a copy of a batch, its containers included: a step may write into both."""
+    return apply_to_collection(batch, Tensor, Tensor.clone)
+
+
 def find_layer(module: nn.Module, name: str) -> nn.Module:
     """Return the layer of this name.
 
     Raises:
         ConfigurationError: The module has no such layer.
     """
-    layers = {path: layer for path, layer in module.named_modules() if path}
+    layers = {path: layer for path, layer in module.named_modules(remove_duplicate=False) if path}
     if name not in layers:
         shown = ", ".join(layers) if len(layers) <= 12 else f"{', '.join(list(layers)[:6])}, ..., {list(layers)[-1]}"
         raise ConfigurationError(

@@ -26,6 +26,9 @@ from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.module.mistakes import refuse_loss
 from fedbc_lightning.state.cohort import Cohort
 
+NUM_COMPARED = 2
+"""Number of steps in a call of a compiled loop that is compared: a loop that goes wrong does so from the second on."""
+
 
 class MissingGradientError(Exception):
     """A step left a parameter of the optimizer without a gradient.
@@ -131,7 +134,9 @@ class OptimizerRun(ClientRun):
     def _run_batches(self) -> None:
         """Take the steps of an epoch: as many as possible are replayed, the others are taken as they are written."""
         self._changes = self._changes_of_a_step() if self._is_plain else []
-        self._sgd = None if self.bench.compiler.is_over else self._only_sgd()
+        if not self.bench.compiler.is_over and not self._is_plain:
+            self.bench.compiler.tell("hooks of steps, accumulated gradients or a term in the loss are part of them")
+        self._sgd = self._only_sgd() if self._is_plain and not self.bench.compiler.is_over else None
         batches: Sequence[Any] = ()
         start = batch_idx = 0
         try:
@@ -182,21 +187,21 @@ class OptimizerRun(ClientRun):
             batch_idx: Number of the first batch.
 
         Returns:
-            Number of steps that were taken: that of the batches, or 1 if it is compared with a compiled one.
+            Number of steps that were taken: that of the batches, or fewer if they are compared with compiled ones.
         """
         compiled = self.bench.compiler.ready(recording, self._sgd, self._all_terms, batches)
         is_compared = compiled is not None and compiled.num_compared != recording.num_compared
         if is_compared:
-            batches = batches[:1]
+            batches = batches[:NUM_COMPARED]
         count, size = len(batches), self._size_of(batches[0], batch_idx)
         self.collector.start_batch(batches[-1], size, num_batches=count)
         with torch.no_grad():
             if compiled is None:
                 rest = self._replay_each(recording, batches, size)
             elif is_compared:
-                compiled.predict(batches[0])
+                compiled.predict(batches)
                 rest = self._replay_each(recording, batches, size)
-                self.bench.compiler.compare(recording, compiled, rest[0])
+                self.bench.compiler.compare(recording, compiled, rest)
             else:
                 rest = compiled.take(batches)
                 self._gradients = None

@@ -23,6 +23,7 @@ from algorithms.test_local_parameters import fit as fit_partially
 from fedbc_lightning.algorithms import MOON, FedAvg
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.engines.contrasted_step import find_layer
 
 
 def test_with_momentum_accumulation_and_clipping(tmp_path):
@@ -160,3 +161,41 @@ def test_auto_takes_the_sequential_engine(tmp_path):
     trainer = make_trainer(tmp_path, max_rounds=1, clients_per_round=2, engine="auto")
     trainer.fit(Noisy(), Two(), MOON("body"))
     assert trainer.federation.engine_kind == "sequential"
+
+
+class Writing(Noisy):
+    """Writes into its batch, takes it apart, and counts its steps in a buffer that does not travel."""
+
+    def __init__(self, is_writing: bool = True) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(10, 6), nn.Tanh())
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+        self.is_writing, self.counts = is_writing, []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.calls += 1
+        if self.is_writing:
+            labels = batch.pop()
+            inputs = batch[0].sub_(0.5).mul_(2)
+        else:
+            inputs, labels = (batch[0] - 0.5) * 2, batch[1]
+        loss = functional.cross_entropy(self.head(self.body(inputs)), labels)
+        self.counts.append(int(self.calls))
+        return loss
+
+
+def test_passes_by_other_models_leave_batch_and_buffers_alone(tmp_path):
+    models, counts = [], []
+    for is_writing, algorithm in ((True, MOON("body")), (False, MOON("body")), (False, FedAvg())):
+        module, trainer = Writing(is_writing), make_trainer(tmp_path, **OPTIONS | {"max_rounds": 1})
+        trainer.fit(module, Two(), algorithm)
+        models.append(trainer.server.z)
+        counts.append(module.counts)
+    assert torch.equal(*models[:2])
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_a_layer_may_be_given_by_any_of_its_names():
+    module = Noisy()
+    module.other = module.body
+    assert find_layer(module, "other") is module.body

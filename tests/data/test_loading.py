@@ -139,6 +139,20 @@ def test_items_of_an_array_data_set():
         dataset[2]
 
 
+def test_a_data_set_with_rows_of_its_own_is_read_through_them():
+    class Late(ArrayDataset):
+        def rows(self, positions):
+            return (positions + 4) % len(self.pool)
+
+    batches = ClientLoader(Late((torch.arange(10.0),)), 4)
+    assert torch.cat([batch[0] for batch in batches]).tolist() == [4, 5, 6, 7, 8, 9, 0, 1, 2, 3]
+
+
+def test_more_samples_than_there_are_rows_are_no_short_batch():
+    with pytest.raises(IndexError):
+        list(ClientLoader(ArrayDataset((torch.arange(3.0),)), 2, EpochSampler(5)))
+
+
 def test_a_pool_of_unequal_tensors_is_refused():
     with pytest.raises(ValueError, match=r"lengths \[3, 2\]"):
         ArrayDataset((torch.zeros(3), torch.zeros(2)))

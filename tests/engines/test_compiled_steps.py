@@ -33,6 +33,16 @@ class Model(BoringModel):
         return torch.optim.SGD(self.parameters(), lr=0.05, **self.settings)
 
 
+class Diverging(Model):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e12)
+
+
+class Hooked(Model):
+    def on_train_batch_end(self, *args):
+        """Is called after each step."""
+
+
 class Adaptive(Model):
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters())
@@ -122,6 +132,20 @@ def test_wrong_numbers_are_found_at_the_first_use(tmp_path, calls):
     assert_equal_trees(found, expected)
 
 
+def test_a_loop_that_goes_wrong_from_its_second_step_on_is_found_at_the_first_use(tmp_path, calls):
+    expected = run(tmp_path, "auto")
+    calls.beside = lambda tensors: tensors[2].mul_(1.01) if int(tensors[0]) > 1 else None
+    with pytest.warns(UserWarning, match="other numbers than recorded\\."):
+        found = run(tmp_path, "compile")
+    assert_equal_trees(found, expected)
+
+
+def test_clients_that_diverge_end_as_they_do_without_compiling(tmp_path, calls):
+    with pytest.raises(ConfigurationError, match="of all 2 sampled clients became NaN or infinite"):
+        run(tmp_path, "compile", Diverging, clients_per_round=2)
+    assert calls.num_calls
+
+
 def test_wrong_numbers_are_found_later(tmp_path, calls):
     calls.beside = lambda tensors: tensors[2].mul_(1.0001) if calls.num_steps > 20 else None
     with pytest.warns(UserWarning, match="steps since the comparison before this one, at most a round ago, may be"):
@@ -146,6 +170,7 @@ def test_without_a_compiler_a_line_says_so(tmp_path, monkeypatch):
         (Adaptive, {}, "only steps of SGD"),
         (Model, {"gradient_clip_val": 0.1}, "only steps of SGD"),
         (Dropping, {}, "random numbers"),
+        (Hooked, {}, "hooks of steps"),
         (Model, {"local_parameters": ["net.2.*"]}, "all optimized and shared"),
     ],
 )  # fmt: skip

@@ -7,6 +7,7 @@ call. A call takes up to 64 steps, because to enter C++ from Python costs as muc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -130,20 +131,21 @@ class CompiledStep:
         places = [self._count, self._places]
         return [*places, *rows, *self._batches, *self._outputs, *self._inputs, *self._constants]
 
-    def predict(self, batch: Sequence[Tensor]) -> None:
-        """Take a step on copies, before the recording takes it, for :meth:`is_right`."""
+    def predict(self, batches: Sequence[Sequence[Tensor]]) -> None:
+        """Take steps on copies, before the recording takes them, for :meth:`is_right`."""
         self._before, self._copies = self._rows[0].clone(), [row.clone() for row in self._rows]
-        self._predicted = self.take([batch], self._copies)[0]
+        self._predicted = self.take(batches, self._copies)
 
-    def is_right(self, recorded: Sequence[Tensor]) -> bool:
-        """Return whether the step that the recording has taken is the predicted one.
+    def is_right(self, recorded: Sequence[Sequence[Tensor]]) -> bool:
+        """Return whether the steps that the recording has taken are the predicted ones.
 
         Args:
-            recorded: The loss of the recorded step, and what it logged.
+            recorded: The loss of each recorded step, and what it logged.
         """
         copied, written = (rows[0] - self._before for rows in (self._copies, self._rows))
-        rounding = 4 * torch.finfo(written.dtype).eps * float(self._before.abs().max())
-        pairs = zip((*self._copies, *self._predicted), (*self._rows, *recorded), strict=True)
+        rounding = 4 * torch.finfo(written.dtype).eps * float(_finite(self._before).abs().max())
+        given = [(*self._rows, *chain.from_iterable(recorded)), (*self._copies, *chain.from_iterable(self._predicted))]
+        pairs = zip(*reversed(given), strict=True)
         return _is_near(copied, written, rounding) and all(_is_near(a, b) for a, b in pairs)
 
 
@@ -221,8 +223,8 @@ class StepCompiler:
     def _compile_after(self) -> float:
         return COMPILE_AFTER[self._num_compiled] if self._num_compiled < len(COMPILE_AFTER) else float("inf")
 
-    def compare(self, recording: Recording, compiled: CompiledStep, recorded: Sequence[Tensor]) -> None:
-        """Compare a predicted step with the recorded one, and compile no more if they differ."""
+    def compare(self, recording: Recording, compiled: CompiledStep, recorded: Sequence[Sequence[Tensor]]) -> None:
+        """Compare predicted steps with the recorded ones, and compile no more if they differ."""
         if compiled.is_right(recorded):
             compiled.num_compared = recording.num_compared
         else:
@@ -247,8 +249,12 @@ def _is_near(a: Tensor, b: Tensor, rounding: float = 0.0) -> bool:
     """Return whether two tensors agree within the tolerance and an absolute error."""
     if not b.is_floating_point():
         return torch.equal(a, b)
-    allowed = TOLERANCE * torch.finfo(b.dtype).eps * float(b.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    allowed = TOLERANCE * torch.finfo(b.dtype).eps * float(_finite(b).abs().max())
     return torch.allclose(a, b, rtol=0.0, atol=allowed + rounding, equal_nan=True)
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return tensor.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _lift_constants(traced: fx.GraphModule) -> list[Tensor]:
