@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
-from typing import NamedTuple
+from types import FrameType, TracebackType
+from typing import NamedTuple, ParamSpec, TypeVar
 
-from fedbc_lightning.core.errors import NotVectorizableError
+from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError
 
 SHOWS_ALL = "FEDBC_TRACEBACK"
-"""Environment variable; with the value ``full``, the command line prints tracebacks with all frames."""
+"""Environment variable; with the value ``full``, tracebacks keep all frames."""
 FRAMEWORKS = ("fedbc_lightning", "torch", "lightning", "pytorch_lightning", "lightning_fabric", "jsonargparse")
 """Packages whose frames are left out of a traceback; a user cannot change them."""
 SHIPPED = ("fedbc_lightning.models", "fedbc_lightning.datamodules")
@@ -21,6 +23,8 @@ SHIPPED = ("fedbc_lightning.models", "fedbc_lightning.datamodules")
 
 _FRAME = re.compile(r'^(\s*)File "(.+?)", line \d+')
 _PLACES = ("client ", "clients ", "round ", "data of ")
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 
 class Frame(NamedTuple):
@@ -122,6 +126,62 @@ def _frame(frame: FrameType, line: int) -> Frame:
     return Frame(getattr(code, "co_qualname", code.co_name), code.co_filename, line)
 
 
+def with_users_frames(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Let the exceptions of a public method leave it without the frames of frameworks, for a script or a notebook.
+
+    The line that raises them again is all that a reader sees of this package, so its comment says how to see the rest.
+    """
+
+    @functools.wraps(verb)
+    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        try:
+            return verb(*args, **kwargs)
+        except Exception as error:
+            raise short(error)  # noqa: B904 - FEDBC_TRACEBACK=full shows all frames
+
+    return call
+
+
+def short(error: Exception) -> Exception:
+    """Take the frames of frameworks from an exception and from those that led to it, and return it.
+
+    A mistake that the user can correct has all that he needs in its message, so that its cause is not printed; it
+    stays in ``__context__``. Another exception in which no code of the user's has a part keeps its frames.
+    """
+    if os.environ.get(SHOWS_ALL) == "full":
+        return error
+    if isinstance(error, ConfigurationError):
+        error.__cause__ = None  # which also hides ``__context__``
+    elif all(users_frame(each) is None for each in _chain(error)):
+        return error
+    for each in _chain(error):
+        each.__traceback__ = _users_steps(each.__traceback__)
+    return error
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that are printed above it."""
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and not any(each is other for other in seen):
+        yield each
+        seen.append(each)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+def _users_steps(step: TracebackType | None) -> TracebackType | None:
+    """Return a traceback with the steps in the user's code alone; None if there is none."""
+    steps = []
+    while step is not None:
+        if is_users(step.tb_frame.f_code.co_filename):
+            steps.append(step)
+        step = step.tb_next
+    kept: TracebackType | None = None
+    for step in reversed(steps):
+        kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return kept
+
+
 def report(error: BaseException) -> str:
     """Return the traceback of an exception as the command line prints it: without frames of frameworks.
 
@@ -134,25 +194,24 @@ def report(error: BaseException) -> str:
 
 
 def folded(text: str) -> str:
-    """Return the text of a traceback without the frames of frameworks, and say how many were left out.
+    """Return the text of a traceback without the frames of frameworks, and say how to see them.
 
     Args:
         text: What Python prints, or what a process or worker has sent; it may hold several tracebacks.
     """
-    kept, num_kept, num_left_out = [], 0, 0
+    kept, is_any_kept, is_any_left_out = [], False, False
     indent: str | None = None  # of the frame that is being left out
     for line in text.splitlines():
         frame = _FRAME.match(line)
         if frame:
             is_kept = is_users(frame[2])
-            num_kept, num_left_out = num_kept + is_kept, num_left_out + (not is_kept)
+            is_any_kept, is_any_left_out = is_any_kept or is_kept, is_any_left_out or not is_kept
             indent = None if is_kept else frame[1]
         elif indent is not None and not line.startswith(f"{indent}  "):
             indent = None
         if indent is None:
             kept.append(line)
-    if not num_kept or not num_left_out or os.environ.get(SHOWS_ALL) == "full":
+    if not is_any_kept or not is_any_left_out or os.environ.get(SHOWS_ALL) == "full":
         return text
-    frames = f"{num_left_out} frame{'s' if num_left_out > 1 else ''}"
-    hint = f"({frames} of fedbc_lightning, torch, Lightning and Python left out; {SHOWS_ALL}=full shows them)"
+    hint = f"(frames of fedbc_lightning, torch, Lightning and Python are left out; {SHOWS_ALL}=full shows them)"
     return "\n".join([*kept, hint, ""])

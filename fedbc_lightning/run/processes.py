@@ -10,11 +10,11 @@ from typing import Any
 
 from lightning.fabric import Fabric
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from fedbc_lightning.core import determinism
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.places import add_note
+from fedbc_lightning.core.places import add_note, folded
 from fedbc_lightning.core.storage import quiet_event_writers
 from fedbc_lightning.distributed.fabric import missing_kernels_told
 from fedbc_lightning.distributed.interrupts import passed_on
@@ -106,7 +106,7 @@ def _how_to_resume(trainer: RunView, request: Request, log_dir: str | None) -> s
     return how_to_resume_last(trainer.settings.experiment, log_dir)
 
 
-def _error_of(error: ProcessException, world_size: int, resume: str) -> Exception:
+def _error_of(error: ProcessExitedException | ProcessRaisedException, world_size: int, resume: str) -> Exception:
     """Return the error to raise for a failed process: its own one if that has a message for the user."""
     if isinstance(error, ProcessExitedException):
         who = f"process {error.error_index} of {world_size} (counted from 0)"
@@ -114,7 +114,7 @@ def _error_of(error: ProcessException, world_size: int, resume: str) -> Exceptio
     module = re.escape(ConfigurationError.__module__)  # also of its subclasses for what an engine cannot do
     found = re.search(rf"^{module}\.\w+: (.*)", str(error), re.M | re.S)
     if found is None:
-        return error
+        return ProcessRaisedException(folded(str(error)), error.error_index, error.error_pid)
     message, *notes = found[1].strip().splitlines()
     again = ConfigurationError(message)
     for note in notes:

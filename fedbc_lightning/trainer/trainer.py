@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core import determinism
 from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.core.places import with_users_frames
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.core.twins import AnyCallback, AnyLogger
 from fedbc_lightning.distributed.fabric import make_fabric
@@ -209,6 +210,7 @@ class FederatedTrainer(RunView):
 
     # what users call
 
+    @with_users_frames
     def fit(
         self,
         model: LightningModule,
@@ -237,6 +239,7 @@ class FederatedTrainer(RunView):
         """
         return self._launch(TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, self._train, other_seed)
 
+    @with_users_frames
     def validate(
         self,
         model: LightningModule,
@@ -251,6 +254,7 @@ class FederatedTrainer(RunView):
         """
         return self._launch(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path, evaluate_once)
 
+    @with_users_frames
     def test(
         self,
         model: LightningModule,
@@ -265,6 +269,7 @@ class FederatedTrainer(RunView):
         """
         return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, evaluate_once)
 
+    @with_users_frames
     def predict(
         self,
         model: LightningModule,
@@ -295,6 +300,7 @@ class FederatedTrainer(RunView):
         prediction = Prediction(client, dataloaders)
         return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, prediction.predict)
 
+    @with_users_frames
     def export(
         self,
         model: LightningModule,
@@ -333,6 +339,7 @@ class FederatedTrainer(RunView):
         ckpt_path = "last" if ckpt_path is None else ckpt_path
         return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, export.write)
 
+    @with_users_frames
     def plan(
         self,
         model: LightningModule,

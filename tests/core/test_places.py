@@ -1,13 +1,19 @@
 """Places of exceptions in a run, and tracebacks without the frames of frameworks."""
 
 import sys
+from traceback import extract_tb, format_exception
 
 import pytest
 import torch
 
-from fedbc_lightning.core.errors import NotVectorizableError
-from fedbc_lightning.core.places import SHOWS_ALL, folded, locate, notes_of, one_line, report, users_frame
+from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError
+from fedbc_lightning.core.places import SHOWS_ALL, folded, locate, notes_of, one_line, report, short, users_frame
 from fedbc_lightning.module.mistakes import explained
+
+
+@pytest.fixture(autouse=True)
+def _short_tracebacks(monkeypatch):
+    monkeypatch.delenv(SHOWS_ALL)
 
 
 def raised(function):
@@ -49,6 +55,38 @@ def test_frames_of_torch_are_left_out_and_the_users_are_kept(monkeypatch):
     assert "torch/nn" in report(error)
 
 
+def wrong_shape(error):
+    try:
+        torch.nn.Linear(3, 2)(torch.zeros(1, 4))
+    except RuntimeError as cause:
+        raise error from cause
+
+
+def test_an_exception_and_its_cause_lose_the_frames_of_torch(monkeypatch):
+    error = raised(lambda: wrong_shape(KeyError("boom")))
+    monkeypatch.setenv(SHOWS_ALL, "full")
+    assert "torch/nn" in "".join(format_exception(short(error)))
+    monkeypatch.delenv(SHOWS_ALL)
+    said = "".join(format_exception(short(error)))
+    assert "torch/nn" not in said
+    counts = [said.count(each) for each in ("in wrong_shape", "Linear(3, 2)", "RuntimeError: mat1", "KeyError: 'boom'")]
+    assert counts == [2, 1, 1, 1]
+
+
+def test_a_mistake_that_the_user_can_correct_is_printed_without_its_cause():
+    error = short(raised(lambda: wrong_shape(ConfigurationError("the layer does not fit"))))
+    assert "RuntimeError" not in "".join(format_exception(error))
+    assert isinstance(error.__context__, RuntimeError)
+
+
+def test_an_exception_without_code_of_the_users_keeps_its_frames():
+    code = {}
+    exec(compile("def divide():\n    1 / 0\ndef call():\n    divide()\n", torch.__file__, "exec"), code)
+    error = raised(code["call"])
+    error.__traceback__ = error.__traceback__.tb_next  # without the frame of this file
+    assert [frame.name for frame in extract_tb(short(error).__traceback__)] == ["call", "divide"]
+
+
 def test_a_traceback_without_code_of_the_users_stays_whole():
     text = f'Traceback (most recent call last):\n  File "{torch.__file__}", line 1, in f\n    g()\nKeyError: 1\n'
     assert folded(text) == text
@@ -68,7 +106,7 @@ def test_the_traceback_inside_the_message_of_a_worker_is_folded():
         '  File "/home/me/mine.py", line 7, in __getitem__',
         "    boom()",
         "OSError: no picture",
-        f"(2 frames of fedbc_lightning, torch, Lightning and Python left out; {SHOWS_ALL}=full shows them)",
+        f"(frames of fedbc_lightning, torch, Lightning and Python are left out; {SHOWS_ALL}=full shows them)",
     ]
 
 
