@@ -180,10 +180,10 @@ class LiveLines:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield what rich draws: notices, then the lines, the first of them with a bar if there is room."""
         notices = list(self.notices)
-        for notice in notices:
-            yield Text(notice)
+        above = [line for notice in notices for line in Text(notice).wrap(console, options.max_width)]
+        yield from above
         self.num_noticed = len(notices)
-        self.drawn = [min(len(notice), options.max_width) for notice in notices]
+        self.drawn = [line.cell_len for line in above]
         width = options.max_width - FREE
         head = self.head()
         slack = self._widest_head - _length(head)
@@ -209,7 +209,7 @@ def arrange(head: Sequence[str], numbers: Numbers, width: int, widest_head: int 
         widest_head: Number of columns that ``head`` may take later.
 
     Example:
-        >>> numbers = Numbers("accuracy", ["global 0.9", "local 0.8"], [], ["train loss 0.1"])
+        >>> numbers = Numbers("accuracy", ["global 0.9", "local 0.8"], [], ["train/loss 0.1"])
         >>> arrange(["round 1/8", "client 2/5", "80 steps/s", "0:01", "0:07 left"], numbers, 40)
         [['round 1/8', 'client 2/5', '0:07 left'], ['accuracy', 'global 0.9', 'local 0.8']]
     """

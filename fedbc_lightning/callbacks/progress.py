@@ -133,13 +133,14 @@ class RoundProgressBar(Callback):
         """Print the run folder, how to go on, and how to see the curves; return whether the run can go on."""
         assert self._console is not None
         resume = how_to_go_on(Path(trainer.log_dir or ""), max_rounds)
-        said = {"Run folder:": str(trainer.log_dir), "Go on:": resume}
+        said = {"Run folder:": [str(trainer.log_dir)]}
+        if resume is not None:
+            said["Go on:"] = _before_options(resume)
         if any(isinstance(logger, both(TensorBoardLogger)) for logger in trainer.loggers):
-            said["Curves:"] = f"tensorboard --logdir {shlex.quote(str(trainer.default_root_dir))}"
+            said["Curves:"] = ["tensorboard", f"--logdir {shlex.quote(str(trainer.default_root_dir))}"]
         width = self._console.width if self._console.is_terminal else None
-        for title, text in said.items():
-            if text is not None:
-                self._console.print(_titled(title, text, width), markup=False, soft_wrap=True)
+        for title, parts in said.items():
+            self._console.print(_titled(title, parts, width), markup=False, soft_wrap=True)
         return resume is not None
 
     def _close(self) -> None:
@@ -179,32 +180,49 @@ def describe(trainer: RunView) -> str:
     )
 
 
-def _titled(title: str, text: str, width: int | None) -> str:
-    r"""Return a path or command behind its title; below it, and options on lines of their own, if a terminal is narrow.
+def _titled(title: str, parts: list[str], width: int | None) -> str:
+    r"""Return a path or command behind its title; below it, and with a line for each part, if a terminal is narrow.
 
     Args:
         title: What the text is.
-        text: A path or a command.
+        parts: A path alone, or a command that is cut before its options.
         width: Number of columns of the terminal; None if a line may have any length.
 
     Example:
-        >>> _titled("Go on:", "fit --ckpt_path a/b", 32)
+        >>> _titled("Go on:", ["fit", "--ckpt_path a/b"], 32)
         'Go on:       fit --ckpt_path a/b'
-        >>> print(_titled("Go on:", "fit --ckpt_path a/b --rounds 4", 40))
+        >>> print(_titled("Go on:", ["fit", "--ckpt_path a/b", "--rounds 4"], 40))
         Go on:
           fit --ckpt_path a/b --rounds 4
-        >>> print(_titled("Go on:", "fit --ckpt_path a/b --rounds 4", 24))
+        >>> print(_titled("Go on:", ["fit", "--ckpt_path a/b", "--rounds 4"], 24))
         Go on:
           fit \
             --ckpt_path a/b \
             --rounds 4
     """
-    line, indented = f"{title:<12} {text}", f"  {text}"
+    text = " ".join(parts)
+    line = f"{title:<12} {text}"
     if width is None or len(line) <= width:
         return line
-    if len(indented) > width:
-        indented = indented.replace(" --", " \\\n    --")
-    return f"{title}\n{indented}"
+    if len(f"  {text}") > width:
+        text = " \\\n    ".join(parts)
+    return f"{title}\n  {text}"
+
+
+def _before_options(command: str) -> list[str]:
+    """Cut a command before each of its options.
+
+    Example:
+        >>> _before_options("fit --ckpt_path 'a --b/c d' --rounds 4")
+        ['fit', "--ckpt_path 'a --b/c d'", '--rounds 4']
+    """
+    parts = [""]
+    for word in map(shlex.quote, shlex.split(command)):
+        if word.startswith("--"):
+            parts.append(word)
+        else:
+            parts[-1] = f"{parts[-1]} {word}".lstrip()
+    return parts
 
 
 def _describe_test_data(data: FederatedDataModule) -> str:
@@ -274,23 +292,8 @@ def _names_of(logged: str) -> list[str]:
 
 
 def _texts(numbers: dict[str, float]) -> list[str]:
-    return [f"{_label(name)} {_shown(value)}" for name, value in numbers.items()]
+    return [f"{name} {_shown(value)}" for name, value in numbers.items()]
 
 
 def _shown(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
-
-
-def _label(name: str) -> str:
-    """Return a short label of a metric, e.g. ``global acc`` for ``accuracy/global``.
-
-    Example:
-        >>> _label("accuracy/global"), _label("acc/worst10"), _label("train/loss"), _label("loss/val_global")
-        ('global acc', 'worst 10 % acc', 'train loss', 'val global loss')
-    """
-    name, found = name.replace("accuracy", "acc"), measured(name)
-    if found is None:
-        return name.replace("/", " ")
-    place = "worst 10 %" if found.place == "worst10" else found.place.replace("_", " ")
-    split = "val " if found.split == "val" else ""
-    return f"{split}{place} {found.metric.replace('accuracy', 'acc')}"

@@ -318,7 +318,7 @@ def test_the_lines_of_a_run_show_the_clients_own_models(tmp_path, capsys):
     trainer = make_trainer(tmp_path, local_parameters=["net.3.*"], enable_progress_bar=True)
     trainer.fit(make_model(), BoringData(), FedAvg())
     said = capsys.readouterr()
-    assert "local acc" in said.out + said.err
+    assert "accuracy/local 0." in said.out + said.err
 
 
 @pytest.mark.parametrize("algorithm", [FedRep(2), FedBABU()], ids=str)
