@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,19 +211,13 @@ def _titled(title: str, parts: list[str], width: int | None) -> str:
 
 
 def _before_options(command: str) -> list[str]:
-    """Cut a command before each of its options.
+    """Cut a command before each of its options, but not within quotes.
 
     Example:
         >>> _before_options("fit --ckpt_path 'a --b/c d' --rounds 4")
         ['fit', "--ckpt_path 'a --b/c d'", '--rounds 4']
     """
-    parts = [""]
-    for word in map(shlex.quote, shlex.split(command)):
-        if word.startswith("--"):
-            parts.append(word)
-        else:
-            parts[-1] = f"{parts[-1]} {word}".lstrip()
-    return parts
+    return re.split(r""" (?=--)(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""", command)
 
 
 def _describe_test_data(data: FederatedDataModule) -> str:

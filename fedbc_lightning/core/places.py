@@ -20,6 +20,8 @@ FRAMEWORKS = ("fedbc_lightning", "torch", "lightning", "pytorch_lightning", "lig
 """Packages whose frames are left out of a traceback; a user cannot change them."""
 SHIPPED = ("fedbc_lightning.models", "fedbc_lightning.datamodules")
 """Packages whose frames are kept: their files are read like a user's own."""
+TYPED = ("<stdin>", "<string>", "<python-input", "<ipython-input", "<doctest")
+"""How the names of code without a file begin that a user has typed; others are of what Python or torch generates."""
 
 _FRAME = re.compile(r'^(\s*)File "(.+?)", line \d+')
 _PLACES = ("client ", "clients ", "round ", "data of ")
@@ -93,6 +95,8 @@ def one_line(error: BaseException) -> str:
 
 def is_users(file: str) -> bool:
     """Return whether a file holds code of the user's, and not of Python, torch, Lightning or this package."""
+    if file.startswith(TYPED):
+        return True
     if file.startswith("<") or os.path.basename(file) == "fedbc-cli":  # the console script
         return False
     path = os.path.abspath(file)
@@ -129,44 +133,57 @@ def _frame(frame: FrameType, line: int) -> Frame:
 def with_users_frames(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """Let the exceptions of a public method leave it without the frames of frameworks, for a script or a notebook.
 
-    The line that raises them again is all that a reader sees of this package, so its comment says how to see the rest.
+    The line that raises them again is all that a reader sees of this package, so it says how to see the rest.
     """
 
     @functools.wraps(verb)
     def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        handled = sys.exc_info()[1]  # by the caller, whose exception is not ours to change
         try:
             return verb(*args, **kwargs)
         except Exception as error:
-            raise short(error)  # noqa: B904 - FEDBC_TRACEBACK=full shows all frames
+            raise short(error, handled, unless="FEDBC_TRACEBACK=full")  # noqa: B904
 
     return call
 
 
-def short(error: Exception) -> Exception:
+def short(error: Exception, handled: BaseException | None = None, unless: str = f"{SHOWS_ALL}=full") -> Exception:
     """Take the frames of frameworks from an exception and from those that led to it, and return it.
 
-    A mistake that the user can correct has all that he needs in its message, so that its cause is not printed; it
-    stays in ``__context__``. Another exception in which no code of the user's has a part keeps its frames.
+    The text of a traceback inside a message, which another process has sent, is folded, too. An exception in which no
+    code of the user's has a part keeps its frames, unless it is a mistake that the user can correct.
+
+    Args:
+        error: The exception.
+        handled: Exception that was being handled before; it and those that led to it stay as they are.
+        unless: Environment variable and value with which nothing is left out.
     """
-    if os.environ.get(SHOWS_ALL) == "full":
+    variable, _, value = unless.partition("=")
+    if os.environ.get(variable) == value:
         return error
-    if isinstance(error, ConfigurationError):
-        error.__cause__ = None  # which also hides ``__context__``
-    elif all(users_frame(each) is None for each in _chain(error)):
-        return error
-    for each in _chain(error):
-        each.__traceback__ = _users_steps(each.__traceback__)
+    chain = list(_chain(error, handled))
+    if isinstance(error, ConfigurationError) or any(users_frame(each) or _has_users_frame(each) for each in chain):
+        for each in chain:
+            each.with_traceback(_users_steps(each.__traceback__))
+            if _has_users_frame(each):
+                each.args = (type(each.args[0])(folded(each.args[0])),)
     return error
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that are printed above it."""
+def _chain(error: BaseException, end: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that are printed above it, up to one that is not yielded."""
     seen: list[BaseException] = []
     each: BaseException | None = error
-    while each is not None and not any(each is other for other in seen):
+    while each is not None and each is not end and not any(each is other for other in seen):
         yield each
         seen.append(each)
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+def _has_users_frame(error: BaseException) -> bool:
+    """Return whether an exception's message is text with a frame of the user's in it."""
+    is_text = len(error.args) == 1 and isinstance(error.args[0], str)
+    return is_text and any(is_users(frame[2]) for frame in map(_FRAME.match, error.args[0].splitlines()) if frame)
 
 
 def _users_steps(step: TracebackType | None) -> TracebackType | None:

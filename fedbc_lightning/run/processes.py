@@ -14,7 +14,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from fedbc_lightning.core import determinism
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.places import add_note, folded
+from fedbc_lightning.core.places import add_note
 from fedbc_lightning.core.storage import quiet_event_writers
 from fedbc_lightning.distributed.fabric import missing_kernels_told
 from fedbc_lightning.distributed.interrupts import passed_on
@@ -114,7 +114,7 @@ def _error_of(error: ProcessExitedException | ProcessRaisedException, world_size
     module = re.escape(ConfigurationError.__module__)  # also of its subclasses for what an engine cannot do
     found = re.search(rf"^{module}\.\w+: (.*)", str(error), re.M | re.S)
     if found is None:
-        return ProcessRaisedException(folded(str(error)), error.error_index, error.error_pid)
+        return error
     message, *notes = found[1].strip().splitlines()
     again = ConfigurationError(message)
     for note in notes:

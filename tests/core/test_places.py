@@ -1,13 +1,25 @@
 """Places of exceptions in a run, and tracebacks without the frames of frameworks."""
 
 import sys
+from pathlib import Path
 from traceback import extract_tb, format_exception
 
 import pytest
 import torch
 
+from fedbc_lightning import FederatedTrainer
 from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError
-from fedbc_lightning.core.places import SHOWS_ALL, folded, locate, notes_of, one_line, report, short, users_frame
+from fedbc_lightning.core.places import (
+    SHOWS_ALL,
+    folded,
+    is_users,
+    locate,
+    notes_of,
+    one_line,
+    report,
+    short,
+    users_frame,
+)
 from fedbc_lightning.module.mistakes import explained
 
 
@@ -73,10 +85,37 @@ def test_an_exception_and_its_cause_lose_the_frames_of_torch(monkeypatch):
     assert counts == [2, 1, 1, 1]
 
 
-def test_a_mistake_that_the_user_can_correct_is_printed_without_its_cause():
-    error = short(raised(lambda: wrong_shape(ConfigurationError("the layer does not fit"))))
-    assert "RuntimeError" not in "".join(format_exception(error))
-    assert isinstance(error.__context__, RuntimeError)
+def test_what_the_caller_was_handling_stays_as_it_was():
+    error = raised(lambda: wrong_shape(KeyError("boom")))
+    cause = error.__cause__
+    assert any("torch" in frame.filename for frame in extract_tb(short(error, handled=cause).__cause__.__traceback__))
+
+
+def test_a_traceback_in_a_message_is_folded_and_tells_that_the_user_has_a_part():
+    code = {}
+    exec(compile("def call(error):\n    raise error\n", torch.__file__, "exec"), code)
+    sent = f'Traceback:\n  File "{torch.__file__}", line 2, in h\n  File "/home/me/mine.py", line 7, in get\nOSError: 1'
+    error = raised(lambda: code["call"](OSError(sent)))
+    error.__traceback__ = error.__traceback__.tb_next.tb_next
+    assert [frame.name for frame in extract_tb(error.__traceback__)] == ["call"]
+    assert short(error).__traceback__ is None
+    assert "mine.py" in str(error)
+    assert torch.__file__ not in str(error)
+
+
+@pytest.mark.parametrize("file", ["<stdin>", "<string>", "<ipython-input-1-0>", "<python-input-0>", "<doctest x[0]>"])
+def test_what_is_typed_is_the_users(file):
+    assert is_users(file)
+    assert not is_users("<eval_with_key>.3")
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict", "export", "plan"])
+def test_every_verb_of_the_trainer_shows_one_frame_of_the_package(verb):
+    trainer = FederatedTrainer(logger=False, enable_checkpointing=False)
+    with pytest.raises(ConfigurationError) as caught:
+        getattr(trainer, verb)(None)
+    frames = [Path(frame.filename).name for frame in extract_tb(caught.value.__traceback__)]
+    assert frames == ["test_places.py", "places.py"]
 
 
 def test_an_exception_without_code_of_the_users_keeps_its_frames():
