@@ -116,7 +116,7 @@ def test_a_run_shows_its_numbers_and_then_where_it_lies(project, width, engine):
 def test_what_the_module_asks_for_stands_on_the_screen(project):
     with on_terminal([*FIT, "--model", "waiting.Waiting"], project, 60) as program:
         assert program.finish() == 0
-        assert len(starting(program.lines, "train double ")) == 1
+        assert len(starting(program.lines, "train/double ")) == 1
 
 
 def test_ctrl_c_during_the_imports_has_no_traceback(project):
@@ -176,7 +176,7 @@ def test_a_pipe_gets_plain_lines(project):
     assert done.returncode == 0
     assert "loading PyTorch" not in done.stdout
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", done.stdout)
-    assert len(re.findall(r"^round +\d+/2  train loss ", done.stdout, re.M)) == 2
+    assert len(re.findall(r"^round +\d+/2  train/loss ", done.stdout, re.M)) == 2
 
 
 class Terminal(io.StringIO):
