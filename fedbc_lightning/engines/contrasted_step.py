@@ -64,7 +64,7 @@ class ContrastedStep:
         bench, user, layout = self._bench, self._bench.user, self._bench.layout
         w, buffers, counters = bench.row.clone(), layout.read_buffers(), layout.read_counters()
         scratch = [buffer.clone() for buffer, _ in user.scratch]
-        watch, user.first_batch = user.first_batch, None  # it looks at the first step in training mode
+        watch = user.first_batch  # a step takes it away, but it looks at one in training mode
         user.eval_mode()
         found = []
         try:

@@ -24,6 +24,7 @@ from fedbc_lightning.algorithms import MOON, FedAvg
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines.contrasted_step import find_layer
+from fedbc_lightning.local import ModelContrast
 
 
 def test_with_momentum_accumulation_and_clipping(tmp_path):
@@ -157,10 +158,37 @@ def test_layers_without_features_are_refused(tmp_path, way, layer, message):
         make_trainer(tmp_path, max_rounds=1, clients_per_round=2).fit(Odd(way), Two(), MOON(layer))
 
 
-def test_auto_takes_the_sequential_engine(tmp_path):
-    trainer = make_trainer(tmp_path, max_rounds=1, clients_per_round=2, engine="auto")
-    trainer.fit(Noisy(), Two(), MOON("body"))
-    assert trainer.federation.engine_kind == "sequential"
+class Logging(Noisy):
+    """Logs before its layer is called."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("train_inputs", batch[0].sum(), reduce_fx="sum", on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+
+def test_what_the_step_logs_by_other_models_is_dropped(tmp_path):
+    logged = []
+    for algorithm in (MOON("body"), FedAvg()):
+        trainer = make_trainer(tmp_path, **OPTIONS | {"max_rounds": 1})
+        trainer.fit(Logging(), Two(), algorithm)
+        logged.append(float(trainer.callback_metrics["train/inputs"]))
+    assert logged[0] == logged[1] != 0
+
+
+def test_a_batch_of_one_sample_is_refused_before_it_comes(tmp_path):
+    """The first batch is looked at in training mode, not in the passes by the other models."""
+    trainer = make_trainer(tmp_path, max_rounds=1, clients_per_round=2)
+    with pytest.raises(ConfigurationError, match="client 1 would end an epoch with a batch of one sample"):
+        trainer.fit(Noisy(), Two(batch_size=13), MOON("body"))
+
+
+def test_similarities_of_features_in_half_precision_keep_their_digits():
+    generator = torch.Generator().manual_seed(0)
+    own, near, far = torch.randn(3, 4, 50, generator=generator).bfloat16()
+    values = own, own + 0.1 * near, own + 0.1 * far
+    term = ModelContrast(1.0, 0.5, "", own)
+    found, expected = term.value(*values), term.value(*(value.double() for value in values))
+    torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=0.0)
 
 
 class Writing(Noisy):

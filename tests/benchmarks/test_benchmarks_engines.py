@@ -29,6 +29,7 @@ def rows_of(script, monkeypatch, capsys, *words):
     return [re.fullmatch(row, line) for line in lines]
 
 
+@pytest.mark.nightly(reason="whole tables by a script that only developers run")
 def test_the_table(script, monkeypatch, capsys):
     found = rows_of(script, monkeypatch, capsys, "--pairs", "2")
     ways = [(match[1], match[3], match[4]) for match in found]
@@ -46,6 +47,7 @@ def test_the_table(script, monkeypatch, capsys):
     assert found[0][2] == "1.00"
 
 
+@pytest.mark.nightly(reason="whole tables by a script that only developers run")
 def test_chosen_ways_of_one_workload(script, monkeypatch, capsys):
     found = rows_of(script, monkeypatch, capsys, "W1", "--ways", "*-users", "FedBC-auto", "--pairs", "1", "--wall")
     assert [match[1] for match in found] == [
@@ -113,6 +115,7 @@ def test_a_peer_has_a_speed(script, name, package):
     assert script.speed_of_peer(name, "W1") > 0
 
 
+@pytest.mark.nightly(reason="whole tables by a script that only developers run")
 @pytest.mark.usefixtures("forks")
 def test_a_peer_that_fails_is_named(script):
     with pytest.raises(RuntimeError, match=r"(?s)Flower failed on W9:.*invalid choice: 'W9'"):

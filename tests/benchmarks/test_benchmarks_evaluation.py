@@ -12,6 +12,7 @@ def script():
         yield module
 
 
+@pytest.mark.nightly(reason="whole tables by a script that only developers run")
 def test_the_table(script, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["evaluation.py", "--pairs", "1", "--clients", "20", "--rounds", "3"])
     monkeypatch.setattr(script, "CASES", {name: script.CASES[name] for name in ("logistic", "MLP")})

@@ -14,6 +14,7 @@ def script():
         yield module
 
 
+@pytest.mark.nightly(reason="whole tables by a script that only developers run")
 def test_the_table(script, tmp_path, capsys):
     root = write_image_folder(tmp_path / "images", num_per_class=8)
     script.main(["--data", str(root), "--clients", "2", "3", "--batch-size", "5", "--repeats", "2"])

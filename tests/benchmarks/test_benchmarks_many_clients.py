@@ -36,6 +36,7 @@ def test_clients_are_made_by_index_from_the_seed(many_clients):
     assert many_clients.GeneratedImages(3).client_train_dataset(0).pool.tensors[0].dtype == torch.uint8
 
 
+@pytest.mark.nightly(reason="whole tables by a script that only developers run")
 @pytest.mark.slow
 def test_the_tables_and_a_killed_run(many_clients, capsys):
     many_clients.main(shlex.split("--clients 300 --sampled 4 --rounds 6 --logistic 50 --logistic-sampled 5"))
@@ -49,6 +50,7 @@ def test_the_tables_and_a_killed_run(many_clients, capsys):
     assert [("bitwise equal" in row) for row in rows[1:]] == [True, True]
 
 
+@pytest.mark.nightly(reason="whole tables by a script that only developers run")
 def test_a_difference_is_seen(many_clients, tmp_path):
     """In a row, and in last.ckpt."""
     run = many_clients.Run("images", 300, 2, 1, str(tmp_path))
@@ -76,6 +78,7 @@ def test_a_failure_says_why(many_clients, tmp_path):
         many_clients.measure(many_clients.Run("logistic", 3, 5, 1, str(tmp_path)))
 
 
+@pytest.mark.nightly(reason="whole tables by a script that only developers run")
 @pytest.mark.slow
 def test_the_scaling_plots(scaling, tmp_path, monkeypatch, capsys):
     few = {name: {k: scaling.Point(20, 4, epochs=300, devices=k) for k in (1, 2)} for name in ("logistic",)}

@@ -33,6 +33,7 @@ def test_every_exported_method_has_a_grid(methods, monkeypatch):
         methods.method_names()
 
 
+@pytest.mark.nightly(reason="whole tables by a script that only developers run")
 def test_quick_runs_and_goes_on(methods, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(methods.METHODS, "Local", methods.Method(lrs=(0.1,), personal=True))
     monkeypatch.setitem(methods.METHODS, "FedLiLU", methods.Method(methods.grid(server_lr=[0.1]), lrs=()))
@@ -54,6 +55,7 @@ def test_quick_runs_and_goes_on(methods, tmp_path, monkeypatch, capsys):
     assert "┃ method" in capsys.readouterr().out
 
 
+@pytest.mark.nightly(reason="whole tables by a script that only developers run")
 def test_a_round_of_attacks(methods, tmp_path, monkeypatch):
     monkeypatch.setattr(methods, "ATTACKS", {"random x 5": methods.ATTACKS["random x 5"]})
     methods.main(["--table", "attacks", "--quick", "--only", "Krum", "--out", str(tmp_path)])

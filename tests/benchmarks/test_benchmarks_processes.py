@@ -14,6 +14,7 @@ def script():
         yield module
 
 
+@pytest.mark.nightly(reason="whole tables by a script that only developers run")
 @pytest.mark.distributed
 def test_the_table(script, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["processes.py", "W1", "--pairs", "1"])

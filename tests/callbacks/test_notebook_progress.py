@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers.notebooks import execute_code
+from helpers.notebooks import execute_code, execute_forked_code
 
 MODULE = """
 import torch
@@ -76,7 +76,7 @@ for state in states:
     assert set(state) == {"text/html", "text/plain"}
     print(state["text/html"].partition("<br>")[2])
 """
-    printed = execute_code([MODULE, looks], tmp_path, monkeypatch)[1].outputs[0].text.splitlines()
+    printed = execute_forked_code([MODULE, looks], tmp_path, monkeypatch)[1].outputs[0].text.splitlines()
     bars = [re.match(r'<progress value="([\d.]+)" [^>]*></progress> round (\d)/3 · ', line) for line in printed]
     assert [bar and bar.groups() for bar in bars] == [*((f"{k / 3:.4f}", f"{k}") for k in (0, 1, 2, 3)), None]
     assert printed[-1].startswith("3 rounds in ")

@@ -77,7 +77,8 @@ def test_help_and_mistakes_are_answered_without_lightning(tmp_path):
 LIGHTNING = ("lightning.pytorch.cli",)
 
 
-def test_what_describes_the_options_imports_no_more_than_lightning(tmp_path):
+def test_what_describes_the_options_imports_no_more_than_lightning_and_a_run_what_it_uses(tmp_path):
+    """In one process, because Lightning takes seconds: each command after those before it."""
     commands = [
         ["fit", "--help"],
         ["partition", "--help"],
@@ -90,12 +91,10 @@ def test_what_describes_the_options_imports_no_more_than_lightning(tmp_path):
         ["fit", "--config", "mnist.yaml", "--print_config"],
         ["fit", "--data", "DigitDataModule"],
     ]
-    assert not imported(tmp_path, *commands, after=LIGHTNING)[-1] & HEAVY
-
-
-def test_a_run_on_digits_imports_what_it_uses(tmp_path):
     fit = ["fit", "--config", "digits.yaml", "--trainer.max_rounds", "1"]
-    bare, usual = imported(tmp_path, [*fit, "--trainer.logger", "false"], fit, after=LIGHTNING)
+    runs = [*fit, "--trainer.logger", "false"], fit
+    *_, described, bare, usual = imported(tmp_path, *commands, *runs, after=LIGHTNING)
+    assert not described & HEAVY
     assert len(list(tmp_path.glob("runs/digits/*-0*/checkpoints/last.ckpt"))) == 2
     assert bare & HEAVY <= {"matplotlib"}  # draws the partition
     assert usual & HEAVY <= {"matplotlib", "tensorboard"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import write_project
-from helpers.programs import run_fresh, wait_until
+from helpers.programs import run_python, wait_until
 
 from fedbc_lightning.commands.loading import interruptible, say_what_is_loaded
 
@@ -67,7 +67,7 @@ def starting(lines, words):
 )
 def test_ctrl_c_leaves_every_line_once_and_says_how_to_go_on(project, width, where, presses):
     words = [*FIT, "--model", "waiting.Waiting", "--trainer.max_rounds", "3"]
-    with on_terminal(words, project, width, WAIT=where) as program:
+    with on_terminal(words, project, width, is_fresh=presses == 3, WAIT=where) as program:
         wait_until((project / "waits").exists)
         program.wait_for("round 2/3")
         for said in (STOPPING, STILL, "Ctrl-C: ended at once.")[:presses]:
@@ -87,7 +87,7 @@ def test_ctrl_c_leaves_every_line_once_and_says_how_to_go_on(project, width, whe
     assert lines[-3:] == [
         "Run folder:  runs/tiny/FedAvg-0", f"Go on:       {go_on}", "fedbc-cli: interrupted after round 1",
     ]  # fmt: skip
-    again = run_fresh(["-m", "fedbc_lightning", *shlex.split(go_on)[1:]], project)
+    again = run_python(["-m", "fedbc_lightning", *shlex.split(go_on)[1:]], project)
     assert again.returncode == 0, again.stderr
     assert ", resumed after round 1" in again.stdout
     assert "round    3/3" in again.stdout
@@ -120,7 +120,7 @@ def test_what_the_module_asks_for_stands_on_the_screen(project):
 
 
 def test_ctrl_c_during_the_imports_has_no_traceback(project):
-    with on_terminal(FIT, project, 80) as program:
+    with on_terminal(FIT, project, 80, is_fresh=True) as program:
         program.wait_for("loading PyTorch")
         program.press(CTRL_C)
         assert program.finish() == 130
@@ -172,7 +172,7 @@ def test_a_run_without_the_command_line_says_how_to_go_on_in_python(project):
 
 
 def test_a_pipe_gets_plain_lines(project):
-    done = run_fresh(FIT, project)
+    done = run_python(FIT, project)
     assert done.returncode == 0
     assert "loading PyTorch" not in done.stdout
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", done.stdout)
@@ -210,7 +210,7 @@ def test_the_first_line_comes_before_torch(project):
         "main.main()\n"
     )
     Path(project / "first.py").write_text(script)
-    with on_terminal(["first.py", "fit", "--config", "tiny.yaml"], project, 80) as program:
+    with on_terminal(["first.py", "fit", "--config", "tiny.yaml"], project, 80, is_fresh=True) as program:
         assert program.finish() == 0
         assert program.lines == ["Reading tiny.yaml, loading PyTorch ..."]
 

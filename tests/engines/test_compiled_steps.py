@@ -53,6 +53,18 @@ class Dropping(Model):
         return functional.dropout(self.net(inputs), 0.1)
 
 
+class Changing(Model):
+    """Gives a setting of the optimizer another value in each second round."""
+
+    def __init__(self, name, values):
+        super().__init__()
+        self.name, self.values = name, values
+
+    def configure_optimizers(self):
+        setting = {self.name: self.values[self.trainer.current_round % 2]}
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5, **setting)
+
+
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """Record the second step of a form, and compile its fifth replay."""
@@ -123,11 +135,26 @@ def test_a_compiled_step_is_the_recorded_one(tmp_path, calls, settings, algorith
     assert_near(found, expected, 1e-12)
 
 
-def test_wrong_numbers_are_found_at_the_first_use(tmp_path, calls):
-    expected = run(tmp_path, "auto")
-    calls.beside = lambda tensors: tensors[2].mul_(1.0001)
+@pytest.mark.parametrize(
+    ("name", "values"), [("weight_decay", (0.1, 0.0)), ("nesterov", (False, True)), ("maximize", (False, True))]
+)
+def test_a_setting_that_changes_which_operations_a_step_has_is_compiled_anew(tmp_path, calls, name, values):
+    model, options = partial(Changing, name, values), {"precision": "64-true", "max_rounds": 3}
+    expected = run(tmp_path, "auto", model, **options)
+    found = run(tmp_path, "compile", model, **options)
+    assert calls.num_calls
+    assert_near(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("place", "error"), [(2, 1e-4), (3, 1e-4), (6, 1e-3), (7, 1)], ids=["w", "momentum", "loss", "logged"]
+)
+def test_wrong_numbers_are_found_at_the_first_use(tmp_path, calls, place, error):
+    model = partial(Model, momentum=0.5)
+    expected = run(tmp_path, "auto", model)
+    calls.beside = lambda tensors: tensors[place].add_(error)
     with pytest.warns(UserWarning, match="other numbers than recorded\\."):
-        found = run(tmp_path, "compile")
+        found = run(tmp_path, "compile", model)
     assert calls.num_calls == 1
     assert_equal_trees(found, expected)
 

@@ -10,7 +10,7 @@ from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_tra
 from test_vectorized import Branching, Model
 
 from fedbc_lightning import FedAvg, FedBC
-from fedbc_lightning.algorithms import L2GD
+from fedbc_lightning.algorithms import L2GD, MOON
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine
 from fedbc_lightning.engines.trial import Batches, Cost, Trial, Workload
@@ -81,6 +81,7 @@ def test_a_resumed_run_keeps_its_choice(tmp_path, monkeypatch, kind):
         (BoringModel, {}, "cannot train with buffers that training moves, such as BatchNorm's"),
         (Branching, {}, "Branching.training_step looks at the value of a tensor"),
         (Model, {"algorithm": lambda: L2GD(0.1, 0.5, 0.1), "clients_per_round": 1.0}, "cannot train with L2GD"),
+        (Model, {"algorithm": lambda: MOON("net.0")}, "cannot train with MOON"),
         (Model, {"clients_per_round": 1}, "one process trains one client in a round"),
     ],
 )

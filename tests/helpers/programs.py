@@ -235,11 +235,16 @@ def ensure_preloaded() -> None:
 
 
 def _become(command: list[str], cwd: str, environment: dict[str, str], files: tuple[str, str]) -> None:
-    """Be that program from here on."""
+    """Be that program from here on, with what it prints in files."""
     os.setsid()
     for stream, path in enumerate(files, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
         fcntl.flock(stream, fcntl.LOCK_EX)  # until it is closed by all
+    become(command, cwd, environment)
+
+
+def become(command: list[str], cwd: str, environment: dict[str, str]) -> None:
+    """Be that program, whose standard output and error are in place."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what nohup starts ignores it
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115

@@ -7,17 +7,20 @@ import os
 import pty
 import select
 import struct
+import subprocess
 import sys
 import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pyte
 import pytest
 
-from helpers.programs import Words, program_environment
+from helpers.programs import START, Words, become, ensure_preloaded, kill_session, program_environment
 
 ROWS = 200
 CTRL_C = "\x03"
@@ -27,24 +30,31 @@ class OnTerminal:
     """A process whose controlling terminal this is; the screen is kept as a person sees it.
 
     Args:
-        words: ``[-m module | script] argument ...`` of a new Python.
+        words: ``[-m module | script] argument ...``
         cwd: Where it runs.
         width: Number of columns.
+        is_fresh: Whether it is a new Python, for what depends on how Python starts and ends, or a fork, see
+            :class:`helpers.programs.Forked`.
         **changes: Changes of its environment.
     """
 
-    def __init__(self, words: Words, cwd: Path, width: int, **changes: object) -> None:
+    def __init__(self, words: Words, cwd: Path, width: int, is_fresh: bool, **changes: object) -> None:
         environment = program_environment(**{"TERM": "xterm-256color", **changes})
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             environment.pop(name, None)
         self._screen = pyte.Screen(width, ROWS)
         self._stream = pyte.ByteStream(self._screen)
-        self.status: int | None = None
-        self.pid, self._terminal = pty.fork()
-        if self.pid == 0:
-            os.chdir(cwd)
-            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, width, 0, 0))
-            os.execve(sys.executable, [sys.executable, *map(str, words)], environment)
+        self._terminal, other_end = pty.openpty()
+        fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, width, 0, 0))
+        start = _start_fresh if is_fresh else _start_forked
+        self._process = start(os.ttyname(other_end), [str(word) for word in words], str(cwd), environment)
+        assert self._process.pid is not None
+        self.pid, self.kill = self._process.pid, self._process.kill
+        os.close(other_end)
+
+    def poll(self) -> int | None:
+        """Its exit status, if it has ended."""
+        return self._process.poll() if isinstance(self._process, subprocess.Popen) else self._process.exitcode
 
     @property
     def lines(self) -> list[str]:
@@ -76,15 +86,13 @@ class OnTerminal:
                     return
         pytest.fail(f"{words!r} did not come: {self.lines}")
 
-    def finish(self, seconds: float = 120.0) -> int:
+    def finish(self, seconds: float = 120.0) -> int | None:
         """Wait for the end of the process, and return its exit status."""
         deadline = time.monotonic() + seconds
         while self._read():
             if time.monotonic() > deadline:
                 pytest.fail(f"it hangs: {self.lines}")
-        if self.status is None:
-            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.status
+        return self.poll()
 
     def _read(self) -> bool:
         """Read what was printed, and return whether more may come."""
@@ -92,20 +100,49 @@ class OnTerminal:
             return True
         try:
             printed = os.read(self._terminal, 65536)
-        except OSError:  # the other end is closed
-            return False
+        except OSError:  # the other end is closed, or not yet open
+            time.sleep(0.01)
+            return self.poll() is None
         self._stream.feed(printed)
         return bool(printed)
 
 
+def _take(terminal: str) -> None:
+    """Have it as the controlling terminal."""
+    os.setsid()
+    opened = os.open(terminal, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(opened, stream)
+
+
+def _start_fresh(terminal: str, words: list[str], cwd: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, *words], cwd=cwd, env=environment, preexec_fn=partial(_take, terminal))
+
+
+def _start_forked(terminal: str, words: list[str], cwd: str, environment: dict[str, str]) -> BaseProcess:
+    ensure_preloaded()
+    process = START.Process(target=_become, args=(terminal, words, cwd, environment))
+    process.start()
+    return process
+
+
+def _become(terminal: str, words: list[str], cwd: str, environment: dict[str, str]) -> None:
+    _take(terminal)
+    become(words, cwd, environment)
+
+
 @contextmanager
-def on_terminal(words: Words, cwd: Path, width: int, **changes: object) -> Iterator[OnTerminal]:
-    """``python`` with these words on a terminal, killed at the end."""
-    program = OnTerminal(words, cwd, width, **changes)
+def on_terminal(
+    words: Words, cwd: Path, width: int, is_fresh: bool = False, **changes: object
+) -> Iterator[OnTerminal]:  # fmt: skip
+    """``python`` with these words on a terminal, killed at the end with all that it has started."""
+    program = OnTerminal(words, cwd, width, is_fresh, **changes)
     try:
         yield program
     finally:
-        if program.status is None:
-            os.kill(program.pid, 9)
-            os.waitpid(program.pid, 0)
+        kill_session(program)
         os.close(program._terminal)
+        if isinstance(program._process, subprocess.Popen):
+            program._process.wait()
+        else:
+            program._process.join()

@@ -31,12 +31,16 @@ with imported_script("docs/make_algorithms.py") as SCRIPT:
 algorithms = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=list(ALGORITHMS))
 
 
-def test_the_page_is_up_to_date():
-    assert SCRIPT.PAGE.read_text(encoding="utf-8") == SCRIPT.make_page(), "run: python docs/make_algorithms.py"
+@pytest.fixture(scope="module")
+def page():
+    return SCRIPT.make_page()
 
 
-def test_links_of_the_page_lead_somewhere():
-    page = SCRIPT.make_page()
+def test_the_page_is_up_to_date(page):
+    assert SCRIPT.PAGE.read_text(encoding="utf-8") == page, "run: python docs/make_algorithms.py"
+
+
+def test_links_of_the_page_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)]+)\)", page):
         if target.startswith("#method-"):
             assert f'<a id="{target[1:]}"></a>' in page
@@ -45,8 +49,7 @@ def test_links_of_the_page_lead_somewhere():
 
 
 @algorithms
-def test_an_algorithm_is_on_the_page(cls):
-    page = SCRIPT.make_page()
+def test_an_algorithm_is_on_the_page(cls, page):
     assert f"\n### {read_docstring(cls).name}\n" in page
     assert f".{cls.__name__}`\n" in page
 

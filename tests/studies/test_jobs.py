@@ -16,7 +16,7 @@ pytest.importorskip("submitit", reason="the extra cluster is not installed")
 STUDY = {
     "base": "tiny.yaml",
     "algorithms": {"FedAvg": {}, "FedBC": {"dual_lr": 0.01}},
-    "overrides": {"trainer.max_rounds": 90},
+    "overrides": {"trainer.max_rounds": 40},
     "seeds": 2,
 }
 JOBS = {"backend": "local", "jobs": 2, "workers": 1}
