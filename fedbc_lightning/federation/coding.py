@@ -162,5 +162,6 @@ def _problem(parts: Sequence[ServerCallback], algorithm: FederatedAlgorithm, dec
         if vectors:
             return f"takes '{vectors[0]}' from each client by {type(part).__name__}, not its update alone"
     if not algorithm.sends_update:
-        return "has clients that do not train from z, so that they send no update of it"
+        how = " (init_from: local)" if getattr(algorithm, "init_from", "") == "local" else ""
+        return f"has clients that do not train from z{how}, so that they send no update of it"
     return ""

@@ -232,7 +232,7 @@ def test_steps_below_the_precision_of_the_broadcast_are_not_lost(tmp_path):
         (methods.Local(), "Local has clients that do not train from z"),
         (methods.L2GD(0.1, 0.5, 0.1), "L2GD has clients that do not train from z"),
         (methods.FedAvgPlus(0.1), "FedAvg+ has clients that do not train from z"),
-        (methods.FedBC(0.1, init_from="local"), "FedBC has clients that do not train from z"),
+        (methods.FedBC(0.1, init_from="local"), "FedBC has clients that do not train from z (init_from: local), so"),
     ],
     ids=str,
 )
