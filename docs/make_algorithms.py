@@ -46,6 +46,7 @@ PARTS = {
     "Server callbacks": server.ServerCallback,
     "Robust rules": server.RobustRule,
     "Penalties of Fed+": local.Penalty,
+    "Codecs of messages": server.Codec,
     "Others, for methods in Python": object,
 }
 """The parts by their base classes, of which the first counts that fits."""
@@ -75,7 +76,7 @@ What the methods above are made of, and what a `ComposedAlgorithm` (see
 table of parameters can be given in YAML; those marked "(in Python)" need a tensor, or the client half of their method.
 `fedbc-cli fit --algorithm.help Composed --algorithm.server_callbacks.help` lists those that fit a key, and
 `--algorithm.server_callbacks.help DualAscent` explains one; likewise `terms`, `solver`, and of other methods
-`--algorithm.robust_rule.help` and `--algorithm.penalty.help`."""
+`--algorithm.robust_rule.help` and `--algorithm.penalty.help`, and for codecs `--trainer.codec.up.help`."""
 
 
 def exported() -> dict[str, type[FederatedAlgorithm]]:

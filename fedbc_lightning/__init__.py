@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fedbc_lightning.core.errors import ConfigurationError
     from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
     from fedbc_lightning.engines.recorded.proof.vouched import recordable
+    from fedbc_lightning.federation.coding import Codecs
     from fedbc_lightning.federation.privacy import Privacy
     from fedbc_lightning.federation.sampling import ClientSampler, PoissonSampler, UniformSampler
     from fedbc_lightning.run.result import FitResult
@@ -24,6 +25,7 @@ if not os.path.isdir(os.path.join(__path__[0], "configs")):
 _HOMES = {
     "SCAFFOLD": "algorithms",
     "ClientSampler": "federation.sampling",
+    "Codecs": "federation.coding",
     "ConfigurationError": "core.errors",
     "FedAvg": "algorithms",
     "FedBC": "algorithms",
@@ -42,6 +44,7 @@ _HOMES = {
 __all__ = [
     "SCAFFOLD",
     "ClientSampler",
+    "Codecs",
     "ConfigurationError",
     "FedAvg",
     "FedBC",

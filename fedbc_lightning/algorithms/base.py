@@ -27,6 +27,8 @@ class FederatedAlgorithm:
             server's parts declare; the first vector comes with the buffers.
         vectors_up: Number of model-sized vectors that a client sends in an exchange, without those that the server's
             parts declare; the first vector comes with the buffers.
+        sends_update: Whether the clients train the shared model from the z that they receive, so that what they send is
+            an update of it, which can be coded (``trainer.codec``).
         scalars_up: Number of scalars that a client sends in an exchange (4 bytes each).
         partial_work: Treatment of a straggler's partial work: ``"used"``, ``"dropped"``, or ``"refused"`` if the method
             allows no stragglers.
@@ -42,6 +44,7 @@ class FederatedAlgorithm:
     vectors_down: int = 1
     vectors_up: int = 1
     scalars_up: int = 1
+    sends_update: bool = True
     partial_work: PartialWork = "used"
     needs_all_clients: bool = False
     trains_pooled: bool = False

@@ -68,6 +68,7 @@ class ComposedAlgorithm(FederatedAlgorithm):
         _check_parts(server_callbacks, solver, bool(terms))
         self.parts, self.terms, self.init_from, self.solver = server_callbacks, terms or [], init_from, solver
         self.has_local_model = init_from == "local"
+        self.sends_update = init_from == "global"
 
     def check(self, engine: Engine) -> None:
         """Raise a ConfigurationError if there is a solver, and the trainer asks for what its steps ignore."""

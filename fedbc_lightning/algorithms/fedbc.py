@@ -87,6 +87,7 @@ class FedBC(FederatedAlgorithm):
     ) -> None:
         check_choice("algorithm.init_from", init_from, ("global", "local"))
         self.init_from, self.robust_rule = init_from, robust_rule
+        self.sends_update = init_from == "global"
         self.dual_ascent = DualAscent(
             dual_lr, dual_init, tolerance, tolerance_lr, dual_min, dual_max, dual_momentum, dual_momentum_style
         )

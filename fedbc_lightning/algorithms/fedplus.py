@@ -61,6 +61,7 @@ class FedPlus(FederatedAlgorithm):
 
     has_local_model = True
     scalars_up = 0
+    sends_update = False
 
     def __init__(
         self, sigma: float, penalty: Penalty, mixing: float = 0.0, over: Literal["sampled", "all"] = "sampled"

@@ -95,6 +95,7 @@ class L2GD(FederatedAlgorithm):
     needs_all_clients = True
     partial_work = "refused"
     scalars_up = 0
+    sends_update = False
     is_stochastic = False
     has_coupling_table = False
     has_gradient_table = False

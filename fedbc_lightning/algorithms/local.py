@@ -42,6 +42,7 @@ class Local(FederatedAlgorithm):
     """
 
     has_local_model = True
+    sends_update = False
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare x_i."""

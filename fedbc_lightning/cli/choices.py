@@ -21,6 +21,7 @@ from fedbc_lightning.local import Penalty, Solver, TermFactory
 from fedbc_lightning.server import (
     AugmentedMean,
     CenterConsensus,
+    Codec,
     DynamicRegularization,
     FairStep,
     LargestClientStep,
@@ -34,6 +35,7 @@ from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 PART_KINDS: dict[type, str] = {
     RobustRule: "robust rule",
+    Codec: "codec",
     TermFactory: "term",
     Solver: "solver",
     ServerCallback: "server part",

@@ -15,6 +15,7 @@ from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.evaluation.measurement import ClientModel, Models
+from fedbc_lightning.federation.coding import Codecs, received_by_clients
 from fedbc_lightning.federation.fingerprint import describe_run
 from fedbc_lightning.federation.joined import Trained, join_processes
 from fedbc_lightning.federation.local_models import LocalModels
@@ -78,6 +79,7 @@ class Federation:
         seed: The run's seed.
         local_parameters: Patterns of the names of parameters that stay with each client.
         privacy: Settings of differential privacy, or None.
+        codecs: Codecs of what travels.
 
     Attributes:
         server: :class:`~fedbc_lightning.state.declaration.ServerState`.
@@ -88,6 +90,7 @@ class Federation:
         engine: Trains the clients on the workbench.
         local_models: The clients' own models and buffers, as far as they are kept.
         server_parts: The algorithm's server callbacks, in order.
+        codecs: Codecs of what travels; without any, it travels as it is.
     """
 
     def __init__(
@@ -106,9 +109,11 @@ class Federation:
         seed: int,
         local_parameters: Sequence[str] = (),
         privacy: Privacy | None = None,
+        codecs: Codecs | None = None,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
         self.local, self.participation, self._seed, self._privacy = local, participation, seed, privacy
+        self.codecs = codecs or Codecs()
         self._num_samples = datamodule.num_samples("train")
         user.first_batch = SingleSamples(user.module, datamodule, local, participation, max_rounds).watched
         show_largest_client(self.user, self.local, self.participation)
@@ -150,6 +155,8 @@ class Federation:
         )
         declaration = declare_state(algorithm, self.server_parts, self.engine, num_sampled)
         self.local_models.declare(declaration)
+        self.codecs.check(self.server_parts, algorithm, declaration)
+        self.codecs.declare(declaration)
         if self._continues:
             local_schedules.declare(declaration)
         self.declaration = declaration
@@ -165,6 +172,7 @@ class Federation:
             declaration,
             continues_schedules=self._continues,
             privacy=None if self._privacy is None else self._privacy.describe(num_sampled, num_training),
+            codecs=self.codecs.describe(),
         )
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
@@ -236,7 +244,8 @@ class Federation:
             self._said_nobody = True
             say_nobody_is_left(round)
         server.records += missing_records(participants, self._num_samples)
-        record_bytes(server.records, *bytes_of_client(self.algorithm, self.server_parts, self.layout, server))
+        down, up = bytes_of_client(self.algorithm, self.server_parts, self.layout, server, self.codecs)
+        record_bytes(server.records, down, up)
         return round_metrics(server)
 
     def start_local_steps(self, round: int) -> None:
@@ -259,6 +268,7 @@ class Federation:
         self.bench.work.start_round(len(share))
         alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
         counters, records = server["counters"], list[tuple[int, dict[str, Any]]]()
+        received = self.codecs.broadcast(server)
         error: WrittenParametersError | None = None
         self.user.shared_state.watch()
         if server.round == 1:
@@ -266,7 +276,7 @@ class Federation:
         try:
             self.layout.check_trainable()  # a hook before the round may have thawed or written what is frozen
             for positions in self.engine.group(share, steps, alone):
-                cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
+                cohort = self._train(positions, sums, received, is_late=server.ids[positions[0]] in late)
                 records += zip(positions, cohort.records, strict=True)
                 if counters.numel() and cohort.valid.any():
                     counters = torch.maximum(counters, cohort.counters)
@@ -276,18 +286,20 @@ class Federation:
         self.user.shared_state.report()
         return Trained(records, counters, error)
 
-    def _train(self, positions: list[int], sums: Sums, *, is_late: bool) -> Cohort:
-        """Train a cohort by the method's client half, then call the server's parts with it."""
+    def _train(self, positions: list[int], sums: Sums, received: Tensor, *, is_late: bool) -> Cohort:
+        """Train a cohort by the method's client half from the z it received, then call the server's parts with it."""
         cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
         if is_late:
             cohort.local = self.participation.late_training(self.server.round, cohort.ids[0])
-        update_clients(self.algorithm, self.engine, cohort, self.server)
+        with received_by_clients(self.server, received):
+            update_clients(self.algorithm, self.engine, cohort, self.server)
         if self._continues:
             local_schedules.end(cohort)
         cohort.check_finite()
+        self.local_models.stage(cohort)
+        self.codecs.send(cohort, self.server, received)
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
-        self.local_models.stage(cohort)
         call_parts(self.server_parts, "on_cohort_end", self.server, cohort, self.server, sums)
         check_left_behind(self.algorithm, cohort)
         is_all_valid = cohort.is_all_valid

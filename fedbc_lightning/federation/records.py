@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import train_name
+from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.own_code import checked_count
 from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.server import ServerCallback
@@ -90,8 +91,9 @@ def say_nobody_is_left(round: int) -> None:
 
 
 def bytes_of_client(
-    algorithm: FederatedAlgorithm, parts: Sequence[ServerCallback], layout: ParameterLayout, server: ServerState
-) -> tuple[int, int]:
+    algorithm: FederatedAlgorithm, parts: Sequence[ServerCallback], layout: ParameterLayout, server: ServerState,
+    codecs: Codecs,
+) -> tuple[int, int]:  # fmt: skip
     """Count the bytes that each client receives in the server's round, and those that it sends if it sends anything.
 
     Args:
@@ -99,16 +101,18 @@ def bytes_of_client(
         parts: Its server parts, which may let further vectors travel.
         layout: The sizes of a vector and of the buffers.
         server: It gives the round, the number format of z, and whether buffers travel.
+        codecs: Codecs of z and of a client's model; further vectors, buffers and scalars travel as they are.
     """
     size = server.z.element_size()
     buffers = layout.num_buffers if server.buffer_policy == "average" else 0
     exchanges = 0
     if not algorithm.trains_pooled:
         exchanges = checked_count(algorithm, "num_exchanges", algorithm.num_exchanges(server))
-    vectors_down = algorithm.vectors_down + sum(part.vectors_down for part in parts)
-    vectors_up = algorithm.vectors_up + sum(part.vectors_up for part in parts)
-    down = exchanges * (vectors_down * layout.num_parameters + buffers) * size
-    up = exchanges * ((vectors_up * layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up)
+    first_down, first_up = codecs.num_bytes(layout.num_parameters, size)
+    more_down = algorithm.vectors_down - 1 + sum(part.vectors_down for part in parts)
+    more_up = algorithm.vectors_up - 1 + sum(part.vectors_up for part in parts)
+    down = exchanges * (first_down + (more_down * layout.num_parameters + buffers) * size)
+    up = exchanges * (first_up + (more_up * layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up)
     return down, up
 
 

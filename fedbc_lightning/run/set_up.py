@@ -64,7 +64,7 @@ def set_up(
     federation = Federation(
         fabric, user, datamodule, algorithm, settings.local, participation, settings.buffers,
         settings.keep_local_models, client_dtype, _engine(request, settings, beginning.saved), settings.max_rounds,
-        seed, settings.local_parameters, settings.privacy,
+        seed, settings.local_parameters, settings.privacy, settings.codec,
     )  # fmt: skip
     evaluator = Evaluator(fabric, federation, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed)
     is_trained = beginning.saved is not None or beginning.previous is not None

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback
 
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.twins import AnyLogger
+from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler
 from fedbc_lightning.federation.stragglers import Stragglers
@@ -33,6 +34,7 @@ class RunSettings:
     sampler: ClientSampler
     stragglers: Stragglers | None
     privacy: Privacy | None
+    codec: Codecs | None
     engine: Literal["sequential", "vectorized", "auto"]
     accelerator: str
     strategy: str

@@ -15,6 +15,7 @@ from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.summary import Evaluation
+from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler
@@ -124,6 +125,7 @@ class RunView:
     sampler = Shown[ClientSampler](_settings)
     stragglers = Shown[Stragglers | None](_settings)
     privacy = Shown[Privacy | None](_settings)
+    codec = Shown[Codecs | None](_settings)
     engine = Shown[Literal["sequential", "vectorized", "auto"]](_settings)
     num_nodes = Shown[int](_settings)
     precision = Shown[str](_settings)

@@ -3,6 +3,7 @@
 from fedbc_lightning.server.aggregation import WeightedAverage
 from fedbc_lightning.server.augmented_mean import AugmentedMean, CenterConsensus
 from fedbc_lightning.server.base import ServerCallback, Sums
+from fedbc_lightning.server.codecs import QSGD, BFloat16, Codec, Float8, Sign, TopK
 from fedbc_lightning.server.control_variates import ControlVariates
 from fedbc_lightning.server.dual_ascent import DualAscent
 from fedbc_lightning.server.dynamic_regularization import DynamicRegularization
@@ -25,8 +26,9 @@ from fedbc_lightning.server.robust import (
 from fedbc_lightning.server.smoothed_average import SmoothedAverage
 
 __all__ = [
-    "AugmentedMean", "CenterConsensus", "CenteredClipping", "ControlVariates", "CoordinateMedian", "DualAscent",
-    "DynamicRegularization", "Extrapolation", "FairStep", "FrankWolfe", "GeometricMedian", "Krum", "LargestClientStep",
-    "MeanMessage", "MultiKrum", "NormBound", "NormalizedAverage", "RobustRule", "ServerAdaptive", "ServerCallback",
-    "ServerMomentum", "ServerOptimizer", "ServerSGD", "SmoothedAverage", "Sums", "TrimmedMean", "WeightedAverage",
+    "QSGD", "AugmentedMean", "BFloat16", "CenterConsensus", "CenteredClipping", "Codec", "ControlVariates",
+    "CoordinateMedian", "DualAscent", "DynamicRegularization", "Extrapolation", "FairStep", "Float8", "FrankWolfe",
+    "GeometricMedian", "Krum", "LargestClientStep", "MeanMessage", "MultiKrum", "NormBound", "NormalizedAverage",
+    "RobustRule", "ServerAdaptive", "ServerCallback", "ServerMomentum", "ServerOptimizer", "ServerSGD", "Sign",
+    "SmoothedAverage", "Sums", "TopK", "TrimmedMean", "WeightedAverage",
 ]  # fmt: skip

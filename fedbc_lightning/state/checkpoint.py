@@ -22,7 +22,10 @@ KEY = "fedbc_lightning"
 FORMAT = 1
 """Version of the federated state's format in a checkpoint; it is raised when the format changes."""
 
-WHERE_ABSENT = {"trainer.local_schedules": "fresh", "trainer.local_parameters": "none"}
+WHERE_ABSENT = {
+    "trainer.local_schedules": "fresh", "trainer.local_parameters": "none", "trainer.codec.up": "none",
+    "trainer.codec.down": "none",
+}  # fmt: skip
 """What parts of a fingerprint are if it does not hold them."""
 
 SOURCE = "fedbc_lightning_source"

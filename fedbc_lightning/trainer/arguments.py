@@ -29,6 +29,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_lightning import stops_after_epochs
 from fedbc_lightning.core.twins import AnyCallback, AnyDataModule, both, overrides
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
 
 _AT_LEAST = {
@@ -98,6 +99,14 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         wrong.append(
             "trainer.stragglers: they are drawn among all sampled clients together, so one client changes who else "
             "sends its update, and ε of trainer.privacy does not hold; leave one of the two out"
+        )
+    codec = arguments["codec"]
+    if not (codec is None or isinstance(codec, Codecs)):
+        wrong.append(f"trainer.codec: got {codec!r}; give fedbc_lightning.Codecs(up=..., down=...)")
+    if codec is not None and privacy is not None:
+        wrong.append(
+            "trainer.codec: a coded update, with what earlier messages have lost, is not within the bound of "
+            "trainer.privacy any more, on which ε counts; leave one of the two out"
         )
     if arguments["gradient_clip_algorithm"] not in (None, "norm", "value"):
         wrong.append(f"trainer.gradient_clip_algorithm: got {arguments['gradient_clip_algorithm']}; use norm or value")

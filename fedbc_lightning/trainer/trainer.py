@@ -22,6 +22,7 @@ from fedbc_lightning.core.places import with_users_frames
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.core.twins import AnyCallback, AnyLogger
 from fedbc_lightning.distributed.fabric import make_fabric
+from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.federation.stragglers import Stragglers
@@ -74,6 +75,9 @@ class FederatedTrainer(RunView):
         stragglers: Simulation of sampled clients that do less work or drop out; None: there are none.
         privacy: Differential privacy of z for whole clients, by a bound of their updates and noise; None: there is
             none. See ``docs/howto/private_training.md``.
+        codec: Codecs that shorten what clients send (``up``: ``TopK``, ``QSGD``, ``Sign``, ``BFloat16`` or ``Float8``)
+            and receive (``down``: ``QSGD``, ``BFloat16`` or ``Float8``); None: all travels as it is. See
+            ``docs/howto/coded_messages.md``.
         engine: ``"sequential"`` trains one client after another, with any module. ``"vectorized"`` trains many clients
             at once, by ``torch.func`` over ``training_step``, for small models; it also evaluates clients with equal
             numbers of samples together, and raises an error that names what it cannot do. ``"auto"`` times both on a
@@ -151,6 +155,7 @@ class FederatedTrainer(RunView):
         sampler: ClientSampler | None = None,
         stragglers: Stragglers | None = None,
         privacy: Privacy | None = None,
+        codec: Codecs | None = None,
         engine: Literal["sequential", "vectorized", "auto"] = "sequential",
         record_steps: bool | Literal["auto", "compile"] = "auto",
         accelerator: str = "auto",
@@ -195,7 +200,7 @@ class FederatedTrainer(RunView):
         settings = RunSettings(
             max_rounds=max_rounds, clients_per_round=clients_per_round, local=local,
             sampler=sampler or UniformSampler() if privacy is None else privacy.sampler(sampler),
-            stragglers=stragglers, privacy=privacy, engine=engine, accelerator=accelerator,
+            stragglers=stragglers, privacy=privacy, codec=codec, engine=engine, accelerator=accelerator,
             strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision, deterministic=deterministic,
             callbacks=default_callbacks(callbacks, enable_progress_bar), logger=logger,
             eval_every_n_rounds=eval_every_n_rounds, eval_clients=eval_clients,

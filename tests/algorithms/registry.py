@@ -8,6 +8,7 @@ from typing import Any
 from helpers import reference
 
 from algorithms.setting import Setting
+from algorithms.settings_coded import SETTINGS_CODED
 from algorithms.settings_composed import SETTINGS_COMPOSED
 from algorithms.settings_global import SETTINGS_GLOBAL
 from algorithms.settings_partial import SETTINGS_PARTIAL
@@ -62,6 +63,7 @@ SETTINGS: list[Setting] = [
     *SETTINGS_PERSONAL,
     *SETTINGS_COMPOSED,
     *SETTINGS_PARTIAL,
+    *SETTINGS_CODED,
 ]
 
 

@@ -103,6 +103,12 @@ MISTAKES = [
         "trainer.stragglers: got '0.5'; give {fraction: ..., dropout: ..., partial_work: ...}",
     ),
     (
+        "fit --config tiny.yaml --trainer.codec.up TopK",
+        2,
+        "trainer.codec.up: TopK needs fraction: give --trainer.codec.up.fraction ...",
+    ),
+    ("fit --config tiny.yaml --trainer.codec.down Float9", 2, "codec.down: no class 'Float9'; did you mean 'Float8'?"),
+    (
         "fit --config tiny.yaml --trainer.callbacks EarlyStopping",
         2,
         "trainer.callbacks: EarlyStopping needs monitor: give --trainer.callbacks.monitor ...",

@@ -10,12 +10,13 @@ from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_mod
 from helpers.command_line import run_cli
 from torch import nn
 
-from fedbc_lightning import ConfigurationError, FedAvg, FedBC
+from fedbc_lightning import Codecs, ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, FedPD, L2SGDPlus, Local, PerFedAvg
 from fedbc_lightning.core.units import duration
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.planning import drawn
 from fedbc_lightning.planning.repeated import repeated
+from fedbc_lightning.server import BFloat16, TopK
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.studies.methods import Tuning
 from fedbc_lightning.studies.notes import write_note
@@ -37,6 +38,7 @@ CASES = {
                             "local_epochs": 3, "max_rounds": 6}),
     "stragglers dropped": (FedAvg, {"stragglers": Stragglers(fraction=0.4, partial_work="dropped"),
                                     "clients_per_round": 5}),
+    "coded": (FedAvg, {"codec": Codecs(TopK(0.1), BFloat16())}),
 }  # fmt: skip
 
 
