@@ -24,9 +24,11 @@ from fedbc_lightning import Codecs
 from fedbc_lightning import algorithms as methods
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.federation.privacy import Privacy
-from fedbc_lightning.server import QSGD, BFloat16, Float8, Sign, TopK
+from fedbc_lightning.server import QSGD, BFloat16, Codec, Float8, Sign, TopK
 
-DRAWS = torch.Generator().manual_seed(0)
+
+def draws():
+    return torch.Generator().manual_seed(0)
 
 
 @pytest.mark.parametrize(("dual_lr", "engine"), [(None, "vectorized"), (0.05, "sequential")], ids=["fedavg", "fedbc"])
@@ -100,12 +102,12 @@ def send_float8(codec: Float8, vector: np.ndarray, read: np.ndarray) -> tuple[by
     ("codec", "send"),
     [(TopK(0.01), send_top_k), (TopK(0.3), send_top_k), (QSGD(7), send_qsgd), (QSGD(1, None), send_qsgd),
      (QSGD(100, 64), send_qsgd), (Sign(), send_sign), (BFloat16(), send_bfloat16), (Float8(), send_float8)],
-    ids=repr,
+    ids=lambda given: repr(given) if isinstance(given, Codec) else given.__name__,
 )  # fmt: skip
 @pytest.mark.parametrize("size", [2, 1025])
 def test_bytes_are_those_of_packed_messages_from_which_the_vector_is_read(codec, send, size):
     vector = torch.randn(size, generator=torch.Generator().manual_seed(size))
-    read = codec.decoded(vector, DRAWS)
+    read = codec.decoded(vector, draws())
     message, again = send(codec, vector.numpy(), read.numpy())
     assert len(message) == codec.num_bytes(size, 4)
     np.testing.assert_array_equal(again, read.numpy())
@@ -137,7 +139,7 @@ def test_only_the_shared_part_is_coded(tmp_path):
 def test_qsgd_has_no_bias_and_the_variance_of_the_paper():
     """The mean of many draws lies within 5 standard errors, which the probabilities of the two levels give exactly."""
     vector, number, levels = torch.tensor([0.9, -0.5, 0.05, 0.0, -0.013], dtype=torch.float64), 20_000, 3
-    read = QSGD(levels, bucket_size=5).decoded(vector.repeat(number), DRAWS).view(number, 5)
+    read = QSGD(levels, bucket_size=5).decoded(vector.repeat(number), draws()).view(number, 5)
     step = vector.norm() / levels
     share = (vector.abs() / step) % 1
     variance = step**2 * share * (1 - share)
@@ -149,7 +151,7 @@ def test_qsgd_has_no_bias_and_the_variance_of_the_paper():
 @pytest.mark.parametrize("codec", [TopK(0.2), Sign(), Float8(), QSGD(7), BFloat16()], ids=repr)
 def test_vectors_of_any_length_are_read(codec):
     for vector in (torch.zeros(7), torch.full((7,), 1e-44), torch.full((7,), -1e38)):
-        read = codec.decoded(vector, DRAWS)
+        read = codec.decoded(vector, draws())
         assert read.isfinite().all()
         assert read.dtype == vector.dtype
         assert (read - vector).norm(dtype=torch.float64) <= vector.norm(dtype=torch.float64) + 1e-37
