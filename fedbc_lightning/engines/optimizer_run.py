@@ -12,22 +12,19 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.origin import is_ours
-from fedbc_lightning.core.private_torch import foreach_copy
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.engines.client_run import ClientRun
 from fedbc_lightning.engines.contrasted_step import ContrastedStep
+from fedbc_lightning.engines.recorded.replay import Replay
 from fedbc_lightning.engines.recorded.step_recorder import Recording
-from fedbc_lightning.engines.step_function import StepOutput, log_replayed
+from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import AfterStep, ModelContrast, Term
 from fedbc_lightning.local.engine import Trains
 from fedbc_lightning.module.collector import batch_size_of
 from fedbc_lightning.module.mistakes import refuse_loss
 from fedbc_lightning.state.cohort import Cohort
-
-NUM_COMPARED = 2
-"""Number of steps in a call of a compiled loop that is compared: a loop that goes wrong does so from the second on."""
 
 
 class MissingGradientError(Exception):
@@ -136,7 +133,10 @@ class OptimizerRun(ClientRun):
         self._changes = self._changes_of_a_step() if self._is_plain else []
         if not self.bench.compiler.is_over and not self._is_plain:
             self.bench.compiler.tell("hooks of steps, accumulated gradients or a term in the loss are part of them")
-        self._sgd = self._only_sgd() if self._is_plain and not self.bench.compiler.is_over else None
+        if self._is_plain:
+            sgd = None if self.bench.compiler.is_over else self._only_sgd()
+            given = self.bench, self.collector, self.optimizer, self._changes, sgd, self._all_terms, self._is_visited
+            self._recorded = Replay(*given)
         batches: Sequence[Any] = ()
         start = batch_idx = 0
         try:
@@ -179,61 +179,15 @@ class OptimizerRun(ClientRun):
             yield list(map(self.user.to_device, batches))
 
     def _replay(self, recording: Recording, batches: Sequence[Any], batch_idx: int) -> int:
-        """Replay steps on these batches; what is not an operation happens once for all of them.
-
-        Args:
-            recording: The recorded step.
-            batches: Batches of its form; only one if other code runs between the steps.
-            batch_idx: Number of the first batch.
-
-        Returns:
-            Number of steps that were taken: that of the batches, or fewer if they are compared with compiled ones.
-        """
-        compiled = self.bench.compiler.ready(recording, self._sgd, self._all_terms, batches)
-        is_compared = compiled is not None and compiled.num_compared != recording.num_compared
-        if is_compared:
-            batches = batches[:NUM_COMPARED]
-        count, size = len(batches), self._size_of(batches[0], batch_idx)
-        self.collector.start_batch(batches[-1], size, num_batches=count)
-        with torch.no_grad():
-            if compiled is None:
-                rest = self._replay_each(recording, batches, size)
-            elif is_compared:
-                compiled.predict(batches)
-                rest = self._replay_each(recording, batches, size)
-                self.bench.compiler.compare(recording, compiled, rest)
-            else:
-                rest = compiled.take(batches)
-                self._gradients = None
-                self.layout.hide_gradients()
-        if not self._is_visited:
-            log_replayed(self.collector, recording.calls, [logged for _, *logged in rest], size)
+        """Replay steps on batches of one form, and return their number; see :meth:`Replay.take`."""
+        size = self._size_of(batches[0], batch_idx)
+        rest, self._gradients = self._recorded.take(recording, batches, size)
+        count = len(rest)
         self.losses += [loss for loss, *_ in rest]
         self.sizes += [size] * count
         self.num_gradients += count
-        recording.credit -= count
         self.count_step(batch_idx + count - 1, num_steps=count)
         return count
-
-    def _replay_each(self, recording: Recording, batches: Sequence[Any], size: int) -> list[Sequence[Tensor]]:
-        """Take one step after another; return the loss of each, and what it logged."""
-        replay, parameters, views = recording.replay, self.layout.parameters, self.bench.grad_views
-        changes, first = self._changes, self.layout.num_grouped
-        rest: list[Sequence[Tensor]] = []
-        for batch in batches:
-            check()
-            results = replay(*parameters, *batch)
-            gradients = results[:first]
-            foreach_copy(views, gradients)
-            rest.append(results[first:])
-            if self._is_visited:  # what the step logged comes before what a hook of the optimizer logs
-                log_replayed(self.collector, recording.calls, [results[first + 1 :]], size)
-                self.layout.show_gradients(gradients)
-                self.optimizer.show_gradient()
-            for change in changes:
-                change()
-        self._gradients = gradients
-        return rest
 
     def _only_sgd(self) -> tuple[dict[str, Any], Tensor] | None:
         """Return settings and momentum of SGD if a step is its step on the gradient with the terms, and no more."""
