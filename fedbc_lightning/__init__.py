@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedbc_lightning.engines.recorded.proof.vouched import recordable
     from fedbc_lightning.federation.privacy import Privacy
     from fedbc_lightning.federation.sampling import ClientSampler, PoissonSampler, UniformSampler
+    from fedbc_lightning.federation.system import Diurnal, Lognormal, System
     from fedbc_lightning.run.result import FitResult
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -25,6 +26,7 @@ _HOMES = {
     "SCAFFOLD": "algorithms",
     "ClientSampler": "federation.sampling",
     "ConfigurationError": "core.errors",
+    "Diurnal": "federation.system",
     "FedAvg": "algorithms",
     "FedBC": "algorithms",
     "FedProx": "algorithms",
@@ -32,9 +34,11 @@ _HOMES = {
     "FederatedDataModule": "data",
     "FederatedTrainer": "trainer.trainer",
     "FitResult": "run.result",
+    "Lognormal": "federation.system",
     "PartitionedDataModule": "data",
     "PoissonSampler": "federation.sampling",
     "Privacy": "federation.privacy",
+    "System": "federation.system",
     "UniformSampler": "federation.sampling",
     "recordable": "engines.recorded.proof.vouched",
 }
@@ -43,6 +47,7 @@ __all__ = [
     "SCAFFOLD",
     "ClientSampler",
     "ConfigurationError",
+    "Diurnal",
     "FedAvg",
     "FedBC",
     "FedProx",
@@ -50,9 +55,11 @@ __all__ = [
     "FederatedDataModule",
     "FederatedTrainer",
     "FitResult",
+    "Lognormal",
     "PartitionedDataModule",
     "PoissonSampler",
     "Privacy",
+    "System",
     "UniformSampler",
     "__version__",
     "recordable",

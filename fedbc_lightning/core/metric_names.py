@@ -24,6 +24,7 @@ TEST_ONLY = (*EVEN, *EVEN_HELDOUT)
 
 TRAIN_LOSS = "train/loss"
 EPSILON = "privacy/epsilon"
+SIMULATED_SECONDS = "time/simulated_seconds"
 NUM_EVALUATED = "num_clients/evaluated"
 
 PARTS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,10 +21,12 @@ from fedbc_lightning.federation.local_models import LocalModels
 from fedbc_lightning.federation.own_code import (
     call_parts,
     check_left_behind,
+    checked_count,
     checked_model,
     server_parts,
     update_clients,
 )
+from fedbc_lightning.federation.participants import Costs
 from fedbc_lightning.federation.participation import Participation, deal
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.records import (
@@ -32,6 +34,7 @@ from fedbc_lightning.federation.records import (
     check_records,
     missing_records,
     record_bytes,
+    record_seconds,
     round_metrics,
     say_nobody_is_left,
 )
@@ -43,6 +46,7 @@ from fedbc_lightning.federation.set_up import (
     show_largest_client,
 )
 from fedbc_lightning.federation.single_samples import SingleSamples
+from fedbc_lightning.federation.time_line import keep_time
 from fedbc_lightning.federation.undeclared_state import UndeclaredState
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
@@ -158,6 +162,7 @@ class Federation:
         Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
         scaler = self.bench.scaler
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
+        keep_time(self.participation, self._costs)
         self.fingerprint = describe_run(
             self.layout,
             self.datamodule,
@@ -165,7 +170,18 @@ class Federation:
             declaration,
             continues_schedules=self._continues,
             privacy=None if self._privacy is None else self._privacy.describe(num_sampled, num_training),
+            system=self.participation.describe_times(),
         )
+
+    def _costs(self, round: int, asked: list[int]) -> Costs:
+        """Return what a round costs a client, from (seed, round) alone."""
+        server, algorithm = self.server, self.algorithm
+        present, server.round = server.round, round
+        try:
+            steps = [checked_count(algorithm, "num_steps", algorithm.num_steps(server, number)) for number in asked]
+            return Costs(steps, *bytes_of_client(algorithm, self.server_parts, self.layout, server))
+        finally:
+            server.round = present
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
         """Treat frozen parameters that training writes as buffers, with their present values.
@@ -236,6 +252,7 @@ class Federation:
             self._said_nobody = True
             say_nobody_is_left(round)
         server.records += missing_records(participants, self._num_samples)
+        record_seconds(server, participants)
         record_bytes(server.records, *bytes_of_client(self.algorithm, self.server_parts, self.layout, server))
         return round_metrics(server)
 
@@ -251,8 +268,8 @@ class Federation:
         call_parts(self.server_parts, "on_round_start", server, server, sums)
         return sums
 
-    def _train_share(self, late: set[int], sums: Sums) -> Trained:
-        """Train this rank's clients of the round, cohort by cohort."""
+    def _train_share(self, late: Mapping[int, LocalTraining], sums: Sums) -> Trained:
+        """Train this rank's clients of the round, cohort by cohort; some of them train for less than the others."""
         server = self.server
         steps = self.participation.num_steps(server.ids)
         share = deal(steps, self.fabric.world_size)[self.fabric.global_rank]
@@ -266,7 +283,7 @@ class Federation:
         try:
             self.layout.check_trainable()  # a hook before the round may have thawed or written what is frozen
             for positions in self.engine.group(share, steps, alone):
-                cohort = self._train(positions, sums, is_late=server.ids[positions[0]] in late)
+                cohort = self._train(positions, sums, late.get(server.ids[positions[0]]))
                 records += zip(positions, cohort.records, strict=True)
                 if counters.numel() and cohort.valid.any():
                     counters = torch.maximum(counters, cohort.counters)
@@ -276,11 +293,16 @@ class Federation:
         self.user.shared_state.report()
         return Trained(records, counters, error)
 
-    def _train(self, positions: list[int], sums: Sums, *, is_late: bool) -> Cohort:
-        """Train a cohort by the method's client half, then call the server's parts with it."""
+    def _train(self, positions: list[int], sums: Sums, local: LocalTraining | None) -> Cohort:
+        """Train a cohort by the method's client half, then call the server's parts with it.
+
+        Args:
+            positions: Places of its clients in the round.
+            sums: The sums of the round.
+            local: Its local training if it is that of a client that trains for less; None for the trainer's.
+        """
         cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
-        if is_late:
-            cohort.local = self.participation.late_training(self.server.round, cohort.ids[0])
+        cohort.local = local
         update_clients(self.algorithm, self.engine, cohort, self.server)
         if self._continues:
             local_schedules.end(cohort)

@@ -18,6 +18,7 @@ def describe_run(
     *,
     continues_schedules: bool,
     privacy: str | None,
+    system: str | None,
 ) -> dict[str, Any]:
     """Describe model, partition, method and its state; this reads the whole partition.
 
@@ -28,6 +29,7 @@ def describe_run(
         declaration: The state that the method and its parts keep.
         continues_schedules: Whether the clients' schedulers go on from round to round.
         privacy: Settings of differential privacy, or None.
+        system: What decides about the simulated time of rounds, or None.
     """
     return {
         "model": layout.fingerprint(),
@@ -40,5 +42,6 @@ def describe_run(
         "state": declaration.fingerprint(),
         **({"trainer.local_schedules": "continue"} if continues_schedules else {}),
         **({"trainer.privacy": privacy} if privacy is not None else {}),
+        **({"trainer.system": system} if system is not None else {}),
         **({"trainer.local_parameters": ", ".join(e.name for e in layout.kept_entries)} if layout.num_kept else {}),
     }

@@ -36,10 +36,7 @@ def plan_round(federation: Federation, round: int) -> PlannedRound:
     server.round = round
     participants = participation.draw(round)
     sampled, ids = participants.sampled, participants.ids
-    steps = [
-        participation.late_steps(round, client) if client in participants.late else asked
-        for client, asked in zip(ids, participation.num_steps(ids), strict=True)
-    ]
+    steps = [participation.asked(client, participants.late) for client in ids]
     if algorithm.trains_pooled:
         loader = federation.datamodule.client_train_dataloader(POOLED, seed=server.seed)
         steps = [federation.local.num_steps(len(loader))]

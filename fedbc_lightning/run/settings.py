@@ -14,6 +14,7 @@ from fedbc_lightning.core.twins import AnyLogger
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler
 from fedbc_lightning.federation.stragglers import Stragglers
+from fedbc_lightning.federation.system import System
 from fedbc_lightning.state.declaration import BufferPolicy
 
 
@@ -33,6 +34,7 @@ class RunSettings:
     sampler: ClientSampler
     stragglers: Stragglers | None
     privacy: Privacy | None
+    system: System | None
     engine: Literal["sequential", "vectorized", "auto"]
     accelerator: str
     strategy: str

@@ -19,6 +19,7 @@ from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler
 from fedbc_lightning.federation.stragglers import Stragglers
+from fedbc_lightning.federation.system import System
 from fedbc_lightning.run.handover import Outcome
 from fedbc_lightning.run.progress import Progress
 from fedbc_lightning.run.recorder import Recorder
@@ -124,6 +125,7 @@ class RunView:
     sampler = Shown[ClientSampler](_settings)
     stragglers = Shown[Stragglers | None](_settings)
     privacy = Shown[Privacy | None](_settings)
+    system = Shown[System | None](_settings)
     engine = Shown[Literal["sequential", "vectorized", "auto"]](_settings)
     num_nodes = Shown[int](_settings)
     precision = Shown[str](_settings)

@@ -103,6 +103,12 @@ MISTAKES = [
         "trainer.stragglers: got '0.5'; give {fraction: ..., dropout: ..., partial_work: ...}",
     ),
     (
+        "fit --config tiny.yaml --trainer.system fast",
+        2,
+        "trainer.system: got 'fast'; give {compute: ..., bandwidth_up: ..., bandwidth_down: ..., availability: ..., "
+        "deadline: ..., late: ...}",
+    ),
+    (
         "fit --config tiny.yaml --trainer.callbacks EarlyStopping",
         2,
         "trainer.callbacks: EarlyStopping needs monitor: give --trainer.callbacks.monitor ...",
