@@ -16,19 +16,10 @@ class Lognormal:
     Attributes:
         median: Median > 0 of the numbers.
         sigma: Standard deviation σ ≥ 0 of their logarithm; with 1.0 a tenth of the clients lies above 3.6 medians.
-
-    Raises:
-        ConfigurationError: A value is out of range.
     """
 
     median: float
     sigma: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        _check_positive("trainer.system: the median of a lognormal", self.median)
-        check_at_least("trainer.system: the sigma of a lognormal", self.sigma, 0)
-        check_finite("trainer.system: the sigma of a lognormal", self.sigma)
 
 
 @dataclass(frozen=True)
@@ -40,21 +31,11 @@ class Diurnal:
         period: Seconds of a period.
         spread: Fraction of the period, in [0, 1], over which the clients' intervals begin, uniformly. With 1.0 about
             equally many clients are there at all times; with less, their number rises and falls.
-
-    Raises:
-        ConfigurationError: A value is out of range.
     """
 
     share: float = 0.5
     period: float = 86400.0
     spread: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_at_least("trainer.system.availability.share", self.share, 0, strict=True)
-        check_share("trainer.system.availability.share", self.share, closed=True)
-        _check_positive("trainer.system.availability.period", self.period)
-        check_share("trainer.system.availability.spread", self.spread, closed=True)
 
 
 @dataclass(frozen=True)
@@ -95,15 +76,24 @@ class System:
     late: Literal["dropped", "partial"] = "dropped"
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Check the values, also those of the parts, since the command line takes their errors for those of a type."""
         for name in ("compute", "bandwidth_up", "bandwidth_down"):
-            value = getattr(self, name)
-            if not isinstance(value, (Lognormal, str)) and (value is not None or name == "compute"):
-                _check_positive(f"trainer.system.{name}", value)
-        if self.availability is not None and not isinstance(self.availability, (Diurnal, str)):
+            value, where = getattr(self, name), f"trainer.system.{name}"
+            if isinstance(value, Lognormal):
+                _check_positive(f"{where}.median", value.median)
+                check_at_least(f"{where}.sigma", value.sigma, 0)
+                check_finite(f"{where}.sigma", value.sigma)
+            elif not isinstance(value, str) and (value is not None or name == "compute"):
+                _check_positive(where, value)
+        given, where = self.availability, "trainer.system.availability"
+        if isinstance(given, Diurnal):
+            check_at_least(f"{where}.share", given.share, 0, strict=True)
+            check_share(f"{where}.share", given.share, closed=True)
+            _check_positive(f"{where}.period", given.period)
+            check_share(f"{where}.spread", given.spread, closed=True)
+        elif given is not None and not isinstance(given, str):
             raise ConfigurationError(
-                f"trainer.system.availability: got {self.availability!r}; give the path of a CSV file, or "
-                "{share: ..., period: ..., spread: ...}."
+                f"{where}: got {given!r}; give the path of a CSV file, or {{share: ..., period: ..., spread: ...}}."
             )
         if self.deadline is not None:
             _check_positive("trainer.system.deadline", self.deadline)

@@ -60,7 +60,8 @@ class TimeLine:
             seconds[client] = clock.seconds(client, taken, down, up)
             if deadline is None or seconds[client] <= deadline or client in missing:
                 continue
-            fitting = self._fitting_steps(client, round, wanted) if clock.system.late == "partial" else 0
+            is_partial = clock.system.late == "partial"
+            fitting = self._fitting_steps(client, round, wanted, deadline) if is_partial else 0
             if fitting:
                 late[client] = replace(participation.local, epochs=None, steps=fitting)
                 (taken,) = self._costs(round, [fitting]).steps
@@ -68,8 +69,7 @@ class TimeLine:
             else:
                 missing[client] = "straggler"
         # The server waits for all; with a deadline it cannot know before that who does not report.
-        is_full = deadline is not None and bool(missing)
-        self.now += deadline if is_full else max(seconds.values(), default=0.0)
+        self.now += deadline if deadline is not None and missing else max(seconds.values(), default=0.0)
         return Participants(drawn.sampled, late, missing, seconds, self.now)
 
     def _somebody(self, clients: np.ndarray) -> np.ndarray:
@@ -87,14 +87,14 @@ class TimeLine:
         self.now = until
         return self._clock.here(until, clients)
 
-    def _fitting_steps(self, client: int, round: int, asked: int) -> int:
+    def _fitting_steps(self, client: int, round: int, asked: int, deadline: float) -> int:
         """Return the largest number of steps, at most `asked`, with which a client is in time; 0 if there is none."""
 
         def seconds(wanted: int) -> float:
             (taken,), down, up = self._costs(round, [wanted])
             return self._clock.seconds(client, taken, down, up)
 
-        return bisect_right(range(1, asked + 1), self._clock.system.deadline, key=seconds)
+        return bisect_right(range(1, asked + 1), deadline, key=seconds)
 
 
 def keep_time(participation: Participation, costs: CostsOfRound) -> None:

@@ -210,8 +210,8 @@ def test_settings_that_cannot_be(tmp_path):
         (lambda: System(bandwidth_down=float("inf")), r"trainer\.system\.bandwidth_down: got inf"),
         (lambda: System(late="waits"), r"trainer\.system\.late: got 'waits'; use dropped or partial"),
         (lambda: System(availability=0.5), r"trainer\.system\.availability: got 0\.5"),
-        (lambda: Lognormal(1.0, -1.0), "sigma of a lognormal: got -1.0"),
-        (lambda: Diurnal(share=1.5), r"availability\.share: got 1\.5"),
+        (lambda: System(Lognormal(1.0, -1.0)), r"trainer\.system\.compute\.sigma: got -1\.0"),
+        (lambda: System(availability=Diurnal(share=1.5)), r"availability\.share: got 1\.5"),
         (lambda: fit(tmp_path, {"compute": 1}), r"trainer\.system: got \{'compute': 1\}; give fedbc_lightning\.System"),
         (
             lambda: fit(tmp_path, System(availability=Diurnal()), privacy=Privacy(1.0, 1.0, 1e-3)),
