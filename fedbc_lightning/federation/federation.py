@@ -33,6 +33,7 @@ from fedbc_lightning.federation.records import (
     bytes_of_client,
     check_records,
     missing_records,
+    record_arrivals,
     record_bytes,
     record_seconds,
     round_metrics,
@@ -42,11 +43,11 @@ from fedbc_lightning.federation.set_up import (
     check_kept_parameters,
     choose_engine,
     declare_state,
+    keep_time,
     round_schedulers,
     show_largest_client,
 )
 from fedbc_lightning.federation.single_samples import SingleSamples
-from fedbc_lightning.federation.time_line import keep_time
 from fedbc_lightning.federation.undeclared_state import UndeclaredState
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
@@ -236,7 +237,7 @@ class Federation:
         server.round, server.metrics = round, {}
         self.user.shim.set(training=True)
         participants = self.participation.draw(round)
-        server.ids = participants.ids
+        server.ids, server.arrivals = participants.ids, participants.arrivals or []
         sums = self.start_round(self.bench)
         trained = self._train_share(participants.late, sums)
         if round == 1 and trained.error is None and not self._continues:
@@ -245,7 +246,9 @@ class Federation:
         if server.buffer_policy != "global":
             server.stage("counters", counters)
         check_records(server, self.algorithm, is_private=self._privacy is not None)
-        if server.ids or self._privacy is not None:  # who sees no noise in a round would know that nobody took part
+        record_arrivals(server, self._num_samples)
+        # who sees no noise in a round would know that nobody took part
+        if server.ids or server.arrivals or self._privacy is not None:
             call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
             call_parts(self.server_parts, "on_round_end", server, server, self.clients)
         elif participants.sampled and not self._said_nobody:
@@ -253,7 +256,7 @@ class Federation:
             say_nobody_is_left(round)
         server.records += missing_records(participants, self._num_samples)
         record_seconds(server, participants)
-        record_bytes(server.records, *bytes_of_client(self.algorithm, self.server_parts, self.layout, server))
+        record_bytes(server, self.algorithm, *bytes_of_client(self.algorithm, self.server_parts, self.layout, server))
         return round_metrics(server)
 
     def start_local_steps(self, round: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.state.declaration import Arrival
 
 
 class Participants(NamedTuple):
@@ -17,6 +18,7 @@ class Participants(NamedTuple):
         missing: The sampled clients that send nothing -> ``absent``, or ``straggler`` if their work is dropped.
         seconds: Simulated seconds in which each client receives, trains and sends; empty without a clock.
         ended: Simulated seconds from the start of the run to the end of the round; None without a clock.
+        arrivals: The updates that arrive in the round, in their order; None where a round waits for its own clients.
     """
 
     sampled: list[int]
@@ -24,6 +26,7 @@ class Participants(NamedTuple):
     missing: dict[int, str]
     seconds: dict[int, float]
     ended: float | None
+    arrivals: list[Arrival] | None = None
 
     @property
     def ids(self) -> list[int]:

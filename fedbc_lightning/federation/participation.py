@@ -9,7 +9,7 @@ import numpy as np
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.seeding import numpy_generator
+from fedbc_lightning.core.seeding import derive, numpy_generator
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.federation.clock import Clock
@@ -37,7 +37,8 @@ class Participation:
         num_sampled: Number of clients sampled in a round, S.
         num_batches: Number of batches per epoch of each client, int64 (N,).
         clients: The clients that may be sampled, int64, ascending: all but those that are held out.
-        clock: The simulated clock; None if there is none.
+        clock: The simulated clock; None if there is none. Methods whose clients train asynchronously always have one.
+        buffer_size: Number of updates that end a round of such a method; None for the other methods.
 
     Raises:
         ConfigurationError: The settings do not fit the data or the method.
@@ -62,6 +63,10 @@ class Participation:
             raise ConfigurationError(
                 f"trainer.stragglers: {name} allows neither partial work nor absent clients; leave stragglers out."
             )
+        self.buffer_size = algorithm.buffer_size
+        if self.buffer_size is not None:
+            system = system or System()
+            _check_asynchronous(system, algorithm, sampler, stragglers)
         if system is not None:
             _check_system(system, algorithm)
         self.clock = Clock(system, datamodule, local.accumulate_grad_batches, seed) if system is not None else None
@@ -81,14 +86,19 @@ class Participation:
         if self.clock is None:
             return None
         sampled = f"seed {self._seed}, {self.num_sampled} clients by {type(self._sampler).__name__}"
-        return f"{self.clock.describe(self.num_steps(self.clients.tolist()))}, {sampled}, {self._stragglers}"
+        described = f"{self.clock.describe(self.num_steps(self.clients.tolist()))}, {sampled}, {self._stragglers}"
+        return described if self.buffer_size is None else f"{described}, buffer_size {self.buffer_size}"
 
-    def sample(self, round: int, clients: np.ndarray | None = None) -> list[int]:
+    def sample(
+        self, round: int, clients: np.ndarray | None = None, number: int | None = None, draw: int = 0
+    ) -> list[int]:
         """Return the clients that the sampler chooses for a round.
 
         Args:
             round: Number of the round, 1..T.
             clients: The clients who are there, ascending; None takes all that train.
+            number: Number of clients to sample; None takes that of a round.
+            draw: Number of the draws before this one in the round.
 
         Raises:
             ConfigurationError: The sampler returned clients that do not exist, or too few for the method.
@@ -97,7 +107,8 @@ class Participation:
             return [POOLED]
         clients = self.clients if clients is None else clients
         num_clients = len(clients)
-        ids = self._sampler(num_clients, min(self.num_sampled, num_clients), self._seed, round)
+        seed = derive(self._seed, "sampling", round, step=draw) if draw else self._seed
+        ids = self._sampler(num_clients, min(number or self.num_sampled, num_clients), seed, round)
         is_right = len(set(ids)) == len(ids) and all(0 <= client < num_clients for client in ids)
         if not is_right or not (ids or self._sampler.may_be_empty):
             raise ConfigurationError(
@@ -182,6 +193,28 @@ def _check_system(system: System, algorithm: FederatedAlgorithm) -> None:
     if system.availability is not None and algorithm.needs_all_clients:
         raise ConfigurationError(
             f"trainer.system.availability: {algorithm} takes all clients in every round; leave availability out."
+        )
+
+
+def _check_asynchronous(
+    system: System, algorithm: FederatedAlgorithm, sampler: ClientSampler, stragglers: Stragglers | None
+) -> None:
+    """Refuse what has no meaning where clients train asynchronously.
+
+    Raises:
+        ConfigurationError: A setting is about rounds that wait for their clients.
+    """
+    if system.deadline is not None:
+        raise ConfigurationError(f"trainer.system.deadline: {algorithm} waits for nobody; leave deadline out.")
+    if stragglers is not None:
+        raise ConfigurationError(
+            f"trainer.stragglers: under {algorithm} clients are slow or away as trainer.system says; leave stragglers "
+            "out."
+        )
+    if sampler.may_be_empty:
+        raise ConfigurationError(
+            f"trainer.sampler: {algorithm} keeps a number of clients in training, and {type(sampler).__name__} may "
+            "return none; leave out the sampler, or trainer.privacy, which brings it."
         )
 
 

@@ -42,4 +42,5 @@ def plan_round(federation: Federation, round: int) -> PlannedRound:
         steps = [federation.local.num_steps(len(loader))]
     steps = [checked_count(algorithm, "num_steps", algorithm.num_steps(server, asked)) for asked in steps]
     down, up = bytes_of_client(algorithm, federation.server_parts, federation.layout, server)
-    return PlannedRound(sampled, ids, steps, down * len(sampled), up * len(ids))
+    num_sent = len(ids) if participants.arrivals is None else len(participants.arrivals)
+    return PlannedRound(sampled, ids, steps, down * len(sampled), up * num_sent)

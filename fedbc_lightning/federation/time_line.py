@@ -97,23 +97,7 @@ class TimeLine:
         return bisect_right(range(1, asked + 1), deadline, key=seconds)
 
 
-def keep_time(participation: Participation, costs: CostsOfRound) -> None:
-    """Let the participants of rounds come from a time line, if the run has a simulated clock.
-
-    Args:
-        participation: Draws the participants, and knows the clock.
-        costs: Tells the steps and bytes of the clients in a round.
-
-    Raises:
-        ConfigurationError: No client can keep the deadline.
-    """
-    clock = participation.clock
-    if clock is not None:
-        _check_deadline(participation, clock, costs)
-        participation.follow(TimeLine(participation, clock, costs).at)
-
-
-def _check_deadline(participation: Participation, clock: Clock, costs: CostsOfRound) -> None:
+def check_deadline(participation: Participation, clock: Clock, costs: CostsOfRound) -> None:
     """Refuse a deadline that no client can keep in the first round.
 
     Raises:

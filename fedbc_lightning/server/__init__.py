@@ -1,6 +1,7 @@
 """Server callbacks: the parts that make up the server's half of an algorithm."""
 
 from fedbc_lightning.server.aggregation import WeightedAverage
+from fedbc_lightning.server.arrived_updates import BufferedUpdates, MixedModels
 from fedbc_lightning.server.augmented_mean import AugmentedMean, CenterConsensus
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.control_variates import ControlVariates
@@ -23,10 +24,12 @@ from fedbc_lightning.server.robust import (
     TrimmedMean,
 )
 from fedbc_lightning.server.smoothed_average import SmoothedAverage
+from fedbc_lightning.server.staleness import Staleness
 
 __all__ = [
-    "AugmentedMean", "CenterConsensus", "CenteredClipping", "ControlVariates", "CoordinateMedian", "DualAscent",
-    "DynamicRegularization", "Extrapolation", "FairStep", "FrankWolfe", "GeometricMedian", "Krum", "LargestClientStep",
-    "MeanMessage", "MultiKrum", "NormBound", "NormalizedAverage", "RobustRule", "ServerAdaptive", "ServerCallback",
-    "ServerMomentum", "ServerOptimizer", "ServerSGD", "SmoothedAverage", "Sums", "TrimmedMean", "WeightedAverage",
+    "AugmentedMean", "BufferedUpdates", "CenterConsensus", "CenteredClipping", "ControlVariates", "CoordinateMedian",
+    "DualAscent", "DynamicRegularization", "Extrapolation", "FairStep", "FrankWolfe", "GeometricMedian", "Krum",
+    "LargestClientStep", "MeanMessage", "MixedModels", "MultiKrum", "NormBound", "NormalizedAverage", "RobustRule",
+    "ServerAdaptive", "ServerCallback", "ServerMomentum", "ServerOptimizer", "ServerSGD", "SmoothedAverage",
+    "Staleness", "Sums", "TrimmedMean", "WeightedAverage",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EMPTY = torch.empty(0)
 COLUMNS = frozenset({
     "round", "client", "num_samples", "num_steps", "status", "train_loss", "weight", "bytes_up", "bytes_down",
-    "seconds",
+    "seconds", "staleness",
 })  # fmt: skip
 """Columns that ``clients.csv`` may have for every method."""
 
