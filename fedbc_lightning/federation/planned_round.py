@@ -21,6 +21,7 @@ class PlannedRound(NamedTuple):
         steps: Number of local steps of each client in ``ids``.
         bytes_down: Bytes that all sampled clients together receive.
         bytes_up: Bytes that all clients in ``ids`` together send.
+        ended: Simulated seconds from the start of the run to the end of the round; None without a simulated clock.
     """
 
     sampled: list[int]
@@ -28,6 +29,7 @@ class PlannedRound(NamedTuple):
     steps: list[int]
     bytes_down: int
     bytes_up: int
+    ended: float | None
 
 
 def plan_round(federation: Federation, round: int) -> PlannedRound:
@@ -43,4 +45,4 @@ def plan_round(federation: Federation, round: int) -> PlannedRound:
     steps = [checked_count(algorithm, "num_steps", algorithm.num_steps(server, asked)) for asked in steps]
     down, up = bytes_of_client(algorithm, federation.server_parts, federation.layout, server)
     num_sent = len(ids) if participants.arrivals is None else len(participants.arrivals)
-    return PlannedRound(sampled, ids, steps, down * len(sampled), up * num_sent)
+    return PlannedRound(sampled, ids, steps, down * len(sampled), up * num_sent, participants.ended)

@@ -20,6 +20,7 @@ from fedbc_lightning.algorithms import FedAsync, FedAvg, FedBuff
 from fedbc_lightning.core.seeding import derive, numpy_generator
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.federation.system import Diurnal, Lognormal, System
+from fedbc_lightning.planning.drawn import draw_rounds
 
 SYSTEM = System(Lognormal(0.3, 1.0), bandwidth_up=Lognormal(40.0, 0.5), bandwidth_down=80.0)
 SEED, STEPS, ROUNDS = 7, 3, 14
@@ -77,6 +78,8 @@ def test_z_time_and_staleness_equal_an_independent_loop(tmp_path, name, engine):
         assert {client: int(row["staleness"]) for client, row in rows.items() if row["staleness"]} == late
         assert sum(int(row["bytes_up"]) for row in rows.values()) == size * 32
         assert all((row["bytes_down"] == "0") == (row["status"] == "arrived") for row in rows.values())
+    drawn = draw_rounds(trainer._run.federation, ROUNDS)
+    assert (drawn.simulated_seconds, drawn.bytes_up) == (ends(trainer)[-1], ROUNDS * size * 32)
     metrics = table(trainer, "metrics.csv")[-1]
     assert float(metrics["staleness/max"]) == max(log["staleness"][-1].values())
 
