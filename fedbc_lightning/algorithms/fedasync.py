@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedbc_lightning.algorithms.base import FederatedAlgorithm
+from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
 from fedbc_lightning.core.checks import check_at_least, check_share
 from fedbc_lightning.local import Proximal
 from fedbc_lightning.server import MixedModels, ServerCallback, Staleness
@@ -64,6 +64,7 @@ class FedAsync(FederatedAlgorithm):
     """
 
     scalars_up = 0
+    partial_work: PartialWork = "refused"
     buffer_size = 1
 
     def __init__(

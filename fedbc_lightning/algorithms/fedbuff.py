@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedbc_lightning.algorithms.base import FederatedAlgorithm
+from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
 from fedbc_lightning.core.checks import check_at_least
 from fedbc_lightning.server import BufferedUpdates, ServerCallback, Staleness
 from fedbc_lightning.server.staleness import StalenessKind
@@ -44,7 +44,7 @@ class FedBuff(FederatedAlgorithm):
     Departures:
         A client starts at most once from one version of z, and arrivals at the same time count before anybody starts.
         The paper's clients train for a number of steps, and may be in flight more than once. A client whose loss or
-        weights are not finite arrives with nothing, and K stays the divisor.
+        weights are not finite arrives with nothing, and the mean is that of the others.
 
     References:
         Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation", Algorithm 1.
@@ -62,6 +62,7 @@ class FedBuff(FederatedAlgorithm):
     """
 
     scalars_up = 0
+    partial_work: PartialWork = "refused"
 
     def __init__(
         self,
@@ -84,6 +85,5 @@ class FedBuff(FederatedAlgorithm):
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean of the updates that arrive."""
-        assert self.buffer_size is not None
         staleness = Staleness(self.staleness, self.staleness_a, self.staleness_b)
-        return [BufferedUpdates(self.buffer_size, self.server_lr, staleness)]
+        return [BufferedUpdates(self.server_lr, staleness)]

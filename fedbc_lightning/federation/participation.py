@@ -66,7 +66,7 @@ class Participation:
         self.buffer_size = algorithm.buffer_size
         if self.buffer_size is not None:
             system = system or System()
-            _check_asynchronous(system, algorithm, sampler, stragglers)
+            _check_asynchronous(system, algorithm, sampler)
         if system is not None:
             _check_system(system, algorithm)
         self.clock = Clock(system, datamodule, local.accumulate_grad_batches, seed) if system is not None else None
@@ -196,9 +196,7 @@ def _check_system(system: System, algorithm: FederatedAlgorithm) -> None:
         )
 
 
-def _check_asynchronous(
-    system: System, algorithm: FederatedAlgorithm, sampler: ClientSampler, stragglers: Stragglers | None
-) -> None:
+def _check_asynchronous(system: System, algorithm: FederatedAlgorithm, sampler: ClientSampler) -> None:
     """Refuse what has no meaning where clients train asynchronously.
 
     Raises:
@@ -206,11 +204,6 @@ def _check_asynchronous(
     """
     if system.deadline is not None:
         raise ConfigurationError(f"trainer.system.deadline: {algorithm} waits for nobody; leave deadline out.")
-    if stragglers is not None:
-        raise ConfigurationError(
-            f"trainer.stragglers: under {algorithm} clients are slow or away as trainer.system says; leave stragglers "
-            "out."
-        )
     if sampler.may_be_empty:
         raise ConfigurationError(
             f"trainer.sampler: {algorithm} keeps a number of clients in training, and {type(sampler).__name__} may "

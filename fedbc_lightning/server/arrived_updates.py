@@ -64,10 +64,9 @@ class ArrivedUpdates(ServerCallback):
 class BufferedUpdates(ArrivedUpdates):
     """Adds the mean of a full buffer of weighted updates: z ← z + η Σ s(τ_i) Δ_i / K, with Δ_i = w_i − z of its start.
 
-    Buffers such as BatchNorm's take the same mean with η = 1.
+    Buffers such as BatchNorm's take the same mean with η = 1. K is the number of updates in the buffer that are finite.
 
     Args:
-        buffer_size: Number of updates K that fill the buffer.
         server_lr: Step size η of the server.
         staleness: Weight s(τ) of an update.
 
@@ -75,9 +74,9 @@ class BufferedUpdates(ArrivedUpdates):
         Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation", Algorithm 1.
     """
 
-    def __init__(self, buffer_size: int, server_lr: float, staleness: Staleness) -> None:
+    def __init__(self, server_lr: float, staleness: Staleness) -> None:
         super().__init__(staleness)
-        self.buffer_size, self.server_lr = buffer_size, server_lr
+        self.server_lr = server_lr
 
     def message(self, cohort: Cohort, server: ServerState) -> Tensor:
         """Return the updates Δ_i, (K, d + b)."""
@@ -85,13 +84,15 @@ class BufferedUpdates(ArrivedUpdates):
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage z and the buffers."""
-        total = torch.zeros_like(server.model, dtype=wide_dtype(server.z.device))
+        total, weights = torch.zeros_like(server.model, dtype=wide_dtype(server.z.device)), list[tuple[int, float]]()
         for client, staleness, update in self.arrived(server, clients):
-            weight = self.staleness(staleness) / self.buffer_size
-            total.add_(update, alpha=weight)
-            self.record_weight(server, client, weight)
+            weights.append((client, self.staleness(staleness)))
+            total.add_(update, alpha=weights[-1][1])
+        num_arrived = max(len(weights), 1)  # the buffer's size, without those that are not finite
+        for client, weight in weights:
+            self.record_weight(server, client, weight / num_arrived)
         total[: server.z.numel()] *= self.server_lr
-        server.stage_model(server.model + total)
+        server.stage_model(server.model + total / num_arrived)
 
 
 class MixedModels(ArrivedUpdates):

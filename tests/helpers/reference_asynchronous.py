@@ -32,8 +32,9 @@ def fedasync_alone(
 ) -> dict[str, np.ndarray]:
     """With one place, z mixes with one fresh model after the other."""
     log = _Log()
-    for t, (i,) in enumerate(rounds, start=1):
-        z = (1 - mixing) * z + mixing * train(clients, local, t, i, z, lambda w, z=z: rho * (w - z)).w
+    for t, sampled in enumerate(rounds, start=1):
+        for i in sampled:  # one, or nobody
+            z = (1 - mixing) * z + mixing * train(clients, local, t, i, z, lambda w, z=z: rho * (w - z)).w
         log.add(z=z)
     return log.arrays()
 
