@@ -31,6 +31,7 @@ FAMILIES = {
         "FedLiLS",
         "FedLiLU",
     ],
+    "Asynchronous": ["FedBuff", "FedAsync"],
     "Dual variables": ["FedDyn", "FedADMM", "FedPD"],
     "Fair and robust": ["QFedAvg", "RFA"],
     "Personalised": ["PerFedAvg", "PFedMe", "Ditto", "APFL", "FedRep", "FedBABU"],

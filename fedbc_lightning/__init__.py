@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedbc_lightning.federation.coding import Codecs
     from fedbc_lightning.federation.privacy import Privacy
     from fedbc_lightning.federation.sampling import ClientSampler, PoissonSampler, UniformSampler
+    from fedbc_lightning.federation.system import Diurnal, Lognormal, System
     from fedbc_lightning.run.result import FitResult
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
@@ -27,6 +28,7 @@ _HOMES = {
     "ClientSampler": "federation.sampling",
     "Codecs": "federation.coding",
     "ConfigurationError": "core.errors",
+    "Diurnal": "federation.system",
     "FedAvg": "algorithms",
     "FedBC": "algorithms",
     "FedProx": "algorithms",
@@ -34,9 +36,11 @@ _HOMES = {
     "FederatedDataModule": "data",
     "FederatedTrainer": "trainer.trainer",
     "FitResult": "run.result",
+    "Lognormal": "federation.system",
     "PartitionedDataModule": "data",
     "PoissonSampler": "federation.sampling",
     "Privacy": "federation.privacy",
+    "System": "federation.system",
     "UniformSampler": "federation.sampling",
     "recordable": "engines.recorded.proof.vouched",
 }
@@ -46,6 +50,7 @@ __all__ = [
     "ClientSampler",
     "Codecs",
     "ConfigurationError",
+    "Diurnal",
     "FedAvg",
     "FedBC",
     "FedProx",
@@ -53,9 +58,11 @@ __all__ = [
     "FederatedDataModule",
     "FederatedTrainer",
     "FitResult",
+    "Lognormal",
     "PartitionedDataModule",
     "PoissonSampler",
     "Privacy",
+    "System",
     "UniformSampler",
     "__version__",
     "recordable",

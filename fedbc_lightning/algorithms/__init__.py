@@ -6,9 +6,11 @@ from fedbc_lightning.algorithms.centralized import Centralized
 from fedbc_lightning.algorithms.composed import ComposedAlgorithm
 from fedbc_lightning.algorithms.ditto import Ditto
 from fedbc_lightning.algorithms.fedadmm import FedADMM, FedPD
+from fedbc_lightning.algorithms.fedasync import FedAsync
 from fedbc_lightning.algorithms.fedavg import FedAvg
 from fedbc_lightning.algorithms.fedbc import FedBC
 from fedbc_lightning.algorithms.fedbc_finetune import FedBCFineTune
+from fedbc_lightning.algorithms.fedbuff import FedBuff
 from fedbc_lightning.algorithms.feddyn import FedDyn
 from fedbc_lightning.algorithms.fedexp import FedExP
 from fedbc_lightning.algorithms.fedli import FedLiLS, FedLiLU
@@ -41,12 +43,14 @@ __all__ = [
     "FedADMM",
     "FedAdagrad",
     "FedAdam",
+    "FedAsync",
     "FedAvg",
     "FedAvgM",
     "FedAvgPlus",
     "FedBABU",
     "FedBC",
     "FedBCFineTune",
+    "FedBuff",
     "FedCoMedPlus",
     "FedDyn",
     "FedExP",

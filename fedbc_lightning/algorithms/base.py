@@ -39,6 +39,8 @@ class FederatedAlgorithm:
         has_local_model: Whether evaluation takes :meth:`local_model` as a client's own model; otherwise it takes the
             client's last w_i, if that is kept.
         fine_tuning: Fine-tuning step on a client's own model before it is evaluated, or None.
+        buffer_size: Number K of updates that end a round of a method whose clients train asynchronously: the round's
+            clients start, and other updates arrive (``server.arrivals``). None: a round waits for its own clients.
     """
 
     vectors_down: int = 1
@@ -51,6 +53,7 @@ class FederatedAlgorithm:
     takes_local_parameters: bool = True
     has_local_model: bool = False
     fine_tuning: FineTuning | None = None
+    buffer_size: int | None = None
 
     def check(self, engine: Engine) -> None:
         """Raise a ConfigurationError, before training, if the method cannot run with this engine and its settings."""

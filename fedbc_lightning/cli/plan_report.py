@@ -39,6 +39,8 @@ def print_plan(plan: Plan) -> None:
     table.add_row("start-up", f"about {duration(plan.start_seconds)}")
     processes = f", {plan.num_processes} processes, measured in one" if plan.num_processes > 1 else ""
     table.add_row("time", f"[bold]about {duration(plan.seconds)}[/bold] on {plan.device}{processes}")
+    if plan.simulated_seconds is not None:
+        table.add_row("simulated", f"{about}{duration(plan.simulated_seconds)} on the clients' clock (trainer.system)")
     for title, parts in (("memory", plan.memory), ("disk", plan.disk)):
         for k, (what, size) in enumerate(parts.items()):
             table.add_row("" if k else title, f"{bytes_said(size)}  {what}")

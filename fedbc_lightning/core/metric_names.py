@@ -24,6 +24,7 @@ TEST_ONLY = (*EVEN, *EVEN_HELDOUT)
 
 TRAIN_LOSS = "train/loss"
 EPSILON = "privacy/epsilon"
+SIMULATED_SECONDS = "time/simulated_seconds"
 NUM_EVALUATED = "num_clients/evaluated"
 
 PARTS = (
@@ -34,7 +35,7 @@ WORDS = frozenset({"bytes", "cer", "ece", "mape", "ppl", "seconds", "std", "wer"
 """Whole words: smaller values are better for a metric whose name contains one of these as a word of its own."""
 
 _ORDER = (GLOBAL, LOCAL, EVEN, HELDOUT, EVEN_HELDOUT)
-_GROUPS = ("dual/", "privacy/", "comm/", "time/")
+_GROUPS = ("dual/", "staleness/", "privacy/", "comm/", "time/")
 
 
 class Measured(NamedTuple):

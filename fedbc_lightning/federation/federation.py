@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -22,17 +22,21 @@ from fedbc_lightning.federation.local_models import LocalModels
 from fedbc_lightning.federation.own_code import (
     call_parts,
     check_left_behind,
+    checked_count,
     checked_model,
     server_parts,
     update_clients,
 )
+from fedbc_lightning.federation.participants import Costs
 from fedbc_lightning.federation.participation import Participation, deal
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.records import (
     bytes_of_client,
     check_records,
     missing_records,
+    record_arrivals,
     record_bytes,
+    record_seconds,
     round_metrics,
     say_nobody_is_left,
 )
@@ -40,6 +44,7 @@ from fedbc_lightning.federation.set_up import (
     check_kept_parameters,
     choose_engine,
     declare_state,
+    keep_time,
     round_schedulers,
     show_largest_client,
 )
@@ -165,6 +170,7 @@ class Federation:
         Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
         scaler = self.bench.scaler
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
+        keep_time(self.participation, self._costs)
         self.fingerprint = describe_run(
             self.layout,
             self.datamodule,
@@ -173,7 +179,18 @@ class Federation:
             continues_schedules=self._continues,
             privacy=None if self._privacy is None else self._privacy.describe(num_sampled, num_training),
             codecs=self.codecs.describe(),
+            system=self.participation.describe_times(),
         )
+
+    def _costs(self, round: int, asked: list[int]) -> Costs:
+        """Return what a round costs a client, from (seed, round) alone."""
+        server, algorithm = self.server, self.algorithm
+        present, server.round = server.round, round
+        try:
+            steps = [checked_count(algorithm, "num_steps", algorithm.num_steps(server, number)) for number in asked]
+            return Costs(steps, *bytes_of_client(algorithm, self.server_parts, self.layout, server, self.codecs))
+        finally:
+            server.round = present
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
         """Treat frozen parameters that training writes as buffers, with their present values.
@@ -228,7 +245,7 @@ class Federation:
         server.round, server.metrics = round, {}
         self.user.shim.set(training=True)
         participants = self.participation.draw(round)
-        server.ids = participants.ids
+        server.ids, server.arrivals = participants.ids, participants.arrivals or []
         sums = self.start_round(self.bench)
         trained = self._train_share(participants.late, sums)
         if round == 1 and trained.error is None and not self._continues:
@@ -237,15 +254,18 @@ class Federation:
         if server.buffer_policy != "global":
             server.stage("counters", counters)
         check_records(server, self.algorithm, is_private=self._privacy is not None)
-        if server.ids or self._privacy is not None:  # who sees no noise in a round would know that nobody took part
+        record_arrivals(server, self._num_samples)
+        # who sees no noise in a round would know that nobody took part
+        if server.ids or server.arrivals or self._privacy is not None:
             call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
             call_parts(self.server_parts, "on_round_end", server, server, self.clients)
         elif participants.sampled and not self._said_nobody:
             self._said_nobody = True
             say_nobody_is_left(round)
         server.records += missing_records(participants, self._num_samples)
+        record_seconds(server, participants)
         down, up = bytes_of_client(self.algorithm, self.server_parts, self.layout, server, self.codecs)
-        record_bytes(server.records, down, up)
+        record_bytes(server, self.algorithm, down, up)
         return round_metrics(server)
 
     def start_local_steps(self, round: int) -> None:
@@ -260,8 +280,8 @@ class Federation:
         call_parts(self.server_parts, "on_round_start", server, server, sums)
         return sums
 
-    def _train_share(self, late: set[int], sums: Sums) -> Trained:
-        """Train this rank's clients of the round, cohort by cohort."""
+    def _train_share(self, late: Mapping[int, LocalTraining], sums: Sums) -> Trained:
+        """Train this rank's clients of the round, cohort by cohort; some of them train for less than the others."""
         server = self.server
         steps = self.participation.num_steps(server.ids)
         share = deal(steps, self.fabric.world_size)[self.fabric.global_rank]
@@ -276,7 +296,7 @@ class Federation:
         try:
             self.layout.check_trainable()  # a hook before the round may have thawed or written what is frozen
             for positions in self.engine.group(share, steps, alone):
-                cohort = self._train(positions, sums, received, is_late=server.ids[positions[0]] in late)
+                cohort = self._train(positions, sums, received, late.get(server.ids[positions[0]]))
                 records += zip(positions, cohort.records, strict=True)
                 if counters.numel() and cohort.valid.any():
                     counters = torch.maximum(counters, cohort.counters)
@@ -286,11 +306,17 @@ class Federation:
         self.user.shared_state.report()
         return Trained(records, counters, error)
 
-    def _train(self, positions: list[int], sums: Sums, received: Tensor, *, is_late: bool) -> Cohort:
-        """Train a cohort by the method's client half from the z it received, then call the server's parts with it."""
+    def _train(self, positions: list[int], sums: Sums, received: Tensor, local: LocalTraining | None) -> Cohort:
+        """Train a cohort by the method's client half, then call the server's parts with it.
+
+        Args:
+            positions: Places of its clients in the round.
+            sums: The sums of the round.
+            received: The z (d,) that its clients have received.
+            local: Its local training if it is that of a client that trains for less; None for the trainer's.
+        """
         cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
-        if is_late:
-            cohort.local = self.participation.late_training(self.server.round, cohort.ids[0])
+        cohort.local = local
         with received_by_clients(self.server, received):
             update_clients(self.algorithm, self.engine, cohort, self.server)
         if self._continues:

@@ -19,6 +19,7 @@ def describe_run(
     continues_schedules: bool,
     privacy: str | None,
     codecs: dict[str, str],
+    system: str | None,
 ) -> dict[str, Any]:
     """Describe model, partition, method and its state; this reads the whole partition.
 
@@ -30,6 +31,7 @@ def describe_run(
         continues_schedules: Whether the clients' schedulers go on from round to round.
         privacy: Settings of differential privacy, or None.
         codecs: Codecs by the names of their settings.
+        system: What decides about the simulated time of rounds, or None.
     """
     return {
         "model": layout.fingerprint(),
@@ -43,5 +45,6 @@ def describe_run(
         **({"trainer.local_schedules": "continue"} if continues_schedules else {}),
         **({"trainer.privacy": privacy} if privacy is not None else {}),
         **codecs,
+        **({"trainer.system": system} if system is not None else {}),
         **({"trainer.local_parameters": ", ".join(e.name for e in layout.kept_entries)} if layout.num_kept else {}),
     }

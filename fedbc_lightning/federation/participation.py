@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.seeding import numpy_generator
+from fedbc_lightning.core.seeding import derive, numpy_generator
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
+from fedbc_lightning.federation.clock import Clock
+from fedbc_lightning.federation.participants import Participants
 from fedbc_lightning.federation.sampling import ClientSampler, num_sampled
 from fedbc_lightning.federation.stragglers import Stragglers
-
-
-class Participants(NamedTuple):
-    """The clients sampled in a round, and those of them that report late or not at all.
-
-    Attributes:
-        sampled: The clients that receive z, in the order of sampling.
-        late: The stragglers among the sampled clients.
-        missing: The sampled clients that send nothing -> ``absent``, or ``straggler`` if their work is dropped.
-    """
-
-    sampled: list[int]
-    late: set[int]
-    missing: dict[int, str]
-
-    @property
-    def ids(self) -> list[int]:
-        """The sampled clients whose work the server uses, in the order of sampling."""
-        return [client for client in self.sampled if client not in self.missing]
+from fedbc_lightning.federation.system import System
 
 
 class Participation:
@@ -46,11 +30,15 @@ class Participation:
         clients_per_round: Number of clients per round, or a fraction of N.
         stragglers: Settings of the clients that do less than asked, or vanish; None if there are no such clients.
         seed: The run's seed.
+        system: Settings of the simulated clock; None if there is none.
 
     Attributes:
+        local: Local training that every client is asked for.
         num_sampled: Number of clients sampled in a round, S.
         num_batches: Number of batches per epoch of each client, int64 (N,).
         clients: The clients that may be sampled, int64, ascending: all but those that are held out.
+        clock: The simulated clock; None if there is none. Methods whose clients train asynchronously always have one.
+        buffer_size: Number of updates that end a round of such a method; None for the other methods.
 
     Raises:
         ConfigurationError: The settings do not fit the data or the method.
@@ -59,8 +47,9 @@ class Participation:
     def __init__(
         self, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm, local: LocalTraining,
         sampler: ClientSampler, clients_per_round: int | float, stragglers: Stragglers | None, seed: int,
+        system: System | None = None,
     ) -> None:  # fmt: skip
-        self._algorithm, self._local, self._sampler = algorithm, local, sampler
+        self._algorithm, self.local, self._sampler = algorithm, local, sampler
         self._stragglers, self._seed = stragglers, seed
         self.clients, self.num_batches = datamodule.training_clients, datamodule.num_batches()
         self._num_clients = len(self.clients)
@@ -74,38 +63,84 @@ class Participation:
             raise ConfigurationError(
                 f"trainer.stragglers: {name} allows neither partial work nor absent clients; leave stragglers out."
             )
+        self.buffer_size = algorithm.buffer_size
+        if self.buffer_size is not None:
+            system = system or System()
+            _check_asynchronous(system, algorithm, sampler)
+        if system is not None:
+            _check_system(system, algorithm)
+        self.clock = Clock(system, datamodule, local.accumulate_grad_batches, seed) if system is not None else None
+        self._timed: Callable[[int], Participants] | None = None
 
-    def sample(self, round: int) -> list[int]:
+    @property
+    def has_stragglers(self) -> bool:
+        """Whether some clients may be asked for less than the others."""
+        return self._stragglers is not None
+
+    def follow(self, timed: Callable[[int], Participants]) -> None:
+        """Take the participants of a round from a time line, which knows when the round begins."""
+        self._timed = timed
+
+    def describe_times(self) -> str | None:
+        """Return what the simulated time of rounds depends on, which must stay the same in a run; None without it."""
+        if self.clock is None:
+            return None
+        sampled = f"seed {self._seed}, {self.num_sampled} clients by {type(self._sampler).__name__}"
+        described = f"{self.clock.describe(self.num_steps(self.clients.tolist()))}, {sampled}, {self._stragglers}"
+        return described if self.buffer_size is None else f"{described}, buffer_size {self.buffer_size}"
+
+    def sample(
+        self, round: int, clients: np.ndarray | None = None, number: int | None = None, draw: int = 0
+    ) -> list[int]:
         """Return the clients that the sampler chooses for a round.
+
+        Args:
+            round: Number of the round, 1..T.
+            clients: The clients who are there, ascending; None takes all that train.
+            number: Number of clients to sample; None takes that of a round.
+            draw: Number of the draws before this one in the round.
 
         Raises:
             ConfigurationError: The sampler returned clients that do not exist, or too few for the method.
         """
         if self._algorithm.trains_pooled:
             return [POOLED]
-        ids = self._sampler(self._num_clients, self.num_sampled, self._seed, round)
-        is_right = len(set(ids)) == len(ids) and all(0 <= client < self._num_clients for client in ids)
+        clients = self.clients if clients is None else clients
+        num_clients = len(clients)
+        seed = derive(self._seed, "sampling", round, step=draw) if draw else self._seed
+        ids = self._sampler(num_clients, min(number or self.num_sampled, num_clients), seed, round)
+        is_right = len(set(ids)) == len(ids) and all(0 <= client < num_clients for client in ids)
         if not is_right or not (ids or self._sampler.may_be_empty):
             raise ConfigurationError(
                 f"trainer.sampler: {type(self._sampler).__name__} returned {ids[:10]} for round {round}; it must "
-                f"return distinct clients from 0 to {self._num_clients - 1}."
+                f"return distinct clients from 0 to {num_clients - 1}."
             )
         if self._algorithm.needs_all_clients and len(ids) < self._num_clients:
             raise ConfigurationError(
                 f"trainer.sampler: {type(self._sampler).__name__} returned {len(ids)} clients for round {round}; "
                 f"{type(self._algorithm).__name__} takes all {self._num_clients}."
             )
-        return ids if self._num_clients == len(self.num_batches) or not ids else self.clients[ids].tolist()
+        return ids if num_clients == len(self.num_batches) or not ids else clients[ids].tolist()
 
     def draw(self, round: int) -> Participants:
-        """Return the sampled clients of a round, the stragglers among them, and those that send nothing."""
-        sampled, late, absent = self.sample(round), set[int](), set[int]()
+        """Return who takes part in a round; on a simulated clock also how long each client takes."""
+        return self.drawn(round) if self._timed is None else self._timed(round)
+
+    def drawn(self, round: int, clients: np.ndarray | None = None) -> Participants:
+        """Return the sampled clients of a round, the stragglers among them, and those that send nothing.
+
+        Args:
+            round: Number of the round, 1..T.
+            clients: The clients who are there, ascending; None takes all that train.
+        """
+        sampled, late, absent = self.sample(round, clients), set[int](), set[int]()
         if self._stragglers is not None:
             late, absent = self._stragglers.draw(sampled, self._seed, round)
         missing = dict.fromkeys(absent, "absent")
         if late and self._partial_work() == "dropped":
             missing |= dict.fromkeys(late, "straggler")
-        return Participants(sampled, late, missing)
+        shortened = {client: self._late_training(round, client) for client in late}
+        return Participants(sampled, shortened, missing, {}, None)
 
     def _partial_work(self) -> str:
         assert self._stragglers is not None
@@ -114,13 +149,13 @@ class Participation:
 
     def num_steps(self, ids: list[int]) -> list[int]:
         """Return how many steps each of the clients `ids` is asked to take in a round."""
-        return [self._local.num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
+        return [self.local.num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
 
     @property
     def num_single_steps(self) -> int:
         """Number of clients that are asked to take one step in a round."""
         sizes, counts = np.unique(self.num_batches[self.clients], return_counts=True)
-        return sum(int(n) for size, n in zip(sizes, counts, strict=True) if self._local.num_steps(int(size)) == 1)
+        return sum(int(n) for size, n in zip(sizes, counts, strict=True) if self.local.num_steps(int(size)) == 1)
 
     @property
     def most_batches(self) -> int:
@@ -130,17 +165,50 @@ class Participation:
     def largest_client(self) -> tuple[int, int]:
         """Return the local epochs and steps of the client with the most batches."""
         num_batches = self.most_batches
-        steps = self._local.num_steps(num_batches)
-        return self._local.epochs or -(-steps // num_batches), steps
+        steps = self.local.num_steps(num_batches)
+        return self.local.epochs or -(-steps // num_batches), steps
 
-    def late_training(self, round: int, client: int) -> LocalTraining:
+    def asked(self, client: int, late: Mapping[int, LocalTraining]) -> int:
+        """Return how many steps a client is asked to take, where some clients train for less than the others."""
+        if client not in late:
+            return self.num_steps([client])[0]
+        return late[client].num_steps(int(self.num_batches[client]))
+
+    def _late_training(self, round: int, client: int) -> LocalTraining:
         """Return the shortened local training of a straggler in a round."""
         rng = numpy_generator(self._seed, "partial work", round, client)
-        return self._local.shortened(int(self.num_batches[client]), rng)
+        return self.local.shortened(int(self.num_batches[client]), rng)
 
-    def late_steps(self, round: int, client: int) -> int:
-        """Return how many steps a straggler takes in a round."""
-        return self.late_training(round, client).num_steps(int(self.num_batches[client]))
+
+def _check_system(system: System, algorithm: FederatedAlgorithm) -> None:
+    """Refuse a simulated clock with a method that cannot run on it.
+
+    Raises:
+        ConfigurationError: Nobody is a client, or some clients are missing although the method needs all.
+    """
+    if algorithm.trains_pooled:
+        raise ConfigurationError(f"trainer.system: {algorithm} trains without clients; leave system out.")
+    if system.deadline is not None and algorithm.partial_work == "refused":
+        raise ConfigurationError(f"trainer.system.deadline: {algorithm} waits for all clients; leave deadline out.")
+    if system.availability is not None and algorithm.needs_all_clients:
+        raise ConfigurationError(
+            f"trainer.system.availability: {algorithm} takes all clients in every round; leave availability out."
+        )
+
+
+def _check_asynchronous(system: System, algorithm: FederatedAlgorithm, sampler: ClientSampler) -> None:
+    """Refuse what has no meaning where clients train asynchronously.
+
+    Raises:
+        ConfigurationError: A setting is about rounds that wait for their clients.
+    """
+    if system.deadline is not None:
+        raise ConfigurationError(f"trainer.system.deadline: {algorithm} waits for nobody; leave deadline out.")
+    if sampler.may_be_empty:
+        raise ConfigurationError(
+            f"trainer.sampler: {algorithm} keeps a number of clients in training, and {type(sampler).__name__} may "
+            "return none; leave out the sampler, or trainer.privacy, which brings it."
+        )
 
 
 def deal(steps: list[int], num_ranks: int) -> list[list[int]]:

@@ -21,6 +21,7 @@ class PlannedRound(NamedTuple):
         steps: Number of local steps of each client in ``ids``.
         bytes_down: Bytes that all sampled clients together receive.
         bytes_up: Bytes that all clients in ``ids`` together send.
+        ended: Simulated seconds from the start of the run to the end of the round; None without a simulated clock.
     """
 
     sampled: list[int]
@@ -28,6 +29,7 @@ class PlannedRound(NamedTuple):
     steps: list[int]
     bytes_down: int
     bytes_up: int
+    ended: float | None
 
 
 def plan_round(federation: Federation, round: int) -> PlannedRound:
@@ -36,13 +38,11 @@ def plan_round(federation: Federation, round: int) -> PlannedRound:
     server.round = round
     participants = participation.draw(round)
     sampled, ids = participants.sampled, participants.ids
-    steps = [
-        participation.late_steps(round, client) if client in participants.late else asked
-        for client, asked in zip(ids, participation.num_steps(ids), strict=True)
-    ]
+    steps = [participation.asked(client, participants.late) for client in ids]
     if algorithm.trains_pooled:
         loader = federation.datamodule.client_train_dataloader(POOLED, seed=server.seed)
         steps = [federation.local.num_steps(len(loader))]
     steps = [checked_count(algorithm, "num_steps", algorithm.num_steps(server, asked)) for asked in steps]
     down, up = bytes_of_client(algorithm, federation.server_parts, federation.layout, server, federation.codecs)
-    return PlannedRound(sampled, ids, steps, down * len(sampled), up * len(ids))
+    num_sent = len(ids) if participants.arrivals is None else len(participants.arrivals)
+    return PlannedRound(sampled, ids, steps, down * len(sampled), up * num_sent, participants.ended)

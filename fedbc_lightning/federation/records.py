@@ -12,10 +12,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import train_name
+from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, train_name
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.own_code import checked_count
-from fedbc_lightning.federation.participation import Participants
+from fedbc_lightning.federation.participants import Participants
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.state.declaration import ServerState
 from fedbc_lightning.state.layout import ParameterLayout
@@ -38,7 +38,8 @@ def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, is_priv
     """
     round, records = server.round, server.records
     dropped = [record["client"] for record in records if record["status"] != "ok"]
-    if records and len(dropped) == len(records) and not is_private:
+    goes_on = is_private or algorithm.buffer_size is not None  # others are in flight
+    if records and len(dropped) == len(records) and not goes_on:
         raise ConfigurationError(
             f"round {round}: loss or weights of all {len(server.ids)} sampled clients became NaN or infinite, "
             "so nothing can be aggregated; the state of the round before is kept. Lower the learning rate or clip "
@@ -81,12 +82,22 @@ def missing_records(participants: Participants, num_samples: np.ndarray) -> list
     ]
 
 
+def record_seconds(server: ServerState, participants: Participants) -> None:
+    """Write what each client took on the simulated clock into its row, and log the time at the end of the round."""
+    if participants.ended is None:
+        return
+    for record in server.records:
+        if record["client"] in participants.seconds:
+            record["seconds"] = participants.seconds[record["client"]]
+    server.log(SIMULATED_SECONDS, participants.ended)
+
+
 def say_nobody_is_left(round: int) -> None:
     """Say that no client trained in a round."""
     rank_zero_only(log.warning)(
         f"round {round}: every sampled client vanished or was dropped as a straggler, so z stays "
-        "as it is (said once; see num_clients/absent and num_clients/straggler). "
-        "trainer.stragglers.partial_work: used keeps what stragglers did."
+        "as it is (said once; see num_clients/absent and num_clients/straggler). trainer.stragglers.partial_work: used "
+        "keeps what stragglers did, and trainer.system.late: partial what is done by the deadline."
     )
 
 
@@ -116,11 +127,37 @@ def bytes_of_client(
     return down, up
 
 
-def record_bytes(records: Sequence[dict[str, Any]], down: int, up: int) -> None:
+def record_bytes(server: ServerState, algorithm: FederatedAlgorithm, down: int, up: int) -> None:
     """Write into each client's row what it received and sent; a client without a message sent nothing."""
-    for record in records:
-        record["bytes_down"] = down
-        record["bytes_up"] = up if record["status"] in ("ok", "nonfinite") else 0
+    arrived = Counter([arrival.client for arrival in server.arrivals])
+    for record in server.records:
+        record["bytes_down"] = down if record["status"] != "arrived" else 0
+        is_sending = record["status"] in ("ok", "nonfinite")
+        record["bytes_up"] = up * (int(is_sending) if algorithm.buffer_size is None else arrived[record["client"]])
+
+
+def record_arrivals(server: ServerState, num_samples: np.ndarray) -> None:
+    """Write the staleness of updates that arrive in the round into their clients' rows.
+
+    A client that arrives and has not started again in the round gets a row with the status ``arrived``. If a client
+    arrives twice in a round, the staleness is that of its older update.
+
+    Args:
+        server: The server's state, with the records of the clients that have started.
+        num_samples: Number of training samples of every client, (N,).
+    """
+    if not server.arrivals:
+        return
+    records = {record["client"]: record for record in server.records}
+    found = [server.round - 1 - version for _, version in server.arrivals]
+    for (client, _), staleness in zip(server.arrivals, found, strict=True):
+        if client not in records:
+            new = {"num_samples": int(num_samples[client]), "num_steps": 0, "status": "arrived", "weight": 0.0}
+            records[client] = {"client": client, **new}
+            server.records.append(records[client])
+        records[client].setdefault("staleness", staleness)  # an older update arrives first
+    server.log("staleness/mean", sum(found) / len(found))
+    server.log("staleness/max", float(max(found)))
 
 
 def round_metrics(server: ServerState) -> dict[str, float]:

@@ -26,6 +26,7 @@ class Drawn(NamedTuple):
         num_sampled: Number of sampled clients, summed over the rounds.
         num_touched: Number of clients that take part at least once.
         num_slots: Largest number of rows in ``clients.bin`` per declared vector.
+        simulated_seconds: Simulated seconds of all rounds; None without a simulated clock.
         is_counted: Whether all rounds were drawn, so that the totals are exact.
     """
 
@@ -36,6 +37,7 @@ class Drawn(NamedTuple):
     num_sampled: int
     num_touched: int
     num_slots: int
+    simulated_seconds: float | None
     is_counted: bool
 
 
@@ -55,12 +57,13 @@ def draw_rounds(federation: Federation, num_rounds: int) -> Drawn:
         up, down = up + round.bytes_up, down + round.bytes_down
     touched, slots = len(times), sum(min(number, NUM_SLOTS) for number in times.values())
     more = num_rounds / count
+    simulated = None if round.ended is None else round.ended * more
     if count < num_rounds:
         num_clients = len(federation.participation.clients)
         touched = round_up(num_clients * (1 - (1 - times.total() / count / num_clients) ** num_rounds))
         slots = min(NUM_SLOTS * touched, round_up(times.total() * more))
     steps, up, down, sampled = (round_up(total * more) for total in (steps, up, down, sampled))
-    return Drawn(first, steps, up, down, sampled, touched, slots, count == num_rounds)
+    return Drawn(first, steps, up, down, sampled, touched, slots, simulated, count == num_rounds)
 
 
 def round_up(value: float) -> int:

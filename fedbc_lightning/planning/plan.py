@@ -44,6 +44,7 @@ class Plan:
         num_evaluations: Number of evaluations, that of the initial model included.
         bytes_up: Bytes that clients send to the server in all rounds.
         bytes_down: Bytes that clients receive from the server in all rounds.
+        simulated_seconds: Seconds of all rounds on the simulated clock; None without one.
         memory: Map from a description to bytes of memory of this process.
         disk: Map from a description to bytes on disk at the end of the run.
     """
@@ -69,6 +70,7 @@ class Plan:
     num_evaluations: int
     bytes_up: int
     bytes_down: int
+    simulated_seconds: float | None
     memory: dict[str, int]
     disk: dict[str, int]
 
@@ -141,6 +143,6 @@ def _measure(run: Run, num_processes: int, start_seconds: float) -> Plan:
         num_steps=drawn.num_steps, is_counted=drawn.is_counted, round_seconds=round_seconds,
         not_timed=timer.not_timed, is_agreed=is_agreed, start_seconds=start_seconds,
         evaluation_seconds=evaluation.seconds, num_evaluations=num_evaluations,
-        bytes_up=drawn.bytes_up, bytes_down=drawn.bytes_down, memory=space.memory(),
-        disk=space.disk(empty, evaluation, num_evaluations),
+        bytes_up=drawn.bytes_up, bytes_down=drawn.bytes_down, simulated_seconds=drawn.simulated_seconds,
+        memory=space.memory(), disk=space.disk(empty, evaluation, num_evaluations),
     )  # fmt: skip

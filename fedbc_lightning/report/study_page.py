@@ -26,6 +26,8 @@ from fedbc_lightning.studies.tables import REPORTED
 MAX_VARIANTS = 4
 """Largest number of variants whose clients are drawn."""
 BAND = ", and the band is one standard deviation."
+AGAINST = {"rounds": "the round", "bytes": "the megabytes sent and received", "simulated_seconds": "simulated seconds"}
+"""What the curves are drawn against."""
 EFFECTIVE = "dual/effective_number"
 
 
@@ -108,15 +110,16 @@ def _curves(files: StudyFiles) -> Iterator[Block]:
     frames = {title: rows for title, rows in frames.items() if not rows.empty}
     colored = colors(files)
     for place, metric in enumerate(study.metrics):
-        for axis in ("rounds", "bytes"):
+        for axis in ("rounds", "bytes", "simulated_seconds"):
+            if axis not in found:
+                continue
             pictures = figures.curves(f"c{place}{axis}", frames, axis, metric, colored)
-            against = {"rounds": "the round", "bytes": "the megabytes sent and received"}[axis]
+            against = AGAINST[axis]
             text = (
                 f"A line is the mean of {metric} over the seeds against {against}{BAND} The vertical axis is that of "
                 "the rounds after the first tenth."
             )
-            title = f"{metric} against the bytes"
-            yield Gallery(text, pictures, colored, is_folded=axis == "bytes", title=title)
+            yield Gallery(text, pictures, colored, is_folded=axis == "bytes", title=f"{metric} against {against}")
 
 
 def _title(files: StudyFiles, variant: str) -> str:

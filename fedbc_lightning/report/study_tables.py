@@ -9,11 +9,13 @@ import pandas as pd
 from fedbc_lightning.report.content import Block, Table
 from fedbc_lightning.report.settings import megabytes
 from fedbc_lightning.report.study_files import StudyFiles
+from fedbc_lightning.studies.figures import read_curves
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.paper_rows import claim_rows, fit_rows, number_rows
 from fedbc_lightning.studies.run import Run, as_word
 from fedbc_lightning.studies.tables import result_tables
+from fedbc_lightning.studies.targets import target_tables
 
 PUBLIC = " Where the authors' public code was run as it is published, what it gave has a row of its own."
 
@@ -65,6 +67,9 @@ def result_blocks(files: StudyFiles) -> Iterator[Block]:
         yield Table(f"The table shows {means}; the best mean of a variant is bold.", tables[0])
         if len(tables) > 1:
             yield Table(f"The table shows the difference in {metric}{points} {difference}.", tables[1])
+    if study.targets and files.runs:
+        for caption, rows in target_tables(study, read_curves(study, files.states)):
+            yield Table(f"The table shows the {caption}.", rows)
 
 
 def settings_blocks(files: StudyFiles) -> Iterator[Block]:

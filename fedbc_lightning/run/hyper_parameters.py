@@ -29,6 +29,7 @@ def hyper_parameters(run: Run) -> dict[str, Any]:
         **_flat("trainer.stragglers", vars(settings.stragglers) if settings.stragglers else {}),
         **_flat("trainer.privacy", vars(replace(settings.privacy, secret="")) if settings.privacy else {}),
         **_flat("trainer.codec", vars(settings.codec) if settings.codec else {}),
+        **_flat("trainer.system", vars(settings.system) if settings.system else {}),
         "trainer.eval_every_n_rounds": settings.eval_every_n_rounds,
         "trainer.eval_clients": settings.eval_clients,
         **({"trainer.heldout_finetune_steps": finetune_steps} if finetune_steps else {}),

@@ -58,8 +58,9 @@ def set_up(
     user = UserModule(request.model, fabric, hooks, shim, datamodule)
     user.attach()
     participation = Participation(
-        datamodule, algorithm, settings.local, settings.sampler, settings.clients_per_round, settings.stragglers, seed
-    )
+        datamodule, algorithm, settings.local, settings.sampler, settings.clients_per_round, settings.stragglers, seed,
+        settings.system,
+    )  # fmt: skip
     client_dtype = None if settings.client_dtype is None else getattr(torch, settings.client_dtype)
     federation = Federation(
         fabric, user, datamodule, algorithm, settings.local, participation, settings.buffers,

@@ -15,6 +15,7 @@ from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler
 from fedbc_lightning.federation.stragglers import Stragglers
+from fedbc_lightning.federation.system import System
 from fedbc_lightning.state.declaration import BufferPolicy
 
 
@@ -35,6 +36,7 @@ class RunSettings:
     stragglers: Stragglers | None
     privacy: Privacy | None
     codec: Codecs | None
+    system: System | None
     engine: Literal["sequential", "vectorized", "auto"]
     accelerator: str
     strategy: str

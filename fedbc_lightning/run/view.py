@@ -20,6 +20,7 @@ from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler
 from fedbc_lightning.federation.stragglers import Stragglers
+from fedbc_lightning.federation.system import System
 from fedbc_lightning.run.handover import Outcome
 from fedbc_lightning.run.progress import Progress
 from fedbc_lightning.run.recorder import Recorder
@@ -126,6 +127,7 @@ class RunView:
     stragglers = Shown[Stragglers | None](_settings)
     privacy = Shown[Privacy | None](_settings)
     codec = Shown[Codecs | None](_settings)
+    system = Shown[System | None](_settings)
     engine = Shown[Literal["sequential", "vectorized", "auto"]](_settings)
     num_nodes = Shown[int](_settings)
     precision = Shown[str](_settings)

@@ -1,6 +1,7 @@
 """Server callbacks: the parts that make up the server's half of an algorithm."""
 
 from fedbc_lightning.server.aggregation import WeightedAverage
+from fedbc_lightning.server.arrived_updates import BufferedUpdates, MixedModels
 from fedbc_lightning.server.augmented_mean import AugmentedMean, CenterConsensus
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.server.codecs import QSGD, BFloat16, Codec, Float8, Sign, TopK
@@ -24,11 +25,13 @@ from fedbc_lightning.server.robust import (
     TrimmedMean,
 )
 from fedbc_lightning.server.smoothed_average import SmoothedAverage
+from fedbc_lightning.server.staleness import Staleness
 
 __all__ = [
-    "QSGD", "AugmentedMean", "BFloat16", "CenterConsensus", "CenteredClipping", "Codec", "ControlVariates",
-    "CoordinateMedian", "DualAscent", "DynamicRegularization", "Extrapolation", "FairStep", "Float8", "FrankWolfe",
-    "GeometricMedian", "Krum", "LargestClientStep", "MeanMessage", "MultiKrum", "NormBound", "NormalizedAverage",
-    "RobustRule", "ServerAdaptive", "ServerCallback", "ServerMomentum", "ServerOptimizer", "ServerSGD", "Sign",
-    "SmoothedAverage", "Sums", "TopK", "TrimmedMean", "WeightedAverage",
+    "QSGD", "AugmentedMean", "BFloat16", "BufferedUpdates", "CenterConsensus", "CenteredClipping", "Codec",
+    "ControlVariates", "CoordinateMedian", "DualAscent", "DynamicRegularization", "Extrapolation", "FairStep",
+    "Float8", "FrankWolfe", "GeometricMedian", "Krum", "LargestClientStep", "MeanMessage", "MixedModels", "MultiKrum",
+    "NormBound", "NormalizedAverage", "RobustRule", "ServerAdaptive", "ServerCallback", "ServerMomentum",
+    "ServerOptimizer", "ServerSGD", "Sign", "SmoothedAverage", "Staleness", "Sums", "TopK", "TrimmedMean",
+    "WeightedAverage",
 ]  # fmt: skip

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 EMPTY = torch.empty(0)
 COLUMNS = frozenset({
     "round", "client", "num_samples", "num_steps", "status", "train_loss", "weight", "bytes_up", "bytes_down",
+    "seconds", "staleness",
 })  # fmt: skip
-"""Columns that ``clients.csv`` has for every method."""
+"""Columns that ``clients.csv`` may have for every method."""
 
 
 class Taken(NamedTuple):

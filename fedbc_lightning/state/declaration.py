@@ -7,7 +7,7 @@ ranks. A value that is staged in a round is current from ``commit()`` on; ``roll
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,23 @@ from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.state.client_store import ClientStore, StagedClient
 
-__all__ = ["BufferPolicy", "ClientStore", "ServerState", "StagedClient", "StateDeclaration"]
+__all__ = ["Arrival", "BufferPolicy", "ClientStore", "ServerState", "StagedClient", "StateDeclaration"]
 
 KEPT = "local_parameters"
 """Name of the state that holds the kept parameters: the clients' own, and at the server the initial ones."""
+
+
+class Arrival(NamedTuple):
+    """An update that arrives at the server in a round, of a method whose clients train asynchronously.
+
+    Attributes:
+        client: Index of the client.
+        version: Number of updates of z when the client received it, 0..T-1.
+    """
+
+    client: int
+    version: int
+
 
 BufferPolicy = Literal["average", "local", "global"]
 
@@ -114,6 +127,7 @@ class ServerState:
         values: Name -> tensor. ``z`` (d,), ``buffers`` (b,) and ``counters`` (integer buffers) always exist;
             ``local_parameters`` (p,), the initial ones, exists where the clients keep some.
         ids: The clients sampled in this round, in the order of sampling.
+        arrivals: The updates that arrive in this round, in their order, of a method whose clients train asynchronously.
         records: One dict per sampled client of this round, its row of ``clients.csv``.
         metrics: The numbers that server callbacks log in this round, by name.
         round: Number of the current round, 1..T.
@@ -148,6 +162,7 @@ class ServerState:
         self._staged: dict[str, Tensor] = {}
         self._replaced: dict[str, Tensor] = {}
         self.ids: list[int] = []
+        self.arrivals: list[Arrival] = []
         self.records: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
 

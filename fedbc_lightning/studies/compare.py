@@ -32,6 +32,7 @@ from fedbc_lightning.studies.runs import StudyRuns
 from fedbc_lightning.studies.schedule import State, Workers
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
+from fedbc_lightning.studies.targets import target_tables
 from fedbc_lightning.studies.tensorboard import FOLDER, write_means
 from fedbc_lightning.studies.tuning import validation_metric
 
@@ -138,6 +139,8 @@ class Comparison:
             "num_nodes: a study spreads its runs over the processes of one machine": trainer["num_nodes"] > 1,
             "devices: a study gives each run one device, and does several at a time; leave it out":
                 trainer["devices"] not in ("auto", 1, "1", [0]),
+            "system: null: there is no simulated clock for axis: simulated_seconds; give e.g. {compute: 1.0}":
+                study.axis == "simulated_seconds" and not trainer["system"],
             "eval_every_n_rounds: 0: leaves nothing to compare; give 1 or more": trainer["eval_every_n_rounds"] == 0,
         }  # fmt: skip
         for what, is_asked in refused.items():
@@ -155,18 +158,19 @@ class Comparison:
         self.results, self.differences, self.problems = outcome.results, outcome.differences, outcome.problems
         self.results.to_csv(folder / "results.csv", index=False)
         self.differences.to_csv(folder / "differences.csv", index=False)
-        self._parts = self._make_parts(outcome)
+        curves = read_curves(study, self.states)
+        self._parts = self._make_parts(outcome, curves)
         self._findings = finding_sentences(study, outcome.differences)
         write_text(folder / "table.md", self._markdown())
         write_text(folder / "table.tex", latex(self._parts))
-        curves = read_curves(study, self.states)
         if not curves.empty:
             draw_curves(study, curves, folder / "figures")
             write_means(study, finished(self.states), self.results)
 
-    def _make_parts(self, outcome: Outcome) -> list[tuple[str, Rows]]:
+    def _make_parts(self, outcome: Outcome, curves: pd.DataFrame) -> list[tuple[str, Rows]]:
         """Return caption and rows of each table, for the files and for the terminal."""
         parts = list(tables(self.study, outcome.summary, outcome.differences, outcome.readings))
+        parts += target_tables(self.study, curves)
         if self.study.origins:
             parts.append(("Settings, and where they come from", self._origins))
         return parts

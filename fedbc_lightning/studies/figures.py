@@ -1,4 +1,4 @@
-"""The curves of a study show means over seeds and their spread against rounds, bytes and seconds."""
+"""The curves of a study show means over seeds and their spread against rounds, bytes, seconds and simulated time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedbc_lightning.core.metric_names import SIMULATED_SECONDS
 from fedbc_lightning.studies.results import read_metrics
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 
-AXES = {"rounds": "round", "bytes": "sent and received, MB", "seconds": "seconds of training"}
+AXES = {"rounds": "round", "bytes": "sent and received, MB", "seconds": "seconds of training",
+        "simulated_seconds": "simulated seconds"}  # fmt: skip
 COLUMNS = 3
 
 
 def read_curves(study: Study, states: Iterable[State]) -> pd.DataFrame:
     """Read ``metrics.csv`` of all finished runs, with the accumulated cost up to each round.
 
-    The columns are variant, algorithm, seed, rounds, bytes (in MB), seconds, and the study's metrics.
+    The columns are variant, algorithm, seed, rounds, bytes (in MB), seconds, simulated_seconds if runs have a simulated
+    clock, and the study's metrics.
     """
     parts = []
     for state in states:
@@ -36,6 +39,8 @@ def read_curves(study: Study, states: Iterable[State]) -> pd.DataFrame:
         run, zeros = state.run, pd.Series(0.0, index=metrics.index)
         sent = sum((metrics.get(f"comm/{name}", zeros).fillna(0) for name in ("bytes_up", "bytes_down")), zeros)
         part = metrics.reindex(columns=study.metrics)
+        if SIMULATED_SECONDS in metrics:
+            part.insert(0, "simulated_seconds", metrics[SIMULATED_SECONDS].fillna(0))  # the initial model costs nothing
         part.insert(0, "seconds", metrics.get("time/round_seconds", zeros).fillna(0).cumsum())
         part.insert(0, "bytes", sent.cumsum() / 1e6)
         part.insert(0, "rounds", metrics["round"])
@@ -57,6 +62,8 @@ def draw_curves(study: Study, curves: pd.DataFrame, folder: Path) -> list[Path]:
     files = []
     for metric in study.metrics:
         for axis, label in AXES.items():
+            if axis not in curves:
+                continue
             figure, panels = panels_of(rows, columns, 4.6, 3.5, sharey=True)
             for panel, variant in zip(panels, variants, strict=False):
                 for method in study.methods:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import TEST_ONLY, current_names, measured
@@ -182,8 +183,15 @@ def initial_values(folder: Path) -> tuple[float, ...]:
 
 
 def sampled(folder: Path) -> tuple[tuple[int, ...], ...]:
-    """Return the sampled clients of each round; empty if the run trains on pooled data."""
-    rows = pd.read_csv(folder / "clients.csv", usecols=["round", "client"])
-    if rows.empty or rows["client"].min() < 0:
+    """Return the sampled clients of each round; empty if the run trains on pooled data, or if its time decides them."""
+    rows = pd.read_csv(folder / "clients.csv")
+    if rows.empty or rows["client"].min() < 0 or "staleness" in rows or _has_availability(folder):
         return ()
     return tuple(tuple(sorted(clients)) for _, clients in rows.groupby("round")["client"])
+
+
+def _has_availability(folder: Path) -> bool:
+    """Return whether clients of a run come and go, so that methods whose rounds differ in length meet other clients."""
+    path = folder / "config.yaml"
+    config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return bool(((config.get("trainer") or {}).get("system") or {}).get("availability"))

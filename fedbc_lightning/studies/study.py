@@ -23,6 +23,7 @@ from fedbc_lightning.studies.study_checks import (
     check_metrics,
     check_numbers,
     check_settings,
+    check_targets,
     check_tuning,
 )  # fmt: skip
 
@@ -54,6 +55,10 @@ class Study:
             tenth of the run, for models that swing with the sampled clients; ``best_on_validation`` (needs
             ``data.val_fraction``); or ``best_on_test``, which selects on the test data, as much published code does,
             and is marked in every table.
+        axis: What the tables of ``targets`` count: ``rounds``, ``bytes``, ``seconds`` of training, or
+            ``simulated_seconds``, which needs ``trainer.system``.
+        targets: Map from metrics to values, e.g. ``{accuracy/global: [0.8, 0.9]}``; a table tells what each algorithm
+            costs until it first reaches them. Curves are drawn against all axes in any case.
         tuning: Choice of tuned settings on validation data.
         confidence: Confidence level of the intervals, in (0, 1).
         papers: Map from a name to a table of a paper, whose numbers are shown beside ours.
@@ -90,6 +95,8 @@ class Study:
     metrics: list[str] = field(default_factory=lambda: ["accuracy/global", "accuracy/local"])
     better: dict[str, Literal["lower", "higher"]] = field(default_factory=dict)
     report: Report = "last"
+    axis: Literal["rounds", "bytes", "seconds", "simulated_seconds"] = "rounds"
+    targets: dict[str, list[float]] = field(default_factory=dict)
     tuning: Tuning = field(default_factory=Tuning)
     confidence: float = 0.95
     papers: dict[str, Paper] = field(default_factory=dict)
@@ -112,6 +119,7 @@ class Study:
         check_numbers(workers=self.workers, threads=self.threads, jobs=self.jobs)
         check_tuning(self.tuning)
         check_metrics(self.metrics, self.better, self.tuning.metric)
+        check_targets(self.axis, self.targets, self.metrics)
         self._check_seeds()
         if not 0 < self.confidence < 1:
             raise ConfigurationError(f"confidence: got {self.confidence}; give a share between 0 and 1, e.g. 0.95.")
@@ -138,6 +146,7 @@ class Study:
         self.better = {accepted(name, "better"): said for name, said in self.better.items()}
         if self.tuning.metric is not None:
             self.tuning = replace(self.tuning, metric=accepted(self.tuning.metric, "tuning.metric"))
+        self.targets = {accepted(name, "targets"): list(values) for name, values in self.targets.items()}
         self.papers = {
             name: replace(paper, metric=accepted(paper.metric, f"papers.{name}.metric"))
             for name, paper in self.papers.items()

@@ -67,6 +67,23 @@ def check_metrics(metrics: list[str], better: Mapping[str, str], tuning_metric: 
             raise ConfigurationError(f"better.{name}: got {said!r}; give lower or higher.")
 
 
+def check_targets(axis: str, targets: Mapping[str, list[float]], metrics: list[str]) -> None:
+    """Check the values whose costs are told, and the axis on which they are.
+
+    Raises:
+        ConfigurationError: The axis is unknown or has no values, or values are those of a metric that is not reported.
+    """
+    axes = ("rounds", "bytes", "seconds", "simulated_seconds")
+    if axis not in axes:
+        raise ConfigurationError(f"axis: got {axis!r}; give {' or '.join(axes)}.")
+    if axis != "rounds" and not targets:
+        raise ConfigurationError(f"axis: {axis} is for targets, and none are given; give {{{metrics[0]}: [0.9]}}, say.")
+    for name in targets:
+        if name not in metrics:
+            meant = did_you_mean(name, metrics, f"there is: {', '.join(metrics)}")
+            raise ConfigurationError(f"targets: '{name}' is not among the metrics; {meant}")
+
+
 def check_settings(place: str, given: Mapping[str, Any] | None) -> None:
     """Check the keys of settings that several runs get.
 

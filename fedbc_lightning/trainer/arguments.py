@@ -31,6 +31,7 @@ from fedbc_lightning.core.twins import AnyCallback, AnyDataModule, both, overrid
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
+from fedbc_lightning.federation.system import System
 
 _AT_LEAST = {
     "max_rounds": 0, "local_epochs": 1, "local_steps": 1, "num_nodes": 1, "eval_every_n_rounds": 0,
@@ -107,6 +108,14 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         wrong.append(
             "trainer.codec: a coded update, with what earlier messages have lost, is not within the bound of "
             "trainer.privacy any more, on which ε counts; leave one of the two out"
+        )
+    system = arguments["system"]
+    if not (system is None or isinstance(system, System)):
+        wrong.append(f"trainer.system: got {system!r}; give fedbc_lightning.System(compute=...)")
+    elif privacy is not None and system is not None and system.availability is not None:
+        wrong.append(
+            "trainer.system.availability: the clients who are there are not sampled with the probability on which ε of "
+            "trainer.privacy depends; leave one of the two out"
         )
     if arguments["gradient_clip_algorithm"] not in (None, "norm", "value"):
         wrong.append(f"trainer.gradient_clip_algorithm: got {arguments['gradient_clip_algorithm']}; use norm or value")

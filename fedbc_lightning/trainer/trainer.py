@@ -26,6 +26,7 @@ from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.federation.stragglers import Stragglers
+from fedbc_lightning.federation.system import System
 from fedbc_lightning.module.adapter import check_module, unwrapped
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.planning import Plan, make_plan
@@ -78,6 +79,8 @@ class FederatedTrainer(RunView):
         codec: Codecs that shorten what clients send (``up``: ``TopK``, ``QSGD``, ``Sign``, ``BFloat16`` or ``Float8``)
             and receive (``down``: ``QSGD``, ``BFloat16`` or ``Float8``); None: all travels as it is. See
             ``docs/howto/coded_messages.md``.
+        system: A simulated clock: how fast clients compute and send, when they are there, and how long a round waits;
+            None: there is none. See ``docs/howto/simulated_time.md``.
         engine: ``"sequential"`` trains one client after another, with any module. ``"vectorized"`` trains many clients
             at once, by ``torch.func`` over ``training_step``, for small models; it also evaluates clients with equal
             numbers of samples together, and raises an error that names what it cannot do. ``"auto"`` times both on a
@@ -156,6 +159,7 @@ class FederatedTrainer(RunView):
         stragglers: Stragglers | None = None,
         privacy: Privacy | None = None,
         codec: Codecs | None = None,
+        system: System | None = None,
         engine: Literal["sequential", "vectorized", "auto"] = "sequential",
         record_steps: bool | Literal["auto", "compile"] = "auto",
         accelerator: str = "auto",
@@ -200,7 +204,7 @@ class FederatedTrainer(RunView):
         settings = RunSettings(
             max_rounds=max_rounds, clients_per_round=clients_per_round, local=local,
             sampler=sampler or UniformSampler() if privacy is None else privacy.sampler(sampler),
-            stragglers=stragglers, privacy=privacy, codec=codec, engine=engine, accelerator=accelerator,
+            stragglers=stragglers, privacy=privacy, codec=codec, system=system, engine=engine, accelerator=accelerator,
             strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision, deterministic=deterministic,
             callbacks=default_callbacks(callbacks, enable_progress_bar), logger=logger,
             eval_every_n_rounds=eval_every_n_rounds, eval_clients=eval_clients,

@@ -8,6 +8,7 @@ from typing import Any
 
 from helpers import reference
 from helpers import reference_global as loops
+from helpers.reference_asynchronous import fedasync_alone, fedbuff_fresh
 from helpers.reference_nova import fednova
 
 import fedbc_lightning.algorithms as algorithms
@@ -130,6 +131,19 @@ _robust_scaffold = partial(
 )
 
 SETTINGS_GLOBAL: list[Setting] = [
+    Setting(
+        "fedbuff",
+        partial(algorithms.FedBuff, 2, server_lr=0.7),
+        partial(fedbuff_fresh, server_lr=0.7),
+        scalars=("version",),
+        options={"clients_per_round": 2},
+    ),
+    Setting(
+        "fedasync",
+        partial(algorithms.FedAsync, mixing=0.7, rho=0.3),
+        partial(fedasync_alone, mixing=0.7, rho=0.3),
+        options={"clients_per_round": 1},
+    ),
     Setting("fednova-samples", algorithms.FedNova, fednova),
     _case("fednova-uniform", algorithms.FedNova, fednova, {}, weighting="uniform"),
     _finetune("learned", {}, dual_lr=0.05),

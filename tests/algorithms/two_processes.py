@@ -18,7 +18,7 @@ from algorithms.registry import BY_NAME, REPRESENTATIVES, SETTINGS
 from algorithms.running import QUIET
 from fedbc_lightning import FederatedTrainer
 
-AFTER_MORE_ROUNDS = {"fedavg-samples", "scaffold-auto", "fedbc-learned", "fedbc-momentum-client"}
+AFTER_MORE_ROUNDS = {"fedavg-samples", "scaffold-auto", "fedbc-learned", "fedbc-momentum-client", "fedbuff"}
 VECTORIZED = ("fedavg-samples", "scaffold-auto", "fedbc-learned")
 PARTED = ("fedavg-samples", "fedbc-learned")
 """Settings that also run with a part of the model that stays with each client."""

@@ -109,6 +109,12 @@ MISTAKES = [
     ),
     ("fit --config tiny.yaml --trainer.codec.down Float9", 2, "codec.down: no class 'Float9'; did you mean 'Float8'?"),
     (
+        "fit --config tiny.yaml --trainer.system fast",
+        2,
+        "trainer.system: got 'fast'; give {compute: ..., bandwidth_up: ..., bandwidth_down: ..., availability: ..., "
+        "deadline: ..., late: ...}",
+    ),
+    (
         "fit --config tiny.yaml --trainer.callbacks EarlyStopping",
         2,
         "trainer.callbacks: EarlyStopping needs monitor: give --trainer.callbacks.monitor ...",

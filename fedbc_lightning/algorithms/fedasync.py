@@ -1,0 +1,93 @@
+"""FedAsync (Xie et al. 2019)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
+from fedbc_lightning.core.checks import check_at_least, check_share
+from fedbc_lightning.local import Proximal
+from fedbc_lightning.server import MixedModels, ServerCallback, Staleness
+from fedbc_lightning.server.staleness import StalenessKind
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ServerState
+
+if TYPE_CHECKING:
+    from fedbc_lightning.local.engine import Engine
+
+
+class FedAsync(FederatedAlgorithm):
+    """FedAsync: clients train asynchronously, and z moves towards every model as it arrives.
+
+    Problem:
+        min_w Σ f_i(w) / N: one model for all clients, without waiting for slow ones.
+
+    Update::
+
+        client    starts from the present z as soon as one of the S places is free
+                  w_i ← E epochs on f_i(w) + ρ/2 ‖w − z‖² from z,  and sends w_i when its time is over
+        server    for every model that arrives:  z ← (1 − α_t) z + α_t w_i,    α_t = α s(τ_i)
+                  τ_i: updates of z since client i started
+                  s(τ) = 1,  (1 + τ)^−a,  or  1 if τ ≤ b and 1 / (a (τ − b) + 1) otherwise
+
+    State:
+        Each client keeps the model that it has on its way, and the version of z from which it started. A round is one
+        update of z. S is the trainer's ``clients_per_round``, the number of clients in training at a time;
+        ``trainer.system`` says how long each takes, and without it every local step takes one second.
+    Communication:
+        The server sends z to a client that starts; a client that arrives sends w_i.
+    Partial work:
+        There is none: nobody waits, so deadlines and stragglers are refused; slow clients are those of
+        ``trainer.system``.
+    Local model:
+        A client's own model is its last w_i, from its start on.
+    Degenerate cases:
+        With S = 1, α = 1 and ρ = 0 it is FedAvg with one client in a round.
+    Departures:
+        A model that arrives before z has changed has τ = 0, so that its weight is α; counted from the update that it
+        is part of, as the indices in the paper's Algorithm 1 may be read, it would be 1. Clients are sampled as in
+        FedAvg among those who are not in training, and the time of arrival is that of the simulated clock, where the
+        paper draws the staleness.
+
+    References:
+        Xie et al. 2019, "Asynchronous Federated Optimization", Algorithm 1 and section 5.2.
+
+    Args:
+        mixing: Weight α of a fresh model, in (0, 1].
+        rho: Strength ρ ≥ 0 of the pull to z.
+        staleness: Factor of the weight by staleness: ``"constant"``, ``"polynomial"`` or ``"hinge"``.
+        staleness_a: Exponent or slope a ≥ 0.
+        staleness_b: Staleness b ≥ 0 from which on a hinge falls.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
+
+    scalars_up = 0
+    partial_work: PartialWork = "refused"
+    buffer_size = 1
+
+    def __init__(
+        self,
+        mixing: float = 0.6,
+        rho: float = 0.005,
+        staleness: StalenessKind = "polynomial",
+        staleness_a: float = 0.5,
+        staleness_b: float = 4.0,
+    ) -> None:
+        check_at_least("algorithm.mixing", mixing, 0, strict=True)
+        check_share("algorithm.mixing", mixing, closed=True)
+        check_at_least("algorithm.rho", rho, 0)
+        Staleness(staleness, staleness_a, staleness_b)
+        self.mixing, self.rho = mixing, rho
+        self.staleness: StalenessKind = staleness
+        self.staleness_a, self.staleness_b = staleness_a, staleness_b
+
+    def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
+        """Train from z with the term ρ/2 ‖w − z‖²."""
+        terms = [Proximal(self.rho, server.z)] if self.rho else []
+        engine.solve(cohort, start=server.model, terms=terms)
+
+    def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
+        """Return the step towards each model that arrives."""
+        return [MixedModels(self.mixing, Staleness(self.staleness, self.staleness_a, self.staleness_b))]

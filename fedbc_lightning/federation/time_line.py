@@ -1,0 +1,118 @@
+"""The rounds of a run on its simulated clock, each of which begins when the one before it has ended."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.federation.clock import Clock
+from fedbc_lightning.federation.participants import CostsOfRound, Participants
+from fedbc_lightning.federation.participation import Participation
+
+
+class TimeLine:
+    """Works out who takes part in a round, and when it ends, from all rounds before it.
+
+    No duration depends on weights, so that the rounds of a resumed run are worked out again, and no checkpoint holds
+    any of it. The rounds are asked for in turn; for an earlier one the time line begins anew.
+
+    Args:
+        participation: Tells how clients are sampled, and what they are asked.
+        clock: Tells how long they take.
+        costs: Tells the steps and bytes of the clients in a round.
+
+    Attributes:
+        now: Simulated seconds from the start of the run to the end of the latest round.
+    """
+
+    def __init__(self, participation: Participation, clock: Clock, costs: CostsOfRound) -> None:
+        self._participation, self._clock, self._costs = participation, clock, costs
+        self._has_said_nobody = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.now, self._round = 0.0, 0
+
+    def at(self, round: int) -> Participants:
+        """Return who takes part in a round."""
+        if round < self._round:
+            self._begin()
+        while self._round < round:
+            self._round += 1
+            self._latest = self._advance(self._round)
+        return self._latest
+
+    def _advance(self, round: int) -> Participants:
+        """Return who takes part in the round after the latest one, and move the time to its end."""
+        participation, clock = self._participation, self._clock
+        drawn = participation.drawn(round, self._somebody(participation.clients))
+        missing, late, deadline = dict(drawn.missing), dict(drawn.late), clock.system.deadline
+        asked = [participation.asked(client, late) for client in drawn.sampled]
+        steps, down, up = self._costs(round, asked)
+        seconds: dict[int, float] = {}
+        for client, wanted, taken in zip(drawn.sampled, asked, steps, strict=True):
+            if missing.get(client) == "absent":
+                continue
+            seconds[client] = clock.seconds(client, taken, down, up)
+            if deadline is None or seconds[client] <= deadline or client in missing:
+                continue
+            is_partial = clock.system.late == "partial"
+            fitting = self._fitting_steps(client, round, wanted, deadline) if is_partial else 0
+            if fitting:
+                late[client] = replace(participation.local, epochs=None, steps=fitting)
+                (taken,) = self._costs(round, [fitting]).steps
+                seconds[client] = clock.seconds(client, taken, down, up)
+            else:
+                missing[client] = "straggler"
+        # The server waits for all; with a deadline it cannot know before that who does not report.
+        self.now += deadline if deadline is not None and missing else max(seconds.values(), default=0.0)
+        return Participants(drawn.sampled, late, missing, seconds, self.now)
+
+    def _somebody(self, clients: np.ndarray) -> np.ndarray:
+        """Return those of the clients who are there; if nobody is, the time moves on until somebody comes."""
+        here = self._clock.here(self.now, clients)
+        if len(here):
+            return here
+        until = self._clock.next_start(self.now, clients)
+        if not self._has_said_nobody:
+            self._has_said_nobody = True
+            rank_zero_info(
+                f"trainer.system.availability: nobody is there after {self.now:,.6g} simulated seconds; the round "
+                f"begins when a client comes, at {until:,.6g} (said once)."
+            )
+        self.now = until
+        return self._clock.here(until, clients)
+
+    def _fitting_steps(self, client: int, round: int, asked: int, deadline: float) -> int:
+        """Return the largest number of steps, at most `asked`, with which a client is in time; 0 if there is none."""
+
+        def seconds(wanted: int) -> float:
+            (taken,), down, up = self._costs(round, [wanted])
+            return self._clock.seconds(client, taken, down, up)
+
+        return bisect_right(range(1, asked + 1), deadline, key=seconds)
+
+
+def check_deadline(participation: Participation, clock: Clock, costs: CostsOfRound) -> None:
+    """Refuse a deadline that no client can keep in the first round.
+
+    Raises:
+        ConfigurationError: The fastest client is late.
+    """
+    deadline, clients = clock.system.deadline, participation.clients
+    if deadline is None:
+        return
+    is_shortened = clock.system.late == "partial" or participation.has_stragglers
+    asked = [1] * len(clients) if is_shortened else participation.num_steps(clients.tolist())
+    steps, down, up = costs(1, asked)
+    needed = min(clock.seconds(*each, down, up) for each in zip(clients.tolist(), steps, strict=True))
+    if needed > deadline:
+        what = "one step" if is_shortened else "its work"
+        raise ConfigurationError(
+            f"trainer.system.deadline: got {deadline:g}, but the fastest client needs {needed:.4g} seconds for {what}, "
+            "so every round would be empty; give more seconds, or ask for fewer local steps."
+        )

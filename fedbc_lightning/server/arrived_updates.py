@@ -1,0 +1,122 @@
+"""What the server makes of clients that train asynchronously: their updates wait in the store until they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.core.devices import wide_dtype
+from fedbc_lightning.server.base import ServerCallback, Sums
+from fedbc_lightning.server.staleness import Staleness
+from fedbc_lightning.state.cohort import Cohort
+from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
+
+
+class ArrivedUpdates(ServerCallback):
+    """Base of parts that take the updates that arrive in a round, in which other clients start.
+
+    A client trains in the round in which it starts. Its message is then kept as declared state, ``in_flight``, with the
+    version of z that it received, so that checkpoints hold it. In the round in which it arrives,
+    ``server.arrivals`` names the client and that version.
+
+    Args:
+        staleness: Weight of a message by its staleness τ, the number of updates of z since the client received it.
+    """
+
+    forms_z = True
+
+    def __init__(self, staleness: Staleness) -> None:
+        self.staleness = staleness
+
+    def declare_state(self, state: StateDeclaration) -> None:
+        """Declare the message of each client (d + b,), and the version of z that it received; -1: none yet."""
+        state.client_model("in_flight")
+        state.client_scalar("version", -1.0)
+
+    def message(self, cohort: Cohort, server: ServerState) -> Tensor:
+        """Return what the clients send, (K, d + b)."""
+        return cohort.model
+
+    def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
+        """Stage the messages of the clients that have started; one that is not finite never arrives."""
+        cohort.stage("in_flight", self.message(cohort, server))
+        cohort.stage("version", torch.full((len(cohort),), server.round - 1, dtype=torch.float64))
+        cohort.record("weight", torch.zeros(len(cohort)))
+
+    def arrived(self, server: ServerState, clients: ClientStore) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield client, staleness τ and message (d + b,), in the wide dtype, of each arrival, in their order."""
+        for client, version in server.arrivals:
+            staleness = server.round - 1 - version
+            # A client may arrive and start again in one round: its older message is then the committed one.
+            versions = clients.scalar("version") if staleness else clients.staged_scalar("version")
+            if versions[client] == version:  # else its loss or weights were not finite when it trained
+                row = clients.vector("in_flight", client) if staleness else clients.staged_vector("in_flight", client)
+                yield client, staleness, row.to(server.z.device, wide_dtype(server.z.device))
+
+    def record_weight(self, server: ServerState, client: int, weight: float) -> None:
+        """Add to the weight in a client's row of ``clients.csv``."""
+        record = next(record for record in server.records if record["client"] == client)
+        record["weight"] += weight
+
+
+class BufferedUpdates(ArrivedUpdates):
+    """Adds the mean of a full buffer of weighted updates: z ← z + η Σ s(τ_i) Δ_i / K, with Δ_i = w_i − z of its start.
+
+    Buffers such as BatchNorm's take the same mean with η = 1. K is the number of updates in the buffer that are finite.
+
+    Args:
+        server_lr: Step size η of the server.
+        staleness: Weight s(τ) of an update.
+
+    References:
+        Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation", Algorithm 1.
+    """
+
+    def __init__(self, server_lr: float, staleness: Staleness) -> None:
+        super().__init__(staleness)
+        self.server_lr = server_lr
+
+    def message(self, cohort: Cohort, server: ServerState) -> Tensor:
+        """Return the updates Δ_i, (K, d + b)."""
+        return cohort.model - server.model
+
+    def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
+        """Stage z and the buffers."""
+        total, weights = torch.zeros_like(server.model, dtype=wide_dtype(server.z.device)), list[tuple[int, float]]()
+        for client, staleness, update in self.arrived(server, clients):
+            weights.append((client, self.staleness(staleness)))
+            total.add_(update, alpha=weights[-1][1])
+        num_arrived = max(len(weights), 1)  # the buffer's size, without those that are not finite
+        for client, weight in weights:
+            self.record_weight(server, client, weight / num_arrived)
+        total[: server.z.numel()] *= self.server_lr
+        server.stage_model(server.model + total / num_arrived)
+
+
+class MixedModels(ArrivedUpdates):
+    """Moves z towards each model that arrives: z ← (1 − α_t) z + α_t w_i, with α_t = α s(τ_i).
+
+    Buffers such as BatchNorm's are mixed like the parameters.
+
+    Args:
+        mixing: Weight α of a fresh model, in (0, 1].
+        staleness: Factor s(τ) of the weight.
+
+    References:
+        Xie et al. 2019, "Asynchronous Federated Optimization", Algorithm 1.
+    """
+
+    def __init__(self, mixing: float, staleness: Staleness) -> None:
+        super().__init__(staleness)
+        self.mixing = mixing
+
+    def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
+        """Stage z and the buffers."""
+        model = server.model.to(wide_dtype(server.z.device))
+        for client, staleness, arrived in self.arrived(server, clients):
+            weight = self.mixing * self.staleness(staleness)
+            model = (1 - weight) * model + weight * arrived
+            self.record_weight(server, client, weight)
+        server.stage_model(model)

@@ -1,0 +1,163 @@
+"""FedBuff and FedAsync on the event queue: z against independent loops, resumed runs, and what is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.quadratics import QuadraticData, Recorder, sample_quadratics
+from helpers.reference import Local
+from helpers.reference_asynchronous import asynchronous
+
+from algorithms.running import fit, shuffled_steps, start_point
+from algorithms.test_resume_equality import differences, last, run
+from algorithms.test_system import ends, of_round, table
+from fedbc_lightning import ConfigurationError, PoissonSampler
+from fedbc_lightning.algorithms import FedAsync, FedAvg, FedBuff
+from fedbc_lightning.core.seeding import derive, numpy_generator
+from fedbc_lightning.federation.stragglers import Stragglers
+from fedbc_lightning.federation.system import Diurnal, Lognormal, System
+from fedbc_lightning.planning.drawn import draw_rounds
+
+SYSTEM = System(Lognormal(0.3, 1.0), bandwidth_up=Lognormal(40.0, 0.5), bandwidth_down=80.0)
+SEED, STEPS, ROUNDS = 7, 3, 14
+
+
+def needed() -> np.ndarray:
+    """Seconds of each of the five clients under :data:`SYSTEM`, for 32 bytes either way."""
+    step = 0.3 * np.exp(1.0 * numpy_generator(SEED, "compute").standard_normal(5))
+    return (
+        32 / 80.0 + STEPS * step + 32 / (40.0 * np.exp(0.5 * numpy_generator(SEED, "bandwidth_up").standard_normal(5)))
+    )
+
+
+def choose(version: int, draws: int, idle: list[int], number: int) -> list[int]:
+    """Uniformly; the first draw of a round is that of a round of any method."""
+    seed = derive(SEED, "sampling", version + 1, step=draws) if draws else SEED
+    drawn = numpy_generator(seed, "sampling", version + 1).choice(len(idle), number, replace=False)
+    return [idle[place] for place in drawn]
+
+
+def buffered(server_lr: float, a: float) -> Any:
+    """The step of FedBuff's Algorithm 1 with the weights (1 + τ)^-a."""
+    return lambda z, found: z + server_lr * sum((w - start) * (1 + tau) ** -a for w, start, tau in found) / len(found)
+
+
+def mixed(z: np.ndarray, found: list[tuple[np.ndarray, np.ndarray, int]]) -> np.ndarray:
+    """The step of FedAsync's Algorithm 1 with α = 0.6 and a hinge of a = 2, b = 1."""
+    ((w, _, tau),) = found
+    alpha = 0.6 * (1.0 if tau <= 1 else 1 / (2 * (tau - 1) + 1))
+    return (1 - alpha) * z + alpha * w
+
+
+CASES = {
+    "fedbuff": (partial(FedBuff, 2), 3, buffered(1.0, 0.5), 0.0),
+    "fedbuff, everybody": (partial(FedBuff, 3, 0.7, "constant"), 5, buffered(0.7, 0.0), 0.0),
+    "fedasync": (partial(FedAsync, 0.6, 0.2, "hinge", 2.0, 1.0), 4, mixed, 0.2),
+}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("name", CASES)
+def test_z_time_and_staleness_equal_an_independent_loop(tmp_path, name, engine):
+    build, places, step, rho = CASES[name]
+    recorder, data = Recorder(), QuadraticData(sample_quadratics(), batch_size=2)
+    options = {"max_rounds": ROUNDS, "clients_per_round": places, "local_steps": STEPS, "seed": SEED}
+    trainer, _ = fit(tmp_path, build(), data, recorder, sampler=None, system=SYSTEM, engine=engine, **options)
+    local = Local(lr=0.1, steps=shuffled_steps(data, 2, seed=SEED, num_steps=STEPS))
+    size = build().buffer_size
+    log = asynchronous(data.clients, ROUNDS, start_point(), local, needed(), places, size, choose, step, rho)
+    np.testing.assert_allclose(recorder.arrays()["z"], np.stack(log["z"]), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(ends(trainer), log["time"], rtol=1e-12)
+    assert max(max(late.values()) for late in log["staleness"]) > 1
+    for number, late in enumerate(log["staleness"], start=1):
+        rows = of_round(trainer, number)
+        assert {client: int(row["staleness"]) for client, row in rows.items() if row["staleness"]} == late
+        assert sum(int(row["bytes_up"]) for row in rows.values()) == size * 32
+        assert all((row["bytes_down"] == "0") == (row["status"] == "arrived") for row in rows.values())
+    drawn = draw_rounds(trainer._run.federation, ROUNDS)
+    assert (drawn.simulated_seconds, drawn.bytes_up) == (ends(trainer)[-1], ROUNDS * size * 32)
+    metrics = table(trainer, "metrics.csv")[-1]
+    assert float(metrics["staleness/max"]) == max(log["staleness"][-1].values())
+
+
+def test_with_equal_speeds_and_a_buffer_of_all_places_fedbuff_is_fedavg(tmp_path):
+    found = []
+    for k, algorithm in enumerate((FedBuff(3), FedAvg("uniform"))):
+        recorder, data = Recorder(), QuadraticData(sample_quadratics(), batch_size=2)
+        options = {"max_rounds": 6, "clients_per_round": 3, "local_steps": 3, "seed": 1, "sampler": None}
+        fit(tmp_path / str(k), algorithm, data, recorder, **options)
+        found.append((recorder.rounds(), recorder.arrays()["z"]))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=0, atol=1e-12)
+
+
+def test_a_round_in_which_nobody_starts(tmp_path):
+    """Four equal clients arrive together, two for each round: only in every other round does anybody start."""
+    recorder, options = Recorder(), {"max_rounds": 4, "clients_per_round": 4, "local_steps": 2, "sampler": None}
+    trainer, _ = fit(tmp_path, FedBuff(2), QuadraticData(sample_quadratics()), recorder, **options)
+    assert [len(sampled) for sampled in recorder.rounds()] == [4, 0, 4, 0]
+    assert ends(trainer) == [2.0, 2.0, 4.0, 4.0]
+    second = of_round(trainer, 2).values()
+    assert [(row["status"], row["staleness"], row["num_steps"]) for row in second] == [("arrived", "1", "0")] * 2
+    assert [float(row["weight"]) for row in second] == pytest.approx([2**-0.5 / 2] * 2)
+    z = recorder.arrays()["z"]
+    assert np.abs(z[1] - z[0]).max() > 1e-3
+
+
+def test_a_client_that_diverged_arrives_with_nothing(tmp_path):
+    clients = sample_quadratics()
+    clients[1] = clients[1][0], clients[1][1] * np.nan
+    recorder, options = Recorder(), {"max_rounds": 12, "clients_per_round": 3, "sampler": None, "system": SYSTEM}
+    trainer, _ = fit(tmp_path, FedBuff(1), QuadraticData(clients), recorder, **options)
+    assert np.isfinite(recorder.arrays()["z"]).all()
+    mine = [row for row in table(trainer, "clients.csv") if row["client"] == "1"]
+    assert "nonfinite" in {row["status"] for row in mine}
+    assert any(row["staleness"] for row in mine)
+    assert {float(row["weight"]) for row in mine} == {0.0}
+
+
+@pytest.mark.parametrize("build", [partial(FedBuff, 2), FedAsync])
+def test_resumed_run_equals_unbroken_run_with_updates_in_flight(tmp_path, build):
+    options = {"system": System(Lognormal(0.3, 1.0), availability=Diurnal(0.6, 5.0, 0.5)), "clients_per_round": 3}
+    whole = run(tmp_path / "whole", build, 9, **options)
+    first = run(tmp_path / "parts", build, 4, **options)
+    resumed = run(tmp_path / "parts", build, 9, ckpt_path=str(last(first)), **options)
+    loaded = [torch.load(last(trainer), weights_only=True, map_location="cpu") for trainer in (whole, resumed)]
+    assert differences(*loaded) == []
+    assert ends(whole) == ends(resumed)
+    rows = table(whole, "clients.csv")
+    assert rows == table(resumed, "clients.csv")
+    assert any(row["round"] == "5" and int(row["staleness"] or 0) > 0 for row in rows)  # was in flight at the stop
+    with pytest.raises(ConfigurationError, match=r"trainer\.system.*compute=1\.0"):
+        run(tmp_path / "parts", build, 12, ckpt_path=str(last(first)), clients_per_round=3)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "message"),
+    [
+        (partial(FedBuff, 6), {}, r"algorithm\.buffer_size: got 6, but only 5 clients train"),
+        (FedAsync, {"system": System(deadline=9.0)}, r"trainer\.system\.deadline: FedAsync waits for nobody"),
+        (FedAsync, {"stragglers": Stragglers(0.5)}, r"trainer\.stragglers: FedAsync allows neither partial work"),
+        (FedAsync, {"sampler": PoissonSampler()}, r"trainer\.sampler: FedAsync keeps a number of clients"),
+        (partial(FedBuff, 0), {}, r"algorithm\.buffer_size: got 0; it must be >= 1"),
+        (partial(FedBuff, 2, 0.0), {}, r"algorithm\.server_lr: got 0\.0; it must be > 0"),
+        (partial(FedBuff, 2, 1.0, "hing"), {}, r"algorithm\.staleness: got 'hing'"),
+        (partial(FedAsync, 1.5), {}, r"algorithm\.mixing: got 1\.5"),
+        (partial(FedAsync, staleness_a=-1.0), {}, r"algorithm\.staleness_a: got -1\.0"),
+    ],
+)
+def test_refused(tmp_path, build, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path, build(), QuadraticData(sample_quadratics()), Recorder(), **{"sampler": None} | options)
+
+
+def test_a_buffer_that_never_fills_is_told(tmp_path):
+    there = tmp_path / "there.csv"
+    there.write_text("client,start,end\n3,0,10\n")
+    options = {"sampler": None, "system": System(availability=str(there)), "max_rounds": 2}
+    with pytest.raises(ConfigurationError, match=r"buffer_size: round 1 waits for 2 updates, but too few clients"):
+        fit(tmp_path, FedBuff(2), QuadraticData(sample_quadratics()), Recorder(), **options)
