@@ -73,8 +73,8 @@ MISTAKES = [
     (
         "fit --config tiny.yaml --algorithm Nothing",
         2,
-        "no class 'Nothing'; there are APFL, Centralized, Composed, Ditto, FedADMM, FedAdagrad, FedAdam, FedAvg, "
-        "FedAvgM, FedAvg+, FedBABU, FedBC, FedBC-FineTune,",
+        "no class 'Nothing'; there are APFL, Centralized, Composed, Ditto, FedADMM, FedAdagrad, FedAdam, FedAsync, "
+        "FedAvg, FedAvgM, FedAvg+, FedBABU, FedBC, FedBC-FineTune, FedBuff,",
     ),
     (
         "fit --config tiny.yaml --config parts.yaml",
