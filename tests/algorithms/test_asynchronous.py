@@ -136,6 +136,19 @@ def test_resumed_run_equals_unbroken_run_with_updates_in_flight(tmp_path, build)
         run(tmp_path / "parts", build, 12, ckpt_path=str(last(first)), clients_per_round=3)
 
 
+def test_updates_on_their_way_lie_in_a_file_if_memory_is_short(tmp_path, monkeypatch):
+    """A client may arrive and start again in one round: the older row is read while the newer one is staged."""
+    options = {"system": System(Lognormal(0.3, 1.0)), "clients_per_round": 5}
+    memory = run(tmp_path / "memory", partial(FedBuff, 3), 8, **options)
+    rows = [row for row in table(memory, "clients.csv") if row["status"] == "ok"]
+    assert any(int(row["staleness"] or 0) > 0 for row in rows)
+    monkeypatch.setattr("fedbc_lightning.state.client_rows.IN_MEMORY_BELOW", 0)
+    first = run(tmp_path / "file", partial(FedBuff, 3), 4, **options)
+    file = run(tmp_path / "file", partial(FedBuff, 3), 8, ckpt_path=str(last(first)), **options)
+    assert file.clients.file_rows is not None
+    assert torch.equal(memory.server.z, file.server.z)
+
+
 @pytest.mark.parametrize(
     ("build", "options", "message"),
     [
