@@ -16,11 +16,12 @@ from algorithms.running import fit, shuffled_steps, start_point
 from algorithms.test_resume_equality import differences, last, run
 from algorithms.test_system import ends, of_round, table
 from fedbc_lightning import ConfigurationError, PoissonSampler
-from fedbc_lightning.algorithms import FedAsync, FedAvg, FedBuff
+from fedbc_lightning.algorithms import ComposedAlgorithm, FedAsync, FedAvg, FedBuff
 from fedbc_lightning.core.seeding import derive, numpy_generator
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.federation.system import Diurnal, Lognormal, System
 from fedbc_lightning.planning.drawn import draw_rounds
+from fedbc_lightning.server import BufferedUpdates, Staleness
 
 SYSTEM = System(Lognormal(0.3, 1.0), bandwidth_up=Lognormal(40.0, 0.5), bandwidth_down=80.0)
 SEED, STEPS, ROUNDS = 7, 3, 14
@@ -166,6 +167,12 @@ def test_updates_on_their_way_lie_in_a_file_if_memory_is_short(tmp_path, monkeyp
 def test_refused(tmp_path, build, options, message):
     with pytest.raises(ConfigurationError, match=message):
         fit(tmp_path, build(), QuadraticData(sample_quadratics()), Recorder(), **{"sampler": None} | options)
+
+
+def test_a_part_for_arrivals_is_refused_where_rounds_wait_for_their_clients(tmp_path):
+    build = partial(ComposedAlgorithm, server_callbacks=[BufferedUpdates(1.0, Staleness())])
+    with pytest.raises(ConfigurationError, match=r"BufferedUpdates takes updates that arrive .* take FedBuff"):
+        fit(tmp_path, build(), QuadraticData(sample_quadratics()), Recorder(), sampler=None)
 
 
 def test_a_buffer_that_never_fills_is_told(tmp_path):
