@@ -85,9 +85,13 @@ class Participation:
         """Return what the simulated time of rounds depends on, which must stay the same in a run; None without it."""
         if self.clock is None:
             return None
-        sampled = f"seed {self._seed}, {self.num_sampled} clients by {type(self._sampler).__name__}"
-        described = f"{self.clock.describe(self.num_steps(self.clients.tolist()))}, {sampled}, {self._stragglers}"
-        return described if self.buffer_size is None else f"{described}, buffer_size {self.buffer_size}"
+        parts = [
+            self.clock.describe(self.num_steps(self.clients.tolist())),
+            f"seed {self._seed}, {self.num_sampled} clients by {type(self._sampler).__name__}",
+            str(self._stragglers or ""),
+            f"buffer_size {self.buffer_size}" if self.buffer_size is not None else "",
+        ]
+        return ", ".join(filter(None, parts))
 
     def sample(
         self, round: int, clients: np.ndarray | None = None, number: int | None = None, draw: int = 0

@@ -23,6 +23,7 @@ from fedbc_lightning.module.optimizers import configure
 from fedbc_lightning.module.round_schedulers import RoundSchedulers
 from fedbc_lightning.module.unreachable import report_unreachable_rates
 from fedbc_lightning.server import ServerCallback
+from fedbc_lightning.server.arrived_updates import ArrivedUpdates
 from fedbc_lightning.state.declaration import StateDeclaration
 from fedbc_lightning.state.layout import ParameterLayout
 
@@ -149,6 +150,13 @@ def declare_state(
         raise ConfigurationError(
             f"algorithm: {type(algorithm).__name__}.server_callbacks has no part that forms z; add e.g. "
             "WeightedAverage (a part of your own sets forms_z = True)."
+        )
+    waiting = [part for part in parts if isinstance(part, ArrivedUpdates)]
+    if waiting and algorithm.buffer_size is None:
+        raise ConfigurationError(
+            f"algorithm: {type(waiting[0]).__name__} takes updates that arrive from clients in training, but rounds "
+            f"of {type(algorithm).__name__} wait for their clients; take FedBuff or FedAsync, or set buffer_size in a "
+            "class of your own."
         )
     declared = {**declaration.client_scalars, **declaration.client_vectors}
     for part in parts:

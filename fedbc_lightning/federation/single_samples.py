@@ -89,4 +89,5 @@ class SingleSamples:
             ends &= local.steps * local.accumulate_grad_batches >= datamodule.num_batches()
         single = set(np.flatnonzero(ends).tolist())
         rounds = range(1, self._max_rounds + 1) if single else ()
-        return next((client for t in rounds for client in self._participation.sample(t) if client in single), None)
+        sampled = (client for t in rounds for client in self._participation.draw(t).sampled)
+        return next((client for client in sampled if client in single), None)

@@ -65,6 +65,7 @@ class BufferedUpdates(ArrivedUpdates):
     """Adds the mean of a full buffer of weighted updates: z ← z + η Σ s(τ_i) Δ_i / K, with Δ_i = w_i − z of its start.
 
     Buffers such as BatchNorm's take the same mean with η = 1. K is the number of updates in the buffer that are finite.
+    The method says by its ``buffer_size`` how many end a round, as FedBuff does.
 
     Args:
         server_lr: Step size η of the server.
@@ -98,7 +99,8 @@ class BufferedUpdates(ArrivedUpdates):
 class MixedModels(ArrivedUpdates):
     """Moves z towards each model that arrives: z ← (1 − α_t) z + α_t w_i, with α_t = α s(τ_i).
 
-    Buffers such as BatchNorm's are mixed like the parameters.
+    Buffers such as BatchNorm's are mixed like the parameters. The method says by its ``buffer_size`` how many arrive
+    in a round, as FedAsync does: one.
 
     Args:
         mixing: Weight α of a fresh model, in (0, 1].

@@ -16,11 +16,12 @@ from algorithms.running import fit, shuffled_steps, start_point
 from algorithms.test_resume_equality import differences, last, run
 from algorithms.test_system import ends, of_round, table
 from fedbc_lightning import ConfigurationError, PoissonSampler
-from fedbc_lightning.algorithms import FedAsync, FedAvg, FedBuff
+from fedbc_lightning.algorithms import ComposedAlgorithm, FedAsync, FedAvg, FedBuff
 from fedbc_lightning.core.seeding import derive, numpy_generator
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.federation.system import Diurnal, Lognormal, System
 from fedbc_lightning.planning.drawn import draw_rounds
+from fedbc_lightning.server import BufferedUpdates, Staleness
 
 SYSTEM = System(Lognormal(0.3, 1.0), bandwidth_up=Lognormal(40.0, 0.5), bandwidth_down=80.0)
 SEED, STEPS, ROUNDS = 7, 3, 14
@@ -136,6 +137,19 @@ def test_resumed_run_equals_unbroken_run_with_updates_in_flight(tmp_path, build)
         run(tmp_path / "parts", build, 12, ckpt_path=str(last(first)), clients_per_round=3)
 
 
+def test_updates_on_their_way_lie_in_a_file_if_memory_is_short(tmp_path, monkeypatch):
+    """A client may arrive and start again in one round: the older row is read while the newer one is staged."""
+    options = {"system": System(Lognormal(0.3, 1.0)), "clients_per_round": 5}
+    memory = run(tmp_path / "memory", partial(FedBuff, 3), 8, **options)
+    rows = [row for row in table(memory, "clients.csv") if row["status"] == "ok"]
+    assert any(int(row["staleness"] or 0) > 0 for row in rows)
+    monkeypatch.setattr("fedbc_lightning.state.client_rows.IN_MEMORY_BELOW", 0)
+    first = run(tmp_path / "file", partial(FedBuff, 3), 4, **options)
+    file = run(tmp_path / "file", partial(FedBuff, 3), 8, ckpt_path=str(last(first)), **options)
+    assert file.clients.file_rows is not None
+    assert torch.equal(memory.server.z, file.server.z)
+
+
 @pytest.mark.parametrize(
     ("build", "options", "message"),
     [
@@ -153,6 +167,12 @@ def test_resumed_run_equals_unbroken_run_with_updates_in_flight(tmp_path, build)
 def test_refused(tmp_path, build, options, message):
     with pytest.raises(ConfigurationError, match=message):
         fit(tmp_path, build(), QuadraticData(sample_quadratics()), Recorder(), **{"sampler": None} | options)
+
+
+def test_a_part_for_arrivals_is_refused_where_rounds_wait_for_their_clients(tmp_path):
+    build = partial(ComposedAlgorithm, server_callbacks=[BufferedUpdates(1.0, Staleness())])
+    with pytest.raises(ConfigurationError, match=r"BufferedUpdates takes updates that arrive .* take FedBuff"):
+        fit(tmp_path, build(), QuadraticData(sample_quadratics()), Recorder(), sampler=None)
 
 
 def test_a_buffer_that_never_fills_is_told(tmp_path):
