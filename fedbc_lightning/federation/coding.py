@@ -11,7 +11,8 @@ from torch import Tensor
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import generator
-from fedbc_lightning.server import ServerCallback
+from fedbc_lightning.federation.own_code import checked_bytes, read_coded
+from fedbc_lightning.server import NormalizedAverage, ServerCallback
 from fedbc_lightning.server.codecs import Codec, check_codec
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
@@ -73,22 +74,34 @@ class Codecs:
             ConfigurationError: The method is such a one; the message names it and says why.
         """
         problem = _problem(parts, algorithm, declaration)
+        if self.has_memory and any(isinstance(part, NormalizedAverage) for part in parts):
+            raise ConfigurationError(
+                f"trainer.codec.up: {algorithm} divides each update by its client's number of steps, and a memory of "
+                "earlier updates would be divided by that of another round; take QSGD, BFloat16 or Float8, or "
+                "error_feedback: false."
+            )
         if self != Codecs() and problem:
             raise ConfigurationError(
                 f"trainer.codec: {algorithm} {problem}. Take a method whose clients send one update of z: FedAvg, "
                 "FedBC, FedProx, FedAdam, FedNova, MOON, Ditto, ...; or leave trainer.codec out."
             )
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether each client keeps what its messages have lost."""
+        return self.up is not None and self.up.error_feedback
+
     def declare(self, declaration: StateDeclaration) -> None:
         """Declare e_i if there is error feedback."""
-        if self.up is not None and self.up.error_feedback:
+        if self.has_memory:
             declaration.client_vector(ERROR)
 
     def broadcast(self, server: ServerState) -> Tensor:
         """Return the z (d,) that the clients of the server's round receive."""
         if self.down is None:
             return server.z
-        return self.down.decoded(server.z, generator(server.seed, "coded broadcast", server.round))
+        draws = generator(server.seed, "coded broadcast", server.round)
+        return read_coded(self.down, server.z, draws, f"round {server.round}, broadcast")
 
     def send(self, cohort: Cohort, server: ServerState, received: Tensor) -> None:
         """Replace the models w_i of a cohort that has trained by what the server reads, z + C(u_i), and stage e_i.
@@ -102,8 +115,8 @@ class Codecs:
         """
         if self == Codecs():
             return
-        sent, has_memory = cohort.w.clone(), self.up is not None and self.up.error_feedback
-        errors = cohort[ERROR].clone() if has_memory else None
+        sent = cohort.w.clone()
+        errors = cohort[ERROR].clone() if self.has_memory else None
         for k in cohort.valid.nonzero()[:, 0].tolist():  # one by one: no number depends on who else is in the cohort
             update = cohort.w[k] - received
             if errors is not None:
@@ -111,7 +124,7 @@ class Codecs:
             read = update
             if self.up is not None:
                 draws = generator(server.seed, "coded update", server.round, cohort.ids[k])
-                read = self.up.decoded(update, draws)
+                read = read_coded(self.up, update, draws, f"client {cohort.ids[k]}, round {server.round}")
             if errors is not None:
                 errors[k] = update - read
             sent[k] = server.z + read
@@ -129,7 +142,7 @@ class Codecs:
             number_bytes: Bytes of one number in the precision of z.
         """
         down, up = (
-            size * number_bytes if codec is None else codec.num_bytes(size, number_bytes)
+            size * number_bytes if codec is None else checked_bytes(codec, codec.num_bytes(size, number_bytes))
             for codec in (self.down, self.up)
         )
         return down, up

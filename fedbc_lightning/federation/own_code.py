@@ -1,17 +1,18 @@
-"""Calls the methods of an algorithm that a user may have written, and checks what they return and leave behind."""
+"""Calls the methods of algorithms and codecs that a user may have written, and checks what they return and leave."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.places import locate
 from fedbc_lightning.module.mistakes import place_of
-from fedbc_lightning.server import ServerCallback
+from fedbc_lightning.server import Codec, ServerCallback
 from fedbc_lightning.state.cohort import EMPTY, Cohort
 from fedbc_lightning.state.declaration import ServerState
 
@@ -90,15 +91,58 @@ def server_parts(algorithm: FederatedAlgorithm, engine: BaseEngine) -> list[Serv
     return list(found)
 
 
+def read_coded(codec: Codec, vector: Tensor, draws: torch.Generator, place: str) -> Tensor:
+    """Return what is read of a vector's code; the codec gets a copy, which it may change.
+
+    Args:
+        codec: The codec.
+        vector: The vector, (d,).
+        draws: Its random draws.
+        place: The place in the run, for a note on an exception.
+
+    Raises:
+        ConfigurationError: The codec returned no such vector.
+    """
+    try:
+        read: Any = codec.decoded(vector.clone(), draws)
+    except Exception as error:
+        locate(error, place)
+        raise
+    if not isinstance(read, Tensor) or (read.shape, read.dtype) != (vector.shape, vector.dtype):
+        kind = f" of {read.dtype}" if isinstance(read, Tensor) else ""
+        raise ConfigurationError(
+            f"trainer.codec: {place_of(codec, 'decoded')} returned {_kind(read)}{kind} for a vector of shape "
+            f"{tuple(vector.shape)} of {vector.dtype}; return one of the same shape and dtype ({place})."
+        )
+    return read.to(vector.device)
+
+
+def checked_bytes(codec: Codec, value: Any) -> int:
+    """Return the number of bytes that a codec has returned.
+
+    Raises:
+        ConfigurationError: It is no whole number of at least 0.
+    """
+    if not _is_count(value):
+        raise ConfigurationError(
+            f"trainer.codec: {place_of(codec, 'num_bytes')} returned {_kind(value)}; return a whole number of bytes."
+        )
+    return int(value)
+
+
 def checked_count(algorithm: FederatedAlgorithm, method: str, value: Any) -> int:
     """Return the number of steps or exchanges that a method of the algorithm has returned.
 
     Raises:
         ConfigurationError: It is no whole number of at least 0.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 0:
+    if not _is_count(value):
         raise _not_returned(algorithm, method, value, "a whole number")
     return int(value)
+
+
+def _is_count(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool) and value >= 0
 
 
 def checked_model(algorithm: FederatedAlgorithm, method: str, value: Any, size: int) -> Tensor:

@@ -74,14 +74,15 @@ class TopK(Codec):
     def __init__(self, fraction: float, error_feedback: bool = True) -> None:
         check_at_least("trainer.codec: TopK.fraction", fraction, 0, strict=True)
         check_share("trainer.codec: TopK.fraction", fraction, closed=True)
+        _check_switch("TopK.error_feedback", error_feedback)
         self.fraction, self.error_feedback = fraction, error_feedback
 
     def num_sent(self, size: int) -> int:
         """Return k for d elements.
 
         Example:
-            >>> TopK(0.01).num_sent(4810), TopK(0.01).num_sent(4)
-            (48, 1)
+            >>> TopK(0.01).num_sent(4810), TopK(0.01).num_sent(4), TopK(0.3).num_sent(6)
+            (48, 1, 2)
         """
         return max(1, round(self.fraction * size))
 
@@ -138,7 +139,10 @@ class QSGD(Codec):
         return size if self.bucket_size is None else min(self.bucket_size, size)
 
     def decoded(self, vector: Tensor, draws: torch.Generator) -> Tensor:
-        """Return the rounded vector; norms are rounded to the vector's precision, in which they are sent."""
+        """Return the rounded vector; norms are rounded to the vector's precision, in which they are sent.
+
+        Under ``trainer.precision: bf16-true`` that rounding moves the mean by up to 0.4 %.
+        """
         size, wide = len(vector), wide_dtype(vector.device)
         uniform = torch.rand(size, generator=draws, dtype=wide).to(vector.device)
         fill = -size % self._width(size)
@@ -176,6 +180,7 @@ class Sign(Codec):
     """
 
     def __init__(self, error_feedback: bool = True) -> None:
+        _check_switch("Sign.error_feedback", error_feedback)
         self.error_feedback = error_feedback
 
     def decoded(self, vector: Tensor, draws: torch.Generator) -> Tensor:
@@ -240,6 +245,11 @@ def check_codec(where: str, codec: object) -> None:
     """
     if not (codec is None or isinstance(codec, Codec)):
         raise ConfigurationError(f"{where}: got {codec!r}; give a codec, e.g. fedbc_lightning.server.TopK(0.01).")
+
+
+def _check_switch(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"trainer.codec: {name}: got {value!r}; give True or False.")
 
 
 def _packed(num_bits: int) -> int:

@@ -104,7 +104,7 @@ def send_float8(codec: Float8, vector: np.ndarray, read: np.ndarray) -> tuple[by
      (QSGD(100, 64), send_qsgd), (Sign(), send_sign), (BFloat16(), send_bfloat16), (Float8(), send_float8)],
     ids=lambda given: repr(given) if isinstance(given, Codec) else given.__name__,
 )  # fmt: skip
-@pytest.mark.parametrize("size", [2, 1025])
+@pytest.mark.parametrize("size", [2, 1024, 1025])
 def test_bytes_are_those_of_packed_messages_from_which_the_vector_is_read(codec, send, size):
     vector = torch.randn(size, generator=torch.Generator().manual_seed(size))
     read = codec.decoded(vector, draws())
@@ -155,6 +155,59 @@ def test_vectors_of_any_length_are_read(codec):
         assert read.isfinite().all()
         assert read.dtype == vector.dtype
         assert (read - vector).norm(dtype=torch.float64) <= vector.norm(dtype=torch.float64) + 1e-37
+
+
+def test_clients_keep_the_model_that_they_have_trained(tmp_path):
+    kept, z = [], []
+    for codec in (None, Codecs(up=TopK(0.25))):
+        options = {"codec": codec, "max_rounds": 1, "clients_per_round": 5, "keep_local_models": True}
+        trainer, _ = fit(tmp_path, methods.FedAvg(), QuadraticData(sample_quadratics()), Recorder(), **options)
+        kept.append(torch.stack([trainer.clients.vector("local_model", client) for client in range(5)]))
+        z.append(trainer.server.z)
+    assert torch.equal(*kept)
+    assert not torch.equal(*z)
+
+
+# codecs of the user's
+
+
+class Halves(Codec):
+    is_for_models = True
+
+    def __init__(self, change=lambda vector: vector, num_bytes=3):
+        self.change, self.bytes = change, num_bytes
+
+    def decoded(self, vector: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
+        return self.change(vector.mul_(0.5))
+
+    def num_bytes(self, size: int, number_bytes: int) -> int:
+        return self.bytes
+
+
+def fit_with(tmp_path, codec):
+    options = {"codec": codec, "max_rounds": 1, "clients_per_round": 5, "lr": 1e-9}
+    return fit(tmp_path, methods.FedAvg(), QuadraticData(sample_quadratics()), Recorder(), **options)[0]
+
+
+def test_a_codec_that_changes_its_vector_changes_a_copy(tmp_path):
+    torch.testing.assert_close(fit_with(tmp_path, Codecs(down=Halves())).server.z, fit_with(tmp_path, None).server.z)
+
+
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [
+        (
+            Halves(lambda vector: vector[:1]),
+            r"Halves.decoded \(test_codecs.py, line \d+\) returned a tensor of shape \(1,\)",
+        ),
+        (Halves(lambda vector: vector.half()), r"of torch.float16 for a vector of shape \(4,\) of torch.float64"),
+        (Halves(lambda vector: None), r"returned None for a vector .*same shape and dtype \(client \d, round 1\)"),
+        (Halves(num_bytes=1.5), r"Halves.num_bytes \(test_codecs.py, line \d+\) returned 1.5; return a whole number"),
+    ],
+)
+def test_what_a_codec_returns_is_checked(tmp_path, codec, message):
+    with pytest.raises(ConfigurationError, match=rf"^trainer\.codec: .*{message}"):
+        fit_with(tmp_path, Codecs(up=codec))
 
 
 # the memory
@@ -244,6 +297,13 @@ def test_methods_whose_message_is_no_update_are_refused_by_name(tmp_path, algori
         fit(tmp_path, algorithm, QuadraticData(sample_quadratics()), Recorder(), **options)
 
 
+def test_fednova_divides_updates_by_steps_and_takes_no_memory(tmp_path):
+    data = QuadraticData(sample_quadratics())
+    with pytest.raises(ConfigurationError, match=r"^trainer\.codec\.up: FedNova divides each update by .* steps"):
+        fit(tmp_path, methods.FedNova(), data, Recorder(), codec=Codecs(up=TopK(0.5)))
+    fit(tmp_path, methods.FedNova(), data, Recorder(), codec=Codecs(up=QSGD()), max_rounds=1)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -252,6 +312,7 @@ def test_methods_whose_message_is_no_update_are_refused_by_name(tmp_path, algori
         (partial(QSGD, 0), "QSGD.levels: got 0; it must be >= 1"),
         (partial(QSGD, 1.5), "QSGD.levels: got 1.5; give a whole number"),
         (partial(QSGD, 1, 0), "QSGD.bucket_size: got 0; it must be >= 1"),
+        (partial(Sign, "false"), "Sign.error_feedback: got 'false'; give True or False"),
         (partial(Codecs, down=Sign()), "down: what Sign leaves of z is no model"),
         (partial(Codecs, down=TopK(1.0)), "down: what TopK leaves of z is no model"),
         (partial(Codecs, up="TopK"), "up: got 'TopK'; give a codec, e.g. fedbc_lightning.server.TopK(0.01)"),
