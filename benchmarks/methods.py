@@ -120,6 +120,8 @@ METHODS: dict[str, Method] = {
         note="the features are the logits of the linear model",
     ),
     "FedNova": Method(lrs=(0.003, 0.03, 0.1), tuning_rounds=TUNING_ROUNDS_OF_BASELINES),
+    "FedBuff": Method(grid(buffer_size=[5, 10]), note="a round is an update of z by K clients, all of one speed"),
+    "FedAsync": Method(grid(mixing=[0.3, 0.6, 0.9]), note="a round is an update of z by one client, all of one speed"),
     "SCAFFOLD": Method(lrs=(0.003, 0.03), tuning_rounds=TUNING_ROUNDS_OF_BASELINES),
     "FedAvgM": Method(grid(server_lr=[0.1, 0.316, 1.0]), lrs=()),
     "FedAdagrad": Method(grid(server_lr=[0.1, 0.316, 1.0]), lrs=()),
