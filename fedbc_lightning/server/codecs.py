@@ -121,7 +121,7 @@ class QSGD(Codec):
 
     Args:
         levels: Number s ≥ 1 of levels above 0; 1, 3, 7, 15, ... fill 2, 3, 4, 5, ... bits.
-        bucket_size: Number of successive elements that share a norm; null: all, as in section 3.1.
+        bucket_size: Number of successive elements that share a norm; d or more: all, as in section 3.1.
 
     Raises:
         ConfigurationError: A value is no whole number ≥ 1.
@@ -129,14 +129,10 @@ class QSGD(Codec):
 
     is_for_models = True
 
-    def __init__(self, levels: int = 127, bucket_size: int | None = 512) -> None:
+    def __init__(self, levels: int = 127, bucket_size: int = 512) -> None:
         check_at_least("trainer.codec: QSGD.levels", levels, 1, whole=True)
-        if bucket_size is not None:
-            check_at_least("trainer.codec: QSGD.bucket_size", bucket_size, 1, whole=True)
+        check_at_least("trainer.codec: QSGD.bucket_size", bucket_size, 1, whole=True)
         self.levels, self.bucket_size = levels, bucket_size
-
-    def _width(self, size: int) -> int:
-        return size if self.bucket_size is None else min(self.bucket_size, size)
 
     def decoded(self, vector: Tensor, draws: torch.Generator) -> Tensor:
         """Return the rounded vector; norms are rounded to the vector's precision, in which they are sent.
@@ -144,10 +140,11 @@ class QSGD(Codec):
         Under ``trainer.precision: bf16-true`` that rounding moves the mean by up to 0.4 %.
         """
         size, wide = len(vector), wide_dtype(vector.device)
+        width = min(self.bucket_size, size)
         uniform = torch.rand(size, generator=draws, dtype=wide).to(vector.device)
-        fill = -size % self._width(size)
+        fill = -size % width
         values, uniform = (
-            torch.nn.functional.pad(row, (0, fill)).view(-1, self._width(size)) for row in (vector.to(wide), uniform)
+            torch.nn.functional.pad(row, (0, fill)).view(-1, width) for row in (vector.to(wide), uniform)
         )
         norms = torch.linalg.vector_norm(values, dim=1, keepdim=True).to(vector.dtype).to(wide)
         places = torch.where(norms > 0, values.abs() / norms * self.levels, 0.0)
@@ -161,7 +158,7 @@ class QSGD(Codec):
             >>> QSGD(7).num_bytes(4810, 4)  # 4810 x 4 bits, and 10 norms
             2445
         """
-        num_buckets = -(-size // self._width(size))
+        num_buckets = -(-size // self.bucket_size)
         return _packed(size * (1 + self.levels.bit_length())) + num_buckets * number_bytes
 
 

@@ -69,7 +69,7 @@ def send_top_k(codec: TopK, vector: np.ndarray, read: np.ndarray) -> tuple[bytes
 
 
 def send_qsgd(codec: QSGD, vector: np.ndarray, read: np.ndarray) -> tuple[bytes, np.ndarray]:
-    size, bucket, levels = len(vector), codec.bucket_size or len(vector), codec.levels
+    size, bucket, levels = len(vector), min(codec.bucket_size, len(vector)), codec.levels
     norms = np.array([np.linalg.norm(vector[k : k + bucket].astype(np.float64)) for k in range(0, size, bucket)])
     norms = norms.astype(np.float32)
     of_each = norms.astype(np.float64).repeat(bucket)[:size]
@@ -100,7 +100,7 @@ def send_float8(codec: Float8, vector: np.ndarray, read: np.ndarray) -> tuple[by
 
 @pytest.mark.parametrize(
     ("codec", "send"),
-    [(TopK(0.01), send_top_k), (TopK(0.3), send_top_k), (QSGD(7), send_qsgd), (QSGD(1, None), send_qsgd),
+    [(TopK(0.01), send_top_k), (TopK(0.3), send_top_k), (QSGD(7), send_qsgd), (QSGD(1, 10**9), send_qsgd),
      (QSGD(100, 64), send_qsgd), (Sign(), send_sign), (BFloat16(), send_bfloat16), (Float8(), send_float8)],
     ids=lambda given: repr(given) if isinstance(given, Codec) else given.__name__,
 )  # fmt: skip
