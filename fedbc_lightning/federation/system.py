@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from fedbc_lightning.core.checks import check_at_least, check_choice, check_finite, check_share
@@ -68,15 +69,20 @@ class System:
         Lai et al. 2022, "FedScale: Benchmarking Model and System Performance of Federated Learning at Scale".
     """
 
-    compute: float | Lognormal | str = 1.0
-    bandwidth_up: float | Lognormal | str | None = None
-    bandwidth_down: float | Lognormal | str | None = None
-    availability: Diurnal | str | None = None
+    # Path makes jsonargparse leave a path as it is: where only str stands beside a dataclass, it reads the file as a
+    # config of the dataclass, and gives its content in place of the path.
+    compute: float | Lognormal | str | Path = 1.0
+    bandwidth_up: float | Lognormal | str | Path | None = None
+    bandwidth_down: float | Lognormal | str | Path | None = None
+    availability: Diurnal | str | Path | None = None
     deadline: float | None = None
     late: Literal["dropped", "partial"] = "dropped"
 
     def __post_init__(self) -> None:
         """Check the values, also those of the parts, since the command line takes their errors for those of a type."""
+        for name in ("compute", "bandwidth_up", "bandwidth_down", "availability"):
+            if isinstance(path := getattr(self, name), Path):
+                object.__setattr__(self, name, str(path))  # frozen; checkpoints and messages hold text
         for name in ("compute", "bandwidth_up", "bandwidth_down"):
             value, where = getattr(self, name), f"trainer.system.{name}"
             if isinstance(value, Lognormal):
