@@ -128,7 +128,7 @@ def test_a_client_is_there_at_the_time_that_its_start_names():
 def test_devices_in_fedscales_form_are_dealt_to_clients(tmp_path):
     """Milliseconds of inference per sample and kbps; a step is three passes over a batch of 21 samples."""
     file = tmp_path / "devices.csv"
-    file.write_text("computation, communication\n100, 8\n200, 16\n")
+    file.write_text("computation, communication, brand\n100, 8, a\n200, 16, b\n")
     path = str(file)
     trainer = fit(tmp_path, System(path, bandwidth_up=path, bandwidth_down=path), max_rounds=1)
     devices = [(4 * 3 * 21 * ms / 1000 + (DOWN + UP) * 8 / (kbps * 1000)) for ms, kbps in ((100, 8), (200, 16))]
@@ -146,6 +146,11 @@ def test_devices_in_fedscales_form_are_dealt_to_clients(tmp_path):
         ("client,compute\n7,1\n", r"line 2: there is no client '7'; the data has clients 0 to 4\."),
         ("client,compute\n0,1\n0,2\n", r"line 3: client 0 is there twice\."),
         ("client,compute\n0,1\n1,1\n", r"has no row of client 2 \(of 3 clients in all\)"),
+        ("clients,compute\n0,1\n", r"has an unknown column 'clients'; did you mean 'client'\?"),
+        ("id,compute\n0,1\n", r"has an unknown column 'id'; there may be client, compute,"),
+        ("Client,computation\n0,1\n", r"has an unknown column 'Client'; did you mean 'client'\?"),
+        ("client,compute,compute\n0,1,2\n", r"has the column 'compute' twice; leave one out\."),
+        ("client,compute\n0,0,5\n", r"line 2: there are more cells than columns\."),
         ("client,compute\n", r"has no rows below its header\."),
         (None, r"cannot be read as a CSV file \(No such file or directory\)"),
     ],
@@ -162,6 +167,7 @@ def test_mistakes_in_a_file_of_intervals(tmp_path):
     path = tmp_path / "there.csv"
     for text, message in (
         ("client,start\n0,1\n", r"no column end"),
+        ("client,start,end,compute\n0,1,2,1\n", r"unknown column 'compute'; there may be client, start, end"),
         ("client,start,end\n0,3,3\n", r"line 2: the end is not after the start"),
         ("client,start,end\nann,0,3\n", r"line 2: there is no client 'ann'"),
     ):
