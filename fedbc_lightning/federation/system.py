@@ -43,9 +43,9 @@ class Diurnal:
 class System:
     """Gives a run a simulated clock, which decides how long rounds take, and who is there and in time.
 
-    A client of a round receives the model, takes its local steps, and sends; a round takes as long as its slowest
-    client, or until the deadline. Evaluation and the server take no time. All of it is a function of these settings and
-    the seed, and no real time is measured.
+    A client of a round receives the model, takes its local steps, and sends; a round takes as long as the slowest
+    client whose work is used, or until the deadline. Evaluation and the server take no time. All of it is a function of
+    these settings and the seed, and no real time is measured.
 
     Attributes:
         compute: Seconds of a local step: a number for all clients, a :class:`Lognormal`, or the path of a CSV file with
@@ -58,7 +58,8 @@ class System:
         availability: When clients are there: a :class:`Diurnal`, or a CSV file with a row ``client,start,end`` for each
             interval, in seconds, which repeats after its last end. A round samples among those who are there when it
             starts, and they stay until it ends; if nobody is there, time moves on until somebody is. None: always.
-        deadline: Seconds after which a round ends, and whoever is late has no part in it; None: it waits for all.
+        deadline: Seconds after which a round ends, and whoever is late has no part in it; None: it waits for all whose
+            work is used.
         late: What happens to a client that cannot be in time: ``"dropped"``, its work is lost (``status=straggler`` in
             ``clients.csv``), or ``"partial"``, it takes as many steps as fit.
 
