@@ -49,6 +49,7 @@ from fedbc_lightning.federation.set_up import (
     show_largest_client,
 )
 from fedbc_lightning.federation.single_samples import SingleSamples
+from fedbc_lightning.federation.time_line import HASH, go_on
 from fedbc_lightning.federation.undeclared_state import UndeclaredState
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
@@ -160,6 +161,8 @@ class Federation:
         )
         declaration = declare_state(algorithm, self.server_parts, self.engine, num_sampled)
         self.local_models.declare(declaration)
+        if self.participation.clock is not None:
+            declaration.server_scalar(HASH)
         self.codecs.check(self.server_parts, algorithm, declaration)
         self.codecs.declare(declaration)
         if self._continues:
@@ -246,6 +249,7 @@ class Federation:
         self.user.shim.set(training=True)
         participants = self.participation.draw(round)
         server.ids, server.arrivals = participants.ids, participants.arrivals or []
+        go_on(server, participants)
         sums = self.start_round(self.bench)
         trained = self._train_share(participants.late, sums)
         if round == 1 and trained.error is None and not self._continues:

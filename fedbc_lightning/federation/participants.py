@@ -19,6 +19,8 @@ class Participants(NamedTuple):
         seconds: Simulated seconds in which each client receives, trains and sends; empty without a clock.
         ended: Simulated seconds from the start of the run to the end of the round; None without a clock.
         arrivals: The updates that arrive in the round, in their order; None where a round waits for its own clients.
+        before: Hash of the participants of all rounds before; 0 without a clock.
+        after: The same with this round.
     """
 
     sampled: list[int]
@@ -27,6 +29,8 @@ class Participants(NamedTuple):
     seconds: dict[int, float]
     ended: float | None
     arrivals: list[Arrival] | None = None
+    before: int = 0
+    after: int = 0
 
     @property
     def ids(self) -> list[int]:

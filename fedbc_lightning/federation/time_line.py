@@ -5,24 +5,45 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import replace
+from hashlib import sha256
 
 import numpy as np
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.federation.clock import Clock
 from fedbc_lightning.federation.participants import CostsOfRound, Participants
 from fedbc_lightning.federation.participation import Participation
+from fedbc_lightning.state.declaration import ServerState
 
+HASH = "time_line"
+"""Name of the server's number that holds the hash of the rounds so far; 48 bits, which a float64 holds exactly."""
 SHORTEST_PERIOD = 1e-6
 """Least period of availability, in rounds: after a million rounds floats still tell the 4,000th part of a period."""
+
+
+def go_on(server: ServerState, participants: Participants) -> None:
+    """Stage the hash of the rounds up to this one.
+
+    Raises:
+        ConfigurationError: Those before were others than in the run that is resumed, whose updates may be on their way.
+    """
+    if participants.ended is None:
+        return
+    if server.round > 1 and int(server[HASH]) != participants.before:
+        raise ConfigurationError(
+            f"trainer.system: before round {server.round}, other clients took part, or took other times, than in the "
+            "run that is resumed; give sampler, algorithm and trainer the settings that they had."
+        )
+    server.stage(HASH, torch.tensor(participants.after, dtype=torch.float64))
 
 
 class TimeLine:
     """Works out who takes part in a round, and when it ends, from all rounds before it.
 
-    No duration depends on weights, so that the rounds of a resumed run are worked out again, and no checkpoint holds
-    any of it. The rounds are asked for in turn; for an earlier one the time line begins anew.
+    No duration depends on weights, so that the rounds of a resumed run are worked out again; a checkpoint holds a hash
+    of them alone. The rounds are asked for in turn; for an earlier one the time line begins anew.
 
     Args:
         participation: Tells how clients are sampled, and what they are asked.
@@ -39,7 +60,7 @@ class TimeLine:
         self._begin()
 
     def _begin(self) -> None:
-        self.now, self._round = 0.0, 0
+        self.now, self._round, self._hash = 0.0, 0, 0
 
     def at(self, round: int) -> Participants:
         """Return who takes part in a round."""
@@ -47,7 +68,9 @@ class TimeLine:
             self._begin()
         while self._round < round:
             self._round += 1
-            self._latest = self._advance(self._round)
+            drawn, before = self._advance(self._round), self._hash
+            self._hash = int.from_bytes(sha256(repr((before, drawn)).encode()).digest()[:6], "big")
+            self._latest = drawn._replace(before=before, after=self._hash)
         return self._latest
 
     def _advance(self, round: int) -> Participants:

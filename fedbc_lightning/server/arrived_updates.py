@@ -53,7 +53,7 @@ class ArrivedUpdates(ServerCallback):
             versions = clients.scalar("version") if staleness else clients.staged_scalar("version")
             if versions[client] == version:  # else its loss or weights were not finite when it trained
                 row = clients.vector("in_flight", client) if staleness else clients.staged_vector("in_flight", client)
-                yield client, staleness, row.to(server.z.device, wide_dtype(server.z.device))
+                yield client, staleness, row.to(server.z.device, wide_dtype(server.z.device), copy=True)
 
     def record_weight(self, server: ServerState, client: int, weight: float) -> None:
         """Add to the weight in a client's row of ``clients.csv``."""
@@ -64,15 +64,16 @@ class ArrivedUpdates(ServerCallback):
 class BufferedUpdates(ArrivedUpdates):
     """Adds the mean of a full buffer of weighted updates: z ← z + η Σ s(τ_i) Δ_i / K, with Δ_i = w_i − z of its start.
 
-    Buffers such as BatchNorm's take the same mean with η = 1. K is the number of updates in the buffer that are finite.
-    The method says by its ``buffer_size`` how many end a round, as FedBuff does.
+    Buffers b such as BatchNorm's move towards those of the clients, b ← b + Σ s(τ_i) (b_i − b) / K, and stay between
+    them: steps from older ones could add up to a negative variance. K is the number of updates in the buffer that are
+    finite. The method says by its ``buffer_size`` how many end a round, as FedBuff does.
 
     Args:
         server_lr: Step size η of the server.
         staleness: Weight s(τ) of an update.
 
     References:
-        Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation", Algorithm 1.
+        Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation", Algorithm 1; it has no buffers.
     """
 
     def __init__(self, server_lr: float, staleness: Staleness) -> None:
@@ -80,19 +81,21 @@ class BufferedUpdates(ArrivedUpdates):
         self.server_lr = server_lr
 
     def message(self, cohort: Cohort, server: ServerState) -> Tensor:
-        """Return the updates Δ_i, (K, d + b)."""
-        return cohort.model - server.model
+        """Return the updates Δ_i and the buffers b_i, (K, d + b)."""
+        return torch.cat([cohort.w - server.z, cohort.buffers], dim=1)
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage z and the buffers."""
+        d, buffers = server.z.numel(), server["buffers"]
         total, weights = torch.zeros_like(server.model, dtype=wide_dtype(server.z.device)), list[tuple[int, float]]()
-        for client, staleness, update in self.arrived(server, clients):
+        for client, staleness, message in self.arrived(server, clients):
+            message[d:] -= buffers
             weights.append((client, self.staleness(staleness)))
-            total.add_(update, alpha=weights[-1][1])
+            total.add_(message, alpha=weights[-1][1])
         num_arrived = max(len(weights), 1)  # the buffer's size, without those that are not finite
         for client, weight in weights:
             self.record_weight(server, client, weight / num_arrived)
-        total[: server.z.numel()] *= self.server_lr
+        total[:d] *= self.server_lr
         server.stage_model(server.model + total / num_arrived)
 
 

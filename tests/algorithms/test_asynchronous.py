@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.boring import BoringData, make_model, make_trainer
 from helpers.quadratics import QuadraticData, Recorder, sample_quadratics
 from helpers.reference import Local
 from helpers.reference_asynchronous import asynchronous
@@ -15,7 +16,7 @@ from helpers.reference_asynchronous import asynchronous
 from algorithms.running import fit, shuffled_steps, start_point
 from algorithms.test_resume_equality import differences, last, run
 from algorithms.test_system import ends, of_round, table
-from fedbc_lightning import ConfigurationError, PoissonSampler
+from fedbc_lightning import ClientSampler, ConfigurationError, PoissonSampler
 from fedbc_lightning.algorithms import ComposedAlgorithm, FedAsync, FedAvg, FedBuff
 from fedbc_lightning.core.seeding import derive, numpy_generator
 from fedbc_lightning.federation.stragglers import Stragglers
@@ -162,6 +163,35 @@ def test_updates_on_their_way_lie_in_a_file_if_memory_is_short(tmp_path, monkeyp
     file = run(tmp_path / "file", partial(FedBuff, 3), 8, ckpt_path=str(last(first)), **options)
     assert file.clients.file_rows is not None
     assert torch.equal(memory.server.z, file.server.z)
+
+
+class LastOrFirst(ClientSampler):
+    def __init__(self, is_last: bool) -> None:
+        self.is_last = is_last
+
+    def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
+        return [num_clients - 1 - k if self.is_last else k for k in range(num_sampled)]
+
+
+@pytest.mark.parametrize("build", [partial(FedBuff, 2), FedAvg])
+def test_a_run_whose_rounds_were_others_does_not_go_on(tmp_path, build):
+    options = {"system": System(Lognormal(0.3, 1.0)), "clients_per_round": 3}
+    first = run(tmp_path, build, 3, sampler=LastOrFirst(False), **options)
+    with pytest.raises(ConfigurationError, match=r"^trainer\.system: before round 4, other clients took part"):
+        run(tmp_path, build, 5, ckpt_path=str(last(first)), sampler=LastOrFirst(True), **options)
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_variances_of_batch_norm_stay_between_those_of_the_clients(tmp_path, policy):
+    data = BoringData()
+    data.arrays = [(inputs / 10, targets) for inputs, targets in data.arrays]  # far below the initial variance of 1
+    options = {"system": System(Lognormal(1.0, 1.0)), "clients_per_round": 6, "local_epochs": 3, "buffers": policy}
+    trainer, model = make_trainer(tmp_path, max_rounds=8, **options), make_model()
+    trainer.fit(model, data, FedBuff(2))
+    variances = model.state_dict()["net.1.running_var"]
+    assert (variances > 0).all()
+    assert (variances < 1).all()
+    assert all(np.isfinite(float(row["loss/global"])) for row in table(trainer, "metrics.csv"))
 
 
 @pytest.mark.parametrize(
