@@ -16,6 +16,8 @@ from fedbc_lightning.federation.system import Diurnal, Lognormal, System
 FEDSCALE_PASSES = 3.0
 """Forward and backward pass of a sample, in passes of inference: what FedScale multiplies its latencies with."""
 BYTES_PER_KILOBIT = 125.0
+ROUNDING = 1e-9
+"""Share of a deadline by which a client may be late, as three steps of 0.1 seconds are more than 0.3 in floats."""
 
 
 class Clock:
@@ -32,12 +34,15 @@ class Clock:
         step: Seconds of a local step of each client, (N,).
         up: Bytes per second from each client to the server, (N,); infinite if sending takes no time.
         down: Bytes per second from the server to each client, (N,), likewise.
+        latest: Seconds after which a client is late, the deadline but for rounding; infinite without a deadline.
 
     Raises:
-        ConfigurationError: A file is not as it should be, or says nothing of a client that trains.
+        ConfigurationError: A file is not as it should be, or says nothing of a client that trains; or a drawn number is
+            zero or infinite.
     """
 
     def __init__(self, system: System, datamodule: FederatedDataModule, batches_per_step: int, seed: int) -> None:
+        self.latest = np.inf if system.deadline is None else system.deadline * (1 + ROUNDING)
         self.system, self._seed, self._clients = system, seed, datamodule.training_clients
         self._num_clients, self._names = datamodule.num_clients, datamodule.client_names
         per_sample = FEDSCALE_PASSES * datamodule.batch_size * batches_per_step / 1000
@@ -62,7 +67,15 @@ class Clock:
             return numbers
         if isinstance(given, Lognormal):
             draws = numpy_generator(self._seed, name).standard_normal(self._num_clients)
-            return given.median * np.exp(given.sigma * draws)
+            with np.errstate(over="ignore"):
+                numbers = given.median * np.exp(given.sigma * draws)
+            wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0)))
+            if len(wrong):
+                raise ConfigurationError(
+                    f"{where}.sigma: got {given.sigma:g}, with which client {wrong[0]} drew {numbers[wrong[0]]:g}; "
+                    "give a smaller one."
+                )
+            return numbers
         return np.full(self._num_clients, np.inf if given is None else float(given))
 
     def _intervals(self) -> Availability | None:
@@ -84,6 +97,11 @@ class Clock:
     def here(self, time: float, clients: np.ndarray) -> np.ndarray:
         """Return those of the clients, in their order, who are there at a time."""
         return clients if self._availability is None else clients[self._availability.at(time)[clients]]
+
+    @property
+    def period(self) -> float:
+        """Seconds after which availability repeats; infinite if all clients are always there."""
+        return np.inf if self._availability is None else self._availability.period
 
     def next_start(self, time: float, clients: np.ndarray) -> float:
         """Return when the first of the clients comes after a time; infinity if none ever does."""

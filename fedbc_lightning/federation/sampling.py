@@ -18,10 +18,13 @@ class ClientSampler:
     def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
         """Return the distinct clients of one round, in the order of their turns, from the arguments alone.
 
+        A client is meant by its place, from 0 on, among those that can be sampled, in ascending order of their numbers.
+        Place and number differ if some clients are held out, are not there by ``trainer.system.availability``, or are
+        in training in an asynchronous method; the place of a client may then change from round to round.
+
         Args:
-            num_clients: Number of clients N that train; client k of these is meant by k, whatever its number, if some
-                clients are held out.
-            num_sampled: Number of clients to sample, S, at most N.
+            num_clients: Number of clients that can be sampled; N if all train, are there, and are idle.
+            num_sampled: Number of clients to sample, S or fewer, at most ``num_clients``.
             seed: The run's seed.
             round: Number of the round, 1..T.
         """

@@ -16,7 +16,7 @@ from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.federation.arrival_queue import ArrivalQueue
 from fedbc_lightning.federation.participants import CostsOfRound
 from fedbc_lightning.federation.participation import Participation, deal
-from fedbc_lightning.federation.time_line import TimeLine, check_deadline
+from fedbc_lightning.federation.time_line import TimeLine, check_first_round
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.optimizers import configure
@@ -119,12 +119,13 @@ def keep_time(participation: Participation, costs: CostsOfRound) -> None:
         costs: Tells the steps and bytes of the clients in a round.
 
     Raises:
-        ConfigurationError: No client can keep the deadline, or there are too few clients to fill a buffer.
+        ConfigurationError: No client can keep the deadline, the slowest one takes too long for the clock, or there are
+            too few clients to fill a buffer.
     """
     clock, buffer_size = participation.clock, participation.buffer_size
     if clock is None:
         return
-    check_deadline(participation, clock, costs)
+    check_first_round(participation, clock, costs)
     line = (
         TimeLine(participation, clock, costs)
         if buffer_size is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from fedbc_lightning.core.checks import check_at_least, check_choice, check_finite, check_share
@@ -42,9 +43,9 @@ class Diurnal:
 class System:
     """Gives a run a simulated clock, which decides how long rounds take, and who is there and in time.
 
-    A client of a round receives the model, takes its local steps, and sends; a round takes as long as its slowest
-    client, or until the deadline. Evaluation and the server take no time. All of it is a function of these settings and
-    the seed, and no real time is measured.
+    A client of a round receives the model, takes its local steps, and sends; a round takes as long as the slowest
+    client whose work is used, or until the deadline. Evaluation and the server take no time. All of it is a function of
+    these settings and the seed, and no real time is measured.
 
     Attributes:
         compute: Seconds of a local step: a number for all clients, a :class:`Lognormal`, or the path of a CSV file with
@@ -57,7 +58,8 @@ class System:
         availability: When clients are there: a :class:`Diurnal`, or a CSV file with a row ``client,start,end`` for each
             interval, in seconds, which repeats after its last end. A round samples among those who are there when it
             starts, and they stay until it ends; if nobody is there, time moves on until somebody is. None: always.
-        deadline: Seconds after which a round ends, and whoever is late has no part in it; None: it waits for all.
+        deadline: Seconds after which a round ends, and whoever is late has no part in it; None: it waits for all whose
+            work is used.
         late: What happens to a client that cannot be in time: ``"dropped"``, its work is lost (``status=straggler`` in
             ``clients.csv``), or ``"partial"``, it takes as many steps as fit.
 
@@ -68,15 +70,20 @@ class System:
         Lai et al. 2022, "FedScale: Benchmarking Model and System Performance of Federated Learning at Scale".
     """
 
-    compute: float | Lognormal | str = 1.0
-    bandwidth_up: float | Lognormal | str | None = None
-    bandwidth_down: float | Lognormal | str | None = None
-    availability: Diurnal | str | None = None
+    # Path makes jsonargparse leave a path as it is: where only str stands beside a dataclass, it reads the file as a
+    # config of the dataclass, and gives its content in place of the path.
+    compute: float | Lognormal | str | Path = 1.0
+    bandwidth_up: float | Lognormal | str | Path | None = None
+    bandwidth_down: float | Lognormal | str | Path | None = None
+    availability: Diurnal | str | Path | None = None
     deadline: float | None = None
     late: Literal["dropped", "partial"] = "dropped"
 
     def __post_init__(self) -> None:
         """Check the values, also those of the parts, since the command line takes their errors for those of a type."""
+        for name in ("compute", "bandwidth_up", "bandwidth_down", "availability"):
+            if isinstance(path := getattr(self, name), Path):
+                object.__setattr__(self, name, str(path))  # frozen; checkpoints and messages hold text
         for name in ("compute", "bandwidth_up", "bandwidth_down"):
             value, where = getattr(self, name), f"trainer.system.{name}"
             if isinstance(value, Lognormal):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import replace
 from hashlib import sha256
@@ -18,6 +19,8 @@ from fedbc_lightning.state.declaration import ServerState
 
 HASH = "time_line"
 """Name of the server's number that holds the hash of the rounds so far; 48 bits, which a float64 holds exactly."""
+SHORTEST_PERIOD = 1e-6
+"""Least period of availability, in rounds: after a million rounds floats still tell the 4,000th part of a period."""
 
 
 def go_on(server: ServerState, participants: Participants) -> None:
@@ -82,18 +85,19 @@ class TimeLine:
             if missing.get(client) == "absent":
                 continue
             seconds[client] = clock.seconds(client, taken, down, up)
-            if deadline is None or seconds[client] <= deadline or client in missing:
+            if seconds[client] <= clock.latest or client in missing:
                 continue
             is_partial = clock.system.late == "partial"
-            fitting = self._fitting_steps(client, round, wanted, deadline) if is_partial else 0
+            fitting = self._fitting_steps(client, round, wanted) if is_partial else 0
             if fitting:
                 late[client] = replace(participation.local, epochs=None, steps=fitting)
                 (taken,) = self._costs(round, [fitting]).steps
                 seconds[client] = clock.seconds(client, taken, down, up)
             else:
                 missing[client] = "straggler"
-        # The server waits for all; with a deadline it cannot know before that who does not report.
-        self.now += deadline if deadline is not None and missing else max(seconds.values(), default=0.0)
+        # With a deadline the server cannot know before that who does not report; without one it waits for the others.
+        waited = [needed for client, needed in seconds.items() if client not in missing]
+        self.now += deadline if deadline is not None and missing else max(waited, default=0.0)
         return Participants(drawn.sampled, late, missing, seconds, self.now)
 
     def _somebody(self, clients: np.ndarray) -> np.ndarray:
@@ -111,32 +115,44 @@ class TimeLine:
         self.now = until
         return self._clock.here(until, clients)
 
-    def _fitting_steps(self, client: int, round: int, asked: int, deadline: float) -> int:
+    def _fitting_steps(self, client: int, round: int, asked: int) -> int:
         """Return the largest number of steps, at most `asked`, with which a client is in time; 0 if there is none."""
 
         def seconds(wanted: int) -> float:
             (taken,), down, up = self._costs(round, [wanted])
             return self._clock.seconds(client, taken, down, up)
 
-        return bisect_right(range(1, asked + 1), deadline, key=seconds)
+        return bisect_right(range(1, asked + 1), self._clock.latest, key=seconds)
 
 
-def check_deadline(participation: Participation, clock: Clock, costs: CostsOfRound) -> None:
-    """Refuse a deadline that no client can keep in the first round.
+def check_first_round(participation: Participation, clock: Clock, costs: CostsOfRound) -> None:
+    """Refuse a deadline that no client can keep in the first round, and what is too long for the clock.
 
     Raises:
-        ConfigurationError: The fastest client is late.
+        ConfigurationError: The fastest client is late, or the slowest one takes so long that no number can tell it, or
+            none can tell when availability begins and ends after many rounds.
     """
-    deadline, clients = clock.system.deadline, participation.clients
+    deadline, clients = clock.system.deadline, participation.clients.tolist()
+    steps, down, up = costs(1, participation.num_steps(clients))
+    with np.errstate(over="ignore"):
+        slowest = max(clock.seconds(*each, down, up) for each in zip(clients, steps, strict=True))
+    if not math.isfinite(slowest):
+        raise ConfigurationError("trainer.system: a client needs infinitely many seconds; give smaller numbers.")
+    longest = min(slowest, clock.latest)
+    if clock.period < SHORTEST_PERIOD * longest:
+        raise ConfigurationError(
+            f"trainer.system.availability: it repeats after {clock.period:.10g} seconds, less than a millionth of the "
+            f"{longest:.4g} seconds that a round takes; give a longer period."
+        )
     if deadline is None:
         return
     is_shortened = clock.system.late == "partial" or participation.has_stragglers
-    asked = [1] * len(clients) if is_shortened else participation.num_steps(clients.tolist())
-    steps, down, up = costs(1, asked)
-    needed = min(clock.seconds(*each, down, up) for each in zip(clients.tolist(), steps, strict=True))
-    if needed > deadline:
+    if is_shortened:
+        steps, down, up = costs(1, [1] * len(clients))
+    needed = min(clock.seconds(*each, down, up) for each in zip(clients, steps, strict=True))
+    if needed > clock.latest:
         what = "one step" if is_shortened else "its work"
         raise ConfigurationError(
-            f"trainer.system.deadline: got {deadline:g}, but the fastest client needs {needed:.4g} seconds for {what}, "
-            "so every round would be empty; give more seconds, or ask for fewer local steps."
+            f"trainer.system.deadline: got {deadline:.10g}, but the fastest client needs {needed:.10g} seconds for "
+            f"{what}, so every round would be empty; give more seconds, or ask for fewer local steps."
         )

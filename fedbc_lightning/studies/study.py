@@ -57,8 +57,8 @@ class Study:
             and is marked in every table.
         axis: What the tables of ``targets`` count: ``rounds``, ``bytes``, ``seconds`` of training, or
             ``simulated_seconds``, which needs ``trainer.system``.
-        targets: Map from metrics to values, e.g. ``{accuracy/global: [0.8, 0.9]}``; a table tells what each algorithm
-            costs until it first reaches them. Curves are drawn against all axes in any case.
+        targets: Map from metrics to values, e.g. ``{accuracy/global: [0.8, 0.9]}`` for 80 and 90 %; a table tells what
+            each algorithm costs until it first reaches them. Curves are drawn against all axes in any case.
         tuning: Choice of tuned settings on validation data.
         confidence: Confidence level of the intervals, in (0, 1).
         papers: Map from a name to a table of a paper, whose numbers are shown beside ours.

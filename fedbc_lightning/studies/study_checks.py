@@ -7,6 +7,7 @@ from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.studies.methods import SECTIONS, Tuning
+from fedbc_lightning.studies.numbers import is_share
 from fedbc_lightning.studies.run import slug
 
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
@@ -71,7 +72,8 @@ def check_targets(axis: str, targets: Mapping[str, list[float]], metrics: list[s
     """Check the values whose costs are told, and the axis on which they are.
 
     Raises:
-        ConfigurationError: The axis is unknown or has no values, or values are those of a metric that is not reported.
+        ConfigurationError: The axis is unknown or has no values, values are those of a metric that is not reported, or
+            a share is above 1.
     """
     axes = ("rounds", "bytes", "seconds", "simulated_seconds")
     if axis not in axes:
@@ -82,6 +84,11 @@ def check_targets(axis: str, targets: Mapping[str, list[float]], metrics: list[s
         if name not in metrics:
             meant = did_you_mean(name, metrics, f"there is: {', '.join(metrics)}")
             raise ConfigurationError(f"targets: '{name}' is not among the metrics; {meant}")
+        above = next((value for value in targets[name] if is_share(name) and value > 1), None)
+        if above is not None:
+            raise ConfigurationError(
+                f"targets.{name}: got {above:g}, which is {100 * above:g} %; write {above / 100:g} for {above:g} %."
+            )
 
 
 def check_settings(place: str, given: Mapping[str, Any] | None) -> None:

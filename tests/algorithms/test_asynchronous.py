@@ -110,6 +110,20 @@ def test_a_round_in_which_nobody_starts(tmp_path):
     assert np.abs(z[1] - z[0]).max() > 1e-3
 
 
+def test_a_client_that_arrives_twice_in_a_round_has_the_staleness_of_its_older_update(tmp_path):
+    """After round 1, at 2 s, only client 2 is there: it arrives at 3 s from z^0, and again at 6 s from z^1."""
+    speeds, there = tmp_path / "speeds.csv", tmp_path / "there.csv"
+    speeds.write_text("client,compute\n0,1\n1,2\n2,3\n3,1\n4,1\n")
+    there.write_text("client,start,end\n0,0,1\n1,0,1\n2,0,99\n")
+    options = {"max_rounds": 2, "clients_per_round": 3, "local_steps": 1, "sampler": None}
+    system = System(str(speeds), availability=str(there))
+    trainer, _ = fit(tmp_path, FedBuff(2), QuadraticData(sample_quadratics()), Recorder(), system=system, **options)
+    assert ends(trainer) == [2.0, 6.0]
+    (row,) = of_round(trainer, 2).values()
+    assert (row["client"], row["status"], row["staleness"], row["bytes_up"]) == ("2", "ok", "1", "64")
+    assert float(table(trainer, "metrics.csv")[-1]["staleness/mean"]) == 0.5
+
+
 def test_a_client_that_diverged_arrives_with_nothing(tmp_path):
     clients = sample_quadratics()
     clients[1] = clients[1][0], clients[1][1] * np.nan

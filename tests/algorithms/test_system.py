@@ -15,7 +15,7 @@ from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
 from algorithms.running import QUIET
 from algorithms.test_resume_equality import differences, last, run
 from fedbc_lightning import ConfigurationError, FederatedTrainer, Privacy
-from fedbc_lightning.algorithms import L2GD, Centralized, FedAvg, FedProx
+from fedbc_lightning.algorithms import L2GD, Centralized, FedAvg, FedBuff, FedProx
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.federation.availability import Availability
 from fedbc_lightning.federation.device_files import DeviceFile
@@ -88,6 +88,36 @@ def test_deadline(tmp_path, late):
     assert [(row["status"], row["num_steps"]) for row in rest] == [("ok", "4")] * 4
 
 
+@pytest.mark.parametrize("late", ["dropped", "partial"])
+def test_who_needs_the_whole_deadline_is_in_time(tmp_path, late):
+    """In floats 3 * 0.1 > 0.3 and 7 * 0.1 > 0.7, while 3 * 1.0 is 3.0."""
+    steps = {"dropped": (0.3, 3), "partial": (0.7, 7)}[late]
+    for number, (second, (deadline, fitting)) in enumerate(((0.1, steps), (1.0, (3.0, 3)))):
+        asked = fitting if late == "dropped" else 9
+        system = System(second, deadline=deadline, late=late)
+        trainer = fit(tmp_path / str(number), system, max_rounds=1, local_steps=asked)
+        rows = of_round(trainer, 1).values()
+        assert [(row["status"], row["num_steps"]) for row in rows] == [("ok", str(fitting))] * 5
+        assert ends(trainer) == pytest.approx([deadline])
+    with pytest.raises(ConfigurationError, match=r"got 0\.3, but the fastest client needs 0\.3000003 seconds"):
+        fit(tmp_path, System(0.1000001, deadline=0.3), local_steps=3)
+
+
+def test_nobody_waits_for_work_that_is_dropped(tmp_path):
+    """FedAvg drops stragglers: without a deadline a round ends with the slowest of the others."""
+    stragglers = Stragglers(fraction=0.6)
+    trainer = fit(tmp_path, System(Lognormal(1.0, 2.0)), stragglers=stragglers, max_rounds=6)
+    now, dropped_were_slower = 0.0, 0
+    for number, end in enumerate(ends(trainer), start=1):
+        seconds: dict[str, list[float]] = {"ok": [], "straggler": []}
+        for row in of_round(trainer, number).values():
+            seconds[row["status"]].append(float(row["seconds"]))
+        now += max(seconds["ok"])
+        assert end == pytest.approx(now, rel=1e-12)
+        dropped_were_slower += max(seconds["straggler"]) > max(seconds["ok"])
+    assert dropped_were_slower
+
+
 def test_a_deadline_and_stragglers_go_together(tmp_path):
     """Who vanishes is waited for until the deadline; a straggler's fewer steps may be in time."""
     stragglers = Stragglers(fraction=0.4, dropout=0.2)
@@ -125,10 +155,23 @@ def test_a_client_is_there_at_the_time_that_its_start_names():
     np.testing.assert_allclose(seen, 0.3, atol=1e-3)
 
 
+def test_intervals_shorter_than_floats_tell(tmp_path):
+    """At 1e9 seconds an interval of 1e-9 is empty in floats but for its start, at which its client begins."""
+    system = System(2.5e8, availability=Diurnal(1e-18, 1e9, spread=1.0))
+    there = 1e9 * numpy_generator(1, "availability").random(5)
+    trainer = fit(tmp_path, system, max_rounds=4)
+    first = there.min()
+    np.testing.assert_allclose(ends(trainer)[0], first + 1e9, rtol=1e-12)
+    assert all(len(of_round(trainer, number)) == 1 for number in range(1, 5))
+    for algorithm in (FedAvg("uniform"), FedBuff(2)):
+        with pytest.raises(ConfigurationError, match=r"availability: it repeats after 1 seconds, less than a million"):
+            fit(tmp_path, System(1e9, availability=Diurnal(1e-12, 1.0, 0.0)), algorithm)
+
+
 def test_devices_in_fedscales_form_are_dealt_to_clients(tmp_path):
     """Milliseconds of inference per sample and kbps; a step is three passes over a batch of 21 samples."""
     file = tmp_path / "devices.csv"
-    file.write_text("computation, communication\n100, 8\n200, 16\n")
+    file.write_text("computation, communication, brand\n100, 8, a\n200, 16, b\n")
     path = str(file)
     trainer = fit(tmp_path, System(path, bandwidth_up=path, bandwidth_down=path), max_rounds=1)
     devices = [(4 * 3 * 21 * ms / 1000 + (DOWN + UP) * 8 / (kbps * 1000)) for ms, kbps in ((100, 8), (200, 16))]
@@ -146,6 +189,11 @@ def test_devices_in_fedscales_form_are_dealt_to_clients(tmp_path):
         ("client,compute\n7,1\n", r"line 2: there is no client '7'; the data has clients 0 to 4\."),
         ("client,compute\n0,1\n0,2\n", r"line 3: client 0 is there twice\."),
         ("client,compute\n0,1\n1,1\n", r"has no row of client 2 \(of 3 clients in all\)"),
+        ("clients,compute\n0,1\n", r"has an unknown column 'clients'; did you mean 'client'\?"),
+        ("id,compute\n0,1\n", r"has an unknown column 'id'; there may be client, compute,"),
+        ("Client,computation\n0,1\n", r"has an unknown column 'Client'; did you mean 'client'\?"),
+        ("client,compute,compute\n0,1,2\n", r"has the column 'compute' twice; leave one out\."),
+        ("client,compute\n0,0,5\n", r"line 2: there are more cells than columns\."),
         ("client,compute\n", r"has no rows below its header\."),
         (None, r"cannot be read as a CSV file \(No such file or directory\)"),
     ],
@@ -162,6 +210,7 @@ def test_mistakes_in_a_file_of_intervals(tmp_path):
     path = tmp_path / "there.csv"
     for text, message in (
         ("client,start\n0,1\n", r"no column end"),
+        ("client,start,end,compute\n0,1,2,1\n", r"unknown column 'compute'; there may be client, start, end"),
         ("client,start,end\n0,3,3\n", r"line 2: the end is not after the start"),
         ("client,start,end\nann,0,3\n", r"line 2: there is no client 'ann'"),
     ):
@@ -211,6 +260,11 @@ def test_settings_that_cannot_be(tmp_path):
         (lambda: System(late="waits"), r"trainer\.system\.late: got 'waits'; use dropped or partial"),
         (lambda: System(availability=0.5), r"trainer\.system\.availability: got 0\.5"),
         (lambda: System(Lognormal(1.0, -1.0)), r"trainer\.system\.compute\.sigma: got -1\.0"),
+        (
+            lambda: fit(tmp_path, System(bandwidth_up=Lognormal(1.0, 900.0))),
+            r"system\.bandwidth_up\.sigma: got 900, with which client \d drew (inf|0); give a smaller one",
+        ),
+        (lambda: fit(tmp_path, System(1e308)), r"trainer\.system: a client needs infinitely many seconds"),
         (lambda: System(availability=Diurnal(share=1.5)), r"availability\.share: got 1\.5"),
         (lambda: fit(tmp_path, {"compute": 1}), r"trainer\.system: got \{'compute': 1\}; give fedbc_lightning\.System"),
         (

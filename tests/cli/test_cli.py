@@ -56,6 +56,25 @@ def test_fit_leaves_a_config_that_runs_the_same_again(project):
         assert torch.equal(value, second["state_dict"][name])
 
 
+def test_paths_of_the_systems_files_stay_paths(project, capsys):
+    """In YAML, on the command line, in the config of the run, and in the run that resumes from it."""
+    (project / "devices.csv").write_text("client,compute,bandwidth_up,bandwidth_down\n" + "\n".join(
+        f"{client},1,500,{client + 100}" for client in range(4)
+    ))  # fmt: skip
+    (project / "there.csv").write_text("client,start,end\n0,0,9\n1,2,8\n")
+    given = dict.fromkeys(("compute", "bandwidth_up", "bandwidth_down"), "devices.csv") | {"availability": "there.csv"}
+    Path("system.yaml").write_text(yaml.safe_dump({"trainer": {"system": given}}))
+    assert run_cli(*FIT, "--config", "system.yaml", "--trainer.checkpoint_every_n_rounds", "1") == 0
+    saved = yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["system"]
+    assert saved == given | {"deadline": None, "late": "dropped"}
+    assert run_cli("fit", "--config", RUN / "config.yaml", "--trainer.max_rounds", "3", "--ckpt_path", RUN) == 0
+    capsys.readouterr()
+    given["bandwidth_up"] = str(project / "devices.csv")
+    words = [word for key, path in given.items() for word in (f"--trainer.system.{key}", path)]
+    assert run_cli(*FIT, *words, "--print_config") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["system"].items() >= given.items()
+
+
 def test_a_resumed_run_keeps_its_config(project):
     assert run_cli("fit", "--config", "tiny.yaml") == 0
     before = (RUN / "config.yaml").read_text()
