@@ -116,13 +116,18 @@ def _folders(packages: tuple[str, ...]) -> list[str]:
 
 def users_frame(error: BaseException) -> Frame | None:
     """Return the innermost line of the user's code at which an exception came up, or None if there is none."""
-    found = None
-    step = error.__traceback__
+    steps = _users_steps(error.__traceback__)
+    return _frame(steps[-1].tb_frame, steps[-1].tb_lineno) if steps else None
+
+
+def _users_steps(step: TracebackType | None) -> list[TracebackType]:
+    """Return the steps of a traceback that are in the user's code, the outermost first."""
+    steps = []
     while step is not None:
         if is_users(step.tb_frame.f_code.co_filename):
-            found = _frame(step.tb_frame, step.tb_lineno)
+            steps.append(step)
         step = step.tb_next
-    return found
+    return steps
 
 
 def _frame(frame: FrameType, line: int) -> Frame:
@@ -164,7 +169,7 @@ def short(error: Exception, handled: BaseException | None = None, unless: str = 
     chain = list(_chain(error, handled))
     if isinstance(error, ConfigurationError) or any(users_frame(each) or _has_users_frame(each) for each in chain):
         for each in chain:
-            each.with_traceback(_users_steps(each.__traceback__))
+            each.with_traceback(_joined(_users_steps(each.__traceback__)))
             if _has_users_frame(each):
                 each.args = (type(each.args[0])(folded(each.args[0])),)
     return error
@@ -186,13 +191,8 @@ def _has_users_frame(error: BaseException) -> bool:
     return is_text and any(is_users(frame[2]) for frame in map(_FRAME.match, error.args[0].splitlines()) if frame)
 
 
-def _users_steps(step: TracebackType | None) -> TracebackType | None:
-    """Return a traceback with the steps in the user's code alone; None if there is none."""
-    steps = []
-    while step is not None:
-        if is_users(step.tb_frame.f_code.co_filename):
-            steps.append(step)
-        step = step.tb_next
+def _joined(steps: list[TracebackType]) -> TracebackType | None:
+    """Return a traceback with these steps alone; None if there are none."""
     kept: TracebackType | None = None
     for step in reversed(steps):
         kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)

@@ -93,7 +93,7 @@ class DeviceFile:
         Raises:
             ConfigurationError: A column is missing or unknown, or a cell is no such number or client.
         """
-        missing = [name for name in ("client", "start", "end") if name not in self.columns]
+        missing = [name for name in INTERVALS if name not in self.columns]
         if missing:
             raise ConfigurationError(
                 f"{self._where}: '{self._path}' has no column {missing[0]}, but {', '.join(self.columns)}; give "
@@ -101,9 +101,7 @@ class DeviceFile:
             )
         self._check_columns(INTERVALS)
         clients = np.array([self._client(line, row) for line, row in self._rows])
-        starts, ends = (
-            np.array([self._number(line, row, name) for line, row in self._rows]) for name in ("start", "end")
-        )
+        starts, ends = (np.array([self._number(line, row, name) for line, row in self._rows]) for name in INTERVALS[1:])
         empty = np.flatnonzero(ends <= starts)
         if len(empty):
             raise self._wrong(self._rows[empty[0]][0], "the end is not after the start")

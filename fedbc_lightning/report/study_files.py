@@ -11,6 +11,7 @@ import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.report.files import RunFiles
+from fedbc_lightning.studies.figures import read_curves
 from fedbc_lightning.studies.notes import NOTE, has_ended, tables_folder
 from fedbc_lightning.studies.outcome import Outcome, read_outcome
 from fedbc_lightning.studies.record import read_record
@@ -37,6 +38,11 @@ class StudyFiles:
     def outcome(self) -> Outcome:
         """What the finished runs gave."""
         return read_outcome(self.study, self.states)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """What the finished runs measured in each round, and what it had cost; see :func:`read_curves`."""
+        return read_curves(self.study, self.states)
 
     @cached_property
     def runs(self) -> dict[tuple[str, str, int], RunFiles]:

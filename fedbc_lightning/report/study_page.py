@@ -19,7 +19,7 @@ from fedbc_lightning.report.study_files import StudyFiles, read_study_files
 from fedbc_lightning.report.study_tables import cost_rows, hash_rows, paper_blocks, result_blocks, settings_blocks
 from fedbc_lightning.report.study_verdict import verdict_blocks, verdict_sentences
 from fedbc_lightning.report.svg import drawing
-from fedbc_lightning.studies.figures import colors_of, read_curves
+from fedbc_lightning.studies.figures import colors_of
 from fedbc_lightning.studies.reported_round import criterion
 from fedbc_lightning.studies.tables import REPORTED
 
@@ -103,7 +103,7 @@ def colors(files: StudyFiles) -> dict[str, str]:
 
 
 def _curves(files: StudyFiles) -> Iterator[Block]:
-    study, found = files.study, read_curves(files.study, files.states)
+    study, found = files.study, files.curves
     if found.empty:
         return
     frames = {_title(files, variant): found[found["variant"] == variant] for variant in study.variants}

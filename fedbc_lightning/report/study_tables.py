@@ -9,7 +9,6 @@ import pandas as pd
 from fedbc_lightning.report.content import Block, Table
 from fedbc_lightning.report.settings import megabytes
 from fedbc_lightning.report.study_files import StudyFiles
-from fedbc_lightning.studies.figures import read_curves
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.paper_rows import claim_rows, fit_rows, number_rows
@@ -68,7 +67,7 @@ def result_blocks(files: StudyFiles) -> Iterator[Block]:
         if len(tables) > 1:
             yield Table(f"The table shows the difference in {metric}{points} {difference}.", tables[1])
     if study.targets and files.runs:
-        for caption, rows in target_tables(study, read_curves(study, files.states)):
+        for caption, rows in target_tables(study, files.curves):
             yield Table(f"The table shows the {caption}.", rows)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.studies.methods import SECTIONS, Tuning
-from fedbc_lightning.studies.numbers import is_share
+from fedbc_lightning.studies.numbers import UNITS, is_share
 from fedbc_lightning.studies.run import slug
 
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
@@ -75,9 +75,8 @@ def check_targets(axis: str, targets: Mapping[str, list[float]], metrics: list[s
         ConfigurationError: The axis is unknown or has no values, values are those of a metric that is not reported, or
             a share is above 1.
     """
-    axes = ("rounds", "bytes", "seconds", "simulated_seconds")
-    if axis not in axes:
-        raise ConfigurationError(f"axis: got {axis!r}; give {' or '.join(axes)}.")
+    if axis not in UNITS:
+        raise ConfigurationError(f"axis: got {axis!r}; give {' or '.join(UNITS)}.")
     if axis != "rounds" and not targets:
         raise ConfigurationError(f"axis: {axis} is for targets, and none are given; give {{{metrics[0]}: [0.9]}}, say.")
     for name in targets:

@@ -6,12 +6,8 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from fedbc_lightning.studies.numbers import Rows, is_share
+from fedbc_lightning.studies.numbers import UNITS, Rows, is_share
 from fedbc_lightning.studies.study import Study
-
-UNITS = {"rounds": "rounds", "bytes": "MB sent and received", "seconds": "seconds of training",
-         "simulated_seconds": "simulated seconds"}  # fmt: skip
-"""What the axes count."""
 
 
 def target_tables(study: Study, curves: pd.DataFrame) -> Iterable[tuple[str, Rows]]:

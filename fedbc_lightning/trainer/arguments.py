@@ -93,26 +93,25 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         bad_fraction = isinstance(value, bool) or (isinstance(value, float) and not 0 < value <= 1)
         if bad_fraction or (isinstance(value, int) and value < least) or (isinstance(value, str) and value != "all"):
             wrong.append(f"trainer.{name}: got {value}; give a number of clients from {least}, or a fraction in (0, 1]")
-    privacy = arguments["privacy"]
-    if not (privacy is None or isinstance(privacy, Privacy)):
-        wrong.append(f"trainer.privacy: got {privacy!r}; give fedbc_lightning.Privacy(clip, noise_multiplier, delta)")
+    privacy, codec, system = arguments["privacy"], arguments["codec"], arguments["system"]
+    for name, kind, how in (
+        ("privacy", Privacy, "Privacy(clip, noise_multiplier, delta)"),
+        ("codec", Codecs, "Codecs(up=..., down=...)"),
+        ("system", System, "System(compute=...)"),
+    ):
+        if not (arguments[name] is None or isinstance(arguments[name], kind)):
+            wrong.append(f"trainer.{name}: got {arguments[name]!r}; give fedbc_lightning.{how}")
     if privacy is not None and arguments["stragglers"] is not None:
         wrong.append(
             "trainer.stragglers: they are drawn among all sampled clients together, so one client changes who else "
             "sends its update, and ε of trainer.privacy does not hold; leave one of the two out"
         )
-    codec = arguments["codec"]
-    if not (codec is None or isinstance(codec, Codecs)):
-        wrong.append(f"trainer.codec: got {codec!r}; give fedbc_lightning.Codecs(up=..., down=...)")
-    if codec is not None and privacy is not None:
+    if privacy is not None and codec is not None:
         wrong.append(
             "trainer.codec: a coded update, with what earlier messages have lost, is not within the bound of "
             "trainer.privacy any more, on which ε counts; leave one of the two out"
         )
-    system = arguments["system"]
-    if not (system is None or isinstance(system, System)):
-        wrong.append(f"trainer.system: got {system!r}; give fedbc_lightning.System(compute=...)")
-    elif privacy is not None and system is not None and system.availability is not None:
+    if privacy is not None and isinstance(system, System) and system.availability is not None:
         wrong.append(
             "trainer.system.availability: the clients who are there are not sampled with the probability on which ε of "
             "trainer.privacy depends; leave one of the two out"

@@ -58,7 +58,7 @@ def asynchronous(
         num_rounds: Number of changes of z.
         z: Initial model.
         local: Local training.
-        seconds: Of each client from its start to its arrival.
+        seconds: Seconds that each client takes from its start to its arrival.
         num_places: Clients in training at a time.
         buffer_size: Models that change z once.
         choose: Draws who starts.
