@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import re
+import shutil
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
@@ -51,8 +53,21 @@ def _offer_examples(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = re.sub(r"\[([^]]+)\]\(((?:\.\./)+examples/[\w-]+\.ipynb)\)", r"{download}`\1 <\2>`", source[0])
 
 
+def _open_reports(app: Sphinx, name: str, source: list[str]) -> None:
+    """Let links to the pages in ``reports/`` open them; Sphinx would offer them as downloads."""
+    source[0] = re.sub(r"\[([^]]+)\]\((reports/[\w-]+\.html)\)", r'<a href="\2">\1</a>', source[0])
+
+
+def _copy_reports(app: Sphinx, problem: Exception | None) -> None:
+    """Put the pages in ``reports/`` on the site as they are."""
+    if problem is None and app.builder.format == "html":
+        shutil.copytree(Path(app.srcdir) / "reports", Path(app.outdir) / "reports", dirs_exist_ok=True)
+
+
 def setup(app: Sphinx) -> None:
     """Connect what happens to a page before it is read."""
     app.connect("source-read", _include_whole_files)
     app.connect("source-read", _offer_examples)
+    app.connect("source-read", _open_reports)
     app.connect("source-read", _use_anchors)
+    app.connect("build-finished", _copy_reports)

@@ -5,6 +5,9 @@ python docs/make_fedbc.py studies/fedbc_settings/runs/E_=_5 fedbc_settings
 
 fedbc-cli reproduce table6 --base cifar_folder.yaml --only '[C = 1, e = 1.2, FedAvg, FedBC]' --tuning.skip true
 python docs/make_fedbc.py studies/fedbc_cifar_untuned/runs/E_=_1_C_=_1_e_=_1.2 fedbc_cifar
+
+The picture of MNIST is made from the study of equal weights in docs/results.md:
+python docs/make_fedbc.py studies/mnist_weights/runs/E_=_1_C_=_1_e_=_1.5 fedbc_mnist
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ IMAGES = Path(__file__).parent / "images"
 LINES = {
     "fedbc_settings": {"FedBC_1e-1": "dual_lr 0.1", "FedBC_1e-2": "dual_lr 0.01", "FedBC_1e-3": "dual_lr 0.001"},
     "fedbc_cifar": {"FedBC": "FedBC", "FedAvg": "FedAvg"},
+    "fedbc_mnist": {"FedBC": "FedBC", "FedAvg": "FedAvg", "FedAvg_uniform": "FedAvg, weighting uniform"},
 }
 """Name of each line by the folder of its runs, for each picture."""
 PANELS = {
@@ -41,7 +45,7 @@ def draw(variant: Path, name: str) -> None:
             if column not in table:  # FedAvg has no λ
                 continue
             (line,) = axis.plot(table["round"], table[column], label=label, linewidth=1.2)
-            if name == "fedbc_cifar" and column == "accuracy/global":
+            if name != "fedbc_settings" and column == "accuracy/global":
                 line.set(linewidth=0.6, alpha=0.5, label=None)
                 mean = table[column].rolling(WINDOW, center=True).mean()
                 axis.plot(table["round"], mean, label=label, color=line.get_color(), linewidth=2.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -87,6 +89,25 @@ class BriefHelpFormatter(private_cli.OpenHelpFormatter):
         )
 
 
+def _in_yaml(word: str) -> str:
+    """Return an option whose value, if it holds Python's None, says null instead.
+
+    jsonargparse 4.53 reads the value of a key inside of two classes, such as ``data.partitioner.seed``, and passes it
+    on to the parser of the inner class as Python writes it.
+
+    Example:
+        >>> _in_yaml("--seed=None"), _in_yaml("--names=['None', None]"), _in_yaml("--name=None of them")
+        ('--seed=null', '--names=["None", null]', '--name=None of them')
+    """
+    option, _, value = word.partition("=")
+    if "None" not in value:
+        return word
+    try:
+        return f"{option}={json.dumps(ast.literal_eval(value))}"
+    except (SyntaxError, TypeError, ValueError):
+        return word
+
+
 class FederatedArgumentParser(LightningArgumentParser):
     """Lightning's parser, extended by :class:`FederatedTrainer` and all classes of :class:`FederatedAlgorithm`.
 
@@ -121,6 +142,12 @@ class FederatedArgumentParser(LightningArgumentParser):
             self.add_subclass_arguments(base, nested_key, fail_untyped=False, required=required)
             return [nested_key]
         return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
+
+    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Parse a command line, or what jsonargparse passes on to the parser of a class; see the base class."""
+        if args is not None and not self.exit_on_error:
+            args = [_in_yaml(word) for word in args]
+        return super().parse_args(args, *rest, **kwargs)
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse a config's text, which may give an algorithm by its usual name; see the base class."""

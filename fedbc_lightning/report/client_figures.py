@@ -75,7 +75,7 @@ def share_clients(runs: Sequence[RunFiles]) -> bool:
 
 
 def state_of(run: RunFiles, column: str) -> pd.DataFrame:
-    """Return a state of the clients: a row per client, that with most data first, and a column per round.
+    """Return a state of the clients: a row per client, named, that with most data first, and a column per round.
 
     A client keeps its value while it does not take part; it has none before it takes part for the first time.
 
@@ -91,7 +91,8 @@ def state_of(run: RunFiles, column: str) -> pd.DataFrame:
         return found
     every = range(1, max(run.last_round, int(found.columns[-1])) + 1)
     order = run.num_samples.index if len(run.num_samples) else found.index
-    return found.reindex(index=order, columns=every).ffill(axis=1)
+    found = found.reindex(index=order, columns=every).ffill(axis=1)
+    return found.rename(index=lambda client: run.client_name(client).removeprefix("client "))
 
 
 def accuracy_frames(runs: Mapping[str, list[RunFiles]], columns: Mapping[str, str]) -> dict[str, pd.DataFrame]:

@@ -23,6 +23,8 @@ MAX_POINTS = 100
 """Largest number of points of a curve."""
 FEW_POINTS = 40
 """Largest number of points of a curve in a small figure."""
+MOST_NAMES = 30
+"""Largest number of clients whose names stand beside a map of colours."""
 MAX_ROWS = 500
 """Largest number of clients in a map of colours."""
 
@@ -95,14 +97,19 @@ def lines(name: str, title: str, found: pd.DataFrame, label: str, colors: Mappin
 
 
 def client_map(
-    name: str, title: str, values: pd.DataFrame, label: str, limits: tuple[float | None, float | None] = (None, None)
+    name: str,
+    title: str,
+    values: pd.DataFrame,
+    label: str,
+    limits: tuple[float | None, float | None] = (None, None),
 ) -> Picture:
     """Draw a value of each client over the rounds as a map of colours.
 
     Args:
         name: Prefix of the figure's ids.
         title: Title of the figure.
-        values: Table with a row per client, the one with most data first, and a column per round.
+        values: Table with a row per client, the one with most data first, and a column per round; the names of its rows
+            stand at the side where there are at most 30.
         label: What the colour means.
         limits: Values of the first and the last colour; None: the smallest and the largest of the values.
     """
@@ -119,8 +126,12 @@ def client_map(
         bar.outline.set_visible(False)
         label_x(panel, AXES["rounds"])
         panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        panel.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-        panel.set_ylabel("client, by data (0: most)")
+        if len(values) <= MOST_NAMES:
+            panel.set_yticks(range(len(values)), values.index.str.slice(0, 16), fontsize=min(7, 170 / len(values)))
+            panel.set_ylabel("client")
+        else:
+            panel.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+            panel.set_ylabel("place of the client by its data")
         panel.grid(visible=False)
     alt = f"Map of colours: {label} of {len(values)} clients over {len(values.columns)} rounds."
     return Picture(as_svg(figure, name), title, alt, is_map=True)

@@ -10,7 +10,7 @@ import pandas as pd
 from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured, is_lower_better, is_of_validation, measured
-from fedbc_lightning.core.units import bytes_said, duration
+from fedbc_lightning.core.units import duration
 from fedbc_lightning.report import client_figures, figures
 from fedbc_lightning.report.content import Block, Code, Gallery, Page, Picture, Section, Table, Text
 from fedbc_lightning.report.files import RunFiles
@@ -225,12 +225,13 @@ def _settings(run: RunFiles) -> Table:
 
 def _cost(run: RunFiles) -> Table:
     found = totals(run.metrics)
+    seconds = found["seconds"]
     rows = [
         ["what", "amount", "unit"],
         ["rounds", f"{run.last_round:,}", ""],
-        ["training and evaluation", f"{found['seconds']:,.1f}", f"seconds ({duration(found['seconds'])})"],
-        ["sent by the clients", megabytes(found["bytes_up"]), f"MB ({bytes_said(found['bytes_up'])})"],
-        ["sent to the clients", megabytes(found["bytes_down"]), f"MB ({bytes_said(found['bytes_down'])})"],
+        ["training and evaluation", f"{seconds:,.1f}", f"seconds{f' ({duration(seconds)})' if seconds >= 60 else ''}"],
+        ["sent by the clients", megabytes(found["bytes_up"]), "MB"],
+        ["sent to the clients", megabytes(found["bytes_down"]), "MB"],
         ["local steps of all clients", f"{run.num_steps:,}", "steps"],
     ]
     return Table("The table shows what the run has cost up to its last round.", rows)

@@ -11,7 +11,7 @@ from fedbc_lightning.report.settings import megabytes
 from fedbc_lightning.report.study_files import StudyFiles
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
-from fedbc_lightning.studies.paper_rows import claim_rows, fit_rows, number_rows
+from fedbc_lightning.studies.paper_rows import claim_rows, fit_rows, number_rows, unlike
 from fedbc_lightning.studies.run import Run, as_word
 from fedbc_lightning.studies.tables import result_tables
 from fedbc_lightning.studies.targets import target_tables
@@ -25,12 +25,13 @@ def paper_blocks(files: StudyFiles) -> Iterator[Block]:
     for name, paper in study.papers.items() if files.runs else ():
         unit = " in %" if is_share(paper.metric) else ""
         claims = claim_rows(paper, study, outcome.readings[name])
+        apart = "".join(f" {sentence}" for sentence in unlike(paper, study))
         if len(claims) > 1:
             yield Table(
                 f"The table says which claims of {paper.title} hold here, by {paper.metric}. A claim holds where the "
                 f"{100 * study.confidence:g} % interval of the paired difference (in brackets) lies on the claimed "
                 "side of 0, it fails where the interval lies on the other side, and it is open otherwise. The "
-                "difference between the paper's own means stands in parentheses.",
+                f"difference between the paper's own means stands in parentheses.{apart}",
                 claims,
             )
         numbers = number_rows(paper, study, outcome.readings[name])
@@ -38,7 +39,7 @@ def paper_blocks(files: StudyFiles) -> Iterator[Block]:
             yield Table(
                 f"The table shows our {paper.metric}{unit}, as mean ± standard deviation over the seeds, beside the "
                 f"numbers that {paper.title} prints. Papers rarely say which round they report, so ours are read at "
-                "several." + PUBLIC * bool(paper.public),
+                f"several.{PUBLIC * bool(paper.public)}{apart}",
                 numbers,
             )
             fits = fit_rows(paper, study, outcome.readings[name])

@@ -30,15 +30,18 @@ def verdict_sentences(files: StudyFiles) -> list[str]:
 
 def _of_claims(title: str, found: Sequence[Judgement]) -> list[str]:
     """Return how many of a paper's claims hold at each reading, and which ones do not at the first."""
-    readings = dict.fromkeys(judgement.report for judgement in found)
+    readings = list(dict.fromkeys(judgement.report for judgement in found))
+    num_claims = sum(one.report == readings[0] for one in found)
     counts = []
     for report in readings:
         words = [one.said for one in found if one.report == report]
         said = [f"{words.count(word)} {verbs[words.count(word) > 1]}" for word, verbs in VERBS.items() if word in words]
+        if num_claims == 1:
+            said = [VERBS[words[0]][0]]
         counts.append(f"{listed(said)} ({ROUNDS[report]})")
-    first = next(iter(readings))
-    num_claims = sum(one.report == first for one in found)
-    sentences = [f"Of {num_claims} claims of {title}, {'; '.join(counts)}."]
+    claims = f"Of {num_claims} claims of {title}," if num_claims > 1 else f"The only claim of {title}"
+    sentences = [f"{claims} {'; '.join(counts)}."]
+    first = readings[0]
     for word in ("fails", "open"):
         sentences += [
             f"The claim that {one.better} is better than {one.other} {VERBS[word][0]} at {one.variant} "

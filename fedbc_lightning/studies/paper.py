@@ -39,6 +39,8 @@ class Paper:
             the metric (accuracies in percent). With factors: algorithm -> level -> level -> cell.
         claims: Conclusions of the paper, which are checked on our runs.
         public: Cells that the authors' public code gives, where it was run, in the form of ``values``.
+        other_methods: Algorithms whose name stands for another method in the paper's experiments -> how that differs
+            from ours. Their cells are shown, but do not count for which of our readings is nearest to the paper.
     """
 
     title: str
@@ -47,6 +49,7 @@ class Paper:
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     public: dict[str, dict[str, Any]] = field(default_factory=dict)
+    other_methods: dict[str, str] = field(default_factory=dict)
 
     @property
     def algorithms(self) -> list[str]:
@@ -73,7 +76,7 @@ class Paper:
         named = {*self.only, *(level for cells in printed for level in _keys(cells))}
         claimed = {name for claim in self.claims for name in claim.variants or ()} - set(variants)
         for kind, found, among in (
-            ("algorithms", {*self.algorithms, *self.public}, algorithms),
+            ("algorithms", {*self.algorithms, *self.public, *self.other_methods}, algorithms),
             ("variants and levels", named | claimed, known),
         ):  # fmt: skip
             unknown = sorted(found - set(among))

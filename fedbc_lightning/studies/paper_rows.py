@@ -65,10 +65,12 @@ def number_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
 def fit_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
     """Return a header, then a row per reading: how far our means lie from the paper's.
 
-    Only cells count for which the paper has a number and all readings have one; there is no row without such a cell.
+    Only cells count for which the paper has a number and all readings have one, and whose algorithm is the same method
+    in the paper; there is no row without such a cell.
     """
     means = {report: _summary(paper, results)["mean"] for report, results in readings.items()}
     distances = pd.DataFrame(means)
+    distances = distances[~distances.index.isin(list(paper.other_methods), level="algorithm")]
     theirs = [paper.mean(name, study.levels[variant]) for variant, name in distances.index]
     distances = distances.sub(pd.Series(theirs, index=distances.index, dtype=float), axis=0).abs().dropna()
     rows = [["", "nearest to the paper in", "mean distance"]]
@@ -79,6 +81,15 @@ def fit_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
         cells = f"{nearest.get(report, 0)} of {len(distances)} cells"
         rows.append([ROUNDS[report], cells, number(distances[report].mean(), paper.metric)])
     return rows
+
+
+def unlike(paper: Paper, study: Study) -> list[str]:
+    """Return a sentence for each algorithm of the study whose name stands for another method in the paper."""
+    return [
+        f"{method.name} there is another method than here: {paper.other_methods[method.name]}."
+        for method in study.methods
+        if method.name in paper.other_methods
+    ]
 
 
 def _summary(paper: Paper, results: pd.DataFrame) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from fedbc_lightning.studies.numbers import (
     mean_and_deviation,
 )
 from fedbc_lightning.studies.paper import Paper
-from fedbc_lightning.studies.paper_rows import Readings, claim_rows, fit_rows, number_rows
+from fedbc_lightning.studies.paper_rows import Readings, claim_rows, fit_rows, number_rows, unlike
 from fedbc_lightning.studies.reported_round import criterion
 from fedbc_lightning.studies.study import Study
 
@@ -147,10 +147,11 @@ def tables(
 def paper_tables(study: Study, paper: Paper, readings: Readings) -> Iterable[tuple[str, Rows]]:
     """Yield the table of our numbers and the paper's, which reading fits the paper, and the table of its claims."""
     common = "".join(f"; {level}" for level in study.fixed) + cut_short(study)
+    apart = "".join(f". {sentence.removesuffix('.')}" for sentence in unlike(paper, study))
     header, *numbers = number_rows(paper, study, readings)
     if paper.values and numbers:  # some of its variants and algorithms are in this part of the study
         text = f"{measured(study, paper.metric)}; ours, read at different rounds, and {paper.title}{common}"
-        yield f"{text}; {FLATTERS}", [header, *numbers]
+        yield f"{text}; {FLATTERS}{apart}", [header, *numbers]
         header, *distances = fit_rows(paper, study, readings)
         if distances:
             yield f"Which of our readings is nearest to {paper.title}, by {paper.metric}{common}", [header, *distances]
@@ -159,7 +160,7 @@ def paper_tables(study: Study, paper: Paper, readings: Readings) -> Iterable[tup
         text = (
             f"What it concludes ({paper.title}), here, by {paper.metric}: it holds where the "
             f"{100 * study.confidence:g} % interval of the paired difference lies on the claimed side of 0, fails "
-            f"where it lies on the other, and is open else{common}"
+            f"where it lies on the other, and is open else{common}{apart}"
         )
         yield text, [header, *claims]
 

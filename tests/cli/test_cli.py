@@ -56,6 +56,12 @@ def test_fit_leaves_a_config_that_runs_the_same_again(project):
         assert torch.equal(value, second["state_dict"][name])
 
 
+def test_null_is_taken_inside_of_two_classes(project, calls):
+    config = ("fit", "--config", "digits.yaml", "--data.partitioner.seed", "3")
+    assert run_cli(*config) == run_cli(*config, "--data.partitioner.seed", "null") == 0
+    assert [call["datamodule"].partitioner.seed for call in calls] == [3, None]
+
+
 def test_paths_of_the_systems_files_stay_paths(project, capsys):
     """In YAML, on the command line, in the config of the run, and in the run that resumes from it."""
     (project / "devices.csv").write_text("client,compute,bandwidth_up,bandwidth_down\n" + "\n".join(

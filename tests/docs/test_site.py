@@ -27,6 +27,13 @@ def test_every_page_is_on_the_site(site):
 
 
 @pytest.mark.slow
+def test_reports_open_on_the_site(site):
+    reports = {path.name for path in (DOCS / "reports").glob("*.html")}
+    linked = set(re.findall(r'<a href="reports/([^"]+)">', (site / "results.html").read_text(encoding="utf-8")))
+    assert linked == reports == {path.name for path in (site / "reports").iterdir()}
+
+
+@pytest.mark.slow
 def test_search_finds_methods_options_and_classes(site):
     index = (site / "searchindex.js").read_text(encoding="utf-8")
     for word in ("fednova", "scaffold", "dual_lr", "weightedaverag"):

@@ -11,6 +11,7 @@ from helpers.command_line import run_cli
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.papers.partition_tables import EXPONENTS, TABLE_4, table_4, table_5
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
+from fedbc_lightning.studies.compare import parse
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -69,6 +70,30 @@ def test_every_name_has_what_it_needs(name, project):
         assert all(set(levels) & set(known.only) for levels in study.levels.values()) or not any(
             set(levels) & set(known.only) for levels in levels_of_all
         )
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+OVERRIDES = sorted({
+    found for page in DOCS.rglob("*.md") for found in re.findall(r"--overrides '(\{[^']*\})'", page.read_text("utf-8"))
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", OVERRIDES)
+def test_overrides_that_the_docs_name_are_taken(overrides):
+    """Those of a partitioner on images, all others on synthetic data."""
+    study = "studies/fedbc_mnist.yaml" if "partitioner" in overrides else "studies/fedbc_table1.yaml"
+    study = read_study("reproduce", ["--config", study, "--overrides", overrides])
+    config = parse(study.run(next(iter(study.variants)), study.methods[0], 0))["fit"]
+    for key, value in yaml.safe_load(overrides).items():
+        found = config
+        for name in key.split("."):
+            found = found[name] if name in found else found["init_args"][name]
+        assert found == value
+
+
+def test_the_docs_name_overrides_of_images_and_of_synthetic_data():
+    assert any("partitioner" in overrides for overrides in OVERRIDES)
+    assert any("data.style" in overrides for overrides in OVERRIDES)
 
 
 def test_a_table_needs_its_own_levels_and_algorithms_alone():

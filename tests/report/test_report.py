@@ -198,7 +198,7 @@ SORT = """
 
 
 def number(text):
-    found = re.match(r"(?:\w+: )?([−+]?\d+(?:\.\d+)?)", text.replace(",", ""))
+    found = re.match(r"(?:\w+: )?([−+]?\d+(?:\.\d+)?)(?!\w)", text.replace(",", ""))
     return float(found[1].replace("−", "-")) if found else None
 
 
@@ -265,14 +265,14 @@ def test_maps_are_means_over_seeds_that_share_their_clients(second, tmp_path, mo
     assert (len(maps.means), len(maps.seeds)) == (int(second == "a"), 2)
     assert drawn["X: λ, seed 0"][1] == drawn["X: λ, seed 1"][1] == (0.0, 6.0)
     first = drawn["X: λ, seed 0"][0]
-    assert first.index.tolist() == [1, 0, 2]
-    assert first.loc[0].tolist() == [1.0, 1.0]  # client 0 keeps its value
+    assert first.index.tolist() == ["1", "0", "2"]
+    assert first.loc["0"].tolist() == [1.0, 1.0]  # client 0 keeps its value
     if second == "a":
         mean, _ = drawn["X: λ"]
-        assert mean.index.tolist() == [1, 0, 2]
-        assert mean.loc[1].tolist() == [0.0, 2.0]  # in round 1 over seed 1 alone
-        assert mean.loc[0].tolist() == [1.5, 3.5]
-        assert mean.loc[2].isna().all()
+        assert mean.index.tolist() == ["1", "0", "2"]
+        assert mean.loc["1"].tolist() == [0.0, 2.0]  # in round 1 over seed 1 alone
+        assert mean.loc["0"].tolist() == [1.5, 3.5]
+        assert mean.loc["2"].isna().all()
 
 
 def test_it_is_made_where_it_is_asked_for(made, capfd, tmp_path):

@@ -47,6 +47,19 @@ def test_numbers_stand_beside_ours_and_claims_are_judged_by_paired_intervals():
     assert "paper" not in claims[2][1]
 
 
+def test_another_method_of_the_same_name_is_said_to_be_one_and_fits_nothing():
+    paper = Paper("P", METRIC, values=VALUES, claims=[Claim("b", ["a"])], other_methods={"a": "it starts from zero"})
+    table = results({"a": [0.80, 0.70, 0.75], "b": [0.85, 0.76, 0.80], "c": [0.90, 0.60, 0.80]})
+    (caption, numbers), (_, distances), (said, claims), *_ = rows_of(table, make(papers={"p": paper}))
+    assert caption.endswith(". a there is another method than here: it starts from zero")
+    assert said.endswith("is open else. a there is another method than here: it starts from zero")
+    assert numbers[2] == ["a, paper", "83.61 ± 0.43"]
+    assert distances[1:] == [["last round", "1 of 1 cells", "7.50"]]
+    assert claims[1][1].startswith("holds")
+    without = make(papers={"p": paper}, only=["b", "c"], reference="b")
+    assert "another method" not in rows_of(table[table["algorithm"] != "a"], without)[0][0]
+
+
 def test_a_claim_that_fails_and_one_of_a_single_seed():
     table = results({"a": [0.80, 0.70, 0.75], "b": [0.70, 0.61, 0.65], "c": [0.1, 0.1, 0.1]})
     assert rows_of(table, make())[2][1][1][1].startswith("fails: −9.67 [")
@@ -78,6 +91,7 @@ def test_the_papers_mean():
         (Paper("", METRIC, values={"d": {}}), "papers.p: 'd' is not among the algorithms a, b, c"),
         (Paper("", METRIC, values={"a": {"E": "1"}}), "papers.p: 'E' is not among the variants and levels all"),
         (Paper("", METRIC, ["E = 5"]), "papers.p: 'E = 5' is not among the variants and levels all"),
+        (Paper("", METRIC, other_methods={"z": "x"}), "papers.p: 'z' is not among the algorithms"),
         (Paper("", METRIC, claims=[Claim("a", ["z"])]), "papers.p: 'z' is not among the algorithms"),
         (Paper("", METRIC, claims=[Claim("a", ["b"], ["E = 1"])]), "papers.p: 'E = 1' is not among the variants"),
     ],

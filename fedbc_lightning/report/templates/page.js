@@ -2,7 +2,7 @@
 // A click on a column's name sorts the rows by it, and a second click turns the order round.
 function value(row, column) {
   const text = row.cells[column].textContent.trim().replaceAll("−", "-").replaceAll(",", "");
-  const number = text.match(/(?:^|: )(-?\+?\d+(?:\.\d+)?(?:e[-+]?\d+)?)/);
+  const number = text.match(/(?:^|: )(-?\+?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?!\w)/);
   return { text, number: number ? Number(number[1].replace("+", "")) : text === "-" || text === "" ? -Infinity : NaN };
 }
 function sort(table, header, column) {
