@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/fedbc.md from the runs of its studies.
+"""Draw the pictures of docs/fedbc.md, and print the numbers that it takes from single rounds, from its studies' runs.
 
 fedbc-cli compare --config studies/fedbc_settings.yaml
 python docs/make_fedbc.py studies/fedbc_settings/runs/E_=_5 fedbc_settings
@@ -8,6 +8,8 @@ python docs/make_fedbc.py studies/fedbc_cifar_untuned/runs/E_=_1_C_=_1_e_=_1.2 f
 
 The picture of MNIST is made from the study of equal weights in docs/results.md:
 python docs/make_fedbc.py studies/mnist_weights/runs/E_=_1_C_=_1_e_=_1.5 fedbc_mnist
+
+Without the name of a picture, numbers are printed alone.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import pandas as pd
 
 from fedbc_lightning.studies.results import read_file
 
@@ -58,5 +61,39 @@ def draw(variant: Path, name: str) -> None:
     figure.savefig(IMAGES / f"{name}.png", dpi=110)
 
 
+def show(variant: Path) -> None:
+    """Print numbers of every run of one variant, and how FedBC's z compares with those of other methods of its seed."""
+    runs = {
+        (file.parents[2].name, file.parents[1].name): read_file(file)
+        for file in sorted(variant.glob("*/*/*/metrics.csv"))
+    }
+    print(pd.DataFrame([{"algorithm": name, "seed": seed, **of_run(table)} for (name, seed), table in runs.items()]))
+    for (name, seed), table in runs.items():
+        if name != "FedBC" and ("FedBC", seed) in runs:
+            ahead = (runs["FedBC", seed]["accuracy/global"] - table["accuracy/global"]).iloc[1:]
+            windows = ahead.groupby((ahead.index - 1) // WINDOW).mean()
+            print(
+                f"FedBC - {name}, {seed}: {100 * ahead.mean():+.1f} points over all rounds; above it in "
+                f"{(windows > 0).sum()} of {len(windows)} means of {WINDOW} rounds"
+            )
+
+
+def of_run(table: pd.DataFrame) -> dict[str, float]:
+    """Return numbers about the rounds of one run; accuracies in %."""
+    accuracy = 100 * table["accuracy/global"]
+    last_quarter = accuracy.iloc[-(len(table) // 4) :]
+    found = {"best": accuracy.max(), "last": accuracy.iloc[-1], "deviation of last quarter": last_quarter.std()}
+    if "dual/max" in table:
+        trained = table.iloc[1:]
+        at_zero = trained.index[trained["dual/max"] == 0]
+        few = trained[trained["dual/effective_number"].between(0, 2, inclusive="neither")]
+        found |= {"largest dual": trained["dual/max"].max(), "first at 0": at_zero[0] if len(at_zero) else float("nan")}
+        found |= {"rounds below 2": len(few), "accuracy there": accuracy[few.index].mean()}
+    return found
+
+
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]), sys.argv[2])
+    pd.set_option("display.width", 200, "display.max_columns", None, "display.precision", 2)
+    show(Path(sys.argv[1]))
+    if sys.argv[2:]:
+        draw(Path(sys.argv[1]), sys.argv[2])

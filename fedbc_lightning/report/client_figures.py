@@ -19,6 +19,10 @@ HOW_TO_READ_MAPS = (
     "Each row is a client, the one with most training data at the top; each column is a round. A client keeps its "
     "value while it does not take part, and is left empty before its first round."
 )
+EFFECTIVE_NUMBER = (
+    "The effective number of clients, (Σλ)² / Σλ², says how evenly λ weighs the clients of a round: with equal weights "
+    "it is their number, at 1 one client decides alone, and at 0 all λ are 0, so that z is the plain mean."
+)
 MAX_SEEDS = 5
 """Largest number of seeds of which each has maps of its own."""
 

@@ -156,18 +156,17 @@ def _curves(run: RunFiles) -> Iterator[Block]:
     if columns:
         picture = _lines("even", "accuracy of z", metrics, columns, "accuracy", legend)
         yield Gallery("The curves show how evenly z serves the clients.", [picture], legend)
-    others = {TRAIN_LOSS: "training loss", "dual/effective_number": "effective number of clients"}
+    others = {
+        TRAIN_LOSS: ("training loss", "The training loss is the mean over the clients of a round."),
+        "dual/effective_number": ("effective number of clients", client_figures.EFFECTIVE_NUMBER),
+    }
+    others = {column: said for column, said in others.items() if column in metrics and metrics[column].notna().any()}
     pictures = [
         figures.lines(f"o{place}", title, metrics, title, {column: COLORS[0]})
-        for place, (column, title) in enumerate(others.items())
-        if column in metrics and metrics[column].notna().any()
+        for place, (column, (title, _)) in enumerate(others.items())
     ]
     if pictures:
-        yield Gallery(
-            "The training loss is the mean over the clients of a round. The effective number of clients is that of "
-            "equal weights that would carry z as the weights λ do; 1 means that one client decides alone.",
-            pictures,
-        )
+        yield Gallery(" ".join(text for _, text in others.values()), pictures)
 
 
 def _lines(

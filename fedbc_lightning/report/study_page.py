@@ -166,10 +166,7 @@ def _effective(files: StudyFiles) -> Iterator[Block]:
     found = pd.concat(rows).rename(columns={"round": "rounds"}).dropna(subset=[EFFECTIVE])
     frames = {_title(files, variant): part for variant, part in found.groupby("variant", sort=False)}
     present = {name: color for name, color in colors(files).items() if name in set(found["algorithm"])}
-    text = (
-        "The effective number of clients is that of equal weights that would carry z as the weights λ do; 1 means that "
-        "one client decides alone. A line is the mean over the seeds" + BAND
-    )
+    text = f"{client_figures.EFFECTIVE_NUMBER} A line is the mean over the seeds{BAND}"
     yield Gallery(text, figures.curves("n", frames, "rounds", EFFECTIVE, present), present)
 
 

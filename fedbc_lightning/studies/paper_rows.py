@@ -76,9 +76,9 @@ def fit_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
     rows = [["", "nearest to the paper in", "mean distance"]]
     if distances.empty:
         return rows
-    nearest = distances.idxmin(axis=1).value_counts()
+    nearest = distances.eq(distances.min(axis=1), axis=0).sum()  # a tie counts for each
     for report in means:
-        cells = f"{nearest.get(report, 0)} of {len(distances)} cells"
+        cells = f"{nearest[report]} of {len(distances)} cells"
         rows.append([ROUNDS[report], cells, number(distances[report].mean(), paper.metric)])
     return rows
 
