@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fedbc_lightning.report.content import Block, Table
 from fedbc_lightning.report.study_files import StudyFiles
@@ -24,12 +24,12 @@ def verdict_sentences(files: StudyFiles) -> list[str]:
     for name, paper in files.study.papers.items():
         found = judge(paper, files.study, files.outcome.readings[name])
         if found:
-            sentences += _of_claims(paper.title, found)
+            sentences += claim_sentences(paper.title, found)
     return [*sentences, *finding_sentences(files.study, files.outcome.differences)]
 
 
-def _of_claims(title: str, found: Sequence[Judgement]) -> list[str]:
-    """Return how many of a paper's claims hold at each reading, and which ones do not at the first."""
+def claim_sentences(title: str, found: Sequence[Judgement]) -> list[str]:
+    """Return how many of the claims of the paper ``title`` hold at each reading, and which do not at the first."""
     readings = list(dict.fromkeys(judgement.report for judgement in found))
     num_claims = sum(one.report == readings[0] for one in found)
     counts = []
@@ -40,16 +40,22 @@ def _of_claims(title: str, found: Sequence[Judgement]) -> list[str]:
             said = [VERBS[words[0]][0]]
         counts.append(f"{listed(said)} ({ROUNDS[report]})")
     claims = f"Of {num_claims} claims of {title}," if num_claims > 1 else f"The only claim of {title}"
-    sentences = [f"{claims} {'; '.join(counts)}."]
-    first = readings[0]
+    return [f"{claims} {'; '.join(counts)}.", *_of_pairs([one for one in found if one.report == readings[0]])]
+
+
+def _of_pairs(found: Sequence[Judgement]) -> Iterator[str]:
+    """Yield which claims do not hold, pair by pair: one alone with its difference, several by their number."""
+    pairs: dict[tuple[str, str], list[Judgement]] = {}
+    for one in found:
+        pairs.setdefault((one.better, one.other), []).append(one)
     for word in ("fails", "open"):
-        sentences += [
-            f"The claim that {one.better} is better than {one.other} {VERBS[word][0]} at {one.variant} "
-            f"({ROUNDS[first]}): {one.difference}."
-            for one in found
-            if (one.report, one.said) == (first, word)
-        ]
-    return sentences
+        for (better, other), of_pair in pairs.items():
+            claim = f"The claim that {better} is better than {other} {VERBS[word][0]}"
+            mine = [one for one in of_pair if one.said == word]
+            if len(mine) == 1:
+                yield f"{claim} at {mine[0].variant} ({ROUNDS[mine[0].report]}): {mine[0].difference}."
+            elif mine:
+                yield f"{claim} in {len(mine)} of {len(of_pair)} variants ({ROUNDS[mine[0].report]})."
 
 
 def verdict_blocks(files: StudyFiles) -> list[Block]:

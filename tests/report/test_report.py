@@ -16,6 +16,8 @@ from helpers.command_line import TINY, run_cli, write_project
 from fedbc_lightning.core.code_hash import code_hash
 from fedbc_lightning.report import client_figures
 from fedbc_lightning.report.files import RunFiles
+from fedbc_lightning.report.study_verdict import claim_sentences
+from fedbc_lightning.studies.paper_rows import Judgement
 
 ACCURACY = "accuracy/global"
 SINGLE = {"algorithm": {"class_path": "FedBC", "init_args": {"dual_lr": 0.01}}}
@@ -123,6 +125,20 @@ def refused(folder, capfd, *words):
     assert run_cli("report", folder, *words) == 1
     (line,) = capfd.readouterr().err.splitlines()
     return line.removeprefix("fedbc-cli: error: ")
+
+
+def test_claims_that_do_not_hold_are_said_pair_by_pair():
+    """A table of 60 claims must not become a list of 60 sentences."""
+    found = [
+        Judgement("B", other, "last", f"E = {epochs}", said, f"+{epochs} [−9, +9]")
+        for other, words in {"A": ("open", "open", "fails"), "C": ("holds", "holds", "holds")}.items()
+        for epochs, said in enumerate(words, start=1)
+    ]
+    assert claim_sentences("P", found) == [
+        "Of 6 claims of P, 3 hold, 2 are open and 1 fails (last round).",
+        "The claim that B is better than A fails at E = 3 (last round): +3 [−9, +9].",
+        "The claim that B is better than A is open in 2 of 3 variants (last round).",
+    ]
 
 
 def test_a_study_has_the_numbers_of_compare(made, capfd):
