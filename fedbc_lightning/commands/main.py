@@ -83,10 +83,10 @@ def main(args: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a console script does not see the user's own modules
     if args is None:
-        if words[0] not in TOOLS:
-            say_what_is_loaded(typed)
         try:
             with interruptible():
+                if words[0] not in TOOLS:
+                    say_what_is_loaded(typed)
                 _import_uncollected()
         except KeyboardInterrupt:
             print(f"\n{PROG}: interrupted before the run began", file=sys.stderr)
