@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fedbc_lightning.report.content import Block, Table
 from fedbc_lightning.report.study_files import StudyFiles
-from fedbc_lightning.studies.findings import finding_sentences, judged, listed
+from fedbc_lightning.studies.findings import finding_sentences, judged, listed, of_variants
 from fedbc_lightning.studies.numbers import Rows, mean_and_deviation
 from fedbc_lightning.studies.paper_rows import Judgement, judge
 from fedbc_lightning.studies.reported_round import ROUNDS
@@ -55,7 +55,7 @@ def _of_pairs(found: Sequence[Judgement]) -> Iterator[str]:
             if len(mine) == 1:
                 yield f"{claim} at {mine[0].variant} ({ROUNDS[mine[0].report]}): {mine[0].difference}."
             elif mine:
-                yield f"{claim} in {len(mine)} of {len(of_pair)} variants ({ROUNDS[mine[0].report]})."
+                yield f"{claim} in {of_variants(len(mine), len(of_pair))} ({ROUNDS[mine[0].report]})."
 
 
 def verdict_blocks(files: StudyFiles) -> list[Block]:

@@ -43,6 +43,18 @@ def listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
+def of_variants(count: int, num_variants: int) -> str:
+    """Say how many of several variants are meant.
+
+    Example:
+        >>> of_variants(2, 2), of_variants(3, 3), of_variants(1, 3)
+        ('both variants', 'all 3 variants', '1 of 3 variants')
+    """
+    if count < num_variants:
+        return f"{count} of {num_variants} variants"
+    return "both variants" if num_variants == 2 else f"all {num_variants} variants"
+
+
 def _of_one_variant(study: Study, row: pd.Series) -> str:
     name, metric, reference = row["algorithm"], row["metric"], study.reference_name
     where = "" if len(study.variants) == 1 else f" at {row['variant']}"
@@ -67,9 +79,7 @@ def _of_variants(study: Study, rows: pd.DataFrame) -> str:
         mine = rows.loc[said == word, "difference"]
         if mine.empty:
             continue
-        of_all = "both variants" if len(rows) == 2 else f"all {len(rows)} variants"
-        count = of_all if len(mine) == len(rows) else f"{len(mine)} of {len(rows)} variants"
-        count = str(len(mine)) if parts else count
+        count = str(len(mine)) if parts else of_variants(len(mine), len(rows))
         parts.append(f"{compared} {reference} in {count} ({_sized(study, [*mine], is_short=bool(parts))})")
     return f"By {study.metrics[0]}{_better(study)}, {name} is {listed(parts)}."
 
