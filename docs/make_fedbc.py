@@ -63,11 +63,13 @@ def draw(variant: Path, name: str) -> None:
 
 def show(variant: Path) -> None:
     """Print numbers of every run of one variant, and how FedBC's z compares with those of other methods of its seed."""
-    runs = {
-        (file.parents[2].name, file.parents[1].name): read_file(file)
-        for file in sorted(variant.glob("*/*/*/metrics.csv"))
-    }
-    print(pd.DataFrame([{"algorithm": name, "seed": seed, **of_run(table)} for (name, seed), table in runs.items()]))
+    files = {(file.parents[2].name, file.parents[1].name): file for file in sorted(variant.glob("*/*/*/metrics.csv"))}
+    runs = {key: read_file(file) for key, file in files.items()}
+    rows = [
+        {"algorithm": name, "seed": seed, **of_run(table), **of_clients(files[name, seed].with_name("clients.csv"))}
+        for (name, seed), table in runs.items()
+    ]
+    print(pd.DataFrame(rows))
     for (name, seed), table in runs.items():
         if name != "FedBC" and ("FedBC", seed) in runs:
             ahead = (runs["FedBC", seed]["accuracy/global"] - table["accuracy/global"]).iloc[1:]
@@ -90,6 +92,23 @@ def of_run(table: pd.DataFrame) -> dict[str, float]:
         found |= {"largest dual": trained["dual/max"].max(), "first at 0": at_zero[0] if len(at_zero) else float("nan")}
         found |= {"rounds below 2": len(few), "accuracy there": accuracy[few.index].mean()}
     return found
+
+
+def of_clients(file: Path) -> dict[str, float]:
+    """Return after how many of its rounds a client's λ is largest, and what is left of it in its last round."""
+    table = read_file(file)
+    if "dual" not in table:
+        return {}
+    duals = [of_client.reset_index(drop=True) for _, of_client in table.groupby("client")["dual"]]
+    peaks = pd.Series([dual.idxmax() + 1 for dual in duals])
+    left = pd.Series([dual.iloc[-1] / dual.max() for dual in duals if dual.max() > 0])
+    return {
+        "rounds of a client": sum(len(dual) for dual in duals) / len(duals),
+        "earliest peak": peaks.min(),
+        "latest peak": peaks.max(),
+        "least left": left.min(),
+        "most left": left.max(),
+    }
 
 
 if __name__ == "__main__":

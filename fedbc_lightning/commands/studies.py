@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import did_you_mean
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
-from fedbc_lightning.studies.compare import Comparison
+from fedbc_lightning.studies.compare import Comparison, run_config
 from fedbc_lightning.studies.data_files import check_data_files
 from fedbc_lightning.studies.origins import changed_origins
 from fedbc_lightning.studies.plan import plan_study
@@ -29,6 +30,8 @@ from fedbc_lightning.studies.tables import show
 
 RUN_KEYS = ("seed_everything", "trainer", "algorithm", "model", "data", "optimizer", "lr_scheduler")
 """Keys of the config of one run."""
+RUN_FIELDS = ("base", "algorithms", "overrides", "variants", "factors", "scale")
+"""Fields of a study that its runs are made of, beside the choice of tuned values."""
 TOGETHER_IS_GONE = "studies no longer train several runs as one; leave it out, and give workers for runs at a time."
 """What is said of a setting that studies once had."""
 
@@ -82,38 +85,83 @@ def plan(words: list[str]) -> int:
     return 0
 
 
-def read_study(command: str, words: list[str]) -> Study:
-    """Build the study that the words after a command describe.
+def read_study(command: str, words: list[str], part: str = "") -> Study:
+    """Build the study that the words after a command describe; with ``--print_config`` print it and end.
+
+    Args:
+        command: Name of the command.
+        words: Words of the command line after the command, and for ``reproduce`` after the names.
+        part: Name of the table or figure of a paper to whose part the study is reduced; empty: none.
 
     Raises:
         ConfigurationError: The study cannot be run as configured.
+        SystemExit: The study was printed.
         UsageError: A config does not exist, or has an unknown key.
     """
-    words = list(words)
+    asked_to_print = [word for word in words if word.partition("=")[0] == "--print_config"]
+    words = [word for word in words if word not in asked_to_print]
     if any(True for _ in option_values(words, ("--together",))):
         raise UsageError(f"--together: {TOGETHER_IS_GONE}")
-    names, overrides = [], dict[str, Any]()
+    layers = []
     for position, value in option_values(words, CONFIG_OPTIONS):
         path = find_config(value)
         words[position] = words[position].removesuffix(value) + str(path)
         if isinstance(path, Path):
-            given_overrides = _read(path).get("overrides") or {}
-            if not isinstance(given_overrides, dict):
-                raise UsageError(f"overrides: got {given_overrides}; give e.g. {{trainer.max_rounds: 10}}.")
-            overrides |= given_overrides
-            names.append(path.stem)
+            layers.append(path)
     parser = study_parser(command)
+    study = _build(parser, words, layers)
+    published = _published(parser, layers, study)
+    if published is not None:
+        study.origins = study.given["origins"] = changed_origins(study, published, run_config)
+    if part:
+        study.part = part
+        REPRODUCTIONS[part].narrow(study)
+    if asked_to_print:
+        # overrides are merged and parts chosen here, after the parser, so the parser prints what came out
+        parser.parse_args([f"--config={json.dumps(_as_config(study), default=str)}", asked_to_print[-1]])
+    return study
+
+
+def _build(parser: StudyParser, words: list[str], layers: list[Path]) -> Study:
+    """Build the study of a command line, for which the overrides of all its layers are merged key by key."""
+    overrides, names = dict[str, Any](), []
+    for path in layers:
+        of_layer = _read(path).get("overrides") or {}
+        if not isinstance(of_layer, dict):
+            raise UsageError(f"overrides: got {of_layer}; give e.g. {{trainer.max_rounds: 10}}.")
+        overrides |= of_layer
+        names.append(path.stem)
     given = parser.parse_args(words)
     if given.name is None:
         given.name = names[-1] if names else "study"
     given.pop("config", None)
     settings = {key: given[key] for key in ("algorithms", "overrides", "variants", "factors")}  # the runs build these
-    settings["overrides"] = overrides | settings["overrides"]  # merge all layers key by key
-    changed = [key for key, value in settings["overrides"].items() if key not in overrides or overrides[key] != value]
-    tunes = not given["tuning"]["skip"]
-    settings["origins"] = changed_origins(given["origins"] or {}, settings["algorithms"] or {}, changed, tunes=tunes)
+    settings["overrides"] = overrides | settings["overrides"]
     built = parser.instantiate_classes(given)
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
+
+
+def _published(parser: StudyParser, layers: list[Path], study: Study) -> Study | None:
+    """Return the study as the file that says where its settings come from has it; None if the runs are the same."""
+    has_origins = [bool(_read(path).get("origins")) for path in layers]
+    if True not in has_origins:
+        return None
+    layers = layers[: len(layers) - has_origins[::-1].index(True)]
+    words = [f"--config={path}" for path in layers]
+    published = _build(parser, [*words, f"--tuning.skip={str(study.tuning.skip).lower()}"], layers)
+    if published.origins != study.origins:  # the user says where they come from
+        return None
+    is_same = all(published.given[key] == study.given[key] for key in RUN_FIELDS)
+    return None if is_same else published
+
+
+def _as_config(study: Study) -> dict[str, Any]:
+    """Return a study as a config of ``compare``, with the algorithms, variants and papers that are left of it."""
+    only = [method.name for method in study.methods] if len(study.methods) < len(study.algorithms) else []
+    if len(study.variants) < study.num_variants:
+        only += study.variants
+    papers = {name: study.given["papers"][name] for name in study.papers}
+    return study.given | {"only": only, "papers": papers}
 
 
 def reproduce(words: list[str]) -> int:
@@ -144,6 +192,8 @@ def reproduce(words: list[str]) -> int:
             raise UsageError(f"nothing to reproduce is called '{name}'; {meant}")
     if not names:
         raise UsageError(f"what? {PROG} reproduce {next(iter(REPRODUCTIONS))} [--scale 0.1]; {PROG} reproduce --help")
+    if len(names) > 1 and any(word.startswith("--print_config") for word in options):
+        raise UsageError(f"--print_config prints one study; {PROG} reproduce {names[0]} --print_config")
     comparisons = {name: _comparison(name, options) for name in names}  # finds mistakes before any run
     if options and not any(comparisons.values()):
         raise UsageError(f"{' '.join(names)}: computed without a study, so there is nothing for {options[0]} to change")
@@ -169,9 +219,7 @@ def _comparison(name: str, options: list[str]) -> Comparison | None:
     known = REPRODUCTIONS[name]
     if known.study is None:
         return None
-    study = read_study("reproduce", ["--config", known.study, *options])
-    study.part = name
-    known.narrow(study)
+    study = read_study("reproduce", ["--config", known.study, *options], part=name)
     return Comparison(study, command=_command("reproduce", name, *options))
 
 

@@ -111,7 +111,7 @@ class Comparison:
                 "put one first that is, e.g. accuracy/global."
             )
         if study.origins:
-            self._origins = origin_rows(study, lambda run: parse(run)["fit"].as_dict())
+            self._origins = origin_rows(study, run_config)
         first = next(iter(study.variants))
         for method in study.methods:
             for tried in method.each_value():
@@ -228,6 +228,15 @@ def parse(run: Run) -> Namespace:
     """
     with parser_errors(run):
         return _Parsed(args=run.words(), parser_kwargs={"prog": PROG}).config
+
+
+def run_config(run: Run) -> dict[str, Any]:
+    """Return the complete config of a run as plain values.
+
+    Raises:
+        ConfigurationError: The command line is wrong; the message is the parser's.
+    """
+    return parse(run)["fit"].as_dict()
 
 
 @contextlib.contextmanager

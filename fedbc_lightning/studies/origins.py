@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -17,29 +17,33 @@ Origins = dict[str, str]
 """Map from the name of a setting to where its value comes from."""
 
 
-CHANGED = "changed here, by overrides"
+CHANGED = "changed here"
+"""Origin of a setting whose value is another one than that of the study whose origins are shown."""
 
 
-def changed_origins(
-    origins: Mapping[str, str], algorithms: Mapping[str, Any], changed: Collection[str], *, tunes: bool
-) -> Origins:
-    """Return the origins of a study whose overrides were changed: a value that was given anew is not the paper's.
+def changed_origins(study: Study, published: Study, parse: Parse) -> Origins:
+    """Return the origins of a study that was changed: a value that was given anew is not the paper's.
 
     Args:
-        origins: Map from settings to their origins, as the study's file has it.
-        algorithms: The study's algorithms, whose own settings go before overrides.
-        changed: Full keys of the overrides that differ from those of the study's file.
-        tunes: Whether the values of ranges are chosen by tuning.
+        study: The study as it is to be run.
+        published: The study whose origins these are, as its file has it.
+        parse: Function that returns the complete config of a run.
+
+    Returns:
+        The origins of the settings that the study has, where a value that ``published`` does not have is marked.
+
+    Raises:
+        ConfigurationError: ``published`` has no such setting, or a run of one of the two cannot be configured.
     """
-    found = dict(origins)
-    for name in origins:
-        algorithm = next((algorithm for algorithm in algorithms if name.startswith(f"{algorithm}.")), None)
-        key = name if algorithm is None else name.removeprefix(f"{algorithm}.")
-        own = (algorithms.get(algorithm) or {}).get(key) if algorithm else None
-        is_range = isinstance(own, Mapping) and "class_path" not in own
-        is_free = own is None or (is_range and not tunes and own.get("untuned") is None)
-        if is_free and (key if "." in key else f"algorithm.{key}") in changed:
-            found[name] = CHANGED
+    found = dict[str, str]()
+    ours, theirs = _Values(study, parse), _Values(published, parse)
+    for name, origin in published.origins.items():
+        meant = theirs.of(name)
+        try:
+            is_changed = not ours.of(name) <= meant
+        except ConfigurationError:  # e.g. a setting of a model or an algorithm that was replaced
+            continue
+        found[name] = CHANGED if is_changed else origin
     return found
 
 
@@ -54,42 +58,63 @@ def origin_rows(study: Study, parse: Parse) -> Rows:
     Raises:
         ConfigurationError: The study and its runs have no such setting.
     """
+    values = _Values(study, parse)
     rows = [["setting", "value", "origin"]]
-    configs: dict[str, Mapping[str, Any]] = {}
     for name, origin in study.origins.items():
-        method, key = _setting(study, name)
-        if method is None:  # the algorithm is left out of this part of the study
-            continue
-        if method.name not in configs:
-            first = next(iter(study.variants))
-            configs[method.name] = parse(study.run(first, method, study.seed_list[0], method.first()))
-        rows.append([name, _value(study, method, key, configs[method.name], name), origin])
+        found = values.of(name)
+        if found:  # else the algorithm is left out of this part of the study
+            rows.append([name, found.pop() if len(found) == 1 else "by variant", origin])
     return rows
 
 
-def _setting(study: Study, name: str) -> tuple[Method | None, str]:
-    """Return the method that a setting is about and its full key; of a setting that all share, the first method."""
-    for algorithm in study.algorithms:
-        if name.startswith(f"{algorithm}."):
-            method = next((method for method in study.methods if method.name == algorithm), None)
-            key = name.removeprefix(f"{algorithm}.")
-            return method, key if "." in key else f"algorithm.{key}"
-    return study.methods[0], name
+class _Values:
+    """Looks up the values of settings in a study, and reads the config of each algorithm's runs once."""
 
+    def __init__(self, study: Study, parse: Parse) -> None:
+        self._study, self._parse = study, parse
+        self._configs: dict[str, Mapping[str, Any]] = {}
 
-def _value(study: Study, method: Method, key: str, config: Mapping[str, Any], name: str) -> str:
-    """Format the value of a setting, or say what it depends on."""
-    if key in method.tuned:
-        range_ = method.tuned[key]
-        return f"tuned over {as_word(range_.grid or [range_.low, range_.high])}"
-    if any(key in (overrides or {}) for overrides in study.variants.values()):
-        return "by variant"
-    if not config:
-        return "-"
-    found: Any = config
-    for part in key.split("."):
-        inside = found.get("init_args") if isinstance(found, Mapping) and part not in found else found
-        if not isinstance(inside, Mapping) or part not in inside:
-            raise ConfigurationError(f"origins: the runs of this study have no setting '{name}'.")
-        found = inside[part]
-    return as_word(found)
+    def of(self, name: str) -> set[str]:
+        """Return the values that a setting has in the variants, as text; none if its algorithm is left out.
+
+        Raises:
+            ConfigurationError: The study and its runs have no such setting.
+        """
+        method, key = self._setting(name)
+        if method is None:
+            return set()
+        if key in method.tuned:
+            range_ = method.tuned[key]
+            return {f"tuned over {as_word(range_.grid or [range_.low, range_.high])}"}
+        given = [overrides or {} for overrides in self._study.variants.values()]
+        found = set[str]()
+        if key not in method.settings:  # these go before a variant's
+            found = {as_word(overrides[key]) for overrides in given if key in overrides}
+        if not found or not all(key in overrides for overrides in given):
+            found.add(self._in_config(method, key, name))
+        return found
+
+    def _setting(self, name: str) -> tuple[Method | None, str]:
+        """Return the method that a setting is about and its full key; of one that all share, the first method."""
+        for algorithm in self._study.algorithms:
+            if name.startswith(f"{algorithm}."):
+                method = next((method for method in self._study.methods if method.name == algorithm), None)
+                key = name.removeprefix(f"{algorithm}.")
+                return method, key if "." in key else f"algorithm.{key}"
+        return self._study.methods[0], name
+
+    def _in_config(self, method: Method, key: str, name: str) -> str:
+        """Return a value from the config of a method's runs in the first variant; ``-`` if the config is not known."""
+        if method.name not in self._configs:
+            first = next(iter(self._study.variants))
+            run = self._study.run(first, method, self._study.seed_list[0], method.first())
+            self._configs[method.name] = self._parse(run)
+        found: Any = self._configs[method.name]
+        if not found:
+            return "-"
+        for part in key.split("."):
+            inside = found.get("init_args") if isinstance(found, Mapping) and part not in found else found
+            if not isinstance(inside, Mapping) or part not in inside:
+                raise ConfigurationError(f"origins: the runs of this study have no setting '{name}'.")
+            found = inside[part]
+        return as_word(found)

@@ -239,6 +239,11 @@ class Study:
         return is_lower_better(metric) if said is None else said == "lower"
 
     @property
+    def num_variants(self) -> int:
+        """Number of variants of the whole study, before :meth:`narrow` left any out."""
+        return len(self._variants)
+
+    @property
     def seed_list(self) -> list[int]:
         """The seeds that are run; ``scale`` keeps the first of them."""
         seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)

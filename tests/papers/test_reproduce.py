@@ -12,6 +12,7 @@ from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.papers.partition_tables import EXPONENTS, TABLE_4, table_4, table_5
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import parse
+from fedbc_lightning.studies.origins import CHANGED
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -151,3 +152,26 @@ def test_missing_files_are_named_before_any_run(project, capfd):
     assert len(said.splitlines()) == 1
     assert not Path("runs").exists()
     assert not Path("studies").exists()
+
+
+def test_a_printed_study_is_the_one_that_is_run(project, capsys):
+    """Overrides are merged with those of the study's file, and it has the part that the table needs, and no more."""
+    words = ["--overrides", "{data.style: own, data.seed: null}", "--only", "[E = 5]", "--scale", "0.1"]
+    with pytest.raises(SystemExit):
+        read_study("reproduce", ["--config", "studies/fedbc_table1.yaml", *words, "--print_config"], part="table1")
+    printed = project / "printed.yaml"
+    printed.write_text(capsys.readouterr().out, encoding="utf-8")
+    study = read_study("reproduce", ["--config", "studies/fedbc_table1.yaml", *words], part="table1")
+    again = read_study("compare", ["--config", str(printed)])
+    assert study.overrides["trainer.clients_per_round"] == again.overrides["trainer.clients_per_round"] == 10
+    assert list(study.variants) == list(again.variants) == ["E = 5"]
+    assert study.origins == again.origins
+    assert again.origins["data.style"] == CHANGED
+    for method in study.methods:
+        runs = [each.run("E = 5", method, 0, method.first()).words() for each in (study, again)]
+        assert runs[0] == runs[1]
+
+
+def test_only_one_study_is_printed(project, capfd):
+    assert run_cli("reproduce", "table1", "table7", "--print_config") == 2
+    assert "--print_config prints one study" in capfd.readouterr().err

@@ -1,9 +1,13 @@
 """The settings of a study, and where each comes from."""
 
+import shlex
+
 import pytest
 
 from fedbc_lightning import ConfigurationError
-from fedbc_lightning.studies.origins import CHANGED, changed_origins, origin_rows
+from fedbc_lightning.cli.arguments import find_config
+from fedbc_lightning.commands.studies import read_study
+from fedbc_lightning.studies.origins import CHANGED, origin_rows
 from fedbc_lightning.studies.study import Study
 
 ALGORITHMS = {
@@ -32,7 +36,7 @@ def test_a_setting_is_shown_with_the_value_that_the_runs_have():
     assert found == [
         ["trainer.max_rounds", "20", "paper"],
         ["data.partitioner.style", "public", "public code"],
-        ["trainer.local_epochs", "by variant", "paper"],
+        ["trainer.local_epochs", "1", "paper"],
         ["mine.dual_lr", "0.5", "public code"],
         ["mine.tolerance", "learned", "paper"],
         ["mine.model.lr", "tuned over [0.1, 1.0]", "ours"],
@@ -47,17 +51,44 @@ def test_settings_of_an_algorithm_that_is_left_out_are_left_out():
     ]
 
 
-def test_what_overrides_change_is_not_said_to_be_the_papers():
-    """Settings of an algorithm's own line go before overrides; a range is free where it is not tuned."""
-    names = ["trainer.max_rounds", "FedAvg.model.lr", "FedBC.dual_lr", "FedBC.tolerance", "FedBC.q", "data.batch_size"]
-    algorithms = {"FedAvg": {"model.lr": {"grid": [0.1]}}, "FedBC": {"dual_lr": 0.5, "q": {"grid": [1], "untuned": 1}}}
-    changed = ["model.lr", "algorithm.dual_lr", "algorithm.tolerance", "algorithm.q", "data.batch_size"]
-    found = changed_origins(dict.fromkeys(names, "paper"), algorithms, changed, tunes=False)
-    assert [name for name in names if found[name] == CHANGED] == [
-        "FedAvg.model.lr", "FedBC.tolerance", "data.batch_size"
-    ]  # fmt: skip
-    found = changed_origins(dict.fromkeys(names, "paper"), algorithms, changed, tunes=True)
-    assert found["FedAvg.model.lr"] == "paper"
+def test_values_that_differ_between_variants_are_by_variant():
+    variants = {"a": {"trainer.max_rounds": 5}, "b": {}}
+    study = Study("x.yaml", ALGORITHMS, variants=variants, origins={"trainer.max_rounds": "ours"})
+    assert origin_rows(study, lambda run: CONFIG)[1:] == [["trainer.max_rounds", "by variant", "ours"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ("--seeds 1 --report best_on_test", set()),
+        ("--scale 0.02", {"trainer.max_rounds"}),
+        ("--overrides '{data.style: own, model.lr: 0.5}' --tuning.skip true",
+         {"data.style", "FedAvg.model.lr", "q-FedAvg.model.lr", "FedProx.model.lr", "FedBC.model.lr"}),
+        ("--overrides '{model.lr: 0.5}'", set()),  # it is tuned
+        ("--overrides '{trainer.clients_per_round: 10}'", set()),  # as in the study
+        ("--algorithms '{FedAvg: {}, FedBC: {dual_lr: 0.5, tolerance: 0.1}}' --papers '{}'",
+         {"FedAvg.model.lr", "FedBC.model.lr", "FedBC.dual_lr", "FedBC.tolerance", "FedBC.dual_momentum",
+          "FedBC.dual_momentum_style"}),
+        ("--variants '{E = 3: {trainer.local_epochs: 3}}' --papers '{}'", {"trainer.local_epochs"}),
+        ("--base mine.yaml", {"data.batch_size"}),
+        ("--config layer.yaml", {"data.style"}),
+    ],
+)  # fmt: skip
+def test_what_is_changed_is_not_said_to_be_the_papers(tmp_path, monkeypatch, words, changed):
+    """However a value is changed, it is held against the one that the runs of the study's file have."""
+    monkeypatch.chdir(tmp_path)
+    base = find_config("synthetic.yaml").read_text(encoding="utf-8")
+    assert "batch_size: 20" in base
+    (tmp_path / "mine.yaml").write_text(base.replace("batch_size: 20", "batch_size: 64"), encoding="utf-8")
+    (tmp_path / "layer.yaml").write_text("overrides: {data.style: own}")
+    origins = read_study("compare", ["--config", "studies/fedbc_table1.yaml", *shlex.split(words)]).origins
+    assert {name for name, origin in origins.items() if origin == CHANGED} == changed
+    assert "data.num_clients" in origins
+
+
+def test_origins_that_the_user_gives_are_the_users():
+    words = ["--config", "studies/fedbc_table1.yaml", "--origins", "{data.style: mine}"]
+    assert read_study("compare", [*words, "--overrides", "{data.style: own}"]).origins == {"data.style": "mine"}
 
 
 @pytest.mark.parametrize("name", ["trainer.rounds", "mine.dual_rate", "data.partitioner.style.x", "style"])
