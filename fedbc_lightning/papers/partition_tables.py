@@ -69,18 +69,19 @@ def table_4() -> tuple[str, Rows]:
     return text, rows
 
 
-def classes_held(labels: np.ndarray, per_client: int, exponent: float) -> str:
+def classes_held(labels: np.ndarray, per_client: int, exponent: float, seed: int = PUBLIC_SEED) -> str:
     """Return how many clients hold how many classes under the public draws, in the paper's notation.
 
     Args:
         labels: Class of each sample, ``(M,)``.
         per_client: Number of classes per client C.
         exponent: e of the paper.
+        seed: Seed of the draws.
 
     Example:
         >>> classes_held(np.arange(60_000) % 10, 1, 1.1)
         '2×3, 5×2, 13×1'
     """
-    parts = PowerLaw(NUM_CLIENTS, per_client, exponent, style="public", seed=PUBLIC_SEED)(labels, seed=0)
+    parts = PowerLaw(NUM_CLIENTS, per_client, exponent, style="public", seed=seed)(labels, seed=0)
     counts = Counter(len(np.unique(labels[part])) for part in parts)
     return ", ".join(f"{clients}×{classes}" for classes, clients in sorted(counts.items(), reverse=True))

@@ -33,8 +33,10 @@ class RunFiles:
 
     @property
     def missing(self) -> list[str]:
-        """Names of the files that are not there."""
-        return [name for name in FILES if not (self.folder / name).is_file()]
+        """Names of the files that the run should have written and that are not there."""
+        trainer = self.config.get("trainer") or {}
+        not_asked = ["evaluation.csv"] if trainer.get("eval_clients") == 0 else []
+        return [name for name in FILES if not (self.folder / name).is_file() and name not in not_asked]
 
     @cached_property
     def metrics(self) -> pd.DataFrame:

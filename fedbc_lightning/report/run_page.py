@@ -134,8 +134,9 @@ def _numbers(run: RunFiles) -> Table:
             best = f"{int(found['round'].iloc[-1])}" if report == "best_on_test" else best
         rows.append([name, "%" if is_share(name) else "", *cells, best])
     return Table(
-        "The table shows every metric at the last evaluated round, as the mean over the evaluated rounds of the last "
-        "tenth, and at its best round. The best round is chosen on the test data, which flatters every method.",
+        "The table shows how good the models are at the last evaluated round, as the mean over the evaluated rounds of "
+        "the last tenth, and at the best round, which is chosen on the test data and so flatters every method. "
+        "The other metrics of the rounds are in metrics.csv.",
         rows,
     )
 
@@ -144,7 +145,7 @@ def _curves(run: RunFiles) -> Iterator[Block]:
     metrics = run.metrics
     pictures: list[Picture] = []
     there = {what.place for what in map(measured, metrics) if what}
-    legend = {text: COLORS[k] for k, (place, text) in enumerate(PLACES.items()) if place in {*OF_CLIENTS, *there}}
+    legend = {text: COLORS[k] for k, (place, text) in enumerate(PLACES.items()) if place in there}
     for kind in _kinds(_measured(run)):
         columns = _columns(kind, metrics)
         pictures.append(_lines(f"c{len(pictures)}", _said(kind), metrics, columns, kind.metric, legend))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from matplotlib.colors import to_hex
@@ -23,12 +23,13 @@ from fedbc_lightning.studies.figures import colors_of
 from fedbc_lightning.studies.reported_round import criterion
 from fedbc_lightning.studies.tables import REPORTED
 
-MAX_VARIANTS = 4
-"""Largest number of variants whose clients are drawn."""
+MAX_VARIANTS = 5
+"""Largest number of variants, and of partitions, whose clients are drawn."""
 BAND = ", and the band is one standard deviation."
 AGAINST = {"rounds": "the round", "bytes": "the megabytes sent and received", "simulated_seconds": "simulated seconds"}
 """What the curves are drawn against."""
 EFFECTIVE = "dual/effective_number"
+T = TypeVar("T")
 
 
 def study_page(folder: Path) -> Page:
@@ -129,13 +130,13 @@ def _title(files: StudyFiles, variant: str) -> str:
 
 def _state(files: StudyFiles) -> Iterator[Block]:
     study, maps = files.study, client_figures.StateMaps()
-    drawn = [(variant, method) for variant in list(study.variants)[:MAX_VARIANTS] for method in study.methods]
+    drawn = [(variant, method) for variant in spread(study.variants) for method in study.methods]
     for column in client_figures.STATE:
         for number, (variant, method) in enumerate(drawn):
             runs = {f"seed {seed}": run for (*of, seed), run in files.runs.items() if of == [variant, method.name]}
             title = ", ".join(filter(None, [method.name, _title(files, variant)]))
             client_figures.add_state_maps(maps, f"s{number}_", title, runs, column)
-    text = f"{client_figures.HOW_TO_READ_MAPS}{_left_out(files)}"
+    text = f"{client_figures.HOW_TO_READ_MAPS}{_left_out(len(study.variants), 'variants')}"
     if maps.means:
         over = " A colour is the mean over the seeds, which share their clients." if maps.seeds else ""
         yield Gallery(f"{text}{over}", maps.means)
@@ -170,14 +171,22 @@ def _effective(files: StudyFiles) -> Iterator[Block]:
     yield Gallery(text, figures.curves("n", frames, "rounds", EFFECTIVE, present), present)
 
 
-def _left_out(files: StudyFiles) -> str:
-    count = len(files.study.variants)
-    return f" Of the {count} variants the first {MAX_VARIANTS} are drawn." if count > MAX_VARIANTS else ""
+def spread(items: Iterable[T]) -> list[T]:
+    """Return the items that are drawn: all, or some from the first to the last at even distances."""
+    every = list(items)
+    if len(every) <= MAX_VARIANTS:
+        return every
+    return [every[round(place * (len(every) - 1) / (MAX_VARIANTS - 1))] for place in range(MAX_VARIANTS)]
+
+
+def _left_out(count: int, what: str) -> str:
+    """Return a sentence that says how many are drawn of more than can be."""
+    return f" Of the {count} {what} {MAX_VARIANTS} are drawn, from the first to the last." * (count > MAX_VARIANTS)
 
 
 def _clients(files: StudyFiles) -> Iterator[Block]:
     study = files.study
-    for number, variant in enumerate(list(study.variants)[:MAX_VARIANTS]):
+    for number, variant in enumerate(spread(study.variants)):
         runs = {method.name: files.runs_of(variant, method.name) for method in study.methods}
         runs = {name: found for name, found in runs.items() if found}
         every = [run for found in runs.values() for run in found]
@@ -194,7 +203,8 @@ def _clients(files: StudyFiles) -> Iterator[Block]:
         over = "the mean over the seeds, which share their clients," if is_shared else "the first seed"
         text = (
             f"Each figure shows {figures.unit(metric)}, on the data of one client, by round, on the same axes; a line "
-            f"is {over} of an algorithm. {client_figures.which_clients(every[0])}{_left_out(files)}"
+            f"is {over} of an algorithm. {client_figures.which_clients(every[0])}"
+            f"{_left_out(len(study.variants), 'variants')}"
         )
         title = f"{metric} by client{f', {variant}' if _title(files, variant) else ''}"
         pictures = figures.small_multiples(f"m{number}_", frames, metric, colored)
@@ -208,16 +218,14 @@ def _partitions(files: StudyFiles) -> Iterator[Block]:
             who, _ = found.setdefault(run.partition.get("hash", ""), ([], run.partition))
             who.append(f"{variant}, seed {seed}")
     pictures = []
-    for place, (key, (who, content)) in enumerate(list(found.items())[:MAX_VARIANTS]):
+    for place, (key, (who, content)) in enumerate(spread(found.items())):
         users = list(dict.fromkeys(who))
         of_all = len(users) == len(files.study.variants) * len(files.study.seed_list)
         title = "all variants and seeds" if of_all else "; ".join(users[:4]) + ("; ..." if len(users) > 4 else "")
         pictures.append(figures.partition(f"p{place}", f"{title} (hash {key[:12]})", content))
     if pictures:
         text = "The left part shows the samples of each class at each client, and the right part those of all classes."
-        if len(found) > MAX_VARIANTS:
-            text += f" Of the {len(found)} partitions the first {MAX_VARIANTS} are drawn."
-        yield Gallery(text, pictures, size="large")
+        yield Gallery(f"{text}{_left_out(len(found), 'partitions')}", pictures, size="large")
 
 
 def _cost(files: StudyFiles) -> Table:

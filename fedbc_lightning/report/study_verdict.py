@@ -32,13 +32,14 @@ def claim_sentences(title: str, found: Sequence[Judgement]) -> list[str]:
     """Return how many of the claims of the paper ``title`` hold at each reading, and which do not at the first."""
     readings = list(dict.fromkeys(judgement.report for judgement in found))
     num_claims = sum(one.report == readings[0] for one in found)
-    counts = []
+    readings_of = dict[str, list[str]]()
     for report in readings:
         words = [one.said for one in found if one.report == report]
         said = [f"{words.count(word)} {verbs[words.count(word) > 1]}" for word, verbs in VERBS.items() if word in words]
         if num_claims == 1:
             said = [VERBS[words[0]][0]]
-        counts.append(f"{listed(said)} ({ROUNDS[report]})")
+        readings_of.setdefault(listed(said), []).append(ROUNDS[report])
+    counts = [f"{said} ({listed(rounds)})" for said, rounds in readings_of.items()]
     claims = f"Of {num_claims} claims of {title}," if num_claims > 1 else f"The only claim of {title}"
     return [f"{claims} {'; '.join(counts)}.", *_of_pairs([one for one in found if one.report == readings[0]])]
 

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import runpy
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from helpers.browser import ask_page
 from helpers.command_line import TINY, run_cli, write_project
 
 from fedbc_lightning.core.code_hash import code_hash
-from fedbc_lightning.report import client_figures
+from fedbc_lightning.report import client_figures, study_page
 from fedbc_lightning.report.files import RunFiles
 from fedbc_lightning.report.study_verdict import claim_sentences
 from fedbc_lightning.studies.paper_rows import Judgement
@@ -141,6 +143,29 @@ def test_claims_that_do_not_hold_are_said_pair_by_pair():
     ]
 
 
+def test_readings_at_which_claims_come_out_alike_are_said_together():
+    found = [Judgement("B", "A", report, "E = 1", "open", "+1 [−9, +9]") for report in ("last", "mean_of_last_tenth")]
+    found.append(replace(found[0], report="best_on_test", said="holds"))
+    assert claim_sentences("P", found)[0] == (
+        "The only claim of P is open (last round and mean of last tenth); holds (best round on test data)."
+    )
+
+
+def test_variants_that_are_drawn_are_spread_over_all():
+    assert [study_page.spread(range(count)) for count in (1, 5, 6, 10)] == [
+        [0], [0, 1, 2, 3, 4], [0, 1, 2, 4, 5], [0, 2, 4, 7, 9]
+    ]  # fmt: skip
+
+
+def test_a_run_that_evaluates_z_alone_lacks_nothing(made, capfd):
+    out = ["--trainer.eval_clients", "0", "--trainer.name", "z_alone"]
+    assert run_cli("fit", "--config", "single.yaml", *out) == 0
+    text = page_of("runs/z_alone", capfd).read_text(encoding="utf-8")
+    assert "There is no" not in text
+    assert "clients&#39; own models" not in text
+    assert "clients' own models" not in text
+
+
 def test_a_study_has_the_numbers_of_compare(made, capfd):
     page = page_of("studies/study", capfd)
     assert page == Path("studies/study/report.html")
@@ -157,6 +182,24 @@ def test_a_study_has_the_numbers_of_compare(made, capfd):
     findings = [line[2:] for line in lines if line.startswith("- By accuracy/global, ")]
     assert len(findings) == 2
     assert set(findings) < set(read.items)
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_scripts_of_the_docs_print_the_numbers_of_a_study(made, capfd):
+    """What docs/results.md and docs/fedbc.md say is printed by these from the runs."""
+    page_of("studies/study", capfd)
+    runpy.run_path(str(DOCS / "make_results.py"))["show"](Path("studies/study"))
+    said = capfd.readouterr().out
+    results = pd.read_csv("studies/study/results.csv")
+    mean = results[(results["algorithm"] == "FedBC") & (results["variant"] == "E = 1")][ACCURACY].mean()
+    assert re.search(rf"^\| FedBC \| {100 * mean:.2f}, [\d.]+, [\d.]+ \(99\.50\) \|", said, re.MULTILINE)
+    assert re.search(r"^FedAvg .* [01] of 1$", said, re.MULTILINE)
+    assert re.search(r"^All +(\d+ +)+6$", said, re.MULTILINE), "two claims at three readings"
+    runpy.run_path(str(DOCS / "make_fedbc.py"))["show"](Path("studies/study/runs/E_=_1"))
+    said = capfd.readouterr().out
+    assert len(re.findall(r"^FedBC - FedAvg, seed_\d: [+-]\d+\.\d points", said, re.MULTILINE)) == 2
 
 
 def test_names_are_text_and_nothing_else(made, capfd):
