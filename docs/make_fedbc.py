@@ -6,7 +6,8 @@ python docs/make_fedbc.py studies/fedbc_settings/runs/E_=_5 fedbc_settings
 fedbc-cli reproduce table6 --base cifar_folder.yaml --only '[C = 1, e = 1.2, FedAvg, FedBC]' --tuning.skip true
 python docs/make_fedbc.py studies/fedbc_cifar_untuned/runs/E_=_1_C_=_1_e_=_1.2 fedbc_cifar
 
-The picture of MNIST is made from the study of equal weights in docs/results.md:
+The pictures of Synthetic and MNIST are made from the studies of equal weights in docs/results.md:
+python docs/make_fedbc.py studies/weights/runs/E_=_5 fedbc_synthetic
 python docs/make_fedbc.py studies/mnist_weights/runs/E_=_1_C_=_1_e_=_1.5 fedbc_mnist
 
 Without the name of a picture, numbers are printed alone.
@@ -26,6 +27,7 @@ IMAGES = Path(__file__).parent / "images"
 LINES = {
     "fedbc_settings": {"FedBC_1e-1": "dual_lr 0.1", "FedBC_1e-2": "dual_lr 0.01", "FedBC_1e-3": "dual_lr 0.001"},
     "fedbc_cifar": {"FedBC": "FedBC", "FedAvg": "FedAvg"},
+    "fedbc_synthetic": {"FedBC": "FedBC", "FedAvg": "FedAvg", "FedAvg_uniform": "FedAvg, weighting uniform"},
     "fedbc_mnist": {"FedBC": "FedBC", "FedAvg": "FedAvg", "FedAvg_uniform": "FedAvg, weighting uniform"},
 }
 """Name of each line by the folder of its runs, for each picture."""

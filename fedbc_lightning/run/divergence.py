@@ -12,7 +12,8 @@ GROWN = 2.0
 BEYOND_MEASURE = 1000.0
 """Least factor by which the training loss has grown if there is no global loss to tell that it was the clients."""
 HELP = (
-    "Try a smaller learning rate, trainer.gradient_clip_val: 1, or inputs near unit scale (data.standardize of tables)."
+    "Try a smaller learning rate or server step, trainer.gradient_clip_val: 1, or inputs near unit scale "
+    "(data.standardize of tables)."
 )
 
 Values = list[tuple[int, float]]

@@ -153,8 +153,9 @@ class DualAscent(ServerCallback):
             self._warned = True
             state = "all 0: z is their uniform mean" if effective == 0 else f"{effective:.2f} clients' worth of weight"
             rank_zero_only(log.warning)(
-                f"The λ of the {len(dual)} sampled clients are {state}. A smaller algorithm.dual_lr makes the "
-                "weights more even, a larger one lets λ grow from 0 sooner (said once; see dual/effective_number).",
+                f"The λ of the {len(dual)} sampled clients are {state}. If λ has fallen back towards 0, "
+                "algorithm.dual_lr is too large for a run of this length; if one client moves much further than the "
+                "others, algorithm.dual_min and dual_max bound their ratio (said once; see dual/effective_number).",
             )
 
     @property
