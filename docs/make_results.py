@@ -1,4 +1,4 @@
-"""Print the tables and counts of docs/results.md from the folder of a table of a paper.
+"""Print the numbers of docs/results.md that stand beside a paper's, and their counts, from the folder of a table.
 
 fedbc-cli reproduce table7 --only '[C = 1]' --tuning.skip true --seeds 3
 python docs/make_results.py studies/fedbc_mnist_untuned/table7
@@ -20,12 +20,14 @@ from fedbc_lightning.studies.statistics import summarise
 from fedbc_lightning.studies.study import Study
 
 WITHIN = 0.015
-"""Distance to the paper, as a share, up to which a cell is counted as near."""
+"""Distance to the paper's accuracy up to which a cell is counted as near."""
 
 
 def show(folder: Path) -> None:
     """Print the numbers of each of a study's papers, how far they are from the paper's, and how many claims hold."""
     files = read_study_files(folder)
+    if not files.study.papers:
+        raise SystemExit(f"{folder}: this study has no numbers of a paper; its tables are in table.md")
     for name, paper in files.study.papers.items():
         readings = files.outcome.readings[name]
         means = pd.DataFrame(

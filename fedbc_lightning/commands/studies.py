@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -109,16 +113,19 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
         if isinstance(path, Path):
             layers.append(path)
     parser = study_parser(command)
-    study = _build(parser, words, layers)
-    published = _published(parser, layers, study)
-    if published is not None:
-        study.origins = study.given["origins"] = changed_origins(study, published, run_config)
+    study = _quietly(partial(_build, parser, words, layers)) if asked_to_print else _build(parser, words, layers)
+    if study is None:
+        parser.parse_args([*words, asked_to_print[-1]])  # a study that lacks something is printed as it is
+        raise UsageError("--print_config: this is no study")
+    _mark_changes(parser, study, layers)
     if part:
         study.part = part
         REPRODUCTIONS[part].narrow(study)
     if asked_to_print:
         # overrides are merged and parts chosen here, after the parser, so the parser prints what came out
-        parser.parse_args([f"--config={json.dumps(_as_config(study), default=str)}", asked_to_print[-1]])
+        content = json.loads(json.dumps(_as_config(study), default=str))
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        parser.parse_args([f"--config={text}", asked_to_print[-1]])
     return study
 
 
@@ -141,18 +148,34 @@ def _build(parser: StudyParser, words: list[str], layers: list[Path]) -> Study:
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
 
 
-def _published(parser: StudyParser, layers: list[Path], study: Study) -> Study | None:
-    """Return the study as the file that says where its settings come from has it; None if the runs are the same."""
+def _mark_changes(parser: StudyParser, study: Study, layers: list[Path]) -> None:
+    """Mark the origins of settings whose values are not those of the config that says where they come from.
+
+    That config alone is the published study; where it is none without the layers below, these are part of it.
+    """
     has_origins = [bool(_read(path).get("origins")) for path in layers]
     if True not in has_origins:
+        return
+    last = len(layers) - 1 - has_origins[::-1].index(True)
+    for some in (layers[last : last + 1], layers[: last + 1]):
+        words = [*(f"--config={path}" for path in some), f"--tuning.skip={str(study.tuning.skip).lower()}"]
+        published = _quietly(partial(_build, parser, words, some))
+        if published is None:
+            continue
+        if published.origins != study.origins:  # they are given on the command line, by who knows what is changed
+            return
+        if any(published.given[key] != study.given[key] for key in RUN_FIELDS):
+            study.origins = study.given["origins"] = changed_origins(study, published, run_config)
+        return
+
+
+def _quietly(build: Callable[[], Study]) -> Study | None:
+    """Return a study, or None if the parser refuses it, whose message is dropped."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return build()
+    except SystemExit:
         return None
-    layers = layers[: len(layers) - has_origins[::-1].index(True)]
-    words = [f"--config={path}" for path in layers]
-    published = _build(parser, [*words, f"--tuning.skip={str(study.tuning.skip).lower()}"], layers)
-    if published.origins != study.origins:  # the user says where they come from
-        return None
-    is_same = all(published.given[key] == study.given[key] for key in RUN_FIELDS)
-    return None if is_same else published
 
 
 def _as_config(study: Study) -> dict[str, Any]:

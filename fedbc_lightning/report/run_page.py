@@ -14,12 +14,13 @@ from fedbc_lightning.core.units import duration
 from fedbc_lightning.report import client_figures, figures
 from fedbc_lightning.report.content import Block, Code, Gallery, Page, Picture, Section, Table, Text
 from fedbc_lightning.report.files import RunFiles
-from fedbc_lightning.report.settings import flat, megabytes
+from fedbc_lightning.report.settings import megabytes
 from fedbc_lightning.report.svg import COLORS
 from fedbc_lightning.run.divergence import divergence
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.reported_round import OF_PAPERS, ROUNDS, can_choose
 from fedbc_lightning.studies.results import evaluated, rows_read, totals
+from fedbc_lightning.studies.run import flat
 
 OF_CLIENTS = {"global": "global model z", "local": "clients' own models"}
 PLACES = {

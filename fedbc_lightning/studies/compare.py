@@ -231,12 +231,12 @@ def parse(run: Run) -> Namespace:
 
 
 def run_config(run: Run) -> dict[str, Any]:
-    """Return the complete config of a run as plain values.
+    """Return the complete config of a run as plain values, without the paths that it was read from.
 
     Raises:
         ConfigurationError: The command line is wrong; the message is the parser's.
     """
-    return parse(run)["fit"].as_dict()
+    return {key: value for key, value in parse(run)["fit"].as_dict().items() if key != "config"}
 
 
 @contextlib.contextmanager

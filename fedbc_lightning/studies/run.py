@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -81,6 +82,24 @@ def as_word(value: Any) -> str:
         return ".inf" if value > 0 else "-.inf"
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
     return text.removesuffix("...").strip()
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield key and value of every setting of a config, with full keys as the command line takes them.
+
+    Example:
+        >>> list(flat({"model": {"class_path": "m.M", "init_args": {"lr": 0.1}}, "seed": 1}))
+        [('model', 'm.M'), ('model.lr', '0.1'), ('seed', '1')]
+    """
+    for key, value in content.items():
+        full = f"{prefix}{key}"
+        if isinstance(value, Mapping) and "class_path" in value:
+            yield full, str(value["class_path"])
+            yield from flat(value.get("init_args") or {}, f"{full}.")
+        elif isinstance(value, Mapping) and value:
+            yield from flat(value, f"{full}.")
+        else:
+            yield full, as_word(value)
 
 
 def slug(name: str) -> str:

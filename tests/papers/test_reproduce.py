@@ -156,7 +156,14 @@ def test_missing_files_are_named_before_any_run(project, capfd):
 
 def test_a_printed_study_is_the_one_that_is_run(project, capsys):
     """Overrides are merged with those of the study's file, and it has the part that the table needs, and no more."""
-    words = ["--overrides", "{data.style: own, data.seed: null}", "--only", "[E = 5]", "--scale", "0.1"]
+    words = [
+        "--overrides",
+        "{data.style: own, data.seed: null, data.alpha: .inf}",
+        "--only",
+        "[E = 5]",
+        "--scale",
+        "0.1",
+    ]
     with pytest.raises(SystemExit):
         read_study("reproduce", ["--config", "studies/fedbc_table1.yaml", *words, "--print_config"], part="table1")
     printed = project / "printed.yaml"
@@ -170,6 +177,12 @@ def test_a_printed_study_is_the_one_that_is_run(project, capsys):
     for method in study.methods:
         runs = [each.run("E = 5", method, 0, method.first()).words() for each in (study, again)]
         assert runs[0] == runs[1]
+
+
+def test_a_study_that_lacks_something_is_printed_as_it_is(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        read_study("compare", ["--base", "synthetic.yaml", "--print_config"])
+    assert "base: synthetic.yaml" in capsys.readouterr().out
 
 
 def test_only_one_study_is_printed(project, capfd):

@@ -72,6 +72,15 @@ def test_values_that_differ_between_variants_are_by_variant():
         ("--variants '{E = 3: {trainer.local_epochs: 3}}' --papers '{}'", {"trainer.local_epochs"}),
         ("--base mine.yaml", {"data.batch_size"}),
         ("--config layer.yaml", {"data.style"}),
+        ("--algorithms '{FedAvg: {}, FedBC: {trainer.local_epochs: 50, data.batch_size: 64}}' --papers '{}' "
+         "--tuning.skip true",
+         {"trainer.local_epochs", "data.batch_size", "FedBC.dual_momentum", "FedBC.dual_momentum_style"}),
+        ("--variants '{E = 1: {trainer.local_epochs: 5}}' --papers '{}'", {"trainer.local_epochs"}),
+        ("--variants '{E = 1: {trainer.local_epochs: 1}}' --papers '{}'", set()),
+        ("--variants '{E = 1: {trainer.local_epochs: 1}, b: {data.init_args.batch_size: 64}}' --papers '{}'",
+         {"data.batch_size"}),
+        ("--overrides '{trainer.gradient_clip_val: 0.1}'", {"trainer.gradient_clip_val"}),  # it has no origin
+        ("--algorithms '{FedAvg: {weighting: uniform}}' --papers '{}' --tuning.skip true", {"FedAvg.weighting"}),
     ],
 )  # fmt: skip
 def test_what_is_changed_is_not_said_to_be_the_papers(tmp_path, monkeypatch, words, changed):
@@ -84,6 +93,29 @@ def test_what_is_changed_is_not_said_to_be_the_papers(tmp_path, monkeypatch, wor
     origins = read_study("compare", ["--config", "studies/fedbc_table1.yaml", *shlex.split(words)]).origins
     assert {name for name, origin in origins.items() if origin == CHANGED} == changed
     assert "data.num_clients" in origins
+
+
+def test_a_layer_below_the_published_study_is_no_part_of_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "layer.yaml").write_text("overrides: {data.batch_size: 64}")
+    origins = read_study("compare", ["--config", "layer.yaml", "--config", "studies/fedbc_table1.yaml"]).origins
+    assert {name for name, origin in origins.items() if origin == CHANGED} == {"data.batch_size"}
+
+
+def test_a_file_of_origins_alone_belongs_to_the_layers_below(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("{base: synthetic.yaml, algorithms: {FedAvg: {}}}")
+    (tmp_path / "origins.yaml").write_text("origins: {data.batch_size: paper, model.lr: ours}")
+    words = ["--config", "mine.yaml", "--config", "origins.yaml"]
+    assert read_study("compare", words).origins == {"data.batch_size": "paper", "model.lr": "ours"}
+    assert read_study("compare", [*words, "--overrides", "{model.lr: 0.5}"]).origins["model.lr"] == CHANGED
+    words = ["--config", "origins.yaml", "--base", "synthetic.yaml", "--algorithms", "{FedAvg: {}}"]
+    assert read_study("compare", words).origins["model.lr"] == "ours", "nothing says what else it could be"
+
+
+def test_a_wrong_setting_is_said_and_takes_no_origin_away():
+    with pytest.raises(ConfigurationError, match=r"styl"):
+        read_study("compare", ["--config", "studies/fedbc_table1.yaml", "--overrides", "{data.styl: own}"])
 
 
 def test_origins_that_the_user_gives_are_the_users():
