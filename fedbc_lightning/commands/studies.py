@@ -21,7 +21,7 @@ from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, PROG, UsageError, find
 from fedbc_lightning.cli.config_lines import place_of_key
 from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.core import private_cli
-from fedbc_lightning.core.errors import did_you_mean
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison, run_config
 from fedbc_lightning.studies.data_files import check_data_files
@@ -160,13 +160,22 @@ def _mark_changes(parser: StudyParser, study: Study, layers: list[Path]) -> None
     for some in (layers[last : last + 1], layers[: last + 1]):
         words = [*(f"--config={path}" for path in some), f"--tuning.skip={str(study.tuning.skip).lower()}"]
         published = _quietly(partial(_build, parser, words, some))
-        if published is None:
+        if published is None or not _has_a_run(published):
             continue
         if published.origins != study.origins:  # they are given on the command line, by who knows what is changed
             return
         if any(published.given[key] != study.given[key] for key in RUN_FIELDS):
             study.origins = study.given["origins"] = changed_origins(study, published, run_config)
         return
+
+
+def _has_a_run(study: Study) -> bool:
+    """Return whether a run of a study can be configured."""
+    try:
+        run_config(study.run(next(iter(study.variants)), study.methods[0], 0, study.methods[0].first()))
+    except (ConfigurationError, UsageError):
+        return False
+    return True
 
 
 def _quietly(build: Callable[[], Study]) -> Study | None:

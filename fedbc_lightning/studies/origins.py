@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -16,8 +15,8 @@ Parse = Callable[[Run], Mapping[str, Any]]
 """Function that returns the complete config of a run."""
 Origins = dict[str, str]
 """Map from the name of a setting to where its value comes from."""
-
-
+Changes = dict[str, set[str]]
+"""Map from the full key of a setting to the algorithms for which its value is another one."""
 NOT_OF_THE_EXPERIMENT = {"trainer.default_root_dir", "trainer.name", "trainer.enable_progress_bar"}
 """Settings that a study gives each run, and that make no difference to its numbers."""
 CHANGED = "changed here"
@@ -48,49 +47,55 @@ def changed_origins(study: Study, published: Study, parse: Parse) -> Origins:
     return {name: origin for name, origin in origins.items() if values.has(name)}
 
 
-Changes = dict[str, set[str]]
-"""Map from the full key of a setting to the algorithms for which its value is another one."""
-
-
 def _changes(study: Study, published: Study, parse: Parse) -> Changes:
-    """Return what differs between the runs of two studies.
-
-    The complete configs of one run of each algorithm are compared, of a variant that both studies have, and all else
-    that the runs are made of: the other variants' overrides, and the ranges of what is tuned.
-    """
-    found: Changes = defaultdict(set)
-    names = {method.name for method in study.methods}
-    both = [name for name in study.variants if name in published.variants]
-    of_variants = {key for owner in (study, published) for given in owner.variants.values() for key in _plain(given)}
-    for variant in study.variants:
-        ours, theirs = _plain(study.variants[variant]), _plain(published.variants.get(variant))
-        known = [_plain(given) for given in published.variants.values()]
-        for key in ours.keys() | theirs.keys():
-            meant = [theirs] if variant in both else known
-            if not any(key in given and key in ours and given[key] == ours[key] for given in meant):
-                found[key] |= names
-    methods = {method.name: method for method in published.methods}
+    """Return what differs between the runs of two studies."""
+    theirs = {method.name: method for method in published.methods}
+    of_all = _changed_by_variants(study, published)
+    found: Changes = {key: {method.name for method in study.methods} for key in of_all}
     for method in study.methods:
-        other = methods.get(method.name)
-        if other is None:  # all of it is new; the settings of its algorithm have no origin
-            for key in _plain(method.settings):
-                found[key].add(method.name)
-            continue
-        tuned = method.tuned.keys() | other.tuned.keys()
-        differing = {key for key in tuned if method.tuned.get(key) != other.tuned.get(key)}
-        first = both[0] if both else None
-        configs = [
-            dict(flat(parse(owner.run(first or next(iter(owner.variants)), mine, study.seed_list[0], mine.first()))))
-            for owner, mine in ((study, method), (published, other))
-        ]
-        skipped = NOT_OF_THE_EXPERIMENT | tuned | (set() if first else of_variants)
-        for key in configs[0].keys() - skipped:
-            if configs[0][key] != configs[1].get(key):
-                differing.add(key)
-        for key in differing:
-            if not any(key.startswith(f"{class_}.") for class_ in differing):  # a new class has other settings
-                found[key].add(method.name)
+        if method.name in theirs:
+            keys = _changed_by_method(study, method, published, theirs[method.name], parse)
+        else:  # all of it is new
+            keys = set(_plain(method.settings))
+        for key in keys:
+            found.setdefault(key, set()).add(method.name)
     return found
+
+
+def _changed_by_variants(study: Study, published: Study) -> set[str]:
+    """Return keys that variants override with values that the published variants do not have.
+
+    A variant is held against that of the same name, and a new one against all.
+    """
+    every = {name: _plain(overrides) for name, overrides in published.variants.items()}
+    found = set[str]()
+    for name, overrides in study.variants.items():
+        ours = _plain(overrides)
+        meant = [every[name]] if name in every else list(every.values())
+        for key in ours.keys() | every.get(name, {}).keys():
+            if not any(key in ours and key in theirs and ours[key] == theirs[key] for theirs in meant):
+                found.add(key)
+    return found
+
+
+def _changed_by_method(study: Study, method: Method, published: Study, theirs: Method, parse: Parse) -> set[str]:
+    """Return keys of an algorithm's ranges, and of its complete config in one variant, that differ.
+
+    The variant is one that both studies have; if there is none, what variants override is left out.
+    """
+    tuned = method.tuned.keys() | theirs.tuned.keys()
+    found = {key for key in tuned if method.tuned.get(key) != theirs.tuned.get(key)}
+    skipped = NOT_OF_THE_EXPERIMENT | tuned
+    both = next((name for name in study.variants if name in published.variants), None)
+    if both is None:
+        skipped |= {key for owner in (study, published) for given in owner.variants.values() for key in _plain(given)}
+    seed = study.seed_list[0]
+    ours, meant = (
+        dict(flat(parse(owner.run(both or next(iter(owner.variants)), mine, seed, mine.first()))))
+        for owner, mine in ((study, method), (published, theirs))
+    )
+    found |= {key for key in ours.keys() - skipped if ours[key] != meant.get(key)}
+    return {key for key in found if not any(key.startswith(f"{class_}.") for class_ in found)}  # a new class is enough
 
 
 def _plain(given: Mapping[str, Any] | None) -> dict[str, Any]:

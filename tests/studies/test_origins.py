@@ -111,6 +111,9 @@ def test_a_file_of_origins_alone_belongs_to_the_layers_below(tmp_path, monkeypat
     assert read_study("compare", [*words, "--overrides", "{model.lr: 0.5}"]).origins["model.lr"] == CHANGED
     words = ["--config", "origins.yaml", "--base", "synthetic.yaml", "--algorithms", "{FedAvg: {}}"]
     assert read_study("compare", words).origins["model.lr"] == "ours", "nothing says what else it could be"
+    (tmp_path / "gone.yaml").write_text("{base: no.yaml, algorithms: {FedAvg: {}}, origins: {model.lr: ours}}")
+    words = ["--config", "gone.yaml", "--base", "synthetic.yaml"]
+    assert read_study("compare", words).origins == {"model.lr": "ours"}
 
 
 def test_a_wrong_setting_is_said_and_takes_no_origin_away():
