@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 class FedLiLS(FedAvg):
     """FedLi-LS: clients find each step size by an Armijo line search.
 
-    The default η_s, the paper's, can make z diverge with several local epochs: on ``synthetic.yaml`` (E = 5) the global
-    loss is 21 after 8 rounds, and 0.95 with ``server_step="convex"``.
-
     Problem:
-        min_w Σ (n_i / n) f_i(w), without a learning rate to tune.
+        min_w Σ (n_i / n) f_i(w), without a learning rate to tune. The default server step η_s, the paper's, can make z
+        diverge with several local epochs: on ``synthetic.yaml`` (E = 5) the global loss is 21 after 8 rounds, and 0.95
+        with ``server_step="convex"``.
 
     Update::
 
