@@ -14,10 +14,10 @@ import pandas as pd
 from fedbc_lightning.report.study_files import read_study_files
 from fedbc_lightning.studies.numbers import Rows, laid_out, number
 from fedbc_lightning.studies.paper import Paper
-from fedbc_lightning.studies.paper_rows import Readings, claim_rows, judge
+from fedbc_lightning.studies.paper_rows import Readings, claim_rows, distances, judge, means
 from fedbc_lightning.studies.reported_round import ROUNDS
-from fedbc_lightning.studies.statistics import summarise
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.tables import markdown
 
 WITHIN = 0.015
 """Distance to the paper's accuracy up to which a cell is counted as near."""
@@ -30,40 +30,36 @@ def show(folder: Path) -> None:
         raise SystemExit(f"{folder}: this study has no numbers of a paper; its tables are in table.md")
     for name, paper in files.study.papers.items():
         readings = files.outcome.readings[name]
-        means = pd.DataFrame(
-            {
-                report: summarise(results, [paper.metric]).set_index(["variant", "algorithm"])["mean"]
-                for report, results in readings.items()
-            }
-        )
-        shown = ", ".join(ROUNDS[report] for report in means)
-        show_table(f"{paper.title}: {shown} (paper)", cells(files.study, paper, means))
-        show_table("Claims", claim_rows(paper, files.study, readings))
+        ours = means(paper, readings)
+        shown = ", ".join(ROUNDS[report] for report in ours)
+        parts = [
+            (f"{shown} (paper)", cells(files.study, paper, ours)),
+            ("Claims", claim_rows(paper, files.study, readings)),
+        ]
+        print(markdown(paper.title, parts))
         print(f"Distance to the paper in points, and cells within {100 * WITHIN:g}\n")
-        print(distances(files.study, paper, means))
+        print(near(paper, distances(paper, files.study, ours)))
         print("\nClaims by algorithm that is compared with, reading and verdict\n")
         print(counts(files.study, paper, readings))
 
 
-def cells(study: Study, paper: Paper, means: pd.DataFrame) -> Rows:
+def cells(study: Study, paper: Paper, ours: pd.DataFrame) -> Rows:
     """Return a row per algorithm, whose cells are our readings and the paper's mean in parentheses."""
 
     def text(variant: str, name: str) -> str:
-        if (variant, name) not in means.index:
+        if (variant, name) not in ours.index:
             return "-"
-        ours = ", ".join(number(mean, paper.metric) for mean in means.loc[(variant, name)])
-        return f"{ours} ({number(paper.mean(name, study.levels[variant]), paper.metric)})"
+        said = ", ".join(number(mean, paper.metric) for mean in ours.loc[(variant, name)])
+        return f"{said} ({number(paper.mean(name, study.levels[variant]), paper.metric)})"
 
     return laid_out(paper.values, study.blocks(paper.only), text)
 
 
-def distances(study: Study, paper: Paper, means: pd.DataFrame) -> pd.DataFrame:
+def near(paper: Paper, found: pd.DataFrame) -> pd.DataFrame:
     """Return for each algorithm and reading the mean distance to the paper, and how many cells are near it.
 
     The last rows are those of all algorithms, and of those that are the same method in the paper.
     """
-    theirs = pd.Series([paper.mean(name, study.levels[variant]) for variant, name in means.index], index=means.index)
-    found = means.sub(theirs, axis=0).abs().dropna()
     names = found.index.get_level_values("algorithm")
     groups = {name: found[names == name] for name in names.unique()}
     groups |= {"all": found, "the same methods": found[~names.isin(list(paper.other_methods))]}
@@ -87,12 +83,6 @@ def counts(study: Study, paper: Paper, readings: Readings) -> pd.DataFrame:
         ]
     )
     return pd.crosstab(found["than"], [found["reading"], found["verdict"]], margins=True) if len(found) else found
-
-
-def show_table(title: str, rows: Rows) -> None:
-    """Print a table in Markdown under its title."""
-    header, *body = [f"| {' | '.join(row)} |" for row in rows]
-    print("\n".join([title, "", header, "|---" * len(rows[0]) + "|", *body, ""]))
 
 
 if __name__ == "__main__":

@@ -44,13 +44,12 @@ class FedLiLS(FedAvg):
     Degenerate cases:
         No choice of the arguments gives another method.
     Departures:
-        The default η_s is the paper's; the public code has η_s = 1.
-        Trials see the gradient's batch and random state, and do not change buffers. After 100 failed trials the step is
-        1e-6, and η_prev is the last η that was tried. If ‖g‖ < 1e-8 there is no step; a client without any step does
-        not count in η_s. A trial may exceed its bound by four roundings of the loss, because otherwise η would shrink
-        without end near an optimum in float32. torchmetrics objects that ``training_step``
-        updates see the trials, too. The weight decay of torch's SGD is part of f_B and g; nothing else of the model's
-        optimizer is used.
+        The default η_s is the paper's; the public code has η_s = 1. Trials see the gradient's batch and random state,
+        and do not change buffers. After 100 failed trials the step is 1e-6, and η_prev is the last η that was tried. If
+        ‖g‖ < 1e-8 there is no step; a client without any step does not count in η_s. A trial may exceed its bound by
+        four roundings of the loss, because otherwise η would shrink without end near an optimum in float32.
+        torchmetrics objects that ``training_step`` updates see the trials, too. The weight decay of torch's SGD is part
+        of f_B and g; nothing else of the model's optimizer is used.
 
     References:
         "Towards Hyper-parameter-free Federated Learning", FedLi-LS; Vaswani et al. 2019.

@@ -36,6 +36,8 @@ RUN_KEYS = ("seed_everything", "trainer", "algorithm", "model", "data", "optimiz
 """Keys of the config of one run."""
 RUN_FIELDS = ("base", "algorithms", "overrides", "variants", "factors", "scale")
 """Fields of a study that its runs are made of, beside the choice of tuned values."""
+Layers = list[tuple[Path, dict[str, Any]]]
+"""The studies' files of a command line, each with its content."""
 TOGETHER_IS_GONE = "studies no longer train several runs as one; leave it out, and give workers for runs at a time."
 """What is said of a setting that studies once had."""
 
@@ -106,17 +108,16 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
     words = [word for word in words if word not in asked_to_print]
     if any(True for _ in option_values(words, ("--together",))):
         raise UsageError(f"--together: {TOGETHER_IS_GONE}")
-    layers = []
+    layers = Layers()
     for position, value in option_values(words, CONFIG_OPTIONS):
         path = find_config(value)
         words[position] = words[position].removesuffix(value) + str(path)
         if isinstance(path, Path):
-            layers.append(path)
+            layers.append((path, _read(path)))
     parser = study_parser(command)
     study = _quietly(partial(_build, parser, words, layers)) if asked_to_print else _build(parser, words, layers)
-    if study is None:
-        parser.parse_args([*words, asked_to_print[-1]])  # a study that lacks something is printed as it is
-        raise UsageError("--print_config: this is no study")
+    if study is None:  # a study that lacks something is printed as it is
+        _print_config(parser, [*words, asked_to_print[-1]])
     _mark_changes(parser, study, layers)
     if part:
         study.part = part
@@ -125,15 +126,21 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
         # overrides are merged and parts chosen here, after the parser, so the parser prints what came out
         content = json.loads(json.dumps(_as_config(study), default=str))
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        parser.parse_args([f"--config={text}", asked_to_print[-1]])
+        _print_config(parser, [f"--config={text}", asked_to_print[-1]])
     return study
 
 
-def _build(parser: StudyParser, words: list[str], layers: list[Path]) -> Study:
+def _print_config(parser: StudyParser, words: list[str]) -> NoReturn:
+    """Let the parser print the config of words that end in ``--print_config``, and end."""
+    parser.parse_args(words)
+    parser.exit()
+
+
+def _build(parser: StudyParser, words: list[str], layers: Layers) -> Study:
     """Build the study of a command line, for which the overrides of all its layers are merged key by key."""
     overrides, names = dict[str, Any](), []
-    for path in layers:
-        of_layer = _read(path).get("overrides") or {}
+    for path, content in layers:
+        of_layer = content.get("overrides") or {}
         if not isinstance(of_layer, dict):
             raise UsageError(f"overrides: got {of_layer}; give e.g. {{trainer.max_rounds: 10}}.")
         overrides |= of_layer
@@ -148,25 +155,27 @@ def _build(parser: StudyParser, words: list[str], layers: list[Path]) -> Study:
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
 
 
-def _mark_changes(parser: StudyParser, study: Study, layers: list[Path]) -> None:
+def _mark_changes(parser: StudyParser, study: Study, layers: Layers) -> None:
     """Mark the origins of settings whose values are not those of the config that says where they come from.
 
     That config alone is the published study; where it is none without the layers below, these are part of it.
     """
-    has_origins = [bool(_read(path).get("origins")) for path in layers]
-    if True not in has_origins:
+    with_origins = [place for place, (_, content) in enumerate(layers) if content.get("origins")]
+    if not with_origins:
         return
-    last = len(layers) - 1 - has_origins[::-1].index(True)
+    last = with_origins[-1]
     for some in (layers[last : last + 1], layers[: last + 1]):
-        words = [*(f"--config={path}" for path in some), f"--tuning.skip={str(study.tuning.skip).lower()}"]
+        words = [*(f"--config={path}" for path, _ in some), f"--tuning.skip={str(study.tuning.skip).lower()}"]
         published = _quietly(partial(_build, parser, words, some))
-        if published is None or not _has_a_run(published):
+        if published is None:
             continue
         if published.origins != study.origins:  # they are given on the command line, by who knows what is changed
             return
-        if any(published.given[key] != study.given[key] for key in RUN_FIELDS):
+        if all(published.given[key] == study.given[key] for key in RUN_FIELDS):
+            return
+        if _has_a_run(published):
             study.origins = study.given["origins"] = changed_origins(study, published, run_config)
-        return
+            return
 
 
 def _has_a_run(study: Study) -> bool:

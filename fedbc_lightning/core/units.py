@@ -40,6 +40,16 @@ def bytes_said(size: float) -> str:
     return f"{size:,.3g} TiB"
 
 
+def megabytes(size: float) -> str:
+    """Format bytes in MB.
+
+    Example:
+        >>> megabytes(4888000)
+        '4.89'
+    """
+    return f"{size / 1e6:,.2f}"
+
+
 def decimals(value: float) -> str:
     """Return the value of a metric with four decimals, or with four digits where a loss has exploded.
 

@@ -10,11 +10,10 @@ import pandas as pd
 from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured, is_lower_better, is_of_validation, measured
-from fedbc_lightning.core.units import duration
+from fedbc_lightning.core.units import duration, megabytes
 from fedbc_lightning.report import client_figures, figures
 from fedbc_lightning.report.content import Block, Code, Gallery, Page, Picture, Section, Table, Text
 from fedbc_lightning.report.files import RunFiles
-from fedbc_lightning.report.settings import megabytes
 from fedbc_lightning.report.svg import COLORS
 from fedbc_lightning.run.divergence import divergence
 from fedbc_lightning.studies.numbers import Rows, is_share, number

@@ -10,11 +10,10 @@ import pandas as pd
 from matplotlib.colors import to_hex
 
 from fedbc_lightning.cli.overview import version
-from fedbc_lightning.core.units import duration
+from fedbc_lightning.core.units import duration, megabytes
 from fedbc_lightning.report import client_figures, figures
 from fedbc_lightning.report.content import Block, Code, Gallery, Page, Section, Table, Text
 from fedbc_lightning.report.files import RunFiles
-from fedbc_lightning.report.settings import megabytes
 from fedbc_lightning.report.study_files import StudyFiles, read_study_files
 from fedbc_lightning.report.study_tables import cost_rows, hash_rows, paper_blocks, result_blocks, settings_blocks
 from fedbc_lightning.report.study_verdict import verdict_blocks, verdict_sentences

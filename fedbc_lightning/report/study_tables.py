@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from fedbc_lightning.core.units import megabytes
 from fedbc_lightning.report.content import Block, Table
-from fedbc_lightning.report.settings import megabytes
 from fedbc_lightning.report.study_files import StudyFiles
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows

@@ -10,6 +10,7 @@ from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.run import Run, as_word, flat
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_checks import OWN
 
 Parse = Callable[[Run], Mapping[str, Any]]
 """Function that returns the complete config of a run."""
@@ -17,8 +18,8 @@ Origins = dict[str, str]
 """Map from the name of a setting to where its value comes from."""
 Changes = dict[str, set[str]]
 """Map from the full key of a setting to the algorithms for which its value is another one."""
-NOT_OF_THE_EXPERIMENT = {"trainer.default_root_dir", "trainer.name", "trainer.enable_progress_bar"}
-"""Settings that a study gives each run, and that make no difference to its numbers."""
+OF_THE_BASE = "as in the base config"
+"""Value of a setting in a variant that does not override it, where another one does."""
 CHANGED = "changed here"
 """Origin of a setting whose value is another one than that of the study whose origins are shown."""
 
@@ -38,23 +39,23 @@ def changed_origins(study: Study, published: Study, parse: Parse) -> Origins:
     Raises:
         ConfigurationError: ``published`` has no such setting, or a run of one of the two cannot be configured.
     """
-    changed = _changes(study, published, parse)
+    values = _Values(study, parse)
     origins = dict(published.origins)
-    for key, names in changed.items():
+    for key, names in _changes(values, _Values(published, parse)).items():
         listed = [name for name in published.origins if _is_about(name, key, names, published)]
         origins |= dict.fromkeys(listed or _names(key, names, study), CHANGED)
-    values = _Values(study, parse)
     return {name: origin for name, origin in origins.items() if values.has(name)}
 
 
-def _changes(study: Study, published: Study, parse: Parse) -> Changes:
+def _changes(ours: _Values, theirs: _Values) -> Changes:
     """Return what differs between the runs of two studies."""
-    theirs = {method.name: method for method in published.methods}
-    of_all = _changed_by_variants(study, published)
-    found: Changes = {key: {method.name for method in study.methods} for key in of_all}
-    for method in study.methods:
-        if method.name in theirs:
-            keys = _changed_by_method(study, method, published, theirs[method.name], parse)
+    methods = ours.study.methods
+    published = {method.name: method for method in theirs.study.methods}
+    of_all = _changed_by_variants(ours.study, theirs.study)
+    found: Changes = {key: {method.name for method in methods} for key in of_all}
+    for method in methods:
+        if method.name in published:
+            keys = _changed_by_method(ours, method, theirs, published[method.name])
         else:  # all of it is new
             keys = set(_plain(method.settings))
         for key in keys:
@@ -78,23 +79,20 @@ def _changed_by_variants(study: Study, published: Study) -> set[str]:
     return found
 
 
-def _changed_by_method(study: Study, method: Method, published: Study, theirs: Method, parse: Parse) -> set[str]:
+def _changed_by_method(ours: _Values, method: Method, theirs: _Values, published: Method) -> set[str]:
     """Return keys of an algorithm's ranges, and of its complete config in one variant, that differ.
 
     The variant is one that both studies have; if there is none, what variants override is left out.
     """
-    tuned = method.tuned.keys() | theirs.tuned.keys()
-    found = {key for key in tuned if method.tuned.get(key) != theirs.tuned.get(key)}
-    skipped = NOT_OF_THE_EXPERIMENT | tuned
-    both = next((name for name in study.variants if name in published.variants), None)
+    tuned = method.tuned.keys() | published.tuned.keys()
+    found = {key for key in tuned if method.tuned.get(key) != published.tuned.get(key)}
+    skipped = {*OWN, *tuned}
+    variants = [ours.study.variants, theirs.study.variants]
+    both = next((name for name in variants[0] if name in variants[1]), None)
     if both is None:
-        skipped |= {key for owner in (study, published) for given in owner.variants.values() for key in _plain(given)}
-    seed = study.seed_list[0]
-    ours, meant = (
-        dict(flat(parse(owner.run(both or next(iter(owner.variants)), mine, seed, mine.first()))))
-        for owner, mine in ((study, method), (published, theirs))
-    )
-    found |= {key for key in ours.keys() - skipped if ours[key] != meant.get(key)}
+        skipped |= {key for named in variants for given in named.values() for key in _plain(given)}
+    mine, meant = dict(flat(ours.config(method, both))), dict(flat(theirs.config(published, both)))
+    found |= {key for key in mine.keys() - skipped if mine[key] != meant.get(key)}
     return {key for key in found if not any(key.startswith(f"{class_}.") for class_ in found)}  # a new class is enough
 
 
@@ -105,12 +103,17 @@ def _plain(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _is_about(name: str, key: str, algorithms: Collection[str], published: Study) -> bool:
     """Return whether an origin is that of a changed setting, or of one inside of it."""
-    owner = next((method for method in published.algorithms if name.startswith(f"{method}.")), None)
-    if owner is not None and owner not in algorithms:
-        return False
-    full = name if owner is None else name.removeprefix(f"{owner}.")
-    full = full if "." in full else f"algorithm.{full}"
-    return full == key or full.startswith(f"{key}.")
+    owner, full = _owner_and_key(name, published)
+    return (owner is None or owner in algorithms) and (full == key or full.startswith(f"{key}."))
+
+
+def _owner_and_key(name: str, study: Study) -> tuple[str | None, str]:
+    """Return the algorithm that a setting among the origins is about, None if all share it, and its full key."""
+    owner = next((algorithm for algorithm in study.algorithms if name.startswith(f"{algorithm}.")), None)
+    if owner is None:
+        return None, name
+    key = name.removeprefix(f"{owner}.")
+    return owner, key if "." in key else f"algorithm.{key}"
 
 
 def _names(key: str, algorithms: Collection[str], study: Study) -> list[str]:
@@ -148,8 +151,8 @@ class _Values:
     """Looks up the values of settings in a study, and reads the config of each algorithm's runs once."""
 
     def __init__(self, study: Study, parse: Parse) -> None:
-        self._study, self._parse = study, parse
-        self._configs: dict[str, Mapping[str, Any]] = {}
+        self.study, self._parse = study, parse
+        self._configs: dict[tuple[str, str], Mapping[str, Any]] = {}
 
     def has(self, name: str) -> bool:
         """Return whether the study has a setting, also if its algorithm is left out."""
@@ -165,36 +168,29 @@ class _Values:
         Raises:
             ConfigurationError: The study and its runs have no such setting.
         """
-        method, key = self._setting(name)
+        owner, key = _owner_and_key(name, self.study)
+        method = next((method for method in self.study.methods if owner in (None, method.name)), None)
         if method is None:
             return set()
         if key in method.tuned:
             range_ = method.tuned[key]
             return {f"tuned over {as_word(range_.grid or [range_.low, range_.high])}"}
-        given = [overrides or {} for overrides in self._study.variants.values()]
-        found = set[str]()
-        if key not in method.settings:  # these go before a variant's
-            found = {as_word(overrides[key]) for overrides in given if key in overrides}
-        if not found or not all(key in overrides for overrides in given):
-            found.add(self._in_config(method, key, name))
-        return found
+        given = [overrides or {} for overrides in self.study.variants.values()]
+        if key not in method.settings and any(key in overrides for overrides in given):  # the former go first
+            return {as_word(overrides[key]) if key in overrides else OF_THE_BASE for overrides in given}
+        return {self._in_config(method, key, name)}
 
-    def _setting(self, name: str) -> tuple[Method | None, str]:
-        """Return the method that a setting is about and its full key; of one that all share, the first method."""
-        for algorithm in self._study.algorithms:
-            if name.startswith(f"{algorithm}."):
-                method = next((method for method in self._study.methods if method.name == algorithm), None)
-                key = name.removeprefix(f"{algorithm}.")
-                return method, key if "." in key else f"algorithm.{key}"
-        return self._study.methods[0], name
+    def config(self, method: Method, variant: str | None = None) -> Mapping[str, Any]:
+        """Return the config of an algorithm's runs in a variant, None being the first; it is read once."""
+        variant = variant or next(iter(self.study.variants))
+        if (method.name, variant) not in self._configs:
+            run = self.study.run(variant, method, self.study.seed_list[0], method.first())
+            self._configs[method.name, variant] = self._parse(run)
+        return self._configs[method.name, variant]
 
     def _in_config(self, method: Method, key: str, name: str) -> str:
-        """Return a value from the config of a method's runs in the first variant; ``-`` if the config is not known."""
-        if method.name not in self._configs:
-            first = next(iter(self._study.variants))
-            run = self._study.run(first, method, self._study.seed_list[0], method.first())
-            self._configs[method.name] = self._parse(run)
-        found: Any = self._configs[method.name]
+        """Return a value from the config of a method's runs; ``-`` if the config is not known."""
+        found: Any = self.config(method)
         if not found:
             return "-"
         for part in key.split("."):

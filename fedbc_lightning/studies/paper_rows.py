@@ -68,19 +68,27 @@ def fit_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
     Only cells count for which the paper has a number and all readings have one, and whose algorithm is the same method
     in the paper; there is no row without such a cell.
     """
-    means = {report: _summary(paper, results)["mean"] for report, results in readings.items()}
-    distances = pd.DataFrame(means)
-    distances = distances[~distances.index.isin(list(paper.other_methods), level="algorithm")]
-    theirs = [paper.mean(name, study.levels[variant]) for variant, name in distances.index]
-    distances = distances.sub(pd.Series(theirs, index=distances.index, dtype=float), axis=0).abs().dropna()
+    found = distances(paper, study, means(paper, readings))
+    found = found[~found.index.isin(list(paper.other_methods), level="algorithm")]
     rows = [["", "nearest to the paper in", "mean distance"]]
-    if distances.empty:
+    if found.empty:
         return rows
-    nearest = distances.eq(distances.min(axis=1), axis=0).sum()  # a tie counts for each
-    for report in means:
-        cells = f"{nearest[report]} of {len(distances)} cells"
-        rows.append([ROUNDS[report], cells, number(distances[report].mean(), paper.metric)])
+    nearest = found.eq(found.min(axis=1), axis=0).sum()  # a tie counts for each
+    for report in found:
+        cells = f"{nearest[report]} of {len(found)} cells"
+        rows.append([ROUNDS[report], cells, number(found[report].mean(), paper.metric)])
     return rows
+
+
+def means(paper: Paper, readings: Readings) -> pd.DataFrame:
+    """Return our means of the paper's metric: a row per variant and algorithm, a column per reading."""
+    return pd.DataFrame({report: _summary(paper, results)["mean"] for report, results in readings.items()})
+
+
+def distances(paper: Paper, study: Study, ours: pd.DataFrame) -> pd.DataFrame:
+    """Return how far our means lie from the paper's, for the cells that both have at all readings."""
+    theirs = [paper.mean(name, study.levels[variant]) for variant, name in ours.index]
+    return ours.sub(pd.Series(theirs, index=ours.index, dtype=float), axis=0).abs().dropna()
 
 
 def unlike(paper: Paper, study: Study) -> list[str]:

@@ -54,7 +54,10 @@ def test_settings_of_an_algorithm_that_is_left_out_are_left_out():
 def test_values_that_differ_between_variants_are_by_variant():
     variants = {"a": {"trainer.max_rounds": 5}, "b": {}}
     study = Study("x.yaml", ALGORITHMS, variants=variants, origins={"trainer.max_rounds": "ours"})
-    assert origin_rows(study, lambda run: CONFIG)[1:] == [["trainer.max_rounds", "by variant", "ours"]]
+    for config in (CONFIG, {"trainer": {"max_rounds": 5}}):  # that of the second variant, and that of the first
+        assert origin_rows(study, lambda run, config=config: config)[1:] == [
+            ["trainer.max_rounds", "by variant", "ours"]
+        ]
 
 
 @pytest.mark.parametrize(
