@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.segment import ControlType
 
 from fedbc_lightning.callbacks.live_lines import LiveLines
+from fedbc_lightning.core.printing import stream_handlers
 from fedbc_lightning.distributed.interrupts import Interrupts
 
 UPDATES_PER_SECOND = 5
@@ -45,7 +46,7 @@ class Screen:
         Screen._open = self
         Interrupts.show_by(self.lines.notices.append)
         replaced = dict(zip(self._streams, (sys.stdout, sys.stderr), strict=True))
-        for handler in _handlers():
+        for handler in stream_handlers():
             stream = replaced.get(handler.stream)
             if stream is not None and stream is not handler.stream:
                 self._handlers.append((handler, handler.setStream(stream)))
@@ -83,13 +84,6 @@ class _Resized(Live):
         added = sum((columns - 1) // self.console.width for columns in self._lines.drawn if columns)
         first, *others = super().process_renderables(renderables)
         return [first, Control(*[(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * added), *others]
-
-
-def _handlers() -> list[logging.StreamHandler]:
-    """Return the handlers of all loggers that write to a stream."""
-    known = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
-    found = {handler: None for logger in known for handler in logger.handlers}
-    return [handler for handler in found if type(handler) is logging.StreamHandler]
 
 
 def _leave_in_child() -> None:

@@ -13,6 +13,7 @@ import torch
 from fedbc_lightning.cli.arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.printing import each_line_once
 from fedbc_lightning.planning import Plan
 from fedbc_lightning.studies.compare import Comparison, parser_errors
 from fedbc_lightning.studies.methods import Method
@@ -136,11 +137,12 @@ def plan_study(study: Study) -> StudyPlan:
     threads = torch.get_num_threads()
     torch.set_num_threads(study.threads)
     try:
-        rows = [
-            _plan_method(study, variant, method, (tuned.get(variant) or {}).get(method.name))
-            for variant in study.variants
-            for method in study.methods
-        ]
+        with each_line_once():
+            rows = [
+                _plan_method(study, variant, method, (tuned.get(variant) or {}).get(method.name))
+                for variant in study.variants
+                for method in study.methods
+            ]
     finally:
         torch.set_num_threads(threads)
     return StudyPlan(str(study.name), rows, study.num_at_once)

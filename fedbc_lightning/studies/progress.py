@@ -76,7 +76,8 @@ class StudyProgress:
             done = [k for k, state in enumerate(schedule.states) if state.status == "finished"]
             self._reported |= set(done)
             more = f", {len(done)} of them done before" if done else ""
-            self._console.print(f"{self._title}: {len(schedule.states)} runs{more}", highlight=False)
+            runs = "1 run" if len(schedule.states) == 1 else f"{len(schedule.states)} runs"
+            self._console.print(f"{self._title}: {runs}{more}", highlight=False)
         for k, state in enumerate(schedule.states):
             if state.status in ("finished", "failed") and k not in self._reported:
                 self._reported.add(k)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.printing import printing_to
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.notes import failure, is_finished, write_note
@@ -177,10 +178,8 @@ def _error_of(words: list[str], log_file: Path, connection: Connection) -> str |
             with suppress(OSError):
                 connection.send(Progress(trainer.current_round, trainer.max_rounds))
 
-    with log_file.open("a", buffering=1, encoding="utf-8") as log:
-        print(f"$ {PROG} {' '.join(words)}", file=log)
-        out, err = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = log
+    with log_file.open("a", buffering=1, encoding="utf-8") as log, printing_to(log):
+        print(f"$ {PROG} {' '.join(words)}")
         try:
             options: dict[str, Any] = {"trainer_defaults": {"callbacks": [Reporter()]}}
             FederatedCLI(args=words, parser_kwargs={"prog": PROG}, **options)
@@ -191,10 +190,8 @@ def _error_of(words: list[str], log_file: Path, connection: Connection) -> str |
         except SystemExit as error:  # raised by the parser, which has written the reason to the log
             return None if not error.code else _last_line(log_file)
         except Exception as error:
-            print(report(error), end="", file=log)
+            print(report(error), end="")
             return f"{type(error).__name__}: {first_line(error)}" + "".join(f" ({note})" for note in notes_of(error))
-        finally:
-            sys.stdout, sys.stderr = out, err
     return None
 
 
