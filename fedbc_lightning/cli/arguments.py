@@ -155,11 +155,12 @@ def find_config(name: str) -> Path | str:
     names = {stem.removeprefix(OVERLAYS): key for stem, key in stems.items()} | stems
     near = nearest(name.removesuffix(".yaml"), names)  # the ending is so long that it makes any two names similar
     meant = f"did you mean '{names[near]}'? " if near else ""
-    experiments = ", ".join(key for key in shipped if not key.startswith((OVERLAYS, STUDIES)))
-    raise UsageError(
-        f"no config file '{name}' here or among the shipped ones. {meant}"
-        f"Shipped: {experiments} and {OVERLAYS}*.yaml, which {PROG} --help lists"
-    )
+    if name.startswith(STUDIES):
+        listed = ", ".join(key for key in shipped if key.startswith(STUDIES))
+    else:
+        experiments = ", ".join(key for key in shipped if not key.startswith((OVERLAYS, STUDIES)))
+        listed = f"{experiments} and {OVERLAYS}*.yaml, which {PROG} --help lists"
+    raise UsageError(f"no config file '{name}' here or among the shipped ones. {meant}Shipped: {listed}")
 
 
 def check_syntax(path: Path) -> None:

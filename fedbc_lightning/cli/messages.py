@@ -90,7 +90,8 @@ def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> st
     if message.startswith("the following arguments are required:"):
         names = re.sub(rf"(?<=[ ,])(?:{'|'.join(SUBCOMMANDS)})\.", "", message.partition(":")[2]).strip()
         options = " ".join(f"--{name} ..." for name in names.split(", "))
-        return f"missing: {names}. Give a --config, such as --config digits.yaml, or {options}"
+        example = "studies/digits.yaml" if "algorithms" in names else "digits.yaml"
+        return f"missing: {names}. Give a --config, such as --config {example}, or {options}"
     if match := _NO_VALUE.search(message):
         return f"{match[1]} needs a value: {match[1]} ..."
     lines = (line.strip() for line in _KEY.sub("", message).splitlines())

@@ -37,6 +37,8 @@ def program() -> int:
         if not (stop.code is None or isinstance(stop.code, int)):
             raise
         status = stop.code or 0
+    except BrokenPipeError:  # what reads the output has ended, such as head: this program ends as others do, silently
+        status = 141  # 128 and the number of SIGPIPE
     except Exception as error:
         if not is_outermost:
             raise

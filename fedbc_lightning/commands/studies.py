@@ -8,7 +8,7 @@ import itertools
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +17,14 @@ import yaml
 from jsonargparse import ArgumentParser
 from rich.console import Console
 
-from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, PROG, UsageError, find_config, option_values
+from fedbc_lightning.cli.arguments import (
+    CONFIG_OPTIONS,
+    PROG,
+    UsageError,
+    find_config,
+    option_values,
+    shipped_configs,
+)
 from fedbc_lightning.cli.config_lines import place_of_key
 from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.core import private_cli
@@ -25,7 +32,7 @@ from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison, run_config
 from fedbc_lightning.studies.data_files import check_data_files
-from fedbc_lightning.studies.origins import changed_origins
+from fedbc_lightning.studies.origins import CHANGED, changed_origins
 from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.plan_report import print_study_plan
 from fedbc_lightning.studies.results import finished
@@ -118,7 +125,10 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
     study = _quietly(partial(_build, parser, words, layers)) if asked_to_print else _build(parser, words, layers)
     if study is None:  # a study that lacks something is printed as it is
         _print_config(parser, [*words, asked_to_print[-1]])
-    _mark_changes(parser, study, layers)
+    is_reference_given = any(True for _ in option_values(words, ("--reference",)))
+    if is_reference_given and study.reference not in (None, study.reference_name):
+        raise ConfigurationError(f"reference: '{study.reference}' is left out by only; name it there, too.")
+    _mark_changes(parser, study, layers, parser.parse_args(words).overrides)
     if part:
         study.part = part
         REPRODUCTIONS[part].narrow(study)
@@ -155,10 +165,17 @@ def _build(parser: StudyParser, words: list[str], layers: Layers) -> Study:
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
 
 
-def _mark_changes(parser: StudyParser, study: Study, layers: Layers) -> None:
+def _mark_changes(parser: StudyParser, study: Study, layers: Layers, overrides: Mapping[str, Any]) -> None:
     """Mark the origins of settings whose values are not those of the config that says where they come from.
 
-    That config alone is the published study; where it is none without the layers below, these are part of it.
+    That config alone is the published study; where it is none without the layers below, these are part of it. Where it
+    is none with them, nothing says what its values were, and what the command line overrides is marked.
+
+    Args:
+        parser: Parser of the command.
+        study: Study as it is to be run.
+        layers: Configs that were given.
+        overrides: Settings that the command line overrides.
     """
     with_origins = [place for place, (_, content) in enumerate(layers) if content.get("origins")]
     if not with_origins:
@@ -166,25 +183,36 @@ def _mark_changes(parser: StudyParser, study: Study, layers: Layers) -> None:
     last = with_origins[-1]
     for some in (layers[last : last + 1], layers[: last + 1]):
         words = [*(f"--config={path}" for path, _ in some), f"--tuning.skip={str(study.tuning.skip).lower()}"]
-        published = _quietly(partial(_build, parser, words, some))
+        published = _published(partial(_build, parser, words, some))
         if published is None:
             continue
         if published.origins != study.origins:  # they are given on the command line, by who knows what is changed
             return
-        if all(published.given[key] == study.given[key] for key in RUN_FIELDS):
+        if (
+            layers[last][0] in shipped_configs().values()
+        ):  # a config of one's own that is named like a shipped one is a change
+            published.base = [str(shipped_configs().get(name, name)) for name in published.configs]
+        is_same = all(published.given[key] == study.given[key] for key in RUN_FIELDS)
+        if is_same and all(map(_is_one_file, study.configs, published.configs)):
             return
-        if _has_a_run(published):
+        with contextlib.suppress(ConfigurationError, UsageError):  # of a study that cannot be run as its config has it
             study.origins = study.given["origins"] = changed_origins(study, published, run_config)
             return
+    study.origins |= {name: CHANGED for name in study.origins if name in overrides}
+    study.given["origins"] = study.origins
 
 
-def _has_a_run(study: Study) -> bool:
-    """Return whether a run of a study can be configured."""
+def _is_one_file(config: str, other: str) -> bool:
+    """Return whether two names of configs, as ``--config`` takes them, are those of one file."""
+    return find_config(config) == find_config(other)
+
+
+def _published(build: Callable[[], Study]) -> Study | None:
+    """Return the study of a config that says where its settings come from; None if it is no study by itself."""
     try:
-        run_config(study.run(next(iter(study.variants)), study.methods[0], 0, study.methods[0].first()))
+        return _quietly(build)
     except (ConfigurationError, UsageError):
-        return False
-    return True
+        return None
 
 
 def _quietly(build: Callable[[], Study]) -> Study | None:
@@ -284,7 +312,7 @@ def _read(path: Path) -> dict[str, Any]:
             if key in RUN_KEYS:
                 raise UsageError(
                     f"{path} is the config of one run ({key}: ...), not of a study: {PROG} fit --config {path.name}; "
-                    f"a study names it: {{base: {path.name}, algorithms: [FedAvg, FedBC]}}"
+                    f"a study names it: {{base: {path.name}, algorithms: {{FedAvg: {{}}, FedBC: {{}}}}}}"
                 )
             meant = did_you_mean(str(key), known, f"a study has {', '.join(known)}")
             place = place_of_key(str(key), ["--config", str(path)])

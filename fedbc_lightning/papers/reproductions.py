@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.papers import fedbc_figures as fedbc
 from fedbc_lightning.papers import fedplus_figures as fedplus
 from fedbc_lightning.papers import l2gd_figures as l2gd
@@ -42,9 +43,15 @@ class Reproduction:
         """Reduce the study to the algorithms, levels and papers that this needs.
 
         Raises:
-            ConfigurationError: The study's own ``only`` leaves nothing of it.
+            ConfigurationError: The study's own ``only`` leaves nothing of it, or its ``papers`` lack a table.
         """
         study.narrow(self.only)
+        for name in self.papers:
+            if name not in study.papers:
+                raise ConfigurationError(
+                    f"papers: '{name}' is not among them, and it is what is reproduced; for a study without it give "
+                    "compare --config with the study's file"
+                )
         study.papers = {name: study.papers[name] for name in self.papers}
         if self.draw is None and len(self.papers) == 1:
             (paper,) = study.papers.values()

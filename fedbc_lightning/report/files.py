@@ -35,7 +35,8 @@ class RunFiles:
     def missing(self) -> list[str]:
         """Names of the files that the run should have written and that are not there."""
         trainer = self.config.get("trainer") or {}
-        not_asked = ["evaluation.csv"] if trainer.get("eval_clients") == 0 else []
+        is_off = 0 in (trainer.get("eval_clients"), trainer.get("eval_every_n_rounds"))
+        not_asked = ["evaluation.csv"] if is_off else []
         return [name for name in FILES if not (self.folder / name).is_file() and name not in not_asked]
 
     @cached_property

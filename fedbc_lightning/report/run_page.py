@@ -42,7 +42,7 @@ def run_page(folder: Path) -> Page:
     """
     run = RunFiles(folder)
     sections = [
-        Section("numbers", "Numbers", [_numbers(run)]),
+        Section("numbers", "Numbers", list(_numbers(run))),
         Section("curves", "Curves", list(_curves(run))),
         Section("duals", "λ and γ by client", list(_state(run))),
         Section("clients", "Every client", list(_clients(run))),
@@ -120,10 +120,11 @@ def _notices(run: RunFiles) -> Iterator[str]:
         yield f"There is no {', '.join(run.missing)} in the folder, so that what these files hold is left out."
 
 
-def _numbers(run: RunFiles) -> Table:
+def _numbers(run: RunFiles) -> Iterator[Block]:
+    if run.metrics.empty or evaluated(run.metrics).empty:
+        return
     rows: Rows = [["metric", "unit", *(ROUNDS[report] for report in OF_PAPERS), "round of the best"]]
-    done = not run.metrics.empty and not evaluated(run.metrics).empty
-    for name in _measured(run) if done else ():
+    for name in _measured(run):
         cells, best = [], "-"
         for report in OF_PAPERS:
             if report == "best_on_test" and not can_choose(report, name):
@@ -133,7 +134,7 @@ def _numbers(run: RunFiles) -> Table:
             cells.append(number(found[name].mean(skipna=False), name))
             best = f"{int(found['round'].iloc[-1])}" if report == "best_on_test" else best
         rows.append([name, "%" if is_share(name) else "", *cells, best])
-    return Table(
+    yield Table(
         "The table shows how good the models are at the last evaluated round, as the mean over the evaluated rounds of "
         "the last tenth, and at the best round, which is chosen on the test data and so flatters every method. "
         "The other metrics of the rounds are in metrics.csv.",

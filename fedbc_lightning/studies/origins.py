@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -16,6 +17,8 @@ Parse = Callable[[Run], Mapping[str, Any]]
 """Function that returns the complete config of a run."""
 Origins = dict[str, str]
 """Map from the name of a setting to where its value comes from."""
+Settings = dict[str, str]
+"""Map from the full key of a setting of a run to its value, as text."""
 Changes = dict[str, set[str]]
 """Map from the full key of a setting to the algorithms for which its value is another one."""
 OF_THE_BASE = "as in the base config"
@@ -39,61 +42,67 @@ def changed_origins(study: Study, published: Study, parse: Parse) -> Origins:
     Raises:
         ConfigurationError: ``published`` has no such setting, or a run of one of the two cannot be configured.
     """
-    values = _Values(study, parse)
+    ours, theirs = _Values(study, parse), _Values(published, parse)
     origins = dict(published.origins)
-    for key, names in _changes(values, _Values(published, parse)).items():
+    for key, names in _changes(study, published, parse).items():
         listed = [name for name in published.origins if _is_about(name, key, names, published)]
         origins |= dict.fromkeys(listed or _names(key, names, study), CHANGED)
-    return {name: origin for name, origin in origins.items() if values.has(name)}
+    return {name: origin for name, origin in origins.items() if ours.has(name) or not theirs.has(name)}
 
 
-def _changes(ours: _Values, theirs: _Values) -> Changes:
-    """Return what differs between the runs of two studies."""
-    methods = ours.study.methods
-    published = {method.name: method for method in theirs.study.methods}
-    of_all = _changed_by_variants(ours.study, theirs.study)
-    found: Changes = {key: {method.name for method in methods} for key in of_all}
-    for method in methods:
-        if method.name in published:
-            keys = _changed_by_method(ours, method, theirs, published[method.name])
-        else:  # all of it is new
-            keys = set(_plain(method.settings))
+def _changes(study: Study, published: Study, parse: Parse) -> Changes:
+    """Return what differs between the runs of two studies.
+
+    A run is held against the published one of the same algorithm and variant. In a new variant a setting may have the
+    value of any published variant; a new algorithm's own settings are new, and its others may be those of any run.
+    """
+    known = {method.name: method for method in published.methods}
+    theirs = {name: _by_variant(published, method, parse) for name, method in known.items()}
+    of_all = {(name, variant): run for name, runs in theirs.items() for variant, run in runs.items()}
+    found: Changes = {}
+    for method in study.methods:
+        ours, before = _by_variant(study, method, parse), known.get(method.name)
+        if before is None:
+            keys = {key for key in _differing(ours, of_all) if not key.startswith("algorithm.")}
+            keys |= _plain({**method.settings, **method.tuned}).keys()
+        else:
+            tuned = method.tuned.keys() | before.tuned.keys()
+            keys = _differing(ours, theirs[method.name]) - tuned
+            keys |= {key for key in tuned if method.tuned.get(key) != before.tuned.get(key)}
         for key in keys:
             found.setdefault(key, set()).add(method.name)
     return found
 
 
-def _changed_by_variants(study: Study, published: Study) -> set[str]:
-    """Return keys that variants override with values that the published variants do not have.
+def _differing(ours: Mapping[str, Settings], theirs: Mapping[Any, Settings]) -> set[str]:
+    """Return the keys of settings that differ from those of the same variant, and in a new variant from all of theirs.
 
-    A variant is held against that of the same name, and a new one against all.
+    A new class stands for all that is inside of it, except the algorithm's: its settings have origins of their own.
     """
-    every = {name: _plain(overrides) for name, overrides in published.variants.items()}
-    found = set[str]()
-    for name, overrides in study.variants.items():
-        ours = _plain(overrides)
-        meant = [every[name]] if name in every else list(every.values())
-        for key in ours.keys() | every.get(name, {}).keys():
-            if not any(key in ours and key in theirs and ours[key] == theirs[key] for theirs in meant):
-                found.add(key)
-    return found
+    keys = {
+        key
+        for variant, run in ours.items()
+        for key, value in run.items()
+        if all(other.get(key) != value for other in ([theirs[variant]] if variant in theirs else theirs.values()))
+    }
+    keys -= {"algorithm", *OWN}
+    return {key for key in keys if not any(key.startswith(f"{class_}.") for class_ in keys)}
 
 
-def _changed_by_method(ours: _Values, method: Method, theirs: _Values, published: Method) -> set[str]:
-    """Return keys of an algorithm's ranges, and of its complete config in one variant, that differ.
-
-    The variant is one that both studies have; if there is none, what variants override is left out.
-    """
-    tuned = method.tuned.keys() | published.tuned.keys()
-    found = {key for key in tuned if method.tuned.get(key) != published.tuned.get(key)}
-    skipped = {*OWN, *tuned}
-    variants = [ours.study.variants, theirs.study.variants]
-    both = next((name for name in variants[0] if name in variants[1]), None)
-    if both is None:
-        skipped |= {key for named in variants for given in named.values() for key in _plain(given)}
-    mine, meant = dict(flat(ours.config(method, both))), dict(flat(theirs.config(published, both)))
-    found |= {key for key in mine.keys() - skipped if mine[key] != meant.get(key)}
-    return {key for key in found if not any(key.startswith(f"{class_}.") for class_ in found)}  # a new class is enough
+def _by_variant(study: Study, method: Method, parse: Parse) -> dict[str, Settings]:
+    """Return the settings of a method's runs in each variant; the config is read once, without what variants give."""
+    runs = {name: study.run(name, method, study.seed_list[0], method.first()) for name in study.variants}
+    given = {key for own in study.variants.values() for key in own or {}} - method.settings.keys()
+    run = next(iter(runs.values()))
+    try:
+        shared = parse(replace(run, settings={key: value for key, value in run.settings.items() if key not in given}))
+    except ConfigurationError:  # the variants give what the config lacks
+        shared = parse(run)
+    return {
+        name: dict(flat(shared))
+        | _plain(dict(flat({key: value for key, value in run.settings.items() if key in given})))
+        for name, run in runs.items()
+    }
 
 
 def _plain(given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -152,7 +161,7 @@ class _Values:
 
     def __init__(self, study: Study, parse: Parse) -> None:
         self.study, self._parse = study, parse
-        self._configs: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._configs: dict[str, Mapping[str, Any]] = {}
 
     def has(self, name: str) -> bool:
         """Return whether the study has a setting, also if its algorithm is left out."""
@@ -175,22 +184,19 @@ class _Values:
         if key in method.tuned:
             range_ = method.tuned[key]
             return {f"tuned over {as_word(range_.grid or [range_.low, range_.high])}"}
-        given = [overrides or {} for overrides in self.study.variants.values()]
-        if key not in method.settings and any(key in overrides for overrides in given):  # the former go first
+        given = [_plain(overrides) for overrides in self.study.variants.values()]
+        if key not in _plain(method.settings) and any(key in overrides for overrides in given):  # the former go first
             return {as_word(overrides[key]) if key in overrides else OF_THE_BASE for overrides in given}
         return {self._in_config(method, key, name)}
 
-    def config(self, method: Method, variant: str | None = None) -> Mapping[str, Any]:
-        """Return the config of an algorithm's runs in a variant, None being the first; it is read once."""
-        variant = variant or next(iter(self.study.variants))
-        if (method.name, variant) not in self._configs:
-            run = self.study.run(variant, method, self.study.seed_list[0], method.first())
-            self._configs[method.name, variant] = self._parse(run)
-        return self._configs[method.name, variant]
-
     def _in_config(self, method: Method, key: str, name: str) -> str:
-        """Return a value from the config of a method's runs; ``-`` if the config is not known."""
-        found: Any = self.config(method)
+        """Return a value from the config of a method's runs, which is read once; ``-`` if the config is not known."""
+        if method.name not in self._configs:
+            variant = next(iter(self.study.variants))
+            self._configs[method.name] = self._parse(
+                self.study.run(variant, method, self.study.seed_list[0], method.first())
+            )
+        found: Any = self._configs[method.name]
         if not found:
             return "-"
         for part in key.split("."):

@@ -163,7 +163,8 @@ def _judge(
     found = paired_differences(results, [paper.metric], other, study.confidence)
     found = found[found["algorithm"] == claim.better].set_index("variant")
     for variant, levels in study.levels.items():
-        is_claimed = claim.variants is None or {variant, *levels} & set(claim.variants)
+        names = {variant, *levels}
+        is_claimed = names.issuperset(paper.only) and (claim.variants is None or names & set(claim.variants))
         if not is_claimed or variant not in found.index:
             continue
         cell = found.loc[variant]

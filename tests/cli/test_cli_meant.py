@@ -28,7 +28,7 @@ MEANT = {
     "fit --config tiny.yaml --data Digits": "data: no class 'Digits'; did you mean 'DigitsDataModule'?",
     "fit --data.help Digits": "data: no class 'Digits'; did you mean 'DigitsDataModule'?",
     "compare --config tiny.yaml": "tiny.yaml is the config of one run (trainer: ...), not of a study: "
-    "fedbc-cli fit --config tiny.yaml; a study names it: {base: tiny.yaml, algorithms: [FedAvg, FedBC]}",
+    "fedbc-cli fit --config tiny.yaml; a study names it: {base: tiny.yaml, algorithms: {FedAvg: {}, FedBC: {}}}",
     "fit --config studies/digits.yaml": "--config studies/digits.yaml is a study, which fit does not take: "
     "fedbc-cli compare --config studies/digits.yaml",
 }

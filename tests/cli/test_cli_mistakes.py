@@ -17,6 +17,8 @@ MISTAKES = [
         "no config file 'cifr.yaml' here or among the shipped ones. did you mean 'cifar.yaml'?",
     ),
     ("fit --config nofile.yaml", 2, "among the shipped ones. Shipped: a1a.yaml"),  # nothing is near
+    ("compare --config studies/nofile.yaml", 2, "Shipped: studies/codecs.yaml, studies/digits.yaml"),
+    ("compare", 2, "missing: base, algorithms. Give a --config, such as --config studies/digits.yaml, or --base ..."),
     ("fit --config broken.yaml", 2, "broken.yaml, line 3: not YAML"),
     ("fit --config list.yaml", 2, "list.yaml: no sections in it"),
     ("fit", 2, "missing: "),

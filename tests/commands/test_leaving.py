@@ -60,6 +60,17 @@ def test_what_a_process_does_at_its_end_is_done(tmp_path):
     assert gzip.decompress((tmp_path / "packed.gz").read_bytes()) == b"packed"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="its pipes fail otherwise")
+def test_who_reads_no_further_sees_no_traceback(tmp_path):
+    """As after ``fedbc-cli --help | head -1``, which closes the pipe before all is written."""
+    words = [sys.executable, "-u", "-m", "fedbc_lightning", "--help"]
+    given = {"cwd": tmp_path, "env": program_environment(), "text": True}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **given) as program:
+        program.stdout.close()
+        assert program.stderr.read() == ""
+    assert program.returncode == 141
+
+
 PROFILER = """\
 import runpy
 import sys

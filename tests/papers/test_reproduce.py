@@ -179,6 +179,31 @@ def test_a_printed_study_is_the_one_that_is_run(project, capsys):
         assert runs[0] == runs[1]
 
 
+def test_names_that_look_like_numbers_are_printed_as_names(project, capsys):
+    words = ["--config", "studies/digits.yaml", "--name", "1e5", "--metrics", "[accuracy/global]"]
+    words += ["--algorithms", "{'1e-3': {algorithm: FedBC, dual_lr: 0.001}, FedAvg: {}}"]
+    with pytest.raises(SystemExit):
+        read_study("compare", [*words, "--print_config"])
+    printed = project / "printed.yaml"
+    printed.write_text(capsys.readouterr().out, encoding="utf-8")
+    again = read_study("compare", ["--config", str(printed)])
+    assert (again.name, list(again.algorithms)) == ("1e5", ["1e-3", "FedAvg"])
+    assert again.algorithms["1e-3"]["dual_lr"] == 0.001
+
+
+def test_a_table_without_its_paper_is_refused(project, capfd):
+    assert run_cli("reproduce", "table1", "--papers", "{}") == 1
+    assert capfd.readouterr().err.startswith("fedbc-cli: error: papers: 'table1' is not among them, and it is what is")
+
+
+def test_a_reference_that_is_left_out_is_refused(project, capfd):
+    words = ["reproduce", "table1", "--only", "[E = 1, FedAvg, q-FedAvg]", "--reference", "FedBC"]
+    assert run_cli(*words) == 1
+    assert "reference: 'FedBC' is left out by only; name it there, too." in capfd.readouterr().err
+    with pytest.raises(SystemExit):  # the study's own is replaced
+        read_study("reproduce", ["--config", "studies/fedbc_table1.yaml", "--only", "[E = 1, FedBC]", "--print_config"])
+
+
 def test_a_study_that_lacks_something_is_printed_as_it_is(capsys):
     with pytest.raises(SystemExit, match="0"):
         read_study("compare", ["--base", "synthetic.yaml", "--print_config"])

@@ -157,6 +157,15 @@ def test_variants_that_are_drawn_are_spread_over_all():
     ]  # fmt: skip
 
 
+def test_a_run_that_evaluates_nothing_lacks_nothing(made, capfd):
+    out = ["--trainer.eval_every_n_rounds", "0", "--trainer.name", "blind"]
+    assert run_cli("fit", "--config", "single.yaml", *out) == 0
+    text = page_of("runs/blind", capfd).read_text(encoding="utf-8")
+    assert "No round has been evaluated yet." in text
+    assert "There is no" not in text
+    assert "numbers" not in Reader(text).ids
+
+
 def test_a_run_that_evaluates_z_alone_lacks_nothing(made, capfd):
     out = ["--trainer.eval_clients", "0", "--trainer.name", "z_alone"]
     assert run_cli("fit", "--config", "single.yaml", *out) == 0

@@ -7,6 +7,7 @@ import pytest
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.cli.arguments import find_config
 from fedbc_lightning.commands.studies import read_study
+from fedbc_lightning.studies.compare import Comparison, run_config
 from fedbc_lightning.studies.origins import CHANGED, origin_rows
 from fedbc_lightning.studies.study import Study
 
@@ -84,6 +85,20 @@ def test_values_that_differ_between_variants_are_by_variant():
          {"data.batch_size"}),
         ("--overrides '{trainer.gradient_clip_val: 0.1}'", {"trainer.gradient_clip_val"}),  # it has no origin
         ("--algorithms '{FedAvg: {weighting: uniform}}' --papers '{}' --tuning.skip true", {"FedAvg.weighting"}),
+        ("--variants '{all: {}}' --overrides '{trainer.local_epochs: 3}' --papers '{}'", {"trainer.local_epochs"}),
+        ("--variants '{all: {}}' --overrides '{trainer.local_epochs: 5}' --papers '{}'", set()),  # one of the study's
+        ("--variants '{E = 1: {trainer.local_epochs: 1}, b: {}}' --overrides '{trainer.local_epochs: 3}' --papers '{}'",
+         {"trainer.local_epochs"}),
+        ("--variants '{b: {trainer.clients_per_round: 10}}' --overrides '{trainer.local_epochs: 5}' --papers '{}'",
+         set()),
+        ("--variants '{a: {model: LogisticRegression}, b: {}}' --overrides '{trainer.local_epochs: 5}' --papers '{}'",
+         {"model.momentum", "FedAvg.model.lr", "q-FedAvg.model.lr", "FedProx.model.lr", "SCAFFOLD.model.lr",
+          "FedBC.model.lr"}),
+        ("--algorithms '{FedAvg: {}, new: {algorithm: FedProx, mu: {grid: [1, 2]}, data.batch_size: {grid: [8, 9]}}}' "
+         "--papers '{}'", {"new.mu", "data.batch_size", "FedAvg.model.lr"}),
+        ("--algorithms '{new: {algorithm: FedAvg}}' --reference new --base mine.yaml --papers '{}' --tuning.skip true",
+         {"data.batch_size"}),
+        ("--algorithms '{FedAvg: {algorithm: FedProx, mu: 0.3}}' --papers '{}' --tuning.skip true", {"FedAvg.mu"}),
     ],
 )  # fmt: skip
 def test_what_is_changed_is_not_said_to_be_the_papers(tmp_path, monkeypatch, words, changed):
@@ -96,6 +111,60 @@ def test_what_is_changed_is_not_said_to_be_the_papers(tmp_path, monkeypatch, wor
     origins = read_study("compare", ["--config", "studies/fedbc_table1.yaml", *shlex.split(words)]).origins
     assert {name for name, origin in origins.items() if origin == CHANGED} == changed
     assert "data.num_clients" in origins
+
+
+def test_a_config_of_ones_own_is_a_change_also_if_it_is_named_like_a_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = find_config("synthetic.yaml").read_text(encoding="utf-8")
+    words = ["--config", "studies/fedbc_table1.yaml"]
+    (tmp_path / "synthetic.yaml").write_text(text, encoding="utf-8")
+    assert CHANGED not in read_study("compare", words).origins.values()
+    (tmp_path / "synthetic.yaml").write_text(text.replace("batch_size: 20", "batch_size: 64"), encoding="utf-8")
+    origins = read_study("compare", words).origins
+    assert [name for name, origin in origins.items() if origin == CHANGED] == ["data.batch_size"]
+
+
+def test_variants_of_which_one_leaves_a_setting_to_the_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        "{base: synthetic.yaml, algorithms: {FedAvg: {}}, variants: {a: {data.init_args.batch_size: 64}, b: {}}, "
+        "origins: {data.batch_size: paper}}"
+    )
+    study = read_study("compare", ["--config", "mine.yaml"])
+    assert study.origins == {"data.batch_size": "paper"}
+    assert origin_rows(study, lambda run: CONFIG)[1:] == [["data.batch_size", "by variant", "paper"]]
+    words = ["--config", "mine.yaml", "--overrides", "{data.batch_size: 7}"]
+    assert read_study("compare", words).origins == {"data.batch_size": CHANGED}
+
+
+def test_a_config_that_is_no_study_alone_refuses_no_study(tmp_path, monkeypatch):
+    """Of two layered configs the upper one keeps a variant of the lower one, or has a mistake that is mended."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lower.yaml").write_text(
+        "variants: {E = 5: {trainer.local_epochs: 5}, E = 1: {trainer.local_epochs: 1}}"
+    )
+    (tmp_path / "upper.yaml").write_text(
+        "{base: synthetic.yaml, algorithms: {FedAvg: {}}, only: [E = 5], origins: {trainer.local_epochs: paper}}"
+    )
+    study = read_study("compare", ["--config", "lower.yaml", "--config", "upper.yaml"])
+    assert study.origins == {"trainer.local_epochs": "paper"}
+    (tmp_path / "wrong.yaml").write_text(
+        "{base: synthetic.yaml, algorithms: {FedBC: {dual_rate: 1}}, origins: {trainer.local_epochs: paper}, seeds: 0}"
+    )
+    words = ["--config", "wrong.yaml", "--algorithms", "{FedBC: {dual_lr: 1}}", "--seeds", "2"]
+    assert read_study("compare", words).origins == {"trainer.local_epochs": "paper"}
+    words += ["--overrides", "{trainer.local_epochs: 3}"]
+    assert read_study("compare", words).origins == {"trainer.local_epochs": CHANGED}
+
+
+def test_an_origin_of_no_setting_is_told_also_if_the_study_is_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        "{base: synthetic.yaml, algorithms: {FedAvg: {}}, origins: {data.batchsize: paper}}"
+    )
+    study = read_study("compare", ["--config", "mine.yaml", "--overrides", "{model.lr: 1}"])
+    with pytest.raises(ConfigurationError, match=r"origins: the runs of this study have no setting 'data.batchsize'"):
+        origin_rows(study, run_config)
 
 
 def test_a_layer_below_the_published_study_is_no_part_of_it(tmp_path, monkeypatch):
@@ -119,9 +188,10 @@ def test_a_file_of_origins_alone_belongs_to_the_layers_below(tmp_path, monkeypat
     assert read_study("compare", words).origins == {"model.lr": "ours"}
 
 
-def test_a_wrong_setting_is_said_and_takes_no_origin_away():
+def test_a_wrong_setting_is_told():
+    study = read_study("compare", ["--config", "studies/fedbc_table1.yaml", "--overrides", "{data.styl: own}"])
     with pytest.raises(ConfigurationError, match=r"styl"):
-        read_study("compare", ["--config", "studies/fedbc_table1.yaml", "--overrides", "{data.styl: own}"])
+        Comparison(study).check()
 
 
 def test_origins_that_the_user_gives_are_the_users():

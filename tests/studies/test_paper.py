@@ -8,7 +8,7 @@ from test_statistics import METRIC, results
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.paper import Claim, Paper
-from fedbc_lightning.studies.paper_rows import reports
+from fedbc_lightning.studies.paper_rows import judge, reports
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import tables
@@ -58,6 +58,14 @@ def test_another_method_of_the_same_name_is_said_to_be_one_and_fits_nothing():
     assert claims[1][1].startswith("holds")
     without = make(papers={"p": paper}, only=["b", "c"], reference="b")
     assert "another method" not in rows_of(table[table["algorithm"] != "a"], without)[0][0]
+
+
+def test_a_table_of_one_level_claims_nothing_about_the_others():
+    table = results({"a": [0.80, 0.70, 0.75], "b": [0.85, 0.76, 0.80], "c": [0.90, 0.60, 0.80]})
+    table = pd.concat([table.assign(variant="E = 1"), table.assign(variant="E = 5")])
+    paper = Paper("P", METRIC, only=["E = 1"], claims=[Claim("b", ["a"])])
+    study = make(papers={"p": paper}, variants={"E = 1": {}, "E = 5": {}})
+    assert [found.variant for found in judge(paper, study, {"last": table})] == ["E = 1"]
 
 
 def test_a_claim_that_fails_and_one_of_a_single_seed():
