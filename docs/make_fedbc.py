@@ -15,12 +15,15 @@ Without the name of a picture, numbers are printed alone.
 
 from __future__ import annotations
 
-import sys
+import argparse
+import json
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.studies.notes import NOTE
 from fedbc_lightning.studies.results import read_file
 
 IMAGES = Path(__file__).parent / "images"
@@ -36,6 +39,8 @@ PANELS = {
     "dual/effective_number": "effective number of clients",
     "accuracy/global": "accuracy of z",
 }
+ROUND = 50
+"""Round whose accuracy is printed beside the best and the last."""
 WINDOW = 10
 """Rounds over whose mean a thick line runs where a curve swings from round to round."""
 
@@ -64,8 +69,17 @@ def draw(variant: Path, name: str) -> None:
 
 
 def show(variant: Path) -> None:
-    """Print numbers of every run of one variant, and how FedBC's z compares with those of other methods of its seed."""
+    """Print numbers of every run of one variant, and how FedBC's z compares with those of other methods of its seed.
+
+    Raises:
+        ConfigurationError: There are no runs in the folder, or one has not finished.
+    """
     files = {(file.parents[2].name, file.parents[1].name): file for file in sorted(variant.glob("*/*/*/metrics.csv"))}
+    if not files:
+        raise ConfigurationError(f"{variant}: there are no runs; give STUDY/runs/VARIANT.")
+    for file in files.values():
+        if not json.loads((file.parents[1] / NOTE).read_text(encoding="utf-8"))["is_finished"]:
+            raise ConfigurationError(f"{file.parents[1]}: this run has not finished.")
     runs = {key: read_file(file) for key, file in files.items()}
     rows = [
         {"algorithm": name, "seed": seed, **of_run(table), **of_clients(files[name, seed].with_name("clients.csv"))}
@@ -87,6 +101,8 @@ def of_run(table: pd.DataFrame) -> dict[str, float]:
     accuracy = 100 * table["accuracy/global"]
     last_quarter = accuracy.iloc[-(len(table) // 4) :]
     found = {"best": accuracy.max(), "last": accuracy.iloc[-1], "deviation of last quarter": last_quarter.std()}
+    found |= {f"at round {ROUND}": accuracy.iloc[min(ROUND, len(accuracy) - 1)]}
+    found |= {"deviation over clients": 100 * table["accuracy/std"].iloc[-1]}
     if "dual/max" in table:
         trained = table.iloc[1:]
         at_zero = trained.index[trained["dual/max"] == 0]
@@ -97,14 +113,22 @@ def of_run(table: pd.DataFrame) -> dict[str, float]:
 
 
 def of_clients(file: Path) -> dict[str, float]:
-    """Return after how many of its rounds a client's λ is largest, and what is left of it in its last round."""
+    """Return how many clients the weights of a round count as, when λ of a client is largest, and what is left of it.
+
+    Weights count as (Σw)² / Σw² clients. A client's λ is largest after some of its own rounds; what is left of it in
+    its last round is a fraction of the largest value.
+    """
     table = read_file(file)
+    weights = table.groupby("round")["weight"]
+    numbers = weights.sum() ** 2 / weights.agg(lambda of_round: (of_round**2).sum())
+    found = {"effective number": numbers.mean(), "least effective number": numbers.min()}
     if "dual" not in table:
-        return {}
+        return found
     duals = [of_client.reset_index(drop=True) for _, of_client in table.groupby("client")["dual"]]
+    duals = [dual for dual in duals if dual.max() > 0]
     peaks = pd.Series([dual.idxmax() + 1 for dual in duals])
-    left = pd.Series([dual.iloc[-1] / dual.max() for dual in duals if dual.max() > 0])
-    return {
+    left = pd.Series([dual.iloc[-1] / dual.max() for dual in duals])
+    return found | {
         "rounds of a client": sum(len(dual) for dual in duals) / len(duals),
         "earliest peak": peaks.min(),
         "latest peak": peaks.max(),
@@ -115,6 +139,13 @@ def of_clients(file: Path) -> dict[str, float]:
 
 if __name__ == "__main__":
     pd.set_option("display.width", 200, "display.max_columns", None, "display.precision", 2)
-    show(Path(sys.argv[1]))
-    if sys.argv[2:]:
-        draw(Path(sys.argv[1]), sys.argv[2])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("variant", type=Path, help="folder with the runs of one variant")
+    parser.add_argument("picture", nargs="?", choices=LINES, help="picture to draw; none: print numbers alone")
+    given = parser.parse_args()
+    try:
+        show(given.variant)
+    except ConfigurationError as error:
+        parser.error(str(error))
+    if given.picture:
+        draw(given.variant, given.picture)

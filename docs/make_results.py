@@ -2,45 +2,62 @@
 
 fedbc-cli reproduce table7 --only '[C = 1]' --tuning.skip true --seeds 3
 python docs/make_results.py studies/fedbc_mnist_untuned/table7
+
+Nothing is printed of a study whose runs are not all finished, since its means would be of unequal seeds.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import pandas as pd
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.report.study_files import read_study_files
-from fedbc_lightning.studies.numbers import Rows, laid_out, number
+from fedbc_lightning.studies.numbers import Rows, is_share, laid_out, number
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.paper_rows import Readings, claim_rows, distances, judge, means
+from fedbc_lightning.studies.record import RECORD
 from fedbc_lightning.studies.reported_round import ROUNDS
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.tables import markdown
+from fedbc_lightning.studies.tables import cut_short, markdown
 
 WITHIN = 0.015
 """Distance to the paper's accuracy up to which a cell is counted as near."""
 
 
 def show(folder: Path) -> None:
-    """Print the numbers of each of a study's papers, how far they are from the paper's, and how many claims hold."""
+    """Print the numbers of each of a study's papers, how far they are from the paper's, and how many claims hold.
+
+    Raises:
+        ConfigurationError: There is no study in the folder, it has no paper's numbers, or runs of it are not finished.
+    """
+    if not (folder / RECORD).is_file():
+        raise ConfigurationError(f"{folder}: there is no {RECORD}; give the folder of a table, or of a study.")
     files = read_study_files(folder)
     if not files.study.papers:
-        raise SystemExit(f"{folder}: this study has no numbers of a paper; its tables are in table.md")
+        raise ConfigurationError(f"{folder}: this study has no numbers of a paper; its tables are in table.md.")
+    if len(files.runs) < len(files.states):
+        raise ConfigurationError(f"{folder}: {len(files.runs)} of {len(files.states)} runs have finished.")
     for name, paper in files.study.papers.items():
         readings = files.outcome.readings[name]
         ours = means(paper, readings)
         shown = ", ".join(ROUNDS[report] for report in ours)
-        parts = [
-            (f"{shown} (paper)", cells(files.study, paper, ours)),
-            ("Claims", claim_rows(paper, files.study, readings)),
-        ]
-        print(markdown(paper.title, parts))
-        print(f"Distance to the paper in points, and cells within {100 * WITHIN:g}\n")
-        print(near(paper, distances(paper, files.study, ours)))
-        print("\nClaims by algorithm that is compared with, reading and verdict\n")
-        print(counts(files.study, paper, readings))
+        parts = [(f"{shown} (paper)", cells(files.study, paper, ours))]
+        claims = claim_rows(paper, files.study, readings)
+        if claims[1:]:
+            parts.append(("Claims", claims))
+        print(markdown(paper.title + cut_short(files.study), parts))
+        far = distances(paper, files.study, ours)
+        if len(far):
+            print(
+                "Mean distance to the paper, in its unit, and cells that are near it (accuracies within 1.5 points)\n"
+            )
+            print(near(paper, far))
+        if claims[1:]:
+            print("\nClaims by pair of algorithms, reading and verdict\n")
+            print(counts(files.study, paper, readings))
 
 
 def cells(study: Study, paper: Paper, ours: pd.DataFrame) -> Rows:
@@ -63,28 +80,31 @@ def near(paper: Paper, found: pd.DataFrame) -> pd.DataFrame:
     names = found.index.get_level_values("algorithm")
     groups = {name: found[names == name] for name in names.unique()}
     groups |= {"all": found, "the same methods": found[~names.isin(list(paper.other_methods))]}
-    return pd.DataFrame(
-        {
-            name: {
-                **{f"mean, {ROUNDS[report]}": f"{100 * group[report].mean():.2f}" for report in group},
-                **{f"near, {ROUNDS[report]}": f"{(group[report] <= WITHIN).sum()} of {len(group)}" for report in group},
-            }
-            for name, group in groups.items()
-        }
-    ).T
+    found: dict[str, dict[str, str]] = {name: {} for name in groups}
+    for name, group in groups.items():
+        for report in group:
+            found[name][f"mean, {ROUNDS[report]}"] = number(group[report].mean(), paper.metric)
+            if is_share(paper.metric):
+                found[name][f"near, {ROUNDS[report]}"] = f"{(group[report] <= WITHIN).sum()} of {len(group)}"
+    return pd.DataFrame(found).T
 
 
 def counts(study: Study, paper: Paper, readings: Readings) -> pd.DataFrame:
     """Return how many claims hold, are open and fail; the last row is the sum."""
     found = pd.DataFrame(
         [
-            {"than": one.other, "reading": ROUNDS[one.report], "verdict": one.said}
+            {"better": one.better, "than": one.other, "reading": ROUNDS[one.report], "verdict": one.said}
             for one in judge(paper, study, readings)
         ]
     )
-    return pd.crosstab(found["than"], [found["reading"], found["verdict"]], margins=True) if len(found) else found
+    return pd.crosstab([found["better"], found["than"]], [found["reading"], found["verdict"]], margins=True)
 
 
 if __name__ == "__main__":
     pd.set_option("display.width", 250, "display.max_columns", None)
-    show(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="folder of a table, or of a study")
+    try:
+        show(parser.parse_args().folder)
+    except ConfigurationError as error:
+        parser.error(str(error))

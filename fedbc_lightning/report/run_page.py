@@ -121,10 +121,9 @@ def _notices(run: RunFiles) -> Iterator[str]:
 
 
 def _numbers(run: RunFiles) -> Iterator[Block]:
-    if run.metrics.empty or evaluated(run.metrics).empty:
-        return
     rows: Rows = [["metric", "unit", *(ROUNDS[report] for report in OF_PAPERS), "round of the best"]]
-    for name in _measured(run):
+    done = not run.metrics.empty and not evaluated(run.metrics).empty
+    for name in _measured(run) if done else ():
         cells, best = [], "-"
         for report in OF_PAPERS:
             if report == "best_on_test" and not can_choose(report, name):
@@ -134,12 +133,13 @@ def _numbers(run: RunFiles) -> Iterator[Block]:
             cells.append(number(found[name].mean(skipna=False), name))
             best = f"{int(found['round'].iloc[-1])}" if report == "best_on_test" else best
         rows.append([name, "%" if is_share(name) else "", *cells, best])
-    yield Table(
-        "The table shows how good the models are at the last evaluated round, as the mean over the evaluated rounds of "
-        "the last tenth, and at the best round, which is chosen on the test data and so flatters every method. "
-        "The other metrics of the rounds are in metrics.csv.",
-        rows,
-    )
+    if rows[1:]:
+        yield Table(
+            "The table shows how good the models are at the last evaluated round, as the mean over the evaluated "
+            "rounds of the last tenth, and at the best round, which is chosen on the test data and so flatters every "
+            "method. The other metrics of the rounds are in metrics.csv.",
+            rows,
+        )
 
 
 def _curves(run: RunFiles) -> Iterator[Block]:
