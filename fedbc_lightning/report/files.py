@@ -70,9 +70,12 @@ class RunFiles:
     def config(self) -> dict[str, Any]:
         """Content of ``config.yaml``."""
         try:
-            return yaml.safe_load(self.config_text) or {}
+            content = yaml.safe_load(self.config_text) or {}
         except yaml.YAMLError as error:
             raise unreadable(self.folder / "config.yaml", error) from None
+        if not isinstance(content, dict):
+            raise unreadable(self.folder / "config.yaml", TypeError("it has no sections"))
+        return content
 
     @cached_property
     def partition(self) -> dict[str, Any]:

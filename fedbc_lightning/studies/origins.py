@@ -67,8 +67,8 @@ def _changes(study: Study, published: Study, parse: Parse) -> Changes:
             keys |= _plain({**method.settings, **method.tuned}).keys()
         else:
             tuned = method.tuned.keys() | before.tuned.keys()
-            keys = _differing(ours, theirs[method.name]) - tuned
-            keys |= {key for key in tuned if method.tuned.get(key) != before.tuned.get(key)}
+            keys = {key for key in tuned if method.tuned.get(key) != before.tuned.get(key)}
+            keys |= _differing(ours, theirs[method.name])
         for key in keys:
             found.setdefault(key, set()).add(method.name)
     return found
@@ -92,7 +92,7 @@ def _differing(ours: Mapping[str, Settings], theirs: Mapping[Any, Settings]) -> 
 def _by_variant(study: Study, method: Method, parse: Parse) -> dict[str, Settings]:
     """Return the settings of a method's runs in each variant; the config is read once, without what variants give."""
     runs = {name: study.run(name, method, study.seed_list[0], method.first()) for name in study.variants}
-    given = {key for own in study.variants.values() for key in own or {}} - method.settings.keys()
+    given = {key for own in study.variants.values() for key in own or {}}
     run = next(iter(runs.values()))
     try:
         shared = parse(replace(run, settings={key: value for key, value in run.settings.items() if key not in given}))

@@ -468,7 +468,12 @@ def test_mistakes_are_told_in_a_line(copied, capfd):
     assert "FedOvg" in refused("studies/study", capfd)
     record.unlink()
     assert "no study.json, which older versions did not write" in refused("studies/study", capfd)
-    for name, text in (("metrics.csv", 'round\n"'), ("config.yaml", "a: ["), ("partition.json", "{")):
+    for name, text in (
+        ("metrics.csv", 'round\n"'),
+        ("config.yaml", "a: ["),
+        ("config.yaml", "[a]"),
+        ("partition.json", "{"),
+    ):
         file = Path("runs/tiny/FedBC-0", name)
         before = file.read_text()
         file.write_text(text + "\n")

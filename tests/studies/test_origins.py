@@ -52,6 +52,23 @@ def test_settings_of_an_algorithm_that_is_left_out_are_left_out():
     ]
 
 
+def test_what_an_algorithm_sets_itself_no_variant_changes():
+    algorithms = {"mine": {"algorithm": "FedBC", "trainer.max_rounds": 20}}
+    origins = {"mine.trainer.max_rounds": "ours"}
+    study = Study("x.yaml", algorithms, variants={"a": {"trainer.max_rounds": 5}, "b": {}}, origins=origins)
+    assert origin_rows(study, lambda run: CONFIG)[1:] == [["mine.trainer.max_rounds", "20", "ours"]]
+
+
+def test_settings_that_a_changed_study_has_no_more_are_left_out():
+    words = ["--papers", "{}", "--reference", "FedBC", "--algorithms", "{FedBC: {algorithm: FedProx, mu: 0.3}}"]
+    study = read_study("compare", ["--config", "studies/fedbc_table1.yaml", "--tuning.skip", "true", *words])
+    found = {name: origin for name, *_, origin in origin_rows(study, run_config) if name.startswith("FedBC.")}
+    assert "FedBC.dual_lr" not in found
+    assert found.pop("FedBC.model.lr") == "paper (tuned), public code (untuned)"
+    assert "FedBC.mu" in found
+    assert set(found.values()) == {CHANGED}
+
+
 def test_values_that_differ_between_variants_are_by_variant():
     variants = {"a": {"trainer.max_rounds": 5}, "b": {}}
     study = Study("x.yaml", ALGORITHMS, variants=variants, origins={"trainer.max_rounds": "ours"})
@@ -98,6 +115,9 @@ def test_values_that_differ_between_variants_are_by_variant():
          "--papers '{}'", {"new.mu", "data.batch_size", "FedAvg.model.lr"}),
         ("--algorithms '{new: {algorithm: FedAvg}}' --reference new --base mine.yaml --papers '{}' --tuning.skip true",
          {"data.batch_size"}),
+        ("--overrides '{model: MLP}'",  # a new class is enough: its own settings are not listed
+         {"model.momentum", "FedAvg.model.lr", "q-FedAvg.model.lr", "FedProx.model.lr", "SCAFFOLD.model.lr",
+          "FedBC.model.lr"}),
         ("--algorithms '{FedAvg: {algorithm: FedProx, mu: 0.3}}' --papers '{}' --tuning.skip true", {"FedAvg.mu"}),
     ],
 )  # fmt: skip
