@@ -101,7 +101,7 @@ def of_run(table: pd.DataFrame) -> dict[str, float]:
     accuracy = 100 * table["accuracy/global"]
     last_quarter = accuracy.iloc[-(len(table) // 4) :]
     found = {"best": accuracy.max(), "last": accuracy.iloc[-1], "deviation of last quarter": last_quarter.std()}
-    found |= {f"at round {ROUND}": accuracy.iloc[min(ROUND, len(accuracy) - 1)]}
+    found |= {f"at round {ROUND}": accuracy[table["round"] == ROUND].mean()}
     found |= {"deviation over clients": 100 * table["accuracy/std"].iloc[-1]}
     if "dual/max" in table:
         trained = table.iloc[1:]

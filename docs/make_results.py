@@ -80,13 +80,13 @@ def near(paper: Paper, found: pd.DataFrame) -> pd.DataFrame:
     names = found.index.get_level_values("algorithm")
     groups = {name: found[names == name] for name in names.unique()}
     groups |= {"all": found, "the same methods": found[~names.isin(list(paper.other_methods))]}
-    found: dict[str, dict[str, str]] = {name: {} for name in groups}
+    rows: dict[str, dict[str, str]] = {name: {} for name in groups}
     for name, group in groups.items():
         for report in group:
-            found[name][f"mean, {ROUNDS[report]}"] = number(group[report].mean(), paper.metric)
+            rows[name][f"mean, {ROUNDS[report]}"] = number(group[report].mean(), paper.metric)
             if is_share(paper.metric):
-                found[name][f"near, {ROUNDS[report]}"] = f"{(group[report] <= WITHIN).sum()} of {len(group)}"
-    return pd.DataFrame(found).T
+                rows[name][f"near, {ROUNDS[report]}"] = f"{(group[report] <= WITHIN).sum()} of {len(group)}"
+    return pd.DataFrame(rows).T
 
 
 def counts(study: Study, paper: Paper, readings: Readings) -> pd.DataFrame:

@@ -32,9 +32,6 @@ from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 # The default of an argument of Lightning's Timer is an Enum, which config.yaml must hold by its value.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
-# jsonargparse reads 1e-3 as a number, as YAML 1.2 does and PyYAML does not: a text that looks so is written in quotes.
-_EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
-yaml.SafeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
 
 
 def _number(value: Any) -> Number:

@@ -37,16 +37,26 @@ def program() -> int:
         if not (stop.code is None or isinstance(stop.code, int)):
             raise
         status = stop.code or 0
-    except BrokenPipeError:  # what reads the output has ended, such as head: this program ends as others do, silently
-        status = 141  # 128 and the number of SIGPIPE
     except Exception as error:
         if not is_outermost:
             raise
-        _print_traceback(error)
-        status = 1
+        if isinstance(error, BrokenPipeError) and not _is_read():
+            status = 141  # 128 and the number of SIGPIPE, as other programs end before head
+        else:
+            _print_traceback(error)
+            status = 1
     if is_outermost:
         leaving.leave(status)
     return status
+
+
+def _is_read() -> bool:
+    """Return whether somebody still reads the standard output, to which an empty line is written to find out."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ import itertools
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,10 +29,11 @@ from fedbc_lightning.cli.config_lines import place_of_key
 from fedbc_lightning.cli.messages import condense
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.core.yaml_numbers import NumbersLoader
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison, run_config
 from fedbc_lightning.studies.data_files import check_data_files
-from fedbc_lightning.studies.origins import CHANGED, changed_origins
+from fedbc_lightning.studies.origins import UNCHECKED, changed_origins
 from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.plan_report import print_study_plan
 from fedbc_lightning.studies.results import finished
@@ -128,7 +129,7 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
     is_reference_given = any(True for _ in option_values(words, ("--reference",)))
     if is_reference_given and study.reference not in (None, study.reference_name):
         raise ConfigurationError(f"reference: '{study.reference}' is left out by only; name it there, too.")
-    _mark_changes(parser, study, layers, parser.parse_args(words).overrides)
+    _mark_changes(parser, study, layers)
     if part:
         study.part = part
         REPRODUCTIONS[part].narrow(study)
@@ -165,17 +166,11 @@ def _build(parser: StudyParser, words: list[str], layers: Layers) -> Study:
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
 
 
-def _mark_changes(parser: StudyParser, study: Study, layers: Layers, overrides: Mapping[str, Any]) -> None:
+def _mark_changes(parser: StudyParser, study: Study, layers: Layers) -> None:
     """Mark the origins of settings whose values are not those of the config that says where they come from.
 
     That config alone is the published study; where it is none without the layers below, these are part of it. Where it
-    is none with them, nothing says what its values were, and what the command line overrides is marked.
-
-    Args:
-        parser: Parser of the command.
-        study: Study as it is to be run.
-        layers: Configs that were given.
-        overrides: Settings that the command line overrides.
+    is none with them, nothing says what its values were, and no origin is checked.
     """
     with_origins = [place for place, (_, content) in enumerate(layers) if content.get("origins")]
     if not with_origins:
@@ -183,6 +178,7 @@ def _mark_changes(parser: StudyParser, study: Study, layers: Layers, overrides: 
     last = with_origins[-1]
     for some in (layers[last : last + 1], layers[: last + 1]):
         words = [*(f"--config={path}" for path, _ in some), f"--tuning.skip={str(study.tuning.skip).lower()}"]
+        words.append("--only=[]")
         published = _published(partial(_build, parser, words, some))
         if published is None:
             continue
@@ -198,7 +194,7 @@ def _mark_changes(parser: StudyParser, study: Study, layers: Layers, overrides: 
         with contextlib.suppress(ConfigurationError, UsageError):  # of a study that cannot be run as its config has it
             study.origins = study.given["origins"] = changed_origins(study, published, run_config)
             return
-    study.origins |= {name: CHANGED for name in study.origins if name in overrides}
+    study.origins = {name: origin.removesuffix(UNCHECKED) + UNCHECKED for name, origin in study.origins.items()}
     study.given["origins"] = study.origins
 
 
@@ -303,7 +299,7 @@ def _read(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: The file has an unknown key.
     """
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = yaml.load(path.read_text(encoding="utf-8"), Loader=NumbersLoader)
     known = list(Study.__dataclass_fields__)
     for key in content:
         if key == "together":

@@ -35,19 +35,25 @@ def printing_to(stream: TextIO) -> Iterator[None]:
 @contextmanager
 def each_line_once() -> Iterator[None]:
     """Let loggers write each line to streams once: several runs in a row would say the same about their data."""
-    said: set[str] = set()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        line = record.getMessage()
-        is_new = line not in said
-        said.add(line)
-        return is_new
-
-    handlers = stream_handlers()
-    for handler in handlers:
-        handler.addFilter(is_new)
+    filters = {handler: _Once() for handler in stream_handlers()}
+    for handler, once in filters.items():
+        handler.addFilter(once)
     try:
         yield
     finally:
-        for handler in handlers:
-            handler.removeFilter(is_new)
+        for handler, once in filters.items():
+            handler.removeFilter(once)
+
+
+class _Once(logging.Filter):
+    """Passes a line of one level once, and every line with an exception."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[tuple[int, str, str]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        line = record.levelno, str(record.msg), str(record.args)
+        is_new = line not in self._said or record.exc_info is not None
+        self._said.add(line)
+        return is_new

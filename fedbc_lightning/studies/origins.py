@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.studies.methods import Method
+from fedbc_lightning.studies.methods import Method, Range
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.run import Run, as_word, flat
 from fedbc_lightning.studies.study import Study
@@ -25,6 +25,8 @@ OF_THE_BASE = "as in the base config"
 """Value of a setting in a variant that does not override it, where another one does."""
 CHANGED = "changed here"
 """Origin of a setting whose value is another one than that of the study whose origins are shown."""
+UNCHECKED = " (not checked)"
+"""What is added to an origin if nothing says what the values of that study were."""
 
 
 def changed_origins(study: Study, published: Study, parse: Parse) -> Origins:
@@ -45,7 +47,7 @@ def changed_origins(study: Study, published: Study, parse: Parse) -> Origins:
     ours, theirs = _Values(study, parse), _Values(published, parse)
     origins = dict(published.origins)
     for key, names in _changes(study, published, parse).items():
-        listed = [name for name in published.origins if _is_about(name, key, names, published)]
+        listed = [name for name in published.origins if _is_about(name, key, names, theirs)]
         origins |= dict.fromkeys(listed or _names(key, names, study), CHANGED)
     return {name: origin for name, origin in origins.items() if ours.has(name) or not theirs.has(name)}
 
@@ -54,80 +56,94 @@ def _changes(study: Study, published: Study, parse: Parse) -> Changes:
     """Return what differs between the runs of two studies.
 
     A run is held against the published one of the same algorithm and variant. In a new variant a setting may have the
-    value of any published variant; a new algorithm's own settings are new, and its others may be those of any run.
+    value of any published variant, and in a new algorithm that of any published algorithm, except its own settings.
     """
     known = {method.name: method for method in published.methods}
     theirs = {name: _by_variant(published, method, parse) for name, method in known.items()}
-    of_all = {(name, variant): run for name, runs in theirs.items() for variant, run in runs.items()}
+    of_all = {variant: [runs[variant] for runs in theirs.values()] for variant in published.variants}
     found: Changes = {}
     for method in study.methods:
         ours, before = _by_variant(study, method, parse), known.get(method.name)
         if before is None:
-            keys = {key for key in _differing(ours, of_all) if not key.startswith("algorithm.")}
+            keys = {key for key in _differing(ours, of_all) if key.partition(".")[0] != "algorithm"}
             keys |= _plain({**method.settings, **method.tuned}).keys()
         else:
-            tuned = method.tuned.keys() | before.tuned.keys()
-            keys = {key for key in tuned if method.tuned.get(key) != before.tuned.get(key)}
-            keys |= _differing(ours, theirs[method.name])
+            tuned, tuned_before = _ranges(method), _ranges(before)
+            keys = {key for key in {**tuned, **tuned_before} if tuned.get(key) != tuned_before.get(key)}
+            keys |= _differing(ours, {variant: [run] for variant, run in theirs[method.name].items()})
         for key in keys:
             found.setdefault(key, set()).add(method.name)
     return found
 
 
-def _differing(ours: Mapping[str, Settings], theirs: Mapping[Any, Settings]) -> set[str]:
-    """Return the keys of settings that differ from those of the same variant, and in a new variant from all of theirs.
+def _ranges(method: Method) -> dict[str, Range]:
+    """Return the ranges of settings that are tuned, without the values that stand for them where nothing is tuned."""
+    return {key: replace(range_, untuned=None) for key, range_ in _plain(method.tuned).items()}
 
-    A new class stands for all that is inside of it, except the algorithm's: its settings have origins of their own.
+
+def _differing(ours: Mapping[str, Settings], theirs: Mapping[str, list[Settings]]) -> set[str]:
+    """Return the keys of settings that differ from all of the same variant, and in a new variant from all there are.
+
+    A new class stands for all that is inside of it, except the algorithm's, whose settings have origins of their own.
     """
-    keys = {
-        key
-        for variant, run in ours.items()
-        for key, value in run.items()
-        if all(other.get(key) != value for other in ([theirs[variant]] if variant in theirs else theirs.values()))
-    }
-    keys -= {"algorithm", *OWN}
-    return {key for key in keys if not any(key.startswith(f"{class_}.") for class_ in keys)}
+    every = [run for runs in theirs.values() for run in runs]
+    keys = set[str]()
+    for variant, run in ours.items():
+        others = theirs.get(variant, every)
+        for key in {*run, *(key for other in others for key in other)} - {*OWN}:
+            if all(other.get(key) != run.get(key) for other in others):
+                keys.add(key)
+    classes = keys - {"algorithm"}
+    return {key for key in keys if not any(key.startswith(f"{class_}.") for class_ in classes)}
 
 
 def _by_variant(study: Study, method: Method, parse: Parse) -> dict[str, Settings]:
     """Return the settings of a method's runs in each variant; the config is read once, without what variants give."""
     runs = {name: study.run(name, method, study.seed_list[0], method.first()) for name in study.variants}
-    given = {key for own in study.variants.values() for key in own or {}}
+    given = {key for own in study.variants.values() for key in _plain(own)}
     run = next(iter(runs.values()))
+    others = {key: value for key, value in run.settings.items() if _plain_key(key) not in given}
     try:
-        shared = parse(replace(run, settings={key: value for key, value in run.settings.items() if key not in given}))
+        shared = parse(replace(run, settings=others))
     except ConfigurationError:  # the variants give what the config lacks
         shared = parse(run)
     return {
         name: dict(flat(shared))
-        | _plain(dict(flat({key: value for key, value in run.settings.items() if key in given})))
+        | dict(flat({key: value for key, value in _plain(run.settings).items() if key in given}))
         for name, run in runs.items()
     }
 
 
 def _plain(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return settings by the keys that complete configs have."""
-    return {key.replace(".init_args", ""): value for key, value in (given or {}).items()}
+    return {_plain_key(key): value for key, value in (given or {}).items()}
 
 
-def _is_about(name: str, key: str, algorithms: Collection[str], published: Study) -> bool:
-    """Return whether an origin is that of a changed setting, or of one inside of it."""
-    owner, full = _owner_and_key(name, published)
-    return (owner is None or owner in algorithms) and (full == key or full.startswith(f"{key}."))
+def _plain_key(key: str) -> str:
+    return key.replace(".init_args", "")
+
+
+def _is_about(name: str, key: str, algorithms: Collection[str], published: _Values) -> bool:
+    """Return whether an origin is that of a changed setting, of one inside of it, or of a mapping that holds it."""
+    owner, full = _owner_and_key(name, published.study)
+    if owner is not None and owner not in algorithms:
+        return False
+    is_inside = full.startswith(f"{key}.") and key != "algorithm"
+    return full == key or is_inside or (key.startswith(f"{full}.") and published.is_mapping(name))
 
 
 def _owner_and_key(name: str, study: Study) -> tuple[str | None, str]:
     """Return the algorithm that a setting among the origins is about, None if all share it, and its full key."""
     owner = next((algorithm for algorithm in study.algorithms if name.startswith(f"{algorithm}.")), None)
     if owner is None:
-        return None, name
-    key = name.removeprefix(f"{owner}.")
-    return owner, key if "." in key else f"algorithm.{key}"
+        return None, _plain_key(name)
+    key = _plain_key(name.removeprefix(f"{owner}."))
+    return owner, key if "." in key or key == "algorithm" else f"algorithm.{key}"
 
 
 def _names(key: str, algorithms: Collection[str], study: Study) -> list[str]:
     """Return how a setting is named among the origins: once if all algorithms have the same, else for each."""
-    if not key.startswith("algorithm.") and len(algorithms) == len(study.methods):
+    if key.partition(".")[0] != "algorithm" and len(algorithms) == len(study.methods):
         return [key]
     return [f"{name}.{key.removeprefix('algorithm.')}" for name in study.algorithms if name in algorithms]
 
@@ -170,6 +186,10 @@ class _Values:
         except _NoSuchSettingError:
             return False
         return True
+
+    def is_mapping(self, name: str) -> bool:
+        """Return whether a setting has a mapping as its value, and not a class."""
+        return self.has(name) and any(value.startswith("{") for value in self.of(name))
 
     def of(self, name: str) -> set[str]:
         """Return the values that a setting has in the variants, as text; none if its algorithm is left out.

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from fedbc_lightning.cli.arguments import find_config
+from fedbc_lightning.core import yaml_numbers  # noqa: F401 (its dumper quotes texts that look like numbers)
 from fedbc_lightning.core.errors import ConfigurationError
 
 MAX_BYTES = 250

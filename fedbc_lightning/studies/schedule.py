@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Protocol
@@ -173,7 +174,8 @@ class Schedule:
         while self._open_ones():
             while (state := self._next()) is not None and (worker := self._pool.free()) is not None:
                 state.status, worker.state = "running", state
-                worker.connection.send(Task(state.run, self._since))
+                with suppress(OSError):  # it has died while it waited; that is found where its reports are awaited
+                    worker.connection.send(Task(state.run, self._since))
             self._on_change(self)
             for connection in wait(list(self._pool.by_connection), timeout=1.0):
                 self._listen(self._pool.by_connection[connection])

@@ -71,6 +71,14 @@ def test_who_reads_no_further_sees_no_traceback(tmp_path):
     assert program.returncode == 141
 
 
+def test_a_broken_pipe_of_something_else_is_told(tmp_path):
+    fail = "def fail():\n    raise BrokenPipeError(32, 'of a service')\n\n\nmain.main = fail\nmain.program()\n"
+    (tmp_path / "failing.py").write_text(f"from fedbc_lightning.commands import main\n\n\n{fail}")
+    done = run_fresh(["failing.py"], tmp_path)
+    assert done.returncode == 1
+    assert "of a service" in done.stderr
+
+
 PROFILER = """\
 import runpy
 import sys

@@ -55,8 +55,20 @@ def test_a_handler_of_a_file_keeps_it():
 
 def test_a_line_is_logged_once():
     with logging_to_standard_error() as (terminal, logger):
+        logger.addHandler(handler := logging.StreamHandler(other := io.StringIO()))
         with each_line_once():
             for size in (1, 1, 2):
                 logger.info("%d images", size)
+            logger.error("%d images", 1)
         logger.info("%d images", 1)
-    assert terminal.getvalue().splitlines() == ["1 images", "2 images", "1 images"]
+        logger.removeHandler(handler)
+    assert terminal.getvalue().splitlines() == ["1 images", "2 images", "1 images", "1 images"]
+    assert other.getvalue() == terminal.getvalue()
+
+
+def test_each_exception_is_logged():
+    with logging_to_standard_error() as (terminal, logger), each_line_once():
+        for text in ("first", "second"):
+            logger.error("failed", exc_info=ValueError(text))
+    assert "ValueError: first" in terminal.getvalue()
+    assert "ValueError: second" in terminal.getvalue()

@@ -191,6 +191,12 @@ def test_names_that_look_like_numbers_are_printed_as_names(project, capsys):
     assert again.algorithms["1e-3"]["dual_lr"] == 0.001
 
 
+def test_numbers_with_an_exponent_are_numbers_in_every_layer(project):
+    (project / "low.yaml").write_text("{base: synthetic.yaml, algorithms: {FedAvg: {}}, overrides: {model.lr: 1e-3}}")
+    study = read_study("compare", ["--config", "low.yaml", "--overrides", "{trainer.max_rounds: 2}"])
+    assert study.overrides == {"model.lr": 0.001, "trainer.max_rounds": 2}
+
+
 def test_a_table_without_its_paper_is_refused(project, capfd):
     assert run_cli("reproduce", "table1", "--papers", "{}") == 1
     assert capfd.readouterr().err.startswith("fedbc-cli: error: papers: 'table1' is not among them, and it is what is")

@@ -115,10 +115,29 @@ def test_values_that_differ_between_variants_are_by_variant():
          "--papers '{}'", {"new.mu", "data.batch_size", "FedAvg.model.lr"}),
         ("--algorithms '{new: {algorithm: FedAvg}}' --reference new --base mine.yaml --papers '{}' --tuning.skip true",
          {"data.batch_size"}),
+        ("--algorithms '{FedAvg: {model.lr: 0.001}}' --papers '{}'", {"FedAvg.model.lr"}),  # the first of its grid
+        ("--algorithms '{FedAvg: {trainer.local_epochs: 5}, FedBC: {data.init_args.batch_size: 3}}' --papers '{}' "
+         "--variants '{a: {data.batch_size: 20}}' --tuning.skip true --overrides '{trainer.local_epochs: 5}'",
+         {"data.batch_size", "FedBC.dual_momentum", "FedBC.dual_momentum_style"}),
+        ("--algorithms '{FedBC: {dual_lr: 0.001, dual_momentum: {grid: [0.5, 0.9]}, dual_momentum_style: public}}' "
+         "--papers '{}' --reference FedBC",
+         {"FedBC.model.lr", "FedBC.dual_lr", "FedBC.dual_momentum"}),
+        ("--algorithms '{FedAvg: {}, q-FedAvg: {style: public, q: 1.0, trainer.gradient_clip_val: 0.1}}' --papers '{}' "
+         "--tuning.skip true", {"q-FedAvg.trainer.gradient_clip_val"}),
+        ("--algorithms '{FedAvg: {model.lr: {grid: [0.001, 0.01, 0.1, 0.5, 1.0], untuned: 2}}}' --papers '{}'", set()),
+        ("--algorithms '{new: {algorithm: FedAvg}}' --reference new --variants '{E = 5: {trainer.local_epochs: 50}}' "
+         "--papers '{}' --tuning.skip true", {"trainer.local_epochs"}),
+        ("--algorithms '{new: {algorithm: FedAvg}}' --reference new --variants '{E = 5: {trainer.local_epochs: 1}}' "
+         "--papers '{}' --tuning.skip true", {"trainer.local_epochs"}),
+        ("--algorithms '{FedAvg: {data.init_args.style: {grid: [own, public]}}}' --papers '{}'",
+         {"FedAvg.model.lr", "data.style"}),
+        ("--algorithms '{FedProx: {algorithm: FedAvg}}' --papers '{}' --reference FedProx --tuning.skip true",
+         {"FedProx.algorithm"}),
         ("--overrides '{model: MLP}'",  # a new class is enough: its own settings are not listed
          {"model.momentum", "FedAvg.model.lr", "q-FedAvg.model.lr", "FedProx.model.lr", "SCAFFOLD.model.lr",
           "FedBC.model.lr"}),
-        ("--algorithms '{FedAvg: {algorithm: FedProx, mu: 0.3}}' --papers '{}' --tuning.skip true", {"FedAvg.mu"}),
+        ("--algorithms '{FedAvg: {algorithm: FedProx, mu: 0.3}}' --papers '{}' --tuning.skip true",
+         {"FedAvg.algorithm", "FedAvg.mu"}),
     ],
 )  # fmt: skip
 def test_what_is_changed_is_not_said_to_be_the_papers(tmp_path, monkeypatch, words, changed):
@@ -172,9 +191,45 @@ def test_a_config_that_is_no_study_alone_refuses_no_study(tmp_path, monkeypatch)
         "{base: synthetic.yaml, algorithms: {FedBC: {dual_rate: 1}}, origins: {trainer.local_epochs: paper}, seeds: 0}"
     )
     words = ["--config", "wrong.yaml", "--algorithms", "{FedBC: {dual_lr: 1}}", "--seeds", "2"]
-    assert read_study("compare", words).origins == {"trainer.local_epochs": "paper"}
-    words += ["--overrides", "{trainer.local_epochs: 3}"]
-    assert read_study("compare", words).origins == {"trainer.local_epochs": CHANGED}
+    assert read_study("compare", words).origins == {"trainer.local_epochs": "paper (not checked)"}
+
+
+def test_algorithms_that_the_file_leaves_out_are_published_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        "{base: synthetic.yaml, algorithms: {FedAvg: {}, FedBC: {dual_lr: 0.1}}, only: [FedAvg], "
+        "origins: {FedBC.dual_lr: paper, data.alpha: paper}}"
+    )
+    words = ["--config", "mine.yaml", "--only", "[FedBC]", "--overrides", "{data.alpha: 0.7}"]
+    assert read_study("compare", words).origins == {"FedBC.dual_lr": "paper", "data.alpha": CHANGED}
+
+
+def test_an_origin_may_be_spelled_as_in_a_config_or_be_that_of_a_mapping(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_model.py").write_text(
+        "from fedbc_lightning.models import MLP\n\n\nclass Own(MLP):\n"
+        "    def __init__(self, options: dict[str, int]):\n        super().__init__(60, 10)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.yaml").write_text(
+        "{base: synthetic.yaml, algorithms: {FedAvg: {}}, "
+        "overrides: {model: own_model.Own, model.options: {a: 1, b: 2}}, "
+        "origins: {model.options: paper, data.init_args.batch_size: paper}}"
+    )
+    for options in ("{b: 2}", "{a: 9, b: 2}", "{a: 1, b: 2, c: 3}"):
+        words = ["--config", "mine.yaml", "--overrides", f"{{model.options: {options}, data.batch_size: 7}}"]
+        origins = read_study("compare", words).origins
+        assert origins == {"model.options": CHANGED, "data.init_args.batch_size": CHANGED}
+
+
+def test_variants_may_give_what_the_config_lacks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        "{base: synthetic.yaml, algorithms: {L2GD: {penalty: 1, probability: 0.5}}, "
+        "variants: {a: {algorithm.lr: 0.1}}, origins: {data.batch_size: paper, data.alpha: paper}}"
+    )
+    words = ["--config", "mine.yaml", "--overrides", "{data.batch_size: 7}"]
+    assert read_study("compare", words).origins == {"data.batch_size": CHANGED, "data.alpha": "paper"}
 
 
 def test_an_origin_of_no_setting_is_told_also_if_the_study_is_changed(tmp_path, monkeypatch):
@@ -202,10 +257,10 @@ def test_a_file_of_origins_alone_belongs_to_the_layers_below(tmp_path, monkeypat
     assert read_study("compare", words).origins == {"data.batch_size": "paper", "model.lr": "ours"}
     assert read_study("compare", [*words, "--overrides", "{model.lr: 0.5}"]).origins["model.lr"] == CHANGED
     words = ["--config", "origins.yaml", "--base", "synthetic.yaml", "--algorithms", "{FedAvg: {}}"]
-    assert read_study("compare", words).origins["model.lr"] == "ours", "nothing says what else it could be"
+    assert read_study("compare", words).origins["model.lr"] == "ours (not checked)"
     (tmp_path / "gone.yaml").write_text("{base: no.yaml, algorithms: {FedAvg: {}}, origins: {model.lr: ours}}")
     words = ["--config", "gone.yaml", "--base", "synthetic.yaml"]
-    assert read_study("compare", words).origins == {"model.lr": "ours"}
+    assert read_study("compare", words).origins == {"model.lr": "ours (not checked)"}
 
 
 def test_a_wrong_setting_is_told():
