@@ -22,6 +22,22 @@ CONFIG = {
 }
 
 
+PARSED = {}
+
+
+@pytest.fixture(autouse=True)
+def parsed_once(monkeypatch):
+    """Parse equal command lines once for all tests: most of them are those of the published study."""
+
+    def parse(run):
+        key = tuple(run.identity().items())
+        if key not in PARSED:
+            PARSED[key] = run_config(run)
+        return PARSED[key]
+
+    monkeypatch.setattr("fedbc_lightning.commands.studies.run_config", parse)
+
+
 def rows(origins, **given):
     study = Study("x.yaml", ALGORITHMS, variants={"E = 1": {"trainer.local_epochs": 1}}, origins=origins, **given)
     asked = []
