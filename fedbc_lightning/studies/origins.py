@@ -71,7 +71,7 @@ def _changes(study: Study, published: Study, parse: Parse) -> Changes:
             tuned, tuned_before = _ranges(method), _ranges(before)
             keys = {key for key in {**tuned, **tuned_before} if tuned.get(key) != tuned_before.get(key)}
             keys |= _differing(ours, {variant: [run] for variant, run in theirs[method.name].items()})
-        for key in keys:
+        for key in sorted(keys):
             found.setdefault(key, set()).add(method.name)
     return found
 
