@@ -16,14 +16,13 @@ Without the name of a picture, numbers are printed alone.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.studies.notes import NOTE
+from fedbc_lightning.studies.notes import has_ended
 from fedbc_lightning.studies.results import read_file
 
 IMAGES = Path(__file__).parent / "images"
@@ -78,7 +77,7 @@ def show(variant: Path) -> None:
     if not files:
         raise ConfigurationError(f"{variant}: there are no runs; give STUDY/runs/VARIANT.")
     for file in files.values():
-        if not json.loads((file.parents[1] / NOTE).read_text(encoding="utf-8"))["is_finished"]:
+        if not has_ended(file.parents[1]):
             raise ConfigurationError(f"{file.parents[1]}: this run has not finished.")
     runs = {key: read_file(file) for key, file in files.items()}
     rows = [

@@ -51,9 +51,7 @@ def show(folder: Path) -> None:
         print(markdown(paper.title + cut_short(files.study), parts))
         far = distances(paper, files.study, ours)
         if len(far):
-            print(
-                "Mean distance to the paper, in its unit, and cells that are near it (accuracies within 1.5 points)\n"
-            )
+            print(f"Mean distance to the paper, in its unit; accuracies within {100 * WITHIN:g} points are near it\n")
             print(near(paper, far))
         if claims[1:]:
             print("\nClaims by pair of algorithms, reading and verdict\n")

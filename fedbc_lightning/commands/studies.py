@@ -177,17 +177,11 @@ def _mark_changes(parser: StudyParser, study: Study, layers: Layers) -> None:
         return
     last = with_origins[-1]
     for some in (layers[last : last + 1], layers[: last + 1]):
-        words = [*(f"--config={path}" for path, _ in some), f"--tuning.skip={str(study.tuning.skip).lower()}"]
-        words.append("--only=[]")
-        published = _published(partial(_build, parser, words, some))
+        published = _published(parser, some, is_untuned=study.tuning.skip)
         if published is None:
             continue
         if published.origins != study.origins:  # they are given on the command line, by who knows what is changed
             return
-        if (
-            layers[last][0] in shipped_configs().values()
-        ):  # a config of one's own that is named like a shipped one is a change
-            published.base = [str(shipped_configs().get(name, name)) for name in published.configs]
         is_same = all(published.given[key] == study.given[key] for key in RUN_FIELDS)
         if is_same and all(map(_is_one_file, study.configs, published.configs)):
             return
@@ -203,12 +197,18 @@ def _is_one_file(config: str, other: str) -> bool:
     return find_config(config) == find_config(other)
 
 
-def _published(build: Callable[[], Study]) -> Study | None:
-    """Return the study of a config that says where its settings come from; None if it is no study by itself."""
+def _published(parser: StudyParser, layers: Layers, *, is_untuned: bool) -> Study | None:
+    """Return the whole study of some configs, of which the last says where settings come from; None if it is none."""
+    words = [*(f"--config={path}" for path, _ in layers), f"--tuning.skip={str(is_untuned).lower()}", "--only=[]"]
     try:
-        return _quietly(build)
+        study = _quietly(partial(_build, parser, words, layers))
     except (ConfigurationError, UsageError):
         return None
+    shipped = shipped_configs()
+    if study is not None and layers[-1][0] in shipped.values():
+        # its base is a shipped config, too: one of the user's that has the same name is a change
+        study.base = [str(shipped.get(name, name)) for name in study.configs]
+    return study
 
 
 def _quietly(build: Callable[[], Study]) -> Study | None:

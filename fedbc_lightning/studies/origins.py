@@ -104,12 +104,12 @@ def _by_variant(study: Study, method: Method, parse: Parse) -> dict[str, Setting
     run = next(iter(runs.values()))
     others = {key: value for key, value in run.settings.items() if _plain_key(key) not in given}
     try:
-        shared = parse(replace(run, settings=others))
+        config = parse(replace(run, settings=others))
     except ConfigurationError:  # the variants give what the config lacks
-        shared = parse(run)
+        config = parse(run)
+    shared = dict(flat(config))
     return {
-        name: dict(flat(shared))
-        | dict(flat({key: value for key, value in _plain(run.settings).items() if key in given}))
+        name: shared | dict(flat({key: value for key, value in _plain(run.settings).items() if key in given}))
         for name, run in runs.items()
     }
 

@@ -193,7 +193,7 @@ def test_variants_of_which_one_leaves_a_setting_to_the_config(tmp_path, monkeypa
 
 
 def test_a_config_that_is_no_study_alone_refuses_no_study(tmp_path, monkeypatch):
-    """Of two layered configs the upper one keeps a variant of the lower one, or has a mistake that is mended."""
+    """A config may need the config below it, or have a mistake that the command line mends; the study is valid."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lower.yaml").write_text(
         "variants: {E = 5: {trainer.local_epochs: 5}, E = 1: {trainer.local_epochs: 1}}"
