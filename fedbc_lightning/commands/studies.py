@@ -42,7 +42,7 @@ from fedbc_lightning.studies.tables import show
 
 RUN_KEYS = ("seed_everything", "trainer", "algorithm", "model", "data", "optimizer", "lr_scheduler")
 """Keys of the config of one run."""
-RUN_FIELDS = ("base", "algorithms", "overrides", "variants", "factors", "scale")
+RUN_FIELDS = ("base", "algorithms", "overrides", "variants", "factors", "scale", "seeds")
 """Fields of a study that its runs are made of, beside the choice of tuned values."""
 Layers = list[tuple[Path, dict[str, Any]]]
 """The studies' files of a command line, each with its content."""

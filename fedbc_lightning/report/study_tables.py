@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pandas as pd
 
 from fedbc_lightning.core.units import megabytes
 from fedbc_lightning.report.content import Block, Table
 from fedbc_lightning.report.study_files import StudyFiles
+from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.paper_rows import claim_rows, fit_rows, number_rows, unlike
-from fedbc_lightning.studies.run import Run, as_word
+from fedbc_lightning.studies.run import as_word, flat
 from fedbc_lightning.studies.tables import result_tables
 from fedbc_lightning.studies.targets import target_tables
 
@@ -77,7 +79,7 @@ def settings_blocks(files: StudyFiles) -> Iterator[Block]:
     study = files.study
     if study.origins:
         text = "The table lists the settings of this experiment, and says who chose each of them."
-        yield Table(text, origin_rows(study, lambda run: _config(files, run)), is_text=True)
+        yield Table(text, origin_rows(study, partial(_settings_of, files)), is_text=True)
     text = (
         "The table lists what the study sets. All other settings are those of the base config or defaults; the "
         "complete configs stand under “Repeat it”."
@@ -86,11 +88,10 @@ def settings_blocks(files: StudyFiles) -> Iterator[Block]:
     yield Table(text, _given_rows(files), is_folded=bool(study.origins), title=title, is_text=True)
 
 
-def _config(files: StudyFiles, run: Run) -> dict[str, object]:
-    """Return the complete config of a finished run of the same algorithm."""
-    same = (found for (_, name, _), found in files.runs.items() if name == run.method)
-    found = next(same, None)
-    return {} if found is None else found.config
+def _settings_of(files: StudyFiles, method: Method) -> dict[str, dict[str, str]]:
+    """Return the settings of an algorithm in each variant of which a run has finished."""
+    runs = {variant: run for (variant, name, _), run in files.runs.items() if name == method.name}
+    return {variant: dict(flat(run.config)) for variant, run in runs.items()}
 
 
 def _given_rows(files: StudyFiles) -> Rows:

@@ -22,7 +22,7 @@ from fedbc_lightning.studies.findings import finding_sentences
 from fedbc_lightning.studies.jobs import Jobs
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
-from fedbc_lightning.studies.origins import origin_rows
+from fedbc_lightning.studies.origins import origin_rows, parsed_settings
 from fedbc_lightning.studies.outcome import Outcome, read_outcome
 from fedbc_lightning.studies.record import write_record
 from fedbc_lightning.studies.reported_round import can_choose
@@ -111,7 +111,7 @@ class Comparison:
                 "put one first that is, e.g. accuracy/global."
             )
         if study.origins:
-            self._origins = origin_rows(study, run_config)
+            self._origins = origin_rows(study, parsed_settings(study, run_config))
         first = next(iter(study.variants))
         for method in study.methods:
             for tried in method.each_value():

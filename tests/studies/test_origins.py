@@ -8,7 +8,7 @@ from fedbc_lightning import ConfigurationError
 from fedbc_lightning.cli.arguments import find_config
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.studies.compare import Comparison, run_config
-from fedbc_lightning.studies.origins import CHANGED, origin_rows
+from fedbc_lightning.studies.origins import CHANGED, origin_rows, parsed_settings
 from fedbc_lightning.studies.study import Study
 
 ALGORITHMS = {
@@ -16,7 +16,7 @@ ALGORITHMS = {
     "mine": {"algorithm": "FedBC", "dual_lr": 0.5, "model.lr": {"low": 0.1, "high": 1.0}},
 }
 CONFIG = {
-    "trainer": {"max_rounds": 20},
+    "trainer": {"max_rounds": 20, "local_epochs": 1},
     "algorithm": {"class_path": "FedBC", "init_args": {"dual_lr": 0.5, "tolerance": "learned"}},
     "data": {"class_path": "D", "init_args": {"partitioner": {"class_path": "P", "init_args": {"style": "public"}}}},
 }
@@ -41,7 +41,7 @@ def parsed_once(monkeypatch):
 def rows(origins, **given):
     study = Study("x.yaml", ALGORITHMS, variants={"E = 1": {"trainer.local_epochs": 1}}, origins=origins, **given)
     asked = []
-    found = origin_rows(study, lambda run: asked.append(run) or CONFIG)
+    found = origin_rows(study, parsed_settings(study, lambda run: asked.append(run) or CONFIG))
     return found[1:], asked
 
 
@@ -72,13 +72,78 @@ def test_what_an_algorithm_sets_itself_no_variant_changes():
     algorithms = {"mine": {"algorithm": "FedBC", "trainer.max_rounds": 20}}
     origins = {"mine.trainer.max_rounds": "ours"}
     study = Study("x.yaml", algorithms, variants={"a": {"trainer.max_rounds": 5}, "b": {}}, origins=origins)
-    assert origin_rows(study, lambda run: CONFIG)[1:] == [["mine.trainer.max_rounds", "20", "ours"]]
+    assert origin_rows(study, parsed_settings(study, lambda run: CONFIG))[1:] == [
+        ["mine.trainer.max_rounds", "20", "ours"]
+    ]
+
+
+def shown(*words):
+    """Return the rows of Table 1's study, with more words on the command line, by the name of the setting."""
+    study = read_study("compare", ["--config", "studies/fedbc_table1.yaml", *words])
+    rows = origin_rows(study, parsed_settings(study, run_config))[1:]
+    assert len({name for name, *_ in rows}) == len(rows)
+    return {name: (value, origin) for name, value, origin in rows}
+
+
+def test_a_setting_that_one_algorithm_changes_has_a_row_for_it_alone():
+    words = ["--algorithms", "{FedAvg: {}, FedBC: {data.batch_size: 64}}", "--papers", "{}", "--tuning.skip", "true"]
+    found = shown(*words)
+    assert found["data.batch_size"] == ("20", "public code")
+    assert found["FedBC.data.batch_size"] == ("64", CHANGED)
+    algorithms = {"a": {"algorithm": "FedBC"}, "b": {"algorithm": "FedBC", "trainer.max_rounds": 20}}
+    study = Study(
+        "synthetic.yaml", algorithms, origins={"trainer.max_rounds": "ours"}, overrides={"trainer.max_rounds": 5}
+    )
+    rows = origin_rows(study, parsed_settings(study, run_config))[1:]
+    assert rows == [["trainer.max_rounds", "by algorithm", "ours"]]
+    study.variants = {"E = 1": {"trainer.max_rounds": 7}, "E = 5": {}}
+    rows = origin_rows(study, parsed_settings(study, run_config))[1:]
+    assert rows == [["trainer.max_rounds", "by algorithm and variant", "ours"]]
+
+
+def test_values_are_those_of_the_scaled_study():
+    found = shown("--scale", "0.5", "--variants", "{E = 1: {trainer.max_rounds: 100}}", "--papers", "{}")
+    assert found["trainer.max_rounds"] == ("50", CHANGED)
+    assert found["seeds"] == ("3", CHANGED)
+
+
+def test_a_class_that_is_replaced_has_a_row():
+    found = shown("--overrides", "{model: MLP, model.hidden: 8}", "--papers", "{}")
+    assert found["model"] == ("fedbc_lightning.models.MLP", CHANGED)
+    assert found["model.hidden"] == ("8", CHANGED)
+    assert found["model.momentum"] == ("0.5", "public code")
+    one = shown(
+        "--algorithms", "{FedAvg: {}, FedBC: {model.class_path: MLP}}", "--papers", "{}", "--tuning.skip", "true"
+    )
+    assert one["FedBC.model"] == ("fedbc_lightning.models.MLP", CHANGED)
+    assert "model" not in one
+
+
+def test_another_data_module_with_the_same_settings_changes_its_class_alone():
+    """Table 6's documented command takes the images from a folder; all that the paper says of the data still holds."""
+    words = ["--config", "studies/fedbc_cifar.yaml", "--base", "cifar_folder.yaml", "--tuning.skip", "true"]
+    origins = read_study("compare", words).origins
+    assert {name for name, origin in origins.items() if origin == CHANGED} == {"data", "data.root"}
+
+
+def test_a_number_written_in_another_way_is_no_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        "{base: synthetic.yaml, algorithms: {FedAvg: {}}, overrides: {data.alpha: 1}, origins: {data.alpha: paper}}"
+    )
+    for alpha, origin in (("1.0", "paper"), ("1e0", "paper"), ("1.5", CHANGED)):
+        words = ["--config", "mine.yaml", "--overrides", f"{{data.alpha: {alpha}}}"]
+        assert read_study("compare", words).origins == {"data.alpha": origin}
 
 
 def test_settings_that_a_changed_study_has_no_more_are_left_out():
     words = ["--papers", "{}", "--reference", "FedBC", "--algorithms", "{FedBC: {algorithm: FedProx, mu: 0.3}}"]
     study = read_study("compare", ["--config", "studies/fedbc_table1.yaml", "--tuning.skip", "true", *words])
-    found = {name: origin for name, *_, origin in origin_rows(study, run_config) if name.startswith("FedBC.")}
+    found = {
+        name: origin
+        for name, *_, origin in origin_rows(study, parsed_settings(study, run_config))
+        if name.startswith("FedBC.")
+    }
     assert "FedBC.dual_lr" not in found
     assert found.pop("FedBC.model.lr") == "paper (tuned), public code (untuned)"
     assert "FedBC.mu" in found
@@ -88,17 +153,18 @@ def test_settings_that_a_changed_study_has_no_more_are_left_out():
 def test_values_that_differ_between_variants_are_by_variant():
     variants = {"a": {"trainer.max_rounds": 5}, "b": {}}
     study = Study("x.yaml", ALGORITHMS, variants=variants, origins={"trainer.max_rounds": "ours"})
-    for config in (CONFIG, {"trainer": {"max_rounds": 5}}):  # that of the second variant, and that of the first
-        assert origin_rows(study, lambda run, config=config: config)[1:] == [
-            ["trainer.max_rounds", "by variant", "ours"]
+    for value, shown in ((20, "by variant"), (5, "5")):  # of the base config, to which the second variant leaves it
+        config = {"trainer": {"max_rounds": value}}
+        assert origin_rows(study, parsed_settings(study, lambda run, config=config: config))[1:] == [
+            ["trainer.max_rounds", shown, "ours"]
         ]
 
 
 @pytest.mark.parametrize(
     ("words", "changed"),
     [
-        ("--seeds 1 --report best_on_test", set()),
-        ("--scale 0.02", {"trainer.max_rounds"}),
+        ("--seeds 1 --report best_on_test", {"seeds"}),
+        ("--scale 0.02", {"trainer.max_rounds", "seeds"}),
         ("--overrides '{data.style: own, model.lr: 0.5}' --tuning.skip true",
          {"data.style", "FedAvg.model.lr", "q-FedAvg.model.lr", "FedProx.model.lr", "FedBC.model.lr"}),
         ("--overrides '{model.lr: 0.5}'", set()),  # it is tuned
@@ -111,7 +177,7 @@ def test_values_that_differ_between_variants_are_by_variant():
         ("--config layer.yaml", {"data.style"}),
         ("--algorithms '{FedAvg: {}, FedBC: {trainer.local_epochs: 50, data.batch_size: 64}}' --papers '{}' "
          "--tuning.skip true",
-         {"trainer.local_epochs", "data.batch_size", "FedBC.dual_momentum", "FedBC.dual_momentum_style"}),
+         {"FedBC.trainer.local_epochs", "FedBC.data.batch_size", "FedBC.dual_momentum", "FedBC.dual_momentum_style"}),
         ("--variants '{E = 1: {trainer.local_epochs: 5}}' --papers '{}'", {"trainer.local_epochs"}),
         ("--variants '{E = 1: {trainer.local_epochs: 1}}' --papers '{}'", set()),
         ("--variants '{E = 1: {trainer.local_epochs: 1}, b: {data.init_args.batch_size: 64}}' --papers '{}'",
@@ -125,16 +191,15 @@ def test_values_that_differ_between_variants_are_by_variant():
         ("--variants '{b: {trainer.clients_per_round: 10}}' --overrides '{trainer.local_epochs: 5}' --papers '{}'",
          set()),
         ("--variants '{a: {model: LogisticRegression}, b: {}}' --overrides '{trainer.local_epochs: 5}' --papers '{}'",
-         {"model.momentum", "FedAvg.model.lr", "q-FedAvg.model.lr", "FedProx.model.lr", "SCAFFOLD.model.lr",
-          "FedBC.model.lr"}),
+         set()),
         ("--algorithms '{FedAvg: {}, new: {algorithm: FedProx, mu: {grid: [1, 2]}, data.batch_size: {grid: [8, 9]}}}' "
-         "--papers '{}'", {"new.mu", "data.batch_size", "FedAvg.model.lr"}),
+         "--papers '{}'", {"new.mu", "new.data.batch_size", "new.model.lr", "FedAvg.model.lr"}),
         ("--algorithms '{new: {algorithm: FedAvg}}' --reference new --base mine.yaml --papers '{}' --tuning.skip true",
          {"data.batch_size"}),
         ("--algorithms '{FedAvg: {model.lr: 0.001}}' --papers '{}'", {"FedAvg.model.lr"}),  # the first of its grid
         ("--algorithms '{FedAvg: {trainer.local_epochs: 5}, FedBC: {data.init_args.batch_size: 3}}' --papers '{}' "
          "--variants '{a: {data.batch_size: 20}}' --tuning.skip true --overrides '{trainer.local_epochs: 5}'",
-         {"data.batch_size", "FedBC.dual_momentum", "FedBC.dual_momentum_style"}),
+         {"FedBC.data.batch_size", "FedBC.dual_momentum", "FedBC.dual_momentum_style"}),
         ("--algorithms '{FedBC: {dual_lr: 0.001, dual_momentum: {grid: [0.5, 0.9]}, dual_momentum_style: public}}' "
          "--papers '{}' --reference FedBC",
          {"FedBC.model.lr", "FedBC.dual_lr", "FedBC.dual_momentum"}),
@@ -149,9 +214,10 @@ def test_values_that_differ_between_variants_are_by_variant():
          {"FedAvg.model.lr", "data.style"}),
         ("--algorithms '{FedProx: {algorithm: FedAvg}}' --papers '{}' --reference FedProx --tuning.skip true",
          {"FedProx.algorithm"}),
-        ("--overrides '{model: MLP}'",  # a new class is enough: its own settings are not listed
-         {"model.momentum", "FedAvg.model.lr", "q-FedAvg.model.lr", "FedProx.model.lr", "SCAFFOLD.model.lr",
-          "FedBC.model.lr"}),
+        ("--overrides '{model: MLP}'", {"model"}),  # of what it alone has, nothing is given
+        ("--overrides '{model: MLP, model.hidden: 8}'", {"model", "model.hidden"}),
+        ("--algorithms '{mu 1: {algorithm: FedProx, mu: 1}, mu 1.5: {algorithm: FedProx, mu: 1.5}}' --papers '{}' "
+         "--reference 'mu 1' --tuning.skip true", {"mu 1.mu", "mu 1.5.mu"}),
         ("--algorithms '{FedAvg: {algorithm: FedProx, mu: 0.3}}' --papers '{}' --tuning.skip true",
          {"FedAvg.algorithm", "FedAvg.mu"}),
     ],
@@ -187,7 +253,8 @@ def test_variants_of_which_one_leaves_a_setting_to_the_config(tmp_path, monkeypa
     )
     study = read_study("compare", ["--config", "mine.yaml"])
     assert study.origins == {"data.batch_size": "paper"}
-    assert origin_rows(study, lambda run: CONFIG)[1:] == [["data.batch_size", "by variant", "paper"]]
+    rows = origin_rows(study, parsed_settings(study, run_config))
+    assert rows[1:] == [["data.batch_size", "by variant", "paper"]]
     words = ["--config", "mine.yaml", "--overrides", "{data.batch_size: 7}"]
     assert read_study("compare", words).origins == {"data.batch_size": CHANGED}
 
@@ -255,7 +322,7 @@ def test_an_origin_of_no_setting_is_told_also_if_the_study_is_changed(tmp_path, 
     )
     study = read_study("compare", ["--config", "mine.yaml", "--overrides", "{model.lr: 1}"])
     with pytest.raises(ConfigurationError, match=r"origins: the runs of this study have no setting 'data.batchsize'"):
-        origin_rows(study, run_config)
+        origin_rows(study, parsed_settings(study, run_config))
 
 
 def test_a_layer_below_the_published_study_is_no_part_of_it(tmp_path, monkeypatch):
