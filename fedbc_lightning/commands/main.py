@@ -23,6 +23,9 @@ from fedbc_lightning.commands.loading import interruptible, say_what_is_loaded
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.places import one_line, report
 
+UNREAD = 141
+"""Exit status when nobody reads what is printed: 128 and the number of SIGPIPE, as other programs end before head."""
+
 
 def program() -> int:
     """Run the command line of this process, and end the process at once; the console script ``fedbc-cli`` calls this.
@@ -36,12 +39,13 @@ def program() -> int:
     except SystemExit as stop:
         if not (stop.code is None or isinstance(stop.code, int)):
             raise
-        status = stop.code or 0
+        is_unread = isinstance(stop.__context__, BrokenPipeError)  # rich ends so with 1
+        status = UNREAD if is_unread else stop.code or 0
     except Exception as error:
         if not is_outermost:
             raise
         if isinstance(error, BrokenPipeError) and not _is_read():
-            status = 141  # 128 and the number of SIGPIPE, as other programs end before head
+            status = UNREAD
         else:
             _print_traceback(error)
             status = 1

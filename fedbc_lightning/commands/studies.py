@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, set_dumper
 from rich.console import Console
 
 from fedbc_lightning.cli.arguments import (
@@ -27,16 +26,19 @@ from fedbc_lightning.cli.arguments import (
 )
 from fedbc_lightning.cli.config_lines import place_of_key
 from fedbc_lightning.cli.messages import condense
+from fedbc_lightning.cli.names import load
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
-from fedbc_lightning.core.yaml_numbers import NumbersLoader
+from fedbc_lightning.core.yaml_numbers import dump
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison, run_config
 from fedbc_lightning.studies.data_files import check_data_files
 from fedbc_lightning.studies.origins import UNCHECKED, changed_origins
 from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.plan_report import print_study_plan
+from fedbc_lightning.studies.precedence import check_precedence
 from fedbc_lightning.studies.results import finished
+from fedbc_lightning.studies.run import as_word
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import show
 
@@ -44,14 +46,19 @@ RUN_KEYS = ("seed_everything", "trainer", "algorithm", "model", "data", "optimiz
 """Keys of the config of one run."""
 RUN_FIELDS = ("base", "algorithms", "overrides", "variants", "factors", "scale", "seeds")
 """Fields of a study that its runs are made of, beside the choice of tuned values."""
-Layers = list[tuple[Path, dict[str, Any]]]
-"""The studies' files of a command line, each with its content."""
+Layers = list[tuple[Path | str, dict[str, Any]]]
+"""The studies of a command line, each as a file or as the text itself, with its content."""
 TOGETHER_IS_GONE = "studies no longer train several runs as one; leave it out, and give workers for runs at a time."
 """What is said of a setting that studies once had."""
 
+set_dumper("yaml", partial(dump, default_flow_style=False, allow_unicode=True, sort_keys=False))  # of --print_config
+
 
 class StudyParser(ArgumentParser):
-    """An argument parser that reports an error in one line."""
+    """An argument parser that reports an error in one line, and takes no abbreviated options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error in one line, and exit with status 2."""
@@ -120,23 +127,26 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
     for position, value in option_values(words, CONFIG_OPTIONS):
         path = find_config(value)
         words[position] = words[position].removesuffix(value) + str(path)
-        if isinstance(path, Path):
-            layers.append((path, _read(path)))
+        layers.append((path, _read(path)))
     parser = study_parser(command)
     study = _quietly(partial(_build, parser, words, layers)) if asked_to_print else _build(parser, words, layers)
     if study is None:  # a study that lacks something is printed as it is
         _print_config(parser, [*words, asked_to_print[-1]])
-    is_reference_given = any(True for _ in option_values(words, ("--reference",)))
-    if is_reference_given and study.reference not in (None, study.reference_name):
-        raise ConfigurationError(f"reference: '{study.reference}' is left out by only; name it there, too.")
     _mark_changes(parser, study, layers)
     if part:
         study.part = part
         REPRODUCTIONS[part].narrow(study)
+    is_reference_given = any(True for _ in option_values(words, ("--reference",)))
+    if is_reference_given and study.reference not in (None, study.reference_name):
+        left = ", ".join(method.name for method in study.methods)
+        raise ConfigurationError(f"reference: '{study.reference}' is left out; there is: {left}.")
+    typed = _typed_overrides(words)
+    check_precedence(study, dict.fromkeys(key for _, content in layers[1:] for key in content.get("overrides") or {})
+                     | typed)  # fmt: skip
     if asked_to_print:
         # overrides are merged and parts chosen here, after the parser, so the parser prints what came out
         content = json.loads(json.dumps(_as_config(study), default=str))
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        text = dump(content, sort_keys=False, allow_unicode=True)
         _print_config(parser, [f"--config={text}", asked_to_print[-1]])
     return study
 
@@ -149,21 +159,33 @@ def _print_config(parser: StudyParser, words: list[str]) -> NoReturn:
 
 def _build(parser: StudyParser, words: list[str], layers: Layers) -> Study:
     """Build the study of a command line, for which the overrides of all its layers are merged key by key."""
-    overrides, names = dict[str, Any](), []
-    for path, content in layers:
-        of_layer = content.get("overrides") or {}
+    overrides = dict[str, Any]()
+    for _, content in layers:
+        of_layer = content.get("overrides", {})
         if not isinstance(of_layer, dict):
-            raise UsageError(f"overrides: got {of_layer}; give e.g. {{trainer.max_rounds: 10}}.")
+            raise UsageError(f"overrides: got {as_word(of_layer)}; give e.g. {{trainer.max_rounds: 10}}.")
         overrides |= of_layer
-        names.append(path.stem)
     given = parser.parse_args(words)
+    for key, default in Study.__dataclass_fields__.items():
+        if given[key] is None and default.default is not None:
+            raise UsageError(f"{key}: got null; leave the key out, or give a value.")
+    names = [path.stem for path, _ in layers if isinstance(path, Path)]
     if given.name is None:
         given.name = names[-1] if names else "study"
     given.pop("config", None)
     settings = {key: given[key] for key in ("algorithms", "overrides", "variants", "factors")}  # the runs build these
-    settings["overrides"] = overrides | settings["overrides"]
+    settings["overrides"] = overrides | settings["overrides"] | _typed_overrides(words)
     built = parser.instantiate_classes(given)
     return Study(**{key: built[key] for key in Study.__dataclass_fields__} | settings)
+
+
+def _typed_overrides(words: list[str]) -> dict[str, Any]:
+    """Return the overrides of the command line itself, of which several are merged key by key."""
+    typed = dict[str, Any]()
+    for _, value in option_values(words, ("--overrides",)):
+        given = load(value)
+        typed |= given if isinstance(given, dict) else {}
+    return typed
 
 
 def _mark_changes(parser: StudyParser, study: Study, layers: Layers) -> None:
@@ -293,24 +315,31 @@ def _command(*words: str) -> str:
     return shlex.join([PROG, *words])
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read a study's file, and refuse unknown keys; the parser overlooks those whose value is an empty mapping.
+def _read(path: Path | str) -> dict[str, Any]:
+    """Read a study, and refuse unknown keys; the parser overlooks those whose value is an empty mapping.
+
+    Args:
+        path: The study's file, or its text.
 
     Raises:
-        UsageError: The file has an unknown key.
+        UsageError: The study has an unknown key, or is no mapping.
     """
-    content = yaml.load(path.read_text(encoding="utf-8"), Loader=NumbersLoader)
+    content = load(path if isinstance(path, str) else path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise UsageError(f"--config: no study: {path}")
+    place_of_study = path if isinstance(path, Path) else "--config"
     known = list(Study.__dataclass_fields__)
     for key in content:
         if key == "together":
-            raise UsageError(f"{path}: together: {TOGETHER_IS_GONE}")
+            raise UsageError(f"{place_of_study}: together: {TOGETHER_IS_GONE}")
         if key not in known:
             if key in RUN_KEYS:
+                name = path.name if isinstance(path, Path) else "mine.yaml"
                 raise UsageError(
-                    f"{path} is the config of one run ({key}: ...), not of a study: {PROG} fit --config {path.name}; "
-                    f"a study names it: {{base: {path.name}, algorithms: {{FedAvg: {{}}, FedBC: {{}}}}}}"
+                    f"{place_of_study} is the config of one run ({key}: ...), not of a study: {PROG} fit --config "
+                    f"{name}; a study names it: {{base: {name}, algorithms: {{FedAvg: {{}}, FedBC: {{}}}}}}"
                 )
             meant = did_you_mean(str(key), known, f"a study has {', '.join(known)}")
             place = place_of_key(str(key), ["--config", str(path)])
-            raise UsageError(f"{place or path}: unknown key '{key}': {meant}")
+            raise UsageError(f"{place or place_of_study}: unknown key '{key}': {meant}")
     return content

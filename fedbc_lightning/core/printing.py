@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import TextIO
 
@@ -20,16 +20,26 @@ def stream_handlers() -> list[logging.StreamHandler]:
 def printing_to(stream: TextIO) -> Iterator[None]:
     """Send to one stream what is printed, and what loggers write to the standard streams.
 
-    A handler of a logger keeps the stream that it was made with, so it does not follow ``sys.stderr``.
+    A handler of a logger keeps the stream that it was made with, so it does not follow ``sys.stderr``. One that is made
+    inside writes to standard error afterwards.
     """
     standard = sys.stdout, sys.stderr
     with ExitStack() as stack:
+        own = {handler for handler in stream_handlers() if handler.stream is stream}
+        stack.callback(_leave, stream, standard[1], own)
         for handler in stream_handlers():
             if handler.stream in standard and handler.stream is not stream:
                 stack.callback(handler.setStream, handler.setStream(stream))
         stack.enter_context(redirect_stdout(stream))
         stack.enter_context(redirect_stderr(stream))
         yield
+
+
+def _leave(stream: TextIO, error: TextIO, own: Collection[logging.StreamHandler]) -> None:
+    """Let handlers that were made while all was printed to a stream write to standard error, except its own ones."""
+    for handler in stream_handlers():
+        if handler.stream is stream and handler not in own:
+            handler.setStream(error)
 
 
 @contextmanager

@@ -56,6 +56,27 @@ class Range:
         )
 
 
+def full_key(key: str) -> str:
+    """Return the full key of an algorithm's setting, which may be given without its section.
+
+    Example:
+        >>> full_key("dual_lr"), full_key("model.lr")
+        ('algorithm.dual_lr', 'model.lr')
+    """
+    return key if key.partition(".")[0] in SECTIONS and "." in key else f"algorithm.{key}"
+
+
+def check_keys(place: str, given: Mapping[Any, Any]) -> None:
+    """Check that the keys of settings are texts.
+
+    Raises:
+        ConfigurationError: One is a number, say.
+    """
+    other = next((key for key in given if not isinstance(key, str)), None)
+    if other is not None:
+        raise ConfigurationError(f"{place}: the key {other!r} is no text; give the name of a setting.")
+
+
 @dataclass(frozen=True)
 class Method:
     """One line of the tables: an algorithm with its settings.
@@ -83,10 +104,11 @@ class Method:
         if not isinstance(given, Mapping):
             raise ConfigurationError(f"algorithms.{name}: got {given!r}; give its settings, e.g. {{mu: 0.1}}, or {{}}.")
         settings, tuned = dict[str, Any](), dict[str, Range]()
+        check_keys(f"algorithms.{name}", given)
         for key, value in given.items():
             if key == "algorithm":
                 continue
-            full = key if key.partition(".")[0] in SECTIONS and "." in key else f"algorithm.{key}"
+            full = full_key(key)
             if isinstance(value, Mapping) and "class_path" not in value:
                 tuned[full] = Range.read(f"algorithms.{name}.{key}", value)
             else:

@@ -10,11 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedbc_lightning.cli.arguments import find_config
-from fedbc_lightning.core import yaml_numbers  # noqa: F401 (its dumper quotes texts that look like numbers)
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.yaml_numbers import dump
 
 MAX_BYTES = 250
 """Largest length of a folder's name in bytes; most file systems allow 255."""
@@ -81,7 +79,7 @@ def as_word(value: Any) -> str:
     """
     if isinstance(value, float) and math.isinf(value):
         return ".inf" if value > 0 else "-.inf"
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
+    text = dump(value, default_flow_style=True, width=10**6).strip()
     return text.removesuffix("...").strip()
 
 

@@ -14,7 +14,7 @@ import filelock
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.metric_names import accepted, is_lower_better, on_split
-from fedbc_lightning.studies.methods import Method, Tuning, short
+from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, full_key, short
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.reported_round import Report
 from fedbc_lightning.studies.run import Run, slug
@@ -40,7 +40,9 @@ class Study:
         algorithms: Map from the name in the tables to settings. Keys are the algorithm's own options; ``algorithm``
             names the algorithm if the name in the tables does not; keys of other sections are written in full, e.g.
             ``model.lr``. A value ``{grid: [...]}`` or ``{low: ..., high: ..., log: true}`` is tuned.
-        overrides: Map from full keys to values for all runs, e.g. ``trainer.max_rounds: 100``.
+        overrides: Map from full keys to values for all runs, e.g. ``trainer.max_rounds: 100``, where neither a variant
+            nor the algorithm has a value of its own; ``<algorithm>.<setting>``, e.g. ``FedBC.dual_lr: 0.001``, is for
+            that algorithm alone, and replaces its own value.
         variants: Map from the name of a variant to its overrides, e.g. ``E = 5: {trainer.local_epochs: 5}``.
         factors: List of mappings like ``variants``, whose levels are crossed; given in place of ``variants``. The name
             of a variant is the names of its levels, joined by a comma; tables have the last factor in their columns.
@@ -133,6 +135,7 @@ class Study:
         check_folder_names("algorithms", self.algorithms)
         check_folder_names("variants", self.variants)
         self.part = ""
+        self._give_to_algorithms()
         self._read_methods()
         self._complete_name()
         for name, paper in self.papers.items():
@@ -166,6 +169,23 @@ class Study:
         seeds = self.seed_list
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise ConfigurationError(f"seeds: got {self.seeds}; give a number from 1 on, or different seeds from 0 on.")
+
+    def algorithm_of(self, key: str) -> str | None:
+        """Return the algorithm for which a key of the overrides is alone; None: for all."""
+        if key.partition(".")[0] in SECTIONS:
+            return None
+        return max((name for name in self.algorithms if key.startswith(f"{name}.")), key=len, default=None)
+
+    def _give_to_algorithms(self) -> None:
+        """Move overrides that are for one algorithm alone to its settings."""
+        owners = {key: name for key in self.overrides if (name := self.algorithm_of(key)) is not None}
+        self.algorithms = dict(self.algorithms)
+        for key, name in owners.items():
+            own = key.removeprefix(f"{name}.")
+            others = {other: value for other, value in (self.algorithms[name] or {}).items()
+                      if full_key(other) != full_key(own)}  # fmt: skip
+            self.algorithms[name] = {**others, own: self.overrides[key]}
+        self.overrides = {key: value for key, value in self.overrides.items() if key not in owners}
 
     def _read_methods(self) -> None:
         """Set the methods; with ``tuning.skip`` they take the values that stand for an untuned setting."""
@@ -346,8 +366,10 @@ class Study:
         if self.scale == 1:
             return
         rounds = settings.get("trainer.max_rounds")
-        if not isinstance(rounds, int):
+        if rounds is None:
             raise ConfigurationError("scale: the study must say trainer.max_rounds in its overrides.")
+        if not isinstance(rounds, int):
+            raise ConfigurationError(f"scale: trainer.max_rounds: got {rounds!r}; give a whole number, such as 100.")
         settings["trainer.max_rounds"] = self._shrunk(rounds)
 
     def _shrunk(self, count: int) -> int:

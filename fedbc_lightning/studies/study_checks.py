@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
-from fedbc_lightning.studies.methods import SECTIONS, Tuning
+from fedbc_lightning.studies.methods import SECTIONS, Tuning, check_keys
 from fedbc_lightning.studies.numbers import UNITS, is_share
 from fedbc_lightning.studies.run import slug
 
@@ -94,9 +94,11 @@ def check_settings(place: str, given: Mapping[str, Any] | None) -> None:
     """Check the keys of settings that several runs get.
 
     Raises:
-        ConfigurationError: A section holds nested keys, or a key is one that the study itself gives to its runs.
+        ConfigurationError: A key is no text, a section holds nested keys, or a key is one that the study itself gives
+            to its runs.
     """
     given = given or {}
+    check_keys(place, given)
     nested = [key for key in given if key in SECTIONS and not _is_class(given[key])]
     if nested:
         raise ConfigurationError(f"{place}.{nested[0]}: give full keys, e.g. {{{nested[0]}.max_rounds: 10}}.")

@@ -53,6 +53,19 @@ def test_a_handler_of_a_file_keeps_it():
     assert not terminal.getvalue()
 
 
+def test_a_handler_that_is_made_inside_writes_to_standard_error_afterwards():
+    """As that of ``logging.basicConfig`` in a user's module."""
+    with logging_to_standard_error() as (terminal, logger):
+        file = io.StringIO()
+        with printing_to(file):
+            logger.addHandler(handler := logging.StreamHandler())
+            logger.info("logged")
+        file.close()
+        logger.info("later")
+        logger.removeHandler(handler)
+    assert terminal.getvalue().splitlines() == ["later"] * 2  # the logger's own handler, and the new one
+
+
 def test_a_line_is_logged_once():
     with logging_to_standard_error() as (terminal, logger):
         logger.addHandler(handler := logging.StreamHandler(other := io.StringIO()))

@@ -337,7 +337,7 @@ def test_the_reported_round(project, monkeypatch):
             {"algorithms": {"FedProx": {}, "FedAvg": {}}, "variants": {"a": {}, "b": {"algorithm.mu": 1}}},
             "b / FedAvg: ",
         ),
-        ({"overrides": ["trainer.max_rounds"]}, "overrides: got ['trainer.max_rounds']; give e.g. {trainer.max_rounds"),
+        ({"overrides": ["trainer.max_rounds"]}, "overrides: got [trainer.max_rounds]; give e.g. {trainer.max_rounds"),
         ({"out": "tiny.yaml"}, "out: 'tiny.yaml/study' cannot be made"),
     ],
 )

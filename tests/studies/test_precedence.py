@@ -1,0 +1,131 @@
+"""What a variant or an algorithm gives goes before the overrides, and nothing that was asked for is lost silently."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fedbc_lightning import ConfigurationError
+from fedbc_lightning.cli.arguments import UsageError
+from fedbc_lightning.commands.studies import read_study
+from fedbc_lightning.studies.study import Study
+
+TABLE_1 = ["--config", "studies/fedbc_table1.yaml"]
+UNTUNED = [*TABLE_1, "--tuning.skip", "true"]
+
+
+def settings(study, algorithm):
+    method = next(method for method in study.methods if method.name == algorithm)
+    return study.run(next(iter(study.variants)), method, 0, method.first()).settings
+
+
+def test_an_override_may_be_for_one_algorithm():
+    words = ["--overrides", "{FedBC.dual_momentum_style: client, FedBC.model.lr: 0.5, data.alpha: 0.7}"]
+    study = read_study("reproduce", [*TABLE_1, *words])
+    ours = settings(study, "FedBC")
+    assert ours["algorithm.dual_momentum_style"] == "client"
+    assert ours["model.lr"] == 0.5  # it was tuned
+    assert "algorithm.dual_lr" in study.methods[-1].tuned
+    assert ours["data.alpha"] == settings(study, "FedAvg")["data.alpha"] == 0.7
+    assert "algorithm.dual_momentum_style" not in settings(study, "FedAvg")
+    assert not any(key.startswith("FedBC") for key in ours)
+
+
+def test_an_override_is_for_the_algorithm_with_the_longest_name():
+    algorithms = {"mu 1": {"algorithm": "FedProx"}, "mu 1.5": {"algorithm": "FedProx", "algorithm.mu": 9}}
+    study = Study("x.yaml", algorithms, overrides={"mu 1.5.mu": 1.5, "mu 1.mu": 1})
+    assert [settings(study, name)["algorithm.mu"] for name in algorithms] == [1, 1.5]
+    assert study.given["overrides"] == {"mu 1.5.mu": 1.5, "mu 1.mu": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--overrides", "{model.lr: 0.5}"], r"model.lr: no run takes it.*\{FedAvg.model.lr: ..., q-FedAvg"),
+        (["--only", "[FedBC]", "--overrides", "{algorithm.dual_momentum_style: client}"],
+         r"no run takes it.*\{FedBC.dual_momentum_style: ...\}"),
+        (["--overrides", "{trainer.local_epochs: 3}"], r"trainer.local_epochs: no run takes it, since each variant"),
+        (["--only", "[FedAvg]", "--overrides", "{FedBC.dual_lr: 3}"], r"FedBC.dual_lr: FedBC is left out here"),
+        (["--config", "layer.yaml"], r"model.lr: no run takes it"),
+    ],
+)  # fmt: skip
+def test_an_override_that_reaches_no_run_is_refused(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "layer.yaml").write_text("overrides: {model.lr: 0.5}")
+    with pytest.raises(ConfigurationError, match=message):
+        read_study("compare", [*TABLE_1, *words])
+
+
+def test_who_keeps_an_own_value_is_told():
+    with pytest.warns(UserWarning, match=r"overrides: model.lr: SCAFFOLD: own value kept"):
+        read_study("compare", [*UNTUNED, "--overrides", "{model.lr: 0.5}"])
+    variants = "{a: {}, E = 5: {trainer.local_epochs: 5}}"
+    with pytest.warns(UserWarning, match=r"overrides: trainer.local_epochs: E = 5: own value kept"):
+        read_study(
+            "compare", [*TABLE_1, "--papers", "{}", "--variants", variants, "--overrides", "{trainer.local_epochs: 3}"]
+        )
+
+
+def test_several_overrides_of_a_command_line_are_merged():
+    words = ["--overrides", "{data.alpha: 0.7}", "--overrides", "{data.beta: 1e-1}"]
+    found = settings(read_study("compare", [*UNTUNED, *words]), "FedAvg")
+    assert (found["data.alpha"], found["data.beta"]) == (0.7, 0.1)
+
+
+def test_a_study_given_as_text_is_held_against_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (
+        "{base: synthetic.yaml, algorithms: {FedAvg: {}}, origins: {data.alpha: paper}, overrides: {data.beta: 1e-1}}"
+    )
+    assert read_study("compare", ["--config", text]).origins == {"data.alpha": "paper"}
+    found = read_study("compare", ["--config", text, "--overrides", "{data.alpha: 0.7}"])
+    assert found.origins == {"data.alpha": "changed here"}
+    assert found.overrides == {"data.alpha": 0.7, "data.beta": 0.1}
+    with pytest.raises(UsageError, match=r"--config: unknown key 'algoritms'"):
+        read_study("compare", ["--config", text.replace("algorithms", "algoritms")])
+
+
+@pytest.mark.parametrize("key", ["overrides", "only", "papers", "metrics", "tuning", "variants"])
+def test_null_is_refused(tmp_path, monkeypatch, key):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(f"{{base: synthetic.yaml, algorithms: {{FedAvg: {{}}}}, {key}: null}}")
+    result = _compare("--config", "mine.yaml")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert key in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--overrides", "{1: 2}"],
+        ["--variants", "{a: {1: 2}}"],
+        ["--algorithms", "{FedAvg: {1: 3}}"],
+    ],
+)
+def test_a_key_that_is_a_number_is_refused(words):
+    with pytest.raises(ConfigurationError, match="the key 1 is no text"):
+        read_study("compare", ["--base", "synthetic.yaml", "--algorithms", "{FedAvg: {}}", *words])
+
+
+def test_rounds_that_are_no_whole_number_are_not_scaled():
+    study = Study("x.yaml", {"FedAvg": {}}, overrides={"trainer.max_rounds": 10.0}, scale=0.5)
+    with pytest.raises(ConfigurationError, match=r"scale: trainer.max_rounds: got 10.0; give a whole number"):
+        settings(study, "FedAvg")
+
+
+def test_options_are_not_abbreviated():
+    result = _compare("--config", "studies/fedbc_table1.yaml", "--ref", "FedAvg")
+    assert result.returncode == 2
+    assert "no section or option 'ref'" in result.stderr
+
+
+def _compare(*words):
+    words = [sys.executable, "-m", "fedbc_lightning", "compare", *words]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def test_a_reader_that_is_gone_ends_a_study_as_it_ends_other_programs(tmp_path):
+    words = f"{sys.executable} -m fedbc_lightning compare --config studies/digits.yaml --scale 0.02 --out {tmp_path}"
+    result = subprocess.run(["bash", "-c", f"{words} | true; echo ${{PIPESTATUS[0]}}"], capture_output=True, text=True)
+    assert result.stdout.strip() == "141"
+    assert not result.stderr.strip()
