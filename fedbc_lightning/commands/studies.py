@@ -140,9 +140,9 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
     if is_reference_given and study.reference not in (None, study.reference_name):
         left = ", ".join(method.name for method in study.methods)
         raise ConfigurationError(f"reference: '{study.reference}' is left out; there is: {left}.")
-    typed = _typed_overrides(words)
-    check_precedence(study, dict.fromkeys(key for _, content in layers[1:] for key in content.get("overrides") or {})
-                     | typed)  # fmt: skip
+    layered = dict.fromkeys(key for _, content in layers[1:] for key in content.get("overrides", {}))
+    check_precedence(study, [key for key in layered if study.algorithm_of(key) is None])
+    check_precedence(study, [key for key in _typed_overrides(words) if key not in layered])
     if asked_to_print:
         # overrides are merged and parts chosen here, after the parser, so the parser prints what came out
         content = json.loads(json.dumps(_as_config(study), default=str))

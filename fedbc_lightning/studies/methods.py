@@ -66,15 +66,26 @@ def full_key(key: str) -> str:
     return key if key.partition(".")[0] in SECTIONS and "." in key else f"algorithm.{key}"
 
 
+def plain_key(key: str) -> str:
+    """Return the full key of a setting as a complete config has it, however it was spelled.
+
+    Example:
+        >>> plain_key("model.init_args.lr"), plain_key("model.class_path")
+        ('model.lr', 'model')
+    """
+    return key.replace(".init_args", "").removesuffix(".class_path")
+
+
 def check_keys(place: str, given: Mapping[Any, Any]) -> None:
     """Check that the keys of settings are texts.
 
     Raises:
         ConfigurationError: One is a number, say.
     """
-    other = next((key for key in given if not isinstance(key, str)), None)
-    if other is not None:
-        raise ConfigurationError(f"{place}: the key {other!r} is no text; give the name of a setting.")
+    others = [key for key in given if not isinstance(key, str)]
+    if others:
+        said = "null" if others[0] is None else others[0]
+        raise ConfigurationError(f"{place}: the key {said} is no text; give the name of a setting.")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.studies.methods import SECTIONS, Method, Range
+from fedbc_lightning.studies.methods import SECTIONS, Method, Range, plain_key
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.run import Run, as_word, flat
 from fedbc_lightning.studies.study import Study
@@ -161,12 +161,15 @@ def _parsed_settings(study: Study, parse: Parse, method: Method) -> Mapping[str,
     runs = {name: study.run(name, method, study.seed_list[0], method.first()) for name in study.variants}
     given = {key for own in study.variants.values() for key in _plain(own)}
     run = next(iter(runs.values()))
-    others = {key: value for key, value in run.settings.items() if _plain_key(key) not in given}
+    others = {key: value for key, value in run.settings.items() if plain_key(key) not in given}
+    shared: dict[str, str] | None
     try:
         shared = dict(flat(parse(replace(run, settings=others))))
     except ConfigurationError:
-        shared = {}
-    if not all(key in shared and not any(other.startswith(f"{key}.") for other in shared) for key in given):
+        shared = None
+    if shared is None or not all(
+        key in shared and not any(other.startswith(f"{key}.") for other in shared) for key in given
+    ):
         return {name: dict(flat(parse(run))) for name, run in runs.items()}
     return {
         name: shared | {key: as_word(value) for key, value in _plain(run.settings).items() if key in given}
@@ -176,11 +179,7 @@ def _parsed_settings(study: Study, parse: Parse, method: Method) -> Mapping[str,
 
 def _plain(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return settings by the keys that complete configs have."""
-    return {_plain_key(key): value for key, value in (given or {}).items()}
-
-
-def _plain_key(key: str) -> str:
-    return key.replace(".init_args", "").removesuffix(".class_path")
+    return {plain_key(key): value for key, value in (given or {}).items()}
 
 
 def _is_of_algorithm(key: str) -> bool:
@@ -254,9 +253,9 @@ class _Values:
         """Return the algorithm that a setting among the origins is about, None if all share it, and its full key."""
         owners = [algorithm for algorithm in self.study.algorithms if name.startswith(f"{algorithm}.")]
         if not owners:
-            return None, _plain_key(name)
+            return None, plain_key(name)
         owner = max(owners, key=len)  # "mu 1.5", not "mu 1"
-        key = _plain_key(name.removeprefix(f"{owner}."))
+        key = plain_key(name.removeprefix(f"{owner}."))
         return owner, key if "." in key or key in SECTIONS else f"algorithm.{key}"
 
     def _is_mapping(self, key: str) -> bool:

@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Iterable
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.studies.methods import Method
+from fedbc_lightning.studies.methods import plain_key
+from fedbc_lightning.studies.run import as_word
 from fedbc_lightning.studies.study import Study
 
 
@@ -26,13 +27,14 @@ def check_precedence(study: Study, keys: Iterable[str]) -> None:
             if owner not in [method.name for method in study.methods]:
                 raise ConfigurationError(f"overrides: {key}: {owner} is left out here; leave the key out, too.")
             continue
-        algorithms = [method.name for method in study.methods if _has_own(method, key)]
-        variants = [name for name, own in study.variants.items() if key in (own or {})]
+        plain = plain_key(key)
+        algorithms = [method.name for method in study.methods if plain in _own({**method.settings, **method.tuned})]
+        variants = [name for name, own in study.variants.items() if plain in _own(own or {})]
         if len(algorithms) == len(study.methods):
-            each = ", ".join(f"{name}.{key.removeprefix('algorithm.')}: ..." for name in algorithms)
+            each = {f"{name}.{plain.removeprefix('algorithm.')}": study.overrides[key] for name in algorithms}
             raise ConfigurationError(
                 f"overrides: {key}: no run takes it, since each algorithm has its own, given or tuned; to replace "
-                f"that, name the algorithms: {{{each}}}"
+                f"that, name the algorithms: {as_word(each)}"
             )
         if len(variants) == len(study.variants):
             raise ConfigurationError(
@@ -43,5 +45,5 @@ def check_precedence(study: Study, keys: Iterable[str]) -> None:
             warnings.warn(f"overrides: {key}: {', '.join([*algorithms, *variants])}: own value kept", stacklevel=2)
 
 
-def _has_own(method: Method, key: str) -> bool:
-    return key in method.settings or key in method.tuned
+def _own(given: Iterable[str]) -> set[str]:
+    return {plain_key(key) for key in given}

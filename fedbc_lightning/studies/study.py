@@ -14,7 +14,7 @@ import filelock
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.metric_names import accepted, is_lower_better, on_split
-from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, full_key, short
+from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, check_keys, full_key, plain_key, short
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.reported_round import Report
 from fedbc_lightning.studies.run import Run, slug
@@ -135,6 +135,7 @@ class Study:
         check_folder_names("algorithms", self.algorithms)
         check_folder_names("variants", self.variants)
         self.part = ""
+        check_keys("origins", self.origins)
         self._give_to_algorithms()
         self._read_methods()
         self._complete_name()
@@ -179,11 +180,18 @@ class Study:
     def _give_to_algorithms(self) -> None:
         """Move overrides that are for one algorithm alone to its settings."""
         owners = {key: name for key in self.overrides if (name := self.algorithm_of(key)) is not None}
+        for key in self.overrides.keys() - owners.keys():
+            if key in self.algorithms:
+                raise ConfigurationError(f"overrides.{key}: give full keys, e.g. {{{key}.model.lr: 0.1}}.")
+            if key.partition(".")[0] not in SECTIONS:
+                names = [*SECTIONS, *self.algorithms]
+                meant = did_you_mean(key.partition(".")[0], names, f"there is: {', '.join(names)}")
+                raise ConfigurationError(f"overrides: '{key}' begins with no section and no algorithm; {meant}")
         self.algorithms = dict(self.algorithms)
         for key, name in owners.items():
             own = key.removeprefix(f"{name}.")
             others = {other: value for other, value in (self.algorithms[name] or {}).items()
-                      if full_key(other) != full_key(own)}  # fmt: skip
+                      if plain_key(full_key(other)) != plain_key(full_key(own))}  # fmt: skip
             self.algorithms[name] = {**others, own: self.overrides[key]}
         self.overrides = {key: value for key, value in self.overrides.items() if key not in owners}
 
@@ -215,6 +223,8 @@ class Study:
         Raises:
             ConfigurationError: A factor has no levels, variants are given as well, or two levels set the same key.
         """
+        for factor in self.factors:
+            check_folder_names("factors", factor)
         if not all(self.factors):
             raise ConfigurationError("factors: one has no levels; give e.g. [{E = 1: {trainer.local_epochs: 1}}].")
         if self.variants not in ({}, {"all": {}}):

@@ -8,7 +8,7 @@ from typing import Any
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.studies.methods import SECTIONS, Tuning, check_keys
 from fedbc_lightning.studies.numbers import UNITS, is_share
-from fedbc_lightning.studies.run import slug
+from fedbc_lightning.studies.run import as_word, slug
 
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
 """Keys that the study sets itself for each run."""
@@ -121,7 +121,8 @@ def check_folder_names(kind: str, names: Iterable[Any]) -> None:
     folders: dict[str, str] = {}
     for name in names:
         if not isinstance(name, str):
-            raise ConfigurationError(f"{kind}: the name {name!r} is no text; quote it: '{name}'.")
+            said = as_word(name)
+            raise ConfigurationError(f"{kind}: the name {said} is no text; quote it: '{said}'.")
         other = folders.setdefault(slug(name), name)
         if other != name:
             raise ConfigurationError(f"{kind}: '{other}' and '{name}' would share a folder; rename one.")

@@ -247,6 +247,7 @@ def test_a_config_of_ones_own_is_a_change_also_if_it_is_named_like_a_shipped_one
     assert [name for name, origin in origins.items() if origin == CHANGED] == ["data.batch_size"]
 
 
+@pytest.mark.filterwarnings("ignore:overrides")  # one variant keeps its own
 def test_variants_of_which_one_leaves_a_setting_to_the_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(
