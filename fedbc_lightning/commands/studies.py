@@ -33,6 +33,7 @@ from fedbc_lightning.core.yaml_numbers import dump
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 from fedbc_lightning.studies.compare import Comparison, run_config
 from fedbc_lightning.studies.data_files import check_data_files
+from fedbc_lightning.studies.methods import SECTIONS
 from fedbc_lightning.studies.origins import UNCHECKED, changed_origins
 from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.plan_report import print_study_plan
@@ -42,7 +43,7 @@ from fedbc_lightning.studies.run import as_word
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.tables import show
 
-RUN_KEYS = ("seed_everything", "trainer", "algorithm", "model", "data", "optimizer", "lr_scheduler")
+RUN_KEYS = ("seed_everything", *SECTIONS)
 """Keys of the config of one run."""
 RUN_FIELDS = ("base", "algorithms", "overrides", "variants", "factors", "scale", "seeds")
 """Fields of a study that its runs are made of, beside the choice of tuned values."""
@@ -140,9 +141,9 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
     if is_reference_given and study.reference not in (None, study.reference_name):
         left = ", ".join(method.name for method in study.methods)
         raise ConfigurationError(f"reference: '{study.reference}' is left out; there is: {left}.")
-    layered = dict.fromkeys(key for _, content in layers[1:] for key in content.get("overrides", {}))
-    check_precedence(study, [key for key in layered if study.algorithm_of(key) is None])
-    check_precedence(study, [key for key in _typed_overrides(words) if key not in layered])
+    layered = [key for _, content in layers[1:] for key in content.get("overrides", {})]
+    for_all = [key for key in layered if study.algorithm_of(key) is None]  # of others the algorithm may be left out
+    check_precedence(study, dict.fromkeys([*for_all, *_typed_overrides(words)]))
     if asked_to_print:
         # overrides are merged and parts chosen here, after the parser, so the parser prints what came out
         content = json.loads(json.dumps(_as_config(study), default=str))
@@ -322,11 +323,11 @@ def _read(path: Path | str) -> dict[str, Any]:
         path: The study's file, or its text.
 
     Raises:
-        UsageError: The study has an unknown key, or is no mapping.
+        UsageError: The study has an unknown key.
     """
     content = load(path if isinstance(path, str) else path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise UsageError(f"--config: no study: {path}")
+    if not isinstance(content, dict):  # a text that is no YAML: the parser says where
+        return {}
     place_of_study = path if isinstance(path, Path) else "--config"
     known = list(Study.__dataclass_fields__)
     for key in content:

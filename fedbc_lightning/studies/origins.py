@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.studies.methods import SECTIONS, Method, Range, plain_key
+from fedbc_lightning.studies.methods import SECTIONS, Method, Range, full_key, plain_key
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.run import Run, as_word, flat
 from fedbc_lightning.studies.study import Study
@@ -251,12 +251,11 @@ class _Values:
 
     def _place(self, name: str) -> tuple[str | None, str]:
         """Return the algorithm that a setting among the origins is about, None if all share it, and its full key."""
-        owners = [algorithm for algorithm in self.study.algorithms if name.startswith(f"{algorithm}.")]
-        if not owners:
+        owner = self.study.algorithm_of(name)
+        if owner is None:
             return None, plain_key(name)
-        owner = max(owners, key=len)  # "mu 1.5", not "mu 1"
         key = plain_key(name.removeprefix(f"{owner}."))
-        return owner, key if "." in key or key in SECTIONS else f"algorithm.{key}"
+        return owner, key if key in SECTIONS else full_key(key)
 
     def _is_mapping(self, key: str) -> bool:
         """Return whether a setting has a mapping as its value, and not a class."""

@@ -22,6 +22,7 @@ from fedbc_lightning.studies.study_checks import (
     check_folder_names,
     check_metrics,
     check_numbers,
+    check_places,
     check_settings,
     check_targets,
     check_tuning,
@@ -136,6 +137,7 @@ class Study:
         check_folder_names("variants", self.variants)
         self.part = ""
         check_keys("origins", self.origins)
+        check_places(self.overrides, self.algorithms)
         self._give_to_algorithms()
         self._read_methods()
         self._complete_name()
@@ -172,7 +174,7 @@ class Study:
             raise ConfigurationError(f"seeds: got {self.seeds}; give a number from 1 on, or different seeds from 0 on.")
 
     def algorithm_of(self, key: str) -> str | None:
-        """Return the algorithm for which a key of the overrides is alone; None: for all."""
+        """Return the algorithm that a key such as ``mu 1.5.mu`` is for, the longest name of several; None: for all."""
         if key.partition(".")[0] in SECTIONS:
             return None
         return max((name for name in self.algorithms if key.startswith(f"{name}.")), key=len, default=None)
@@ -180,13 +182,6 @@ class Study:
     def _give_to_algorithms(self) -> None:
         """Move overrides that are for one algorithm alone to its settings."""
         owners = {key: name for key in self.overrides if (name := self.algorithm_of(key)) is not None}
-        for key in self.overrides.keys() - owners.keys():
-            if key in self.algorithms:
-                raise ConfigurationError(f"overrides.{key}: give full keys, e.g. {{{key}.model.lr: 0.1}}.")
-            if key.partition(".")[0] not in SECTIONS:
-                names = [*SECTIONS, *self.algorithms]
-                meant = did_you_mean(key.partition(".")[0], names, f"there is: {', '.join(names)}")
-                raise ConfigurationError(f"overrides: '{key}' begins with no section and no algorithm; {meant}")
         self.algorithms = dict(self.algorithms)
         for key, name in owners.items():
             own = key.removeprefix(f"{name}.")

@@ -107,6 +107,23 @@ def check_settings(place: str, given: Mapping[str, Any] | None) -> None:
         raise ConfigurationError(f"{place}: the study itself gives {taken[0]} to its runs; leave it out.")
 
 
+def check_places(overrides: Mapping[str, Any], algorithms: Iterable[str]) -> None:
+    """Check that each key of the overrides begins with a section, or with the name of an algorithm.
+
+    Raises:
+        ConfigurationError: One does not, or is such a name alone.
+    """
+    names = [*SECTIONS, *algorithms]
+    for key in overrides:
+        section = key.partition(".")[0]
+        if section in SECTIONS or any(key.startswith(f"{name}.") for name in names):
+            continue
+        if key in names:
+            raise ConfigurationError(f"overrides.{key}: give full keys, e.g. {{{key}.model.lr: 0.1}}.")
+        meant = did_you_mean(section, names, f"there is: {', '.join(names)}")
+        raise ConfigurationError(f"overrides: '{key}' begins with no section and no algorithm; {meant}")
+
+
 def _is_class(value: Any) -> bool:
     """Return whether a section is given as a class, by its name or with ``class_path``."""
     return isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)

@@ -38,10 +38,14 @@ def parsed_once(monkeypatch):
     monkeypatch.setattr("fedbc_lightning.commands.studies.run_config", parse)
 
 
+def rows_of(study, parse=run_config):
+    return origin_rows(study, parsed_settings(study, parse))
+
+
 def rows(origins, **given):
     study = Study("x.yaml", ALGORITHMS, variants={"E = 1": {"trainer.local_epochs": 1}}, origins=origins, **given)
     asked = []
-    found = origin_rows(study, parsed_settings(study, lambda run: asked.append(run) or CONFIG))
+    found = rows_of(study, lambda run: asked.append(run) or CONFIG)
     return found[1:], asked
 
 
@@ -72,15 +76,13 @@ def test_what_an_algorithm_sets_itself_no_variant_changes():
     algorithms = {"mine": {"algorithm": "FedBC", "trainer.max_rounds": 20}}
     origins = {"mine.trainer.max_rounds": "ours"}
     study = Study("x.yaml", algorithms, variants={"a": {"trainer.max_rounds": 5}, "b": {}}, origins=origins)
-    assert origin_rows(study, parsed_settings(study, lambda run: CONFIG))[1:] == [
-        ["mine.trainer.max_rounds", "20", "ours"]
-    ]
+    assert rows_of(study, lambda run: CONFIG)[1:] == [["mine.trainer.max_rounds", "20", "ours"]]
 
 
 def shown(*words):
     """Return the rows of Table 1's study, with more words on the command line, by the name of the setting."""
     study = read_study("compare", ["--config", "studies/fedbc_table1.yaml", *words])
-    rows = origin_rows(study, parsed_settings(study, run_config))[1:]
+    rows = rows_of(study)[1:]
     assert len({name for name, *_ in rows}) == len(rows)
     return {name: (value, origin) for name, value, origin in rows}
 
@@ -94,10 +96,10 @@ def test_a_setting_that_one_algorithm_changes_has_a_row_for_it_alone():
     study = Study(
         "synthetic.yaml", algorithms, origins={"trainer.max_rounds": "ours"}, overrides={"trainer.max_rounds": 5}
     )
-    rows = origin_rows(study, parsed_settings(study, run_config))[1:]
+    rows = rows_of(study)[1:]
     assert rows == [["trainer.max_rounds", "by algorithm", "ours"]]
     study.variants = {"E = 1": {"trainer.max_rounds": 7}, "E = 5": {}}
-    rows = origin_rows(study, parsed_settings(study, run_config))[1:]
+    rows = rows_of(study)[1:]
     assert rows == [["trainer.max_rounds", "by algorithm and variant", "ours"]]
 
 
@@ -126,6 +128,18 @@ def test_another_data_module_with_the_same_settings_changes_its_class_alone():
     assert {name for name, origin in origins.items() if origin == CHANGED} == {"data", "data.root"}
 
 
+def test_a_setting_inside_of_an_algorithms_class_has_a_row(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rule = "{{class_path: TrimmedMean, init_args: {{trim: {}}}}}"
+    (tmp_path / "mine.yaml").write_text(
+        f"{{base: synthetic.yaml, algorithms: {{FedAvg: {{robust_rule: {rule.format(0.1)}}}}}, "
+        "origins: {data.alpha: paper}}"
+    )
+    words = ["--config", "mine.yaml", "--algorithms", f"{{FedAvg: {{robust_rule: {rule.format(0.2)}}}}}"]
+    study = read_study("compare", words)
+    assert rows_of(study)[1:] == [["data.alpha", "0.5", "paper"], ["FedAvg.robust_rule.trim", "0.2", CHANGED]]
+
+
 def test_a_number_written_in_another_way_is_no_change(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(
@@ -139,11 +153,7 @@ def test_a_number_written_in_another_way_is_no_change(tmp_path, monkeypatch):
 def test_settings_that_a_changed_study_has_no_more_are_left_out():
     words = ["--papers", "{}", "--reference", "FedBC", "--algorithms", "{FedBC: {algorithm: FedProx, mu: 0.3}}"]
     study = read_study("compare", ["--config", "studies/fedbc_table1.yaml", "--tuning.skip", "true", *words])
-    found = {
-        name: origin
-        for name, *_, origin in origin_rows(study, parsed_settings(study, run_config))
-        if name.startswith("FedBC.")
-    }
+    found = {name: origin for name, *_, origin in rows_of(study) if name.startswith("FedBC.")}
     assert "FedBC.dual_lr" not in found
     assert found.pop("FedBC.model.lr") == "paper (tuned), public code (untuned)"
     assert "FedBC.mu" in found
@@ -155,9 +165,7 @@ def test_values_that_differ_between_variants_are_by_variant():
     study = Study("x.yaml", ALGORITHMS, variants=variants, origins={"trainer.max_rounds": "ours"})
     for value, shown in ((20, "by variant"), (5, "5")):  # of the base config, to which the second variant leaves it
         config = {"trainer": {"max_rounds": value}}
-        assert origin_rows(study, parsed_settings(study, lambda run, config=config: config))[1:] == [
-            ["trainer.max_rounds", shown, "ours"]
-        ]
+        assert rows_of(study, lambda run, config=config: config)[1:] == [["trainer.max_rounds", shown, "ours"]]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +264,7 @@ def test_variants_of_which_one_leaves_a_setting_to_the_config(tmp_path, monkeypa
     )
     study = read_study("compare", ["--config", "mine.yaml"])
     assert study.origins == {"data.batch_size": "paper"}
-    rows = origin_rows(study, parsed_settings(study, run_config))
+    rows = rows_of(study)
     assert rows[1:] == [["data.batch_size", "by variant", "paper"]]
     words = ["--config", "mine.yaml", "--overrides", "{data.batch_size: 7}"]
     assert read_study("compare", words).origins == {"data.batch_size": CHANGED}
@@ -325,7 +333,7 @@ def test_an_origin_of_no_setting_is_told_also_if_the_study_is_changed(tmp_path, 
     )
     study = read_study("compare", ["--config", "mine.yaml", "--overrides", "{model.lr: 1}"])
     with pytest.raises(ConfigurationError, match=r"origins: the runs of this study have no setting 'data.batchsize'"):
-        origin_rows(study, parsed_settings(study, run_config))
+        rows_of(study)
 
 
 def test_a_layer_below_the_published_study_is_no_part_of_it(tmp_path, monkeypatch):
