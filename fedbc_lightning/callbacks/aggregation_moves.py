@@ -12,7 +12,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.evaluation.measurement import ClientModel
 
 if TYPE_CHECKING:
-    from fedbc_lightning.run.view import RunView
+    from fedbc_lightning.run.trainer_attributes import RunView
 
 
 class AggregationMoves(Callback):

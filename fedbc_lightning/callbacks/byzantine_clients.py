@@ -13,7 +13,7 @@ from fedbc_lightning.core.seeding import generator, numpy_generator
 from fedbc_lightning.federation.sampling import num_sampled
 
 if TYPE_CHECKING:
-    from fedbc_lightning.run.view import RunView
+    from fedbc_lightning.run.trainer_attributes import RunView
 
 
 class ByzantineClients(Callback):

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from fedbc_lightning.engines.work import Work
+from fedbc_lightning.engines.progress_counters import Work
 
 ONE_LINE = 100
 """Smallest number of columns in which everything may stand on one line."""

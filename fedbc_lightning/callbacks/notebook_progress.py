@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule
 
-from fedbc_lightning.callbacks.progress import describe
+from fedbc_lightning.callbacks.progress_bar import describe
 from fedbc_lightning.core.notebook import NotebookOutput
 from fedbc_lightning.core.units import decimals, duration
 from fedbc_lightning.run.result import key_metrics
 
 if TYPE_CHECKING:
-    from fedbc_lightning.run.view import RunView
+    from fedbc_lightning.run.trainer_attributes import RunView
 
 
 class NotebookProgressBar(Callback):

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from fedbc_lightning.state import checkpoint
 
 if TYPE_CHECKING:
-    from fedbc_lightning.run.view import RunView
+    from fedbc_lightning.run.trainer_attributes import RunView
 
 
 class RoundCheckpoint(Callback):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, option_values
+from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, option_values
 
 
 def place_of_key(key: str, words: Sequence[str], value: str | None = None) -> str | None:

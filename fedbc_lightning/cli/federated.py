@@ -19,10 +19,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.callbacks import RoundProgressBar
-from fedbc_lightning.cli.arguments import PROG, SUBCOMMANDS, option_values, prepare_arguments
 from fedbc_lightning.cli.choices import base_at, import_object, subclasses
+from fedbc_lightning.cli.command_arguments import PROG, SUBCOMMANDS, option_values, prepare_arguments
 from fedbc_lightning.cli.names import chosen_algorithm, foreign_configs, name_classes
-from fedbc_lightning.cli.optimizers import override_configure_optimizers
+from fedbc_lightning.cli.optimizer_choices import override_configure_optimizers
 from fedbc_lightning.cli.other_data import other_data
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.cli.parser import CLASS_KEYS, EITHER, FederatedArgumentParser, title_sections

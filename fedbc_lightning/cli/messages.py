@@ -9,7 +9,6 @@ from jsonargparse import ArgumentParser
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.base import usual_name
-from fedbc_lightning.cli.arguments import OVERLAYS, SUBCOMMANDS, shipped_configs
 from fedbc_lightning.cli.choices import (
     PART_KINDS,
     base_at,
@@ -19,9 +18,10 @@ from fedbc_lightning.cli.choices import (
     kind_of,
     subclasses,
 )
+from fedbc_lightning.cli.command_arguments import OVERLAYS, SUBCOMMANDS, shipped_configs
 from fedbc_lightning.cli.imports import about_import, missing_package
-from fedbc_lightning.cli.meant import PLACES, about_stray_words, did_you_mean_option, takes
 from fedbc_lightning.cli.names import fold
+from fedbc_lightning.cli.suggestions import PLACES, about_stray_words, did_you_mean_option, takes
 from fedbc_lightning.core.errors import nearest
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.local import Penalty

@@ -12,8 +12,8 @@ import yaml
 from jsonargparse import get_loader
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, option_values
 from fedbc_lightning.cli.choices import import_object, subclasses
+from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, option_values
 
 CHOICES = ("--algorithm", "--algorithm.class_path")
 

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 from fedbc_lightning import __version__
-from fedbc_lightning.cli.arguments import COMMANDS, OVERLAYS, PROG, STUDIES, shipped_configs
+from fedbc_lightning.cli.command_arguments import COMMANDS, OVERLAYS, PROG, STUDIES, shipped_configs
 
 _OVERVIEW = """\
 {version}: federated learning beyond consensus, on PyTorch Lightning

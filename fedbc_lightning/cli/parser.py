@@ -27,7 +27,7 @@ from fedbc_lightning.cli.messages import condense, offending_key
 from fedbc_lightning.cli.names import name_class_in_config
 from fedbc_lightning.cli.other_data import OtherData, with_other_data
 from fedbc_lightning.core import private_cli
-from fedbc_lightning.core.twins import AnyDataModule, AnyModule
+from fedbc_lightning.core.lightning_names import AnyDataModule, AnyModule
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 # The default of an argument of Lightning's Timer is an Enum, which config.yaml must hold by its value.

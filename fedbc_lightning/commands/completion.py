@@ -11,7 +11,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.base import usual_name
-from fedbc_lightning.cli.arguments import (
+from fedbc_lightning.cli.choices import choices
+from fedbc_lightning.cli.command_arguments import (
     COMMANDS,
     CONFIG_OPTIONS,
     PROG,
@@ -22,7 +23,6 @@ from fedbc_lightning.cli.arguments import (
     UsageError,
     shipped_configs,
 )
-from fedbc_lightning.cli.choices import choices
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.messages import class_arguments
 from fedbc_lightning.cli.parser import CLASS_KEYS

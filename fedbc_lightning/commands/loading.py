@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from fedbc_lightning.cli.arguments import CONFIG_OPTIONS, option_values
+from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, option_values
 
 
 def say_what_is_loaded(words: Sequence[str]) -> None:

@@ -16,12 +16,12 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from fedbc_lightning.cli.arguments import PROG, STUDY_COMMANDS, TOOLS, UsageError, is_study, prepare_arguments
+from fedbc_lightning.cli.command_arguments import PROG, STUDY_COMMANDS, TOOLS, UsageError, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
 from fedbc_lightning.commands import leaving
 from fedbc_lightning.commands.loading import interruptible, say_what_is_loaded
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.places import one_line, report
+from fedbc_lightning.core.tracebacks import one_line, report
 
 UNREAD = 141
 """Exit status when nobody reads what is printed: 128 and the number of SIGPIPE, as other programs end before head."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedbc_lightning.cli.arguments import PROG, UsageError
+from fedbc_lightning.cli.command_arguments import PROG, UsageError
 from fedbc_lightning.commands.studies import StudyParser
 from fedbc_lightning.report.write import runs_left_out, write_reports
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, set_dumper
 from rich.console import Console
 
-from fedbc_lightning.cli.arguments import (
+from fedbc_lightning.cli.command_arguments import (
     CONFIG_OPTIONS,
     PROG,
     UsageError,
@@ -35,12 +35,12 @@ from fedbc_lightning.studies.compare import Comparison, run_config
 from fedbc_lightning.studies.data_files import check_data_files
 from fedbc_lightning.studies.methods import SECTIONS
 from fedbc_lightning.studies.origins import UNCHECKED, changed_origins
-from fedbc_lightning.studies.plan import plan_study
 from fedbc_lightning.studies.plan_report import print_study_plan
 from fedbc_lightning.studies.precedence import check_precedence
 from fedbc_lightning.studies.results import finished
-from fedbc_lightning.studies.run import as_word
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_plan import plan_study
+from fedbc_lightning.studies.study_run import as_word
 from fedbc_lightning.studies.tables import show
 
 RUN_KEYS = ("seed_everything", *SECTIONS)

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset, default_collate
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.places import locate
-from fedbc_lightning.core.twins import overrides
+from fedbc_lightning.core.lightning_names import overrides
+from fedbc_lightning.core.tracebacks import locate
 from fedbc_lightning.data.client_loaders import ClientLoaders, LoadersOnDemand
 from fedbc_lightning.data.dataset_checks import check_dataset
 from fedbc_lightning.data.datasets import as_arrays, augment_of, join, num_bytes, num_items, take

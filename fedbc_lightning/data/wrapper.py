@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
 from fedbc_lightning.core.private_lightning import HPARAMS
-from fedbc_lightning.core.twins import AnyDataModule, overrides
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.data.datasets import join, num_items
 from fedbc_lightning.data.indexed import IndexedDataModule, LoadedData

@@ -13,18 +13,18 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.engines.progress_counters import Work
 from fedbc_lightning.engines.recorded.compiled import StepCompiler
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
-from fedbc_lightning.engines.work import Work
 from fedbc_lightning.local import Term
 from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.client_optimizers import Configured, LocalOptimizer
 from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
-from fedbc_lightning.module.optimizers import Configured, LocalOptimizer
 from fedbc_lightning.state.layout import ParameterLayout
 
 

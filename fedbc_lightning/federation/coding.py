@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import generator
-from fedbc_lightning.federation.own_code import checked_bytes, read_coded
+from fedbc_lightning.federation.user_methods import checked_bytes, read_coded
 from fedbc_lightning.server import NormalizedAverage, ServerCallback
 from fedbc_lightning.server.codecs import Codec, check_codec
 from fedbc_lightning.state.cohort import Cohort

@@ -17,20 +17,20 @@ from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.evaluation.measurement import ClientModel, Models
 from fedbc_lightning.federation.coding import Codecs, received_by_clients
 from fedbc_lightning.federation.fingerprint import describe_run
-from fedbc_lightning.federation.joined import Trained, join_processes
 from fedbc_lightning.federation.local_models import LocalModels
-from fedbc_lightning.federation.own_code import (
-    call_parts,
-    check_left_behind,
-    checked_count,
-    checked_model,
-    server_parts,
-    update_clients,
-)
 from fedbc_lightning.federation.participants import Costs
 from fedbc_lightning.federation.participation import Participation, deal
+from fedbc_lightning.federation.preparation import (
+    check_kept_parameters,
+    choose_engine,
+    declare_state,
+    keep_time,
+    round_schedulers,
+    show_largest_client,
+)
 from fedbc_lightning.federation.privacy import Privacy
-from fedbc_lightning.federation.records import (
+from fedbc_lightning.federation.reduce import Trained, join_processes
+from fedbc_lightning.federation.round_rows import (
     bytes_of_client,
     check_records,
     missing_records,
@@ -40,21 +40,21 @@ from fedbc_lightning.federation.records import (
     round_metrics,
     say_nobody_is_left,
 )
-from fedbc_lightning.federation.set_up import (
-    check_kept_parameters,
-    choose_engine,
-    declare_state,
-    keep_time,
-    round_schedulers,
-    show_largest_client,
-)
 from fedbc_lightning.federation.single_samples import SingleSamples
 from fedbc_lightning.federation.time_line import HASH, go_on
 from fedbc_lightning.federation.undeclared_state import UndeclaredState
+from fedbc_lightning.federation.user_methods import (
+    call_parts,
+    check_left_behind,
+    checked_count,
+    checked_model,
+    server_parts,
+    update_clients,
+)
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
+from fedbc_lightning.module.client_optimizers import configure
 from fedbc_lightning.module.kept_parameters import kept_names
-from fedbc_lightning.module.optimizers import configure
 from fedbc_lightning.module.unreachable import report_restarting_counters, report_short_ways, report_single_steps
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.averaged_buffers import AveragedBuffers

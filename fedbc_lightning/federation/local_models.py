@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.evaluation.measurement import ClientModel
-from fedbc_lightning.federation.own_code import checked_model
+from fedbc_lightning.federation.user_methods import checked_model
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import (
     KEPT,

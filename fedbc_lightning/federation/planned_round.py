@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedbc_lightning.data.datamodule import POOLED
-from fedbc_lightning.federation.own_code import checked_count
-from fedbc_lightning.federation.records import bytes_of_client
+from fedbc_lightning.federation.round_rows import bytes_of_client
+from fedbc_lightning.federation.user_methods import checked_count
 
 if TYPE_CHECKING:
     from fedbc_lightning.federation.federation import Federation

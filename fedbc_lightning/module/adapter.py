@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import AnyModule, overrides, own_base
 from fedbc_lightning.core.private_lightning import is_from_compiled
 from fedbc_lightning.core.private_torch import inside_compiled, is_persistent
-from fedbc_lightning.core.twins import AnyModule, overrides, own_base
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.module.best_metrics import BestMetrics
@@ -29,7 +29,7 @@ from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.log import ModuleLog
 from fedbc_lightning.module.mistakes import raise_located
 from fedbc_lightning.module.shared_state import SharedState
-from fedbc_lightning.module.shim import ModuleTrainer
+from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
 
-from fedbc_lightning.core.twins import overrides
+from fedbc_lightning.core.lightning_names import overrides
 
 STEP_HOOKS = (
     "on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward",

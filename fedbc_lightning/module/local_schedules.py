@@ -9,9 +9,9 @@ from lightning.pytorch import LightningModule
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from fedbc_lightning.core.errors import ConfigurationError, first_line
-from fedbc_lightning.core.twins import overrides
+from fedbc_lightning.core.lightning_names import overrides
+from fedbc_lightning.module.client_optimizers import LASTING, Configured, configure
 from fedbc_lightning.module.fast_forward import ScheduleState, step_quietly
-from fedbc_lightning.module.optimizers import LASTING, Configured, configure
 from fedbc_lightning.state.cohort import Cohort, Taken
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fedbc_lightning.core.errors import ConfigurationError, first_line
-from fedbc_lightning.core.places import locate, users_frame
+from fedbc_lightning.core.tracebacks import locate, users_frame
 
 _LABELS = re.compile(r"Target -?\d+ is out of bounds")
 _INDEX = re.compile(r"index out of range in self")

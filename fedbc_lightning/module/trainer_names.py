@@ -13,7 +13,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerSta
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from fedbc_lightning.core.twins import both
+from fedbc_lightning.core.lightning_names import both
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

@@ -9,8 +9,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
-from fedbc_lightning.module.optimizers import Configured
-from fedbc_lightning.module.shim import ModuleTrainer
+from fedbc_lightning.module.client_optimizers import Configured
+from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 
 MAX_STEPS = 1000
 """Largest number of scheduler steps that are tried."""

@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured
 from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
 from fedbc_lightning.studies.results import finished, read_table, reported_rows
-from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import Run
 
 ACCURACY = Measured("accuracy").name
 

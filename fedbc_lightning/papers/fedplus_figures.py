@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from fedbc_lightning import algorithms
 from fedbc_lightning.callbacks.aggregation_moves import own_model
-from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.cli.names import class_name
 from fedbc_lightning.core.errors import ConfigurationError
@@ -26,9 +26,9 @@ from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import finished, finished_folder, read_table
-from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import Run
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer

@@ -14,14 +14,14 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
-from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.papers.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, MixtureProblem
 from fedbc_lightning.studies.figures import panels_of, save
 from fedbc_lightning.studies.results import finished, finished_folder, read_table
-from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import Run
 
 GOAL = 1e-5
 """Relative error at which Figure 2 of the paper counts communications."""

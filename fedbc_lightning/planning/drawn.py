@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.planned_round import PlannedRound, plan_round
-from fedbc_lightning.federation.set_up import NUM_ROUNDS_LOOKED_AT
+from fedbc_lightning.federation.preparation import NUM_ROUNDS_LOOKED_AT
 from fedbc_lightning.state.row_file import NUM_SLOTS
 
 MAX_DRAW_SECONDS = 2.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.overview import version
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured, is_lower_better, is_of_validation, measured
 from fedbc_lightning.core.units import duration, megabytes
@@ -19,7 +19,7 @@ from fedbc_lightning.run.divergence import divergence
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.reported_round import OF_PAPERS, ROUNDS, can_choose
 from fedbc_lightning.studies.results import evaluated, rows_read, totals
-from fedbc_lightning.studies.run import flat
+from fedbc_lightning.studies.study_run import flat
 
 OF_CLIENTS = {"global": "global model z", "local": "clients' own models"}
 PLACES = {

@@ -15,9 +15,9 @@ from fedbc_lightning.studies.figures import read_curves
 from fedbc_lightning.studies.notes import NOTE, has_ended, tables_folder
 from fedbc_lightning.studies.outcome import Outcome, read_outcome
 from fedbc_lightning.studies.record import read_record
-from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import Run
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.paper_rows import claim_rows, fit_rows, number_rows, unlike
-from fedbc_lightning.studies.run import as_word, flat
+from fedbc_lightning.studies.study_run import as_word, flat
 from fedbc_lightning.studies.tables import result_tables
 from fedbc_lightning.studies.targets import target_tables
 

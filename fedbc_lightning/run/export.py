@@ -12,7 +12,7 @@ from fedbc_lightning.core.errors import ConfigurationError, nearest
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.measurement import ClientModel
 from fedbc_lightning.federation.checkpoint_content import module_state_of
-from fedbc_lightning.run.hugging_face import find_adapter, write_adapter, write_safetensors
+from fedbc_lightning.run.hub_export import find_adapter, write_adapter, write_safetensors
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_checkpoint import lightning_checkpoint
 from fedbc_lightning.state import checkpoint

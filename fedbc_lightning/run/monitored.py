@@ -5,9 +5,9 @@ from __future__ import annotations
 from lightning.pytorch import Callback
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.metric_names import EVEN_HELDOUT, HELDOUT, is_of_clients, measured
 from fedbc_lightning.core.origin import is_ours
-from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.module.monitors import how_to_validate, is_of_evaluation, name_in_log
 from fedbc_lightning.run.run import Run

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch.utils.data import DataLoader
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.twins import overrides
+from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.run.export import choose_model, find_client
 from fedbc_lightning.run.run import Run

@@ -14,17 +14,17 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from fedbc_lightning.core import determinism
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.places import add_note
 from fedbc_lightning.core.storage import quiet_event_writers
+from fedbc_lightning.core.tracebacks import add_note
 from fedbc_lightning.distributed.fabric import missing_kernels_told
 from fedbc_lightning.distributed.interrupts import passed_on
 from fedbc_lightning.distributed.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.run import slurm
 from fedbc_lightning.run.folder import how_to_resume, how_to_resume_last
-from fedbc_lightning.run.handover import Outcome, handover, leave, take_over
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Request, Run
-from fedbc_lightning.run.view import RunView
+from fedbc_lightning.run.spawn_result import Outcome, handover, leave, take_over
+from fedbc_lightning.run.trainer_attributes import RunView
 
 FOLDER = "folder.txt"
 """File beside the outcome, in which an interrupted run tells its folder."""

@@ -21,14 +21,14 @@ from fedbc_lightning.module.monitors import name_in_log, readable_as
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, say_which_hooks_are_never_called
 from fedbc_lightning.run.monitored import refuse_if_nothing_logs
-from fedbc_lightning.run.recorder import Recorder
-from fedbc_lightning.run.remarks import (
+from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run_warnings import (
     say_that_it_diverged,
     say_that_nothing_is_measured,
     say_that_one_thread_is_faster,
     say_what_is_private,
 )
-from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run_writer import Recorder
 from fedbc_lightning.state import row_file
 from fedbc_lightning.state.layout import WrittenParametersError
 

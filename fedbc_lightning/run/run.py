@@ -18,9 +18,9 @@ from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.hooks import Hooks
-from fedbc_lightning.module.shim import ModuleTrainer
+from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 from fedbc_lightning.run.lock import RunLock
-from fedbc_lightning.run.progress import Progress
+from fedbc_lightning.run.run_progress import Progress
 from fedbc_lightning.run.settings import RunSettings
 
 if TYPE_CHECKING:

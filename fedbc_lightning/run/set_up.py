@@ -14,12 +14,12 @@ from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.participation import Participation
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.hooks import Hooks
-from fedbc_lightning.module.shim import ModuleTrainer
-from fedbc_lightning.run.beginning import Beginning
+from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.monitored import check_what_schedulers_monitor
-from fedbc_lightning.run.progress import Progress
+from fedbc_lightning.run.restore import Beginning
 from fedbc_lightning.run.run import Request, Run
+from fedbc_lightning.run.run_progress import Progress
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.state import checkpoint
 

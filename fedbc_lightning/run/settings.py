@@ -9,8 +9,8 @@ from typing import Literal
 
 from lightning.pytorch import Callback
 
+from fedbc_lightning.core.lightning_names import AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.twins import AnyLogger
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler

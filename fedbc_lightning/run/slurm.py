@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.distributed.interrupts import StoppedError
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run.progress import Progress
+from fedbc_lightning.run.run_progress import Progress
 
 
 def job_id() -> str | None:

@@ -12,7 +12,7 @@ import torch
 from jsonargparse import Namespace
 from rich.console import Console
 
-from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
@@ -27,10 +27,10 @@ from fedbc_lightning.studies.outcome import Outcome, read_outcome
 from fedbc_lightning.studies.record import write_record
 from fedbc_lightning.studies.reported_round import can_choose
 from fedbc_lightning.studies.results import check_metrics, finished
-from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.runs import StudyRuns
 from fedbc_lightning.studies.schedule import State, Workers
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import Run
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
 from fedbc_lightning.studies.targets import target_tables
 from fedbc_lightning.studies.tensorboard import FOLDER, write_means

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.studies.compare import parse, parser_errors
-from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import Run
 
 LEAF = "https://github.com/TalwalkarLab/leaf writes it, by the script preprocess.sh in its folder data"
 SOURCES = {

@@ -10,7 +10,7 @@ from typing import Any
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.studies.run import Run
+from fedbc_lightning.studies.study_run import Run
 
 NOTE = "run.json"
 """File in a run's folder that says which run it is, and whether it has finished without error."""

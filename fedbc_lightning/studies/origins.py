@@ -10,9 +10,9 @@ from typing import Any
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.studies.methods import SECTIONS, Method, Range, full_key, plain_key
 from fedbc_lightning.studies.numbers import Rows
-from fedbc_lightning.studies.run import Run, as_word, flat
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_checks import OWN
+from fedbc_lightning.studies.study_run import Run, as_word, flat
 
 Parse = Callable[[Run], Mapping[str, Any]]
 """Function that returns the complete config of a run."""

@@ -12,7 +12,7 @@ from fedbc_lightning.cli.plan_report import ROUGH
 from fedbc_lightning.core.units import bytes_said, duration
 
 if TYPE_CHECKING:
-    from fedbc_lightning.studies.plan import StudyPlan
+    from fedbc_lightning.studies.study_plan import StudyPlan
 
 
 def print_study_plan(plan: StudyPlan) -> None:

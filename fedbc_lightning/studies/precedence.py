@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.studies.methods import plain_key
-from fedbc_lightning.studies.run import as_word
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import as_word
 
 
 def check_precedence(study: Study, keys: Iterable[str]) -> None:

@@ -14,10 +14,10 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import TEST_ONLY, current_names, measured
 from fedbc_lightning.studies.notes import tables_folder
 from fedbc_lightning.studies.reported_round import Report, criterion
-from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_checks import COLUMNS
+from fedbc_lightning.studies.study_run import Run
 
 
 def read_file(path: Path, **options: Any) -> pd.DataFrame:

@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from fedbc_lightning.studies.progress import StudyProgress
 from fedbc_lightning.studies.results import check_metrics, finished
-from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import Pool, Schedule, State
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_progress import StudyProgress
+from fedbc_lightning.studies.study_run import Run
 from fedbc_lightning.studies.tuning import check_tried, tune
 
 

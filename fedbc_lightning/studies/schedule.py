@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.notes import failure, is_finished, write_note
-from fedbc_lightning.studies.run import Run
+from fedbc_lightning.studies.study_run import Run
 from fedbc_lightning.studies.worker import STOPPED, Elsewhere, Ended, Progress, Task, work
 
 MAX_LOSSES = 2

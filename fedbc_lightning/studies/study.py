@@ -17,7 +17,6 @@ from fedbc_lightning.core.metric_names import accepted, is_lower_better, on_spli
 from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, check_keys, full_key, plain_key, short
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.reported_round import Report
-from fedbc_lightning.studies.run import Run, slug
 from fedbc_lightning.studies.study_checks import (
     check_folder_names,
     check_metrics,
@@ -27,6 +26,7 @@ from fedbc_lightning.studies.study_checks import (
     check_targets,
     check_tuning,
 )  # fmt: skip
+from fedbc_lightning.studies.study_run import Run, slug
 
 
 @dataclass

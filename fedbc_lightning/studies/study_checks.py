@@ -8,7 +8,7 @@ from typing import Any
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.studies.methods import SECTIONS, Tuning, check_keys
 from fedbc_lightning.studies.numbers import UNITS, is_share
-from fedbc_lightning.studies.run import as_word, slug
+from fedbc_lightning.studies.study_run import as_word, slug
 
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
 """Keys that the study sets itself for each run."""

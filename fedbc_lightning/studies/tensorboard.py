@@ -11,8 +11,8 @@ import pandas as pd
 
 from fedbc_lightning.core.metric_names import Measured, measured
 from fedbc_lightning.studies.results import read_metrics
-from fedbc_lightning.studies.run import Run, slug
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import Run, slug
 
 FOLDER = "tensorboard"
 """Folder in that of the study; the runs of single seeds and of tuning lie beside it, so that they hide no mean."""

@@ -17,9 +17,9 @@ from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.metric_names import is_of_validation, on_split
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import evaluated, read_metrics
-from fedbc_lightning.studies.run import Run
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import Run
 
 AT_ONCE = 4
 """Number of combinations that Optuna is asked for at once; fixed, because its choices depend on it."""

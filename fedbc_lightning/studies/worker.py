@@ -23,7 +23,7 @@ from fedbc_lightning.core.printing import printing_to
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.notes import failure, is_finished, write_note
-from fedbc_lightning.studies.run import Run
+from fedbc_lightning.studies.study_run import Run
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
@@ -167,8 +167,8 @@ def _error_of(words: list[str], log_file: Path, connection: Connection) -> str |
     from lightning.pytorch import Callback, LightningModule
 
     from fedbc_lightning.cli import FederatedCLI
-    from fedbc_lightning.cli.arguments import PROG, UsageError
-    from fedbc_lightning.core.places import notes_of, one_line, report
+    from fedbc_lightning.cli.command_arguments import PROG, UsageError
+    from fedbc_lightning.core.tracebacks import notes_of, one_line, report
     from fedbc_lightning.distributed.interrupts import StoppedError
 
     class Reporter(Callback):

@@ -26,8 +26,8 @@ from lightning.pytorch.core.hooks import DataHooks
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import AnyCallback, AnyDataModule, both, overrides
 from fedbc_lightning.core.private_lightning import stops_after_epochs
-from fedbc_lightning.core.twins import AnyCallback, AnyDataModule, both, overrides
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy

@@ -17,10 +17,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core import determinism
+from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.places import with_users_frames
 from fedbc_lightning.core.seeding import preserved_globals
-from fedbc_lightning.core.twins import AnyCallback, AnyLogger
+from fedbc_lightning.core.tracebacks import with_users_frames
 from fedbc_lightning.distributed.fabric import make_fabric
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
@@ -30,19 +30,19 @@ from fedbc_lightning.federation.system import System
 from fedbc_lightning.module.adapter import check_module, unwrapped
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.planning import Plan, make_plan
-from fedbc_lightning.run.beginning import begin, find_beginning
 from fedbc_lightning.run.evaluation_hooks import evaluate_once
 from fedbc_lightning.run.export import Export
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.predict import Prediction
 from fedbc_lightning.run.processes import run_in_processes
-from fedbc_lightning.run.recorder import Recorder
+from fedbc_lightning.run.restore import begin, find_beginning
 from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.round_loop import RoundLoop
 from fedbc_lightning.run.run import Request, Run
+from fedbc_lightning.run.run_writer import Recorder
 from fedbc_lightning.run.set_up import set_up
 from fedbc_lightning.run.settings import RunSettings
-from fedbc_lightning.run.view import RunView
+from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.state.declaration import BufferPolicy
 from fedbc_lightning.trainer.arguments import (
     callbacks_of,

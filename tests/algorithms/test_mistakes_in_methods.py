@@ -6,7 +6,7 @@ from helpers.boring import BoringData, BoringModel, make_trainer
 
 from fedbc_lightning.algorithms import FedAvg, FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.places import notes_of
+from fedbc_lightning.core.tracebacks import notes_of
 from fedbc_lightning.server import WeightedAverage
 
 HERE = r"\(test_mistakes_in_methods.py, line \d+\)"

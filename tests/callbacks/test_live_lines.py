@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedbc_lightning.callbacks.live_lines import FREE, LiveLines, Numbers, Pace, arrange
 from fedbc_lightning.callbacks.screen import Screen
-from fedbc_lightning.engines.work import Work
+from fedbc_lightning.engines.progress_counters import Work
 
 KEY = ["global 0.9469", "local 0.9920", "worst10 0.9000"]
 MORE = ["train/loss 0.0320", "loss/global 0.1753"]

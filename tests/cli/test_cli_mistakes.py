@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.command_line import run_cli
 
-from fedbc_lightning.cli.arguments import UsageError, find_checkpoint
+from fedbc_lightning.cli.command_arguments import UsageError, find_checkpoint
 
 MISTAKES = [
     ("fti --config tiny.yaml", 2, "unknown command 'fti': did you mean 'fit'?"),

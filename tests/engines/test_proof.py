@@ -16,7 +16,7 @@ from fedbc_lightning import ConfigurationError, FedAvg, recordable
 from fedbc_lightning.engines.recorded import step_recorder
 from fedbc_lightning.engines.recorded.proof import prove
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
-from fedbc_lightning.module.shim import ModuleTrainer
+from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 
 BATCH = [torch.linspace(-1, 1, 40).view(4, 10), torch.tensor([0, 1, 2, 0])]
 

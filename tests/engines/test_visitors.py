@@ -16,7 +16,7 @@ from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data.datasets import ArrayDataset
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.recorded import step_recorder
-from fedbc_lightning.module.visitors import is_known_scheduler
+from fedbc_lightning.module.foreign_step_code import is_known_scheduler
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 from fedbc_lightning import FedAvg, FederatedTrainer, PartitionedDataModule
 from fedbc_lightning.commands.main import main
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.twins import AnyCallback, both
+from fedbc_lightning.core.lightning_names import AnyCallback, both
 from fedbc_lightning.partition import IID
 
 from .test_parity import federated, fresh, read_rows

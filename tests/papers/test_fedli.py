@@ -6,7 +6,7 @@ import pytest
 import yaml
 from helpers.text_formats import write_leaf
 
-from fedbc_lightning.cli.arguments import shipped_configs
+from fedbc_lightning.cli.command_arguments import shipped_configs
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.studies.compare import Comparison
 

@@ -7,7 +7,7 @@ from helpers.command_line import run_cli
 from helpers.folders import only_run
 
 from fedbc_lightning import ConfigurationError
-from fedbc_lightning.cli.arguments import find_config
+from fedbc_lightning.cli.command_arguments import find_config
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.core.metric_names import is_lower_better
 from fedbc_lightning.papers import fedplus_figures

@@ -20,8 +20,8 @@ from fedbc_lightning.server import BFloat16, TopK
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.studies.methods import Tuning
 from fedbc_lightning.studies.notes import write_note
-from fedbc_lightning.studies.plan import plan_run, plan_study
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_plan import plan_run, plan_study
 
 CASES = {
     "fedavg": (FedAvg, {}),

@@ -22,10 +22,10 @@ from fedbc_lightning import ConfigurationError
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.notes import is_finished, write_note
-from fedbc_lightning.studies.progress import StudyProgress, seconds_left
 from fedbc_lightning.studies.results import check_pairs, evaluated, read_results, reported_rows
 from fedbc_lightning.studies.schedule import Schedule, Workers
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_progress import StudyProgress, seconds_left
 from fedbc_lightning.studies.tuning import write_tried
 
 ACCURACY = "accuracy/global"
@@ -94,7 +94,7 @@ def test_what_is_seen_of_runs_at_work(project, monkeypatch, is_terminal):
 
     out = io.StringIO()
     console = Console(file=out, force_terminal=is_terminal, width=120, color_system=None)
-    monkeypatch.setattr("fedbc_lightning.studies.progress.SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("fedbc_lightning.studies.study_progress.SECONDS_BETWEEN_LINES", -1.0)
     with StudyProgress("runs", console) as progress:
         progress.show(schedule)
     said = out.getvalue()
@@ -418,7 +418,7 @@ def test_another_process_does_a_part(project, monkeypatch):
                 locks.popitem()[1].__exit__()
 
     console = Console(file=io.StringIO(), width=200)
-    monkeypatch.setattr("fedbc_lightning.studies.progress.SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("fedbc_lightning.studies.study_progress.SECONDS_BETWEEN_LINES", -1.0)
     monkeypatch.setattr(console, "print", lambda *lines, **_: other(lines))
     comparison = Comparison(study, console)
     assert not comparison.run()

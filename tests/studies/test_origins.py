@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from fedbc_lightning import ConfigurationError
-from fedbc_lightning.cli.arguments import find_config
+from fedbc_lightning.cli.command_arguments import find_config
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.studies.compare import Comparison, run_config
 from fedbc_lightning.studies.origins import CHANGED, origin_rows, parsed_settings

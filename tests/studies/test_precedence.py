@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fedbc_lightning import ConfigurationError
-from fedbc_lightning.cli.arguments import UsageError
+from fedbc_lightning.cli.command_arguments import UsageError
 from fedbc_lightning.commands.studies import read_study
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.study import Study

@@ -5,8 +5,8 @@ import yaml
 
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.methods import Method, Tuning
-from fedbc_lightning.studies.run import as_word, slug
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import as_word, slug
 from fedbc_lightning.studies.tables import caption
 
 ALGORITHMS = {"FedAvg": {}, "FedProx": {"mu": 0.1}}

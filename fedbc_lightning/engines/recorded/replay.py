@@ -14,8 +14,8 @@ from fedbc_lightning.engines.recorded.step_recorder import Recording
 from fedbc_lightning.engines.step_function import log_replayed
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import Term
+from fedbc_lightning.module.client_optimizers import LocalOptimizer
 from fedbc_lightning.module.collector import MetricCollector
-from fedbc_lightning.module.optimizers import LocalOptimizer
 
 NUM_COMPARED = 2
 """Number of steps in a call of a compiled loop that is compared: a loop that goes wrong does so from the second on."""

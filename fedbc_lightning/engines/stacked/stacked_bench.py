@@ -9,7 +9,7 @@ from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.stacked.mappable import check_step, not_a_function
 from fedbc_lightning.engines.stacked.stacked_optimizer import StackedOptimizer
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.module.optimizers import configure
+from fedbc_lightning.module.client_optimizers import configure
 
 BYTES_OF_ROWS = 2**30
 """Bytes that the matrices (K, d) of a cohort may take."""

@@ -17,7 +17,7 @@ from fedbc_lightning.engines.recorded.proof import known
 from fedbc_lightning.engines.recorded.proof.frames import BatchIndex, Closure
 from fedbc_lightning.engines.recorded.proof.interpreter import Interpreter
 from fedbc_lightning.engines.recorded.proof.reads import MISSING, PLAIN, is_a, is_one_of, is_plain
-from fedbc_lightning.module.shim import ModuleTrainer
+from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 
 NATIVE: tuple[type, ...] = (
     *PLAIN, list, dict, tuple, set, frozenset, slice, range, OrderedDict, torch.finfo, torch.iinfo, deque,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedbc_lightning.cli.arguments import PROG
+from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.printing import each_line_once
@@ -18,8 +18,8 @@ from fedbc_lightning.planning import Plan
 from fedbc_lightning.studies.compare import Comparison, parser_errors
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.notes import NOTE, has_ended, is_finished
-from fedbc_lightning.studies.run import Run, slug
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_run import Run, slug
 from fedbc_lightning.studies.tuning import read_tuned, rungs
 
 

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from fedbc_lightning.callbacks.live_lines import LiveLines, Numbers, Pace
 from fedbc_lightning.callbacks.screen import Screen
+from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.metric_names import EPSILON, HELDOUT, TRAIN_LOSS, Measured, measured, train_name
-from fedbc_lightning.core.twins import both
 from fedbc_lightning.core.units import decimals
 from fedbc_lightning.distributed.interrupts import StoppedError
 from fedbc_lightning.module.collector import plain_name
@@ -25,7 +25,7 @@ from fedbc_lightning.run.folder import how_to_go_on
 
 if TYPE_CHECKING:
     from fedbc_lightning.data import FederatedDataModule
-    from fedbc_lightning.run.view import RunView
+    from fedbc_lightning.run.trainer_attributes import RunView
 
 NO_CLIENTS = "\nClients are not evaluated one by one (no .../local, no .../worst10): trainer.eval_clients is 0."
 

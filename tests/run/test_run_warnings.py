@@ -11,7 +11,7 @@ from helpers.boring import BoringData, BoringModel, make_model, make_trainer
 from lightning.pytorch import LightningModule
 
 from fedbc_lightning import FedAvg
-from fedbc_lightning.run import remarks
+from fedbc_lightning.run import run_warnings
 from fedbc_lightning.run.divergence import divergence
 
 UNMEASURED = "no round will be measured"
@@ -101,9 +101,9 @@ def test_a_larger_model_is_told_only_if_its_steps_were_short(tmp_path, caplog, m
     trainer.fit(make_model(), BoringData(), FedAvg())
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(remarks, "FEW_PARAMETERS", 10)
+    monkeypatch.setattr(run_warnings, "FEW_PARAMETERS", 10)
     with caplog.at_level(logging.INFO):
-        remarks.say_that_one_thread_is_faster(trainer._run, round, seconds)
+        run_warnings.say_that_one_thread_is_faster(trainer._run, round, seconds)
     assert (THREADS in caplog.text) == is_said
 
 

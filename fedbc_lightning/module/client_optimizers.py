@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.private_lightning import read_optimizers, read_schedulers
 from fedbc_lightning.core.private_torch import listens_to_steps
-from fedbc_lightning.core.twins import overrides
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.fast_forward import FastForward
 from fedbc_lightning.module.flat_sgd import FlatSGD
+from fedbc_lightning.module.foreign_step_code import is_known_scheduler, steps_as_torch
 from fedbc_lightning.module.round_schedulers import is_of_rounds
-from fedbc_lightning.module.visitors import is_known_scheduler, steps_as_torch
 from fedbc_lightning.state.layout import ParameterLayout
 
 ELEMENTWISE = frozenset({

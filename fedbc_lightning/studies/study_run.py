@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fedbc_lightning.cli.arguments import find_config
+from fedbc_lightning.cli.command_arguments import find_config
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.yaml_numbers import dump
 

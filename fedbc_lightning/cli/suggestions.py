@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from lightning.pytorch import LightningModule
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.arguments import shipped_configs
 from fedbc_lightning.cli.choices import choices
+from fedbc_lightning.cli.command_arguments import shipped_configs
 from fedbc_lightning.core.errors import nearest
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data import FederatedDataModule

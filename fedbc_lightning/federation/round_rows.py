@@ -14,8 +14,8 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, train_name
 from fedbc_lightning.federation.coding import Codecs
-from fedbc_lightning.federation.own_code import checked_count
 from fedbc_lightning.federation.participants import Participants
+from fedbc_lightning.federation.user_methods import checked_count
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.state.declaration import ServerState
 from fedbc_lightning.state.layout import ParameterLayout

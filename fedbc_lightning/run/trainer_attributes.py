@@ -21,12 +21,12 @@ from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler
 from fedbc_lightning.federation.stragglers import Stragglers
 from fedbc_lightning.federation.system import System
-from fedbc_lightning.run.handover import Outcome
-from fedbc_lightning.run.progress import Progress
-from fedbc_lightning.run.recorder import Recorder
 from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run_progress import Progress
+from fedbc_lightning.run.run_writer import Recorder
 from fedbc_lightning.run.settings import RunSettings
+from fedbc_lightning.run.spawn_result import Outcome
 from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState
 from fedbc_lightning.state.layout import ParameterLayout
 

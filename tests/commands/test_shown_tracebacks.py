@@ -82,7 +82,7 @@ def test_a_script_shows_its_own_lines_and_one_of_the_package(project, module):
     assert done.returncode == 1
     start = done.stderr.index("Traceback (most recent call last):")
     frames = [Path(file).name for file in re.findall(r'  File "(.+?)"', done.stderr[start:])]
-    assert frames == ["own.py", "places.py", *(["mine.py"] if module == "Boom" else [])]
+    assert frames == ["own.py", "tracebacks.py", *(["mine.py"] if module == "Boom" else [])]
     assert "FEDBC_TRACEBACK=full" in done.stderr
     *_, said, place = done.stderr.splitlines()
     assert place.startswith("client ")

@@ -15,8 +15,8 @@ from lightning.fabric.loggers import Logger, TensorBoardLogger
 
 from fedbc_lightning.core import storage
 from fedbc_lightning.core.errors import first_line
+from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.private_lightning import purge_from
-from fedbc_lightning.core.twins import both
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.run import events
 from fedbc_lightning.run import folder as run_folder

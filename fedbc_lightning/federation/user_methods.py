@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.places import locate
+from fedbc_lightning.core.tracebacks import locate
 from fedbc_lightning.module.mistakes import place_of
 from fedbc_lightning.server import Codec, ServerCallback
 from fedbc_lightning.state.cohort import EMPTY, Cohort

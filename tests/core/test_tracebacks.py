@@ -9,7 +9,7 @@ import torch
 
 from fedbc_lightning import FederatedTrainer
 from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError
-from fedbc_lightning.core.places import (
+from fedbc_lightning.core.tracebacks import (
     SHOWS_ALL,
     folded,
     is_users,
@@ -59,7 +59,7 @@ def test_python_310_keeps_notes_and_the_command_line_prints_them(monkeypatch):
 def test_frames_of_torch_are_left_out_and_the_users_are_kept(monkeypatch):
     error = raised(lambda: torch.nn.Linear(3, 2)(torch.zeros(1, 4)))
     said = report(error)
-    assert "test_places.py" in said
+    assert "test_tracebacks.py" in said
     assert "torch/nn" not in said
     assert said.splitlines()[-1].endswith(f"{SHOWS_ALL}=full shows them)")
     assert users_frame(error).file == __file__
@@ -115,7 +115,7 @@ def test_every_verb_of_the_trainer_shows_one_frame_of_the_package(verb):
     with pytest.raises(ConfigurationError) as caught:
         getattr(trainer, verb)(None)
     frames = [Path(frame.filename).name for frame in extract_tb(caught.value.__traceback__)]
-    assert frames == ["test_places.py", "places.py"]
+    assert frames == ["test_tracebacks.py", "tracebacks.py"]
 
 
 def test_an_exception_without_code_of_the_users_keeps_its_frames():

@@ -19,7 +19,7 @@ from fedbc_lightning.federation.participation import Participation, deal
 from fedbc_lightning.federation.time_line import TimeLine, check_first_round
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
-from fedbc_lightning.module.optimizers import configure
+from fedbc_lightning.module.client_optimizers import configure
 from fedbc_lightning.module.round_schedulers import RoundSchedulers
 from fedbc_lightning.module.unreachable import report_unreachable_rates
 from fedbc_lightning.server import ServerCallback
