@@ -1,10 +1,135 @@
-"""Checks of arguments that raise a :class:`ConfigurationError` naming the argument, the value and the fix."""
+"""Checks of arguments that raise a :class:`ConfigurationError` naming the argument, the value and the fix.
+
+An argument states its type, choices and bounds once, in its annotation; :func:`check_arguments` reads them there.
+"""
 
 from __future__ import annotations
 
 import math
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedbc_lightning.core.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Condition on a number, as metadata of its annotation: ``steps: Annotated[int, at_least(1)] = 1``.
+
+    jsonargparse 4.53 parses such an argument as its plain type and leaves the metadata to us.
+
+    Attributes:
+        allows: Returns whether a number meets the condition.
+        text: The condition as it stands in a message behind the kind of number, such as ">= 1".
+    """
+
+    allows: Callable[[float], bool]
+    text: str
+
+
+def at_least(bound: float) -> Bound:
+    """Allow numbers from ``bound`` on."""
+    return Bound(lambda value: value >= bound, f">= {bound:g}")
+
+
+def above(bound: float) -> Bound:
+    """Allow numbers larger than ``bound``."""
+    return Bound(lambda value: value > bound, f"> {bound:g}")
+
+
+def within(low: float, high: float) -> Bound:
+    """Allow numbers from ``low`` to ``high``, both included."""
+    return Bound(lambda value: low <= value <= high, f"in [{low:g}, {high:g}]")
+
+
+SHARE = Bound(lambda value: 0 <= value < 1, "in [0, 1)")
+FINITE = Bound(math.isfinite, "that is finite")
+
+# Words for the types of numbers and texts; the types of objects are called by their names.
+_WORDS = {int: "a whole number", float: "a number", str: "a text", types.NoneType: "null"}
+
+
+def check_arguments(owner: type, values: Mapping[str, Any], section: str) -> None:
+    """Raise unless all arguments of a class have the types, choices and bounds that their annotations state.
+
+    What an annotation says beyond these (the types of a callable, of the keys of a dict) is not checked.
+
+    Args:
+        owner: Class whose ``__init__`` has the arguments, or a dataclass.
+        values: Values by name, such as ``locals()`` in ``__init__`` or ``vars(self)`` in ``__post_init__``; names
+            that are no arguments are ignored.
+        section: Section of the configuration in which the arguments stand, such as ``algorithm``.
+
+    Raises:
+        ConfigurationError: Some values are impossible; the message names all of them.
+
+    Example:
+        >>> class FedTwo:
+        ...     def __init__(self, rate: Annotated[float, above(0)], mode: Literal["a", "b"] | None = None) -> None:
+        ...         check_arguments(FedTwo, locals(), "algorithm")
+        >>> FedTwo(rate=-1)
+        Traceback (most recent call last):
+        fedbc_lightning.core.errors.ConfigurationError: algorithm.rate: got -1; give a number > 0.
+    """
+    hints = _hints(owner)
+    wrong = [
+        f"{section}.{name}: got {value!r}; give {_in_words(hints[name])}."
+        for name, value in values.items()
+        if name in hints and not _fits(value, hints[name])
+    ]
+    if wrong:
+        raise ConfigurationError(" ".join(wrong))
+
+
+@cache
+def _hints(owner: type) -> dict[str, Any]:
+    constructor: Any = owner if is_dataclass(owner) else vars(owner)["__init__"]
+    return get_type_hints(constructor, include_extras=True)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of a type; what is not understood of the type is taken to fit."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        bounds = [bound for bound in inner[1:] if isinstance(bound, Bound)]
+        # None is in bounds: ``Annotated[int | None, at_least(1)]`` bounds the number alone.
+        return _fits(value, inner[0]) and (value is None or all(bound.allows(value) for bound in bounds))
+    if kind in (Union, types.UnionType):
+        return any(_fits(value, each) for each in inner)
+    if kind is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in inner)
+    if kind is list:
+        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+    if hint in (int, float):  # a bool is an int for Python, but no number for a user
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    is_plain_class = isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False)
+    return isinstance(value, hint) if is_plain_class else True
+
+
+def _in_words(hint: Any) -> str:
+    """Return what an annotation allows, for a message."""
+    *others, last = dict.fromkeys(_alternatives(hint))
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _alternatives(hint: Any, bounds: str = "") -> list[str]:
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        said = " and ".join(bound.text for bound in inner[1:] if isinstance(bound, Bound))
+        return _alternatives(inner[0], f" {said}" if said else "")
+    if kind in (Union, types.UnionType):
+        return [words for each in inner for words in _alternatives(each, bounds)]
+    if kind is Literal:
+        return [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in inner]
+    if kind is list:
+        return [f"a list, each item {_in_words(inner[0])}"]
+    if hint is bool:
+        return ["true", "false"]
+    words = _WORDS.get(hint) or f"an object of {getattr(hint, '__name__', hint)}"
+    return [words + bounds if hint in (int, float) else words]
 
 
 def check_choice(where: str, value: str, choices: tuple[str, ...]) -> None:

@@ -1,0 +1,84 @@
+"""The types, choices and bounds of arguments, which their annotations state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from fedbc_lightning.core.checks import FINITE, SHARE, above, at_least, check_arguments, within
+from fedbc_lightning.core.errors import ConfigurationError
+
+Count = Annotated[int, at_least(1)]
+
+
+class Part:
+    pass
+
+
+@dataclass
+class Settings:
+    count: Count = 1
+    maybe: Count | None = None
+    bounded_or_none: Annotated[int | None, at_least(1)] = None
+    clients: Count | Annotated[float, above(0), within(0, 1)] | Literal["all"] = 1.0
+    share: Annotated[float, SHARE] = 0.0
+    scale: Annotated[float, FINITE] = 1.0
+    mode: bool | Literal["auto"] = "auto"
+    patterns: list[str] | None = None
+    part: Part | None = None
+    anything: Any = None
+
+    def __post_init__(self) -> None:
+        check_arguments(Settings, vars(self), "trainer")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"count": 3, "maybe": 2, "bounded_or_none": None, "clients": 0.5},
+        {"clients": 4, "share": 0, "mode": True, "patterns": ["a"], "part": Part(), "anything": object()},
+        {"clients": "all", "scale": -1e300, "patterns": []},
+    ],
+)
+def test_values_that_are_allowed(values):
+    Settings(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"count": 0}, "trainer.count: got 0; give a whole number >= 1."),
+        ({"count": True}, "trainer.count: got True; give a whole number >= 1."),
+        ({"count": 1.0}, "trainer.count: got 1.0; give a whole number >= 1."),
+        ({"count": None}, "trainer.count: got None; give a whole number >= 1."),
+        ({"maybe": 0}, "trainer.maybe: got 0; give a whole number >= 1 or null."),
+        ({"bounded_or_none": 0}, "trainer.bounded_or_none: got 0; give a whole number >= 1 or null."),
+        ({"clients": 1.5}, "got 1.5; give a whole number >= 1, a number > 0 and in [0, 1] or all."),
+        ({"clients": 0}, "trainer.clients: got 0; "),
+        ({"clients": "none"}, "trainer.clients: got 'none'; "),
+        ({"share": 1}, "trainer.share: got 1; give a number in [0, 1)."),
+        ({"share": float("nan")}, "trainer.share: got nan; "),
+        ({"scale": float("inf")}, "trainer.scale: got inf; give a number that is finite."),
+        ({"mode": 1}, "trainer.mode: got 1; give true, false or auto."),
+        ({"patterns": "head"}, "trainer.patterns: got 'head'; give a list, each item a text or null."),
+        ({"patterns": [1]}, "trainer.patterns: got [1]; "),
+        ({"part": Part}, "give an object of Part or null."),
+        ({"count": 0, "share": 2}, "give a whole number >= 1. trainer.share: got 2;"),
+    ],
+)
+def test_values_that_are_not(values, said):
+    with pytest.raises(ConfigurationError) as error:
+        Settings(**values)
+    assert said in str(error.value)
+
+
+def test_the_command_line_parses_such_arguments():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Settings, "trainer")
+    parsed = parser.parse_args(["--trainer.count=2", "--trainer.maybe=3", "--trainer.clients=0.5", "--trainer.share=0"])
+    assert (parsed.trainer.count, parsed.trainer.maybe, parsed.trainer.clients) == (2, 3, 0.5)
+    with pytest.raises(Exception, match="count"):
+        parser.parse_args(["--trainer.count=two"])
