@@ -55,7 +55,6 @@ from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.client_optimizers import configure
 from fedbc_lightning.module.kept_parameters import kept_names
-from fedbc_lightning.module.unreachable import report_restarting_counters, report_short_ways, report_single_steps
 from fedbc_lightning.server import Sums
 from fedbc_lightning.server.averaged_buffers import AveragedBuffers
 from fedbc_lightning.state.cohort import Cohort
@@ -123,13 +122,9 @@ class Federation:
         self._num_samples = datamodule.num_samples("train")
         user.first_batch = SingleSamples(user.module, datamodule, local, participation, max_rounds).watched
         show_largest_client(self.user, self.local, self.participation)
-        self.schedule = round_schedulers(user, local, participation, max_rounds)
+        self.schedule = round_schedulers(user, local, participation)
         kept = kept_names(user.module, local_parameters, buffers)
         self.bench = Workbench.of_module(user, configure(user), local, datamodule, seed, kept)
-        if not algorithm.trains_pooled:
-            optimizer = self.bench.optimizer.optimizer
-            report_single_steps(optimizer, participation.num_single_steps, len(participation.clients))
-            report_short_ways(optimizer, participation.largest_client()[1], max_rounds)
         self.layout = self.bench.layout
         if kept:
             check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
@@ -252,8 +247,6 @@ class Federation:
         go_on(server, participants)
         sums = self.start_round(self.bench)
         trained = self._train_share(participants.late, sums)
-        if round == 1 and trained.error is None and not self._continues:
-            report_restarting_counters(self.user.shim, *self.participation.largest_client())
         server.records, counters = join_processes(self.fabric, trained, self.clients, sums)
         if server.buffer_policy != "global":
             server.stage("counters", counters)

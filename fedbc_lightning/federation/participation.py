@@ -156,21 +156,9 @@ class Participation:
         return [self.local.num_steps(int(self.num_batches[i])) if i != POOLED else 1 for i in ids]
 
     @property
-    def num_single_steps(self) -> int:
-        """Number of clients that are asked to take one step in a round."""
-        sizes, counts = np.unique(self.num_batches[self.clients], return_counts=True)
-        return sum(int(n) for size, n in zip(sizes, counts, strict=True) if self.local.num_steps(int(size)) == 1)
-
-    @property
     def most_batches(self) -> int:
         """Number of batches per epoch of the largest client that may be sampled."""
         return int(self.num_batches[self.clients].max())
-
-    def largest_client(self) -> tuple[int, int]:
-        """Return the local epochs and steps of the client with the most batches."""
-        num_batches = self.most_batches
-        steps = self.local.num_steps(num_batches)
-        return self.local.epochs or -(-steps // num_batches), steps
 
     def asked(self, client: int, late: Mapping[int, LocalTraining]) -> int:
         """Return how many steps a client is asked to take, where some clients train for less than the others."""

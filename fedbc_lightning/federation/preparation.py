@@ -21,7 +21,6 @@ from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.client_optimizers import configure
 from fedbc_lightning.module.round_schedulers import RoundSchedulers
-from fedbc_lightning.module.unreachable import report_unreachable_rates
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.server.arrived_updates import ArrivedUpdates
 from fedbc_lightning.state.declaration import StateDeclaration
@@ -34,16 +33,13 @@ NUM_ROUNDS_LOOKED_AT = 10
 """Number of first rounds whose sampled clients decide which engine ``auto`` takes."""
 
 
-def round_schedulers(
-    user: UserModule, local: LocalTraining, participation: Participation, max_rounds: int
-) -> RoundSchedulers:
+def round_schedulers(user: UserModule, local: LocalTraining, participation: Participation) -> RoundSchedulers:
     """Return the user's schedulers that step once per round, and check those that step inside clients.
 
     Args:
         user: The user's module, moved and converted.
         local: The local training that every client is asked for.
         participation: Draws the participants of rounds.
-        max_rounds: Number of rounds, T.
 
     Raises:
         ConfigurationError: The optimizer is not one that can be used, or schedulers cannot go on in later rounds.
@@ -53,8 +49,6 @@ def round_schedulers(
     if local.schedule_rounds is not None:
         limits = local.limits(participation.most_batches)
         local_schedules.check_schedules(user, limits["max_epochs"], limits["estimated_stepping_batches"])
-    else:
-        report_unreachable_rates(first, *participation.largest_client(), max_rounds)
     return schedule
 
 

@@ -352,20 +352,3 @@ def test_a_scheduler_that_cannot_be_carried_on_is_refused(tmp_path, options, sai
 def test_an_unknown_value_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match=r"trainer\.local_schedules: got kept; use fresh or continue"):
         make_trainer(tmp_path, local_schedules="kept")
-
-
-def test_what_begins_anew_is_said_with_the_way_out_and_only_then(tmp_path, caplog):
-    def lines(schedules):
-        caplog.clear()
-        model = make_model(Scheduled, make=CASES["warm-up"][0], interval="step")
-        model.training_step = lambda batch, batch_idx: Scheduled.training_step(model, batch, 0 * model.global_step)
-        with caplog.at_level("INFO"):
-            make_trainer(tmp_path / schedules, max_rounds=4, local_schedules=schedules).fit(
-                model, BoringData(), FedAvg()
-            )
-        return [record.message for record in caplog.records if "each client and round" in record.message]
-
-    said = lines("fresh")
-    assert len(said) == 2
-    assert all("trainer.local_schedules: continue" in line for line in said)
-    assert lines("continue") == []

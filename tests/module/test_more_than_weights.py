@@ -26,7 +26,6 @@ from helpers.modules_with_more import (
 from helpers.programs import TESTS, run_python
 from helpers.user_modules import UserData, _Classifier
 from lightning.pytorch import Callback
-from torch.optim import lr_scheduler
 
 from fedbc_lightning import FedAvg
 from fedbc_lightning.core.errors import ConfigurationError
@@ -533,57 +532,3 @@ def test_state_that_clients_share_is_said_once(tmp_path, caplog):
 def test_objects_without_attributes_are_described_alike_in_every_round():
     parts = [vars(abc.ABC)["_abc_impl"], object(), re.compile("a")]  # C code holds what they know
     assert Budget().describe(parts) == tuple(map(id, parts))
-
-
-class Scheduled(BoringModel):
-    """A learning rate, or a weight of the loss, by epoch or step."""
-
-    def __init__(self, make, interval="epoch", reads=None):
-        super().__init__()
-        self.make, self.interval, self.reads = make, interval, reads
-
-    def training_step(self, batch, batch_idx):
-        factor = 1.0 if self.reads is None else 1.0 / (1 + getattr(self, self.reads))
-        return super().training_step(batch, batch_idx) * factor
-
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        scheduler = self.make(optimizer, self)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.interval}}
-
-
-SCHEDULES = {
-    "step": (lambda o, m: lr_scheduler.StepLR(o, 5), "epoch", "StepLR .* In 2 local epochs .* from 0.1 to 0.1 and nev"),
-    "warmup": (
-        lambda o, m: lr_scheduler.LambdaLR(o, lambda step: min(1.0, (step + 1) / 30)), "step",
-        r"LambdaLR .* In 18 local steps .* from 0\.00333333 to 0\.06 and never gets to 0\.1: choose",
-    ),
-    "cosine of the round": (lambda o, m: lr_scheduler.CosineAnnealingLR(o, 2, eta_min=0.05), "epoch", None),
-    "one cycle": (lambda o, m: lr_scheduler.OneCycleLR(o, 0.1, total_steps=18), "step", None),
-    "by the trainer": (
-        lambda o, m: lr_scheduler.LinearLR(o, total_iters=m.trainer.estimated_stepping_batches), "step", None,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_that_a_round_never_ends_is_said(tmp_path, caplog, name):
-    make, interval, said = SCHEDULES[name]
-    with caplog.at_level("INFO"):
-        trainer = make_trainer(tmp_path, max_rounds=4, local_epochs=2, eval_every_n_rounds=0, clients_per_round=1)
-        trainer.fit(make_model(Scheduled, make=make, interval=interval), BoringData(), FedAvg())
-    lines = [line for line in caplog.text.splitlines() if "begins anew with each client and round" in line]
-    assert len(lines) == (said is not None)
-    assert said is None or re.search(said, lines[0])
-
-
-@pytest.mark.parametrize(("reads", "last"), [("current_epoch", 1), ("global_step", 17), (None, None)])
-def test_counts_that_begin_anew_are_said(tmp_path, caplog, reads, last):
-    model = make_model(Scheduled, make=lambda o, m: lr_scheduler.StepLR(o, 10**6), reads=reads)
-    with caplog.at_level("INFO"):
-        make_trainer(tmp_path, max_rounds=2, local_epochs=2).fit(model, BoringData(), FedAvg())
-    lines = [line for line in caplog.text.splitlines() if "counts from 0 in each client and round" in line]
-    assert len(lines) == (reads is not None)
-    assert (
-        reads is None or f"model: self.{reads} counts from 0 in each client and round, here up to {last}:" in lines[0]
-    )
