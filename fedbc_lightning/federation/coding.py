@@ -1,18 +1,16 @@
-"""Messages that are coded: which codecs a run has, what it refuses, and where they stand in a round."""
+"""Coded messages: the codecs of a run, and the part of the channel that applies them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import generator
+from fedbc_lightning.federation.channel import ChannelPart, Exchange
 from fedbc_lightning.federation.user_methods import checked_bytes, read_coded
-from fedbc_lightning.server import NormalizedAverage, ServerCallback
+from fedbc_lightning.server import NormalizedAverage
 from fedbc_lightning.server.codecs import Codec, check_codec
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
@@ -60,110 +58,85 @@ class Codecs:
                 "memory of what each client has received before; give QSGD, BFloat16 or Float8."
             )
 
-    def check(
-        self, parts: Sequence[ServerCallback], algorithm: FederatedAlgorithm, declaration: StateDeclaration
-    ) -> None:
-        """Refuse a method whose clients send anything but one update of the z that they have received.
 
-        Args:
-            parts: The server's parts.
-            algorithm: The method.
-            declaration: The state that the method and its parts keep.
+class CodedMessages(ChannelPart):
+    """Sends updates and z in the codes of a run's :class:`Codecs`.
+
+    Args:
+        codecs: The codecs.
+    """
+
+    def __init__(self, codecs: Codecs) -> None:
+        self._up, self._down = codecs.up, codecs.down
+        self._has_memory = codecs.up is not None and codecs.up.error_feedback
+        self._settings = {f"trainer.codec.{name}": repr(codec) for name, codec in vars(codecs).items() if codec}
+
+    def check(self, exchange: Exchange) -> None:
+        """Refuse a method whose clients send anything but one update of the z that they have received.
 
         Raises:
             ConfigurationError: The method is such a one; the message names it and says why.
         """
-        problem = _problem(parts, algorithm, declaration)
-        if self.has_memory and any(isinstance(part, NormalizedAverage) for part in parts):
-            raise ConfigurationError(
-                f"trainer.codec.up: {algorithm} divides each update by its client's number of steps, and a memory of "
-                "earlier updates would be divided by that of another round; take QSGD, BFloat16 or Float8, or "
-                "error_feedback: false."
-            )
-        if self != Codecs() and problem:
-            raise ConfigurationError(
-                f"trainer.codec: {algorithm} {problem}. Take a method whose clients send one update of z: FedAvg, "
-                "FedBC, FedProx, FedAdam, FedNova, MOON, Ditto, ...; or leave trainer.codec out."
-            )
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether each client keeps what its messages have lost."""
-        return self.up is not None and self.up.error_feedback
-
-    def declare(self, declaration: StateDeclaration) -> None:
-        """Declare e_i if there is error feedback."""
-        if self.has_memory:
-            declaration.client_vector(ERROR)
-
-    def broadcast(self, server: ServerState) -> Tensor:
-        """Return the z (d,) that the clients of the server's round receive."""
-        if self.down is None:
-            return server.z
-        draws = generator(server.seed, "coded broadcast", server.round)
-        return read_coded(self.down, server.z, draws, f"round {server.round}, broadcast")
-
-    def send(self, cohort: Cohort, server: ServerState, received: Tensor) -> None:
-        """Replace the models w_i of a cohort that has trained by what the server reads, z + C(u_i), and stage e_i.
-
-        Clients that are not valid send nothing that counts, and keep e_i.
-
-        Args:
-            cohort: The clients; its ``w`` becomes a new tensor, so that rows that were staged from it stay.
-            server: State of the server.
-            received: The z (d,) from which the clients have trained.
-        """
-        if self == Codecs():
+        if not self._settings:
             return
-        sent = cohort.w.clone()
-        errors = cohort[ERROR].clone() if self.has_memory else None
-        for k in cohort.valid.nonzero()[:, 0].tolist():  # one by one: no number depends on who else is in the cohort
-            update = cohort.w[k] - received
-            if errors is not None:
-                update += errors[k]
-            read = update
-            if self.up is not None:
-                draws = generator(server.seed, "coded update", server.round, cohort.ids[k])
-                read = read_coded(self.up, update, draws, f"client {cohort.ids[k]}, round {server.round}")
-            if errors is not None:
-                errors[k] = update - read
-            sent[k] = server.z + read
-        cohort.w = sent
-        cohort.require_finite(sent)
-        if errors is not None:
+        if self._has_memory and any(isinstance(part, NormalizedAverage) for part in exchange.server_parts):
+            raise ConfigurationError(
+                f"trainer.codec.up: {exchange.algorithm} divides each update by its client's number of steps, and a "
+                "memory of earlier updates would be divided by that of another round; take QSGD, BFloat16 or Float8, "
+                "or error_feedback: false."
+            )
+        problem = _problem(exchange)
+        if problem:
+            raise ConfigurationError(
+                f"trainer.codec: {exchange.algorithm} {problem}. Take a method whose clients send one update of z: "
+                "FedAvg, FedBC, FedProx, FedAdam, FedNova, MOON, Ditto, ...; or leave trainer.codec out."
+            )
+
+    def declare(self, state: StateDeclaration) -> None:
+        """Declare e_i if there is error feedback."""
+        if self._has_memory:
+            state.client_vector(ERROR)
+
+    def broadcast(self, z: Tensor, server: ServerState) -> Tensor:
+        """Return B(z)."""
+        if self._down is None:
+            return z
+        draws = generator(server.seed, "coded broadcast", server.round)
+        return read_coded(self._down, z, draws, f"round {server.round}, broadcast")
+
+    def send(self, updates: Tensor, cohort: Cohort, server: ServerState) -> Tensor:
+        """Return C(u_i), and stage what is lost, e_i."""
+        if self._up is None:
+            return updates
+        if self._has_memory:
+            updates = updates + cohort[ERROR]
+        read = updates.clone()
+        # One client after another, each with draws of its own: no number depends on who else is in the cohort.
+        for k in cohort.valid.nonzero()[:, 0].tolist():
+            draws = generator(server.seed, "coded update", server.round, cohort.ids[k])
+            read[k] = read_coded(self._up, updates[k], draws, f"client {cohort.ids[k]}, round {server.round}")
+        if self._has_memory:
+            errors = updates - read
             cohort.stage(ERROR, errors)
             cohort.require_finite(errors)
+        return read
 
-    def num_bytes(self, size: int, number_bytes: int) -> tuple[int, int]:
-        """Return the bytes of z on its way to a client, and those of a client's update.
-
-        Args:
-            size: Number d of elements of a vector.
-            number_bytes: Bytes of one number in the precision of z.
-        """
-        down, up = (
-            size * number_bytes if codec is None else checked_bytes(codec, codec.num_bytes(size, number_bytes))
-            for codec in (self.down, self.up)
-        )
+    def bytes(self, down: int, up: int, size: int, number_bytes: int) -> tuple[int, int]:
+        """Return the bytes of the codes; buffers and scalars are no part of them."""
+        if self._down is not None:
+            down = checked_bytes(self._down, self._down.num_bytes(size, number_bytes))
+        if self._up is not None:
+            up = checked_bytes(self._up, self._up.num_bytes(size, number_bytes))
         return down, up
 
     def describe(self) -> dict[str, str]:
-        """Return what must stay the same in a run, by the name of its setting."""
-        return {f"trainer.codec.{name}": repr(codec) for name, codec in vars(self).items() if codec is not None}
+        """Return the codecs by the names of their settings."""
+        return self._settings
 
 
-@contextmanager
-def received_by_clients(server: ServerState, received: Tensor) -> Iterator[None]:
-    """Show ``received`` (d,) as the server's z to what the clients do inside this context."""
-    kept, server.values["z"] = server.z, received
-    try:
-        yield
-    finally:
-        server.values["z"] = kept
-
-
-def _problem(parts: Sequence[ServerCallback], algorithm: FederatedAlgorithm, declaration: StateDeclaration) -> str:
+def _problem(exchange: Exchange) -> str:
     """Return why the messages of a method cannot be coded; empty if they can."""
+    algorithm, parts = exchange.algorithm, exchange.server_parts
     if algorithm.trains_pooled:
         return "trains on the data of all clients together"
     senders = [type(part).__name__ for part in parts if part.vectors_up]
@@ -171,7 +144,7 @@ def _problem(parts: Sequence[ServerCallback], algorithm: FederatedAlgorithm, dec
         num_vectors = algorithm.vectors_up + sum(part.vectors_up for part in parts)
         return f"lets each client send {num_vectors} vectors" + (f" ({', '.join(senders)})" if senders else "")
     for part in parts:
-        vectors = [name for name in part.reads if name in declaration.client_vectors]
+        vectors = [name for name in part.reads if name in exchange.declaration.client_vectors]
         if vectors:
             return f"takes '{vectors[0]}' from each client by {type(part).__name__}, not its update alone"
     if not algorithm.sends_update:

@@ -15,7 +15,7 @@ from fedbc_lightning.data.datamodule import POOLED
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.evaluation.measurement import ClientModel, Models
-from fedbc_lightning.federation.coding import Codecs, received_by_clients
+from fedbc_lightning.federation.channel import Channel, Exchange, received_by_clients
 from fedbc_lightning.federation.fingerprint import describe_run
 from fedbc_lightning.federation.local_models import LocalModels
 from fedbc_lightning.federation.participants import Costs
@@ -28,7 +28,6 @@ from fedbc_lightning.federation.preparation import (
     round_schedulers,
     show_largest_client,
 )
-from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.reduce import Trained, join_processes
 from fedbc_lightning.federation.round_rows import (
     bytes_of_client,
@@ -83,8 +82,7 @@ class Federation:
         max_rounds: Number of rounds, T; the sampler is asked for no later round.
         seed: The run's seed.
         local_parameters: Patterns of the names of parameters that stay with each client.
-        privacy: Settings of differential privacy, or None.
-        codecs: Codecs of what travels.
+        channel: What every message between clients and server passes; None: messages travel as they are.
 
     Attributes:
         server: :class:`~fedbc_lightning.state.declaration.ServerState`.
@@ -95,7 +93,7 @@ class Federation:
         engine: Trains the clients on the workbench.
         local_models: The clients' own models and buffers, as far as they are kept.
         server_parts: The algorithm's server callbacks, in order.
-        codecs: Codecs of what travels; without any, it travels as it is.
+        channel: What every message between clients and server passes.
     """
 
     def __init__(
@@ -113,12 +111,11 @@ class Federation:
         max_rounds: int,
         seed: int,
         local_parameters: Sequence[str] = (),
-        privacy: Privacy | None = None,
-        codecs: Codecs | None = None,
+        channel: Channel | None = None,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
-        self.local, self.participation, self._seed, self._privacy = local, participation, seed, privacy
-        self.codecs = codecs or Codecs()
+        self.local, self.participation, self._seed = local, participation, seed
+        self.channel = channel or Channel()
         self._num_samples = datamodule.num_samples("train")
         user.first_batch = SingleSamples(user.module, datamodule, local, participation, max_rounds).watched
         show_largest_client(self.user, self.local, self.participation)
@@ -142,11 +139,7 @@ class Federation:
         algorithm = self.algorithm
         self.engine = choice.make_engine(self.engine_kind, self.bench)
         algorithm.check(self.engine)
-        self.server_parts = server_parts(algorithm, self.engine)
-        num_sampled, num_training = self.participation.num_sampled, len(self.participation.clients)
-        if self._privacy is not None:
-            self._privacy.check(self.layout, self._buffer_policy, scales_gradients=self.bench.scaler is not None)
-            self.server_parts = self._privacy.parts(self.server_parts, algorithm, num_sampled, num_training)
+        self.server_parts = self.channel.server_parts(server_parts(algorithm, self.engine), algorithm)
         if self.layout.num_buffers and self._buffer_policy != "global":
             self.server_parts = [*self.server_parts, AveragedBuffers()]
         self._undeclared = UndeclaredState(algorithm, self.server_parts)
@@ -154,19 +147,20 @@ class Federation:
         self.local_models = LocalModels(
             algorithm, self.layout, self._buffer_policy, self._keep_local_models, num_clients, size
         )
-        declaration = declare_state(algorithm, self.server_parts, self.engine, num_sampled)
+        declaration = declare_state(algorithm, self.server_parts, self.engine, self.participation.num_sampled)
         self.local_models.declare(declaration)
         if self.participation.clock is not None:
             declaration.server_scalar(HASH)
-        self.codecs.check(self.server_parts, algorithm, declaration)
-        self.codecs.declare(declaration)
+        scaler = self.bench.scaler
+        self.channel.open(
+            Exchange(algorithm, self.server_parts, declaration, self.layout, self._buffer_policy, scaler is not None)
+        )
         if self._continues:
             local_schedules.declare(declaration)
         self.declaration = declaration
         self.make_state(parameters, buffers, counters, kept)
         declared = (*declaration.client_scalars, *declaration.client_vectors)
         Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
-        scaler = self.bench.scaler
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
         keep_time(self.participation, self._costs)
         self.fingerprint = describe_run(
@@ -175,8 +169,7 @@ class Federation:
             algorithm,
             declaration,
             continues_schedules=self._continues,
-            privacy=None if self._privacy is None else self._privacy.describe(num_sampled, num_training),
-            codecs=self.codecs.describe(),
+            channel=self.channel.describe(),
             system=self.participation.describe_times(),
         )
 
@@ -186,7 +179,7 @@ class Federation:
         present, server.round = server.round, round
         try:
             steps = [checked_count(algorithm, "num_steps", algorithm.num_steps(server, number)) for number in asked]
-            return Costs(steps, *bytes_of_client(algorithm, self.server_parts, self.layout, server, self.codecs))
+            return Costs(steps, *bytes_of_client(algorithm, self.server_parts, self.layout, server, self.channel))
         finally:
             server.round = present
 
@@ -250,10 +243,10 @@ class Federation:
         server.records, counters = join_processes(self.fabric, trained, self.clients, sums)
         if server.buffer_policy != "global":
             server.stage("counters", counters)
-        check_records(server, self.algorithm, is_private=self._privacy is not None)
+        check_records(server, self.algorithm, hides_participants=self.channel.hides_participants)
         record_arrivals(server, self._num_samples)
-        # who sees no noise in a round would know that nobody took part
-        if server.ids or server.arrivals or self._privacy is not None:
+        if server.ids or server.arrivals or self.channel.hides_participants:
+            self.channel.receive(server, sums)
             call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
             call_parts(self.server_parts, "on_round_end", server, server, self.clients)
         elif participants.sampled and not self._said_nobody:
@@ -261,7 +254,7 @@ class Federation:
             say_nobody_is_left(round)
         server.records += missing_records(participants, self._num_samples)
         record_seconds(server, participants)
-        down, up = bytes_of_client(self.algorithm, self.server_parts, self.layout, server, self.codecs)
+        down, up = bytes_of_client(self.algorithm, self.server_parts, self.layout, server, self.channel)
         record_bytes(server, self.algorithm, down, up)
         return round_metrics(server)
 
@@ -285,7 +278,7 @@ class Federation:
         self.bench.work.start_round(len(share))
         alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
         counters, records = server["counters"], list[tuple[int, dict[str, Any]]]()
-        received = self.codecs.broadcast(server)
+        received = self.channel.broadcast(server)
         error: WrittenParametersError | None = None
         self.user.shared_state.watch()
         if server.round == 1:
@@ -320,7 +313,7 @@ class Federation:
             local_schedules.end(cohort)
         cohort.check_finite()
         self.local_models.stage(cohort)
-        self.codecs.send(cohort, self.server, received)
+        self.channel.send(cohort, self.server, received)
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
         call_parts(self.server_parts, "on_cohort_end", self.server, cohort, self.server, sums)

@@ -17,8 +17,7 @@ def describe_run(
     declaration: StateDeclaration,
     *,
     continues_schedules: bool,
-    privacy: str | None,
-    codecs: dict[str, str],
+    channel: dict[str, str],
     system: str | None,
 ) -> dict[str, Any]:
     """Describe model, partition, method and its state; this reads the whole partition.
@@ -29,8 +28,7 @@ def describe_run(
         algorithm: The method.
         declaration: The state that the method and its parts keep.
         continues_schedules: Whether the clients' schedulers go on from round to round.
-        privacy: Settings of differential privacy, or None.
-        codecs: Codecs by the names of their settings.
+        channel: What the parts of the channel must keep, by the names of their settings.
         system: What decides about the simulated time of rounds, or None.
     """
     return {
@@ -43,8 +41,7 @@ def describe_run(
         "algorithm": type(algorithm).__name__,
         "state": declaration.fingerprint(),
         **({"trainer.local_schedules": "continue"} if continues_schedules else {}),
-        **({"trainer.privacy": privacy} if privacy is not None else {}),
-        **codecs,
+        **channel,
         **({"trainer.system": system} if system is not None else {}),
         **({"trainer.local_parameters": ", ".join(e.name for e in layout.kept_entries)} if layout.num_kept else {}),
     }

@@ -43,6 +43,6 @@ def plan_round(federation: Federation, round: int) -> PlannedRound:
         loader = federation.datamodule.client_train_dataloader(POOLED, seed=server.seed)
         steps = [federation.local.num_steps(len(loader))]
     steps = [checked_count(algorithm, "num_steps", algorithm.num_steps(server, asked)) for asked in steps]
-    down, up = bytes_of_client(algorithm, federation.server_parts, federation.layout, server, federation.codecs)
+    down, up = bytes_of_client(algorithm, federation.server_parts, federation.layout, server, federation.channel)
     num_sent = len(ids) if participants.arrivals is None else len(participants.arrivals)
     return PlannedRound(sampled, ids, steps, down * len(sampled), up * num_sent, participants.ended)

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, train_name
-from fedbc_lightning.federation.coding import Codecs
+from fedbc_lightning.federation.channel import Channel
 from fedbc_lightning.federation.participants import Participants
 from fedbc_lightning.federation.user_methods import checked_count
 from fedbc_lightning.server import ServerCallback
@@ -23,14 +23,14 @@ from fedbc_lightning.state.layout import ParameterLayout
 log = logging.getLogger(__name__)
 
 
-def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, is_private: bool) -> None:
+def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, hides_participants: bool) -> None:
     """Say which clients drop out of the round; stop if nobody is left, or nobody had a loss.
 
     Args:
         server: The server's state, with the records of the round.
         algorithm: The method.
-        is_private: Whether z is differentially private: then a round in which nobody is left is one without clients,
-            since whether the run goes on must not depend on the only client of a round.
+        hides_participants: Whether nobody may see who took part (``trainer.privacy``): then a round in which nobody is
+            left is one without clients, since whether the run goes on must not depend on the only client of a round.
 
     Raises:
         ConfigurationError: No client came out finite, the method cannot do without one that did not, or no client had
@@ -38,7 +38,7 @@ def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, is_priv
     """
     round, records = server.round, server.records
     dropped = [record["client"] for record in records if record["status"] != "ok"]
-    goes_on = is_private or algorithm.buffer_size is not None  # others are in flight
+    goes_on = hides_participants or algorithm.buffer_size is not None  # others are in flight
     if records and len(dropped) == len(records) and not goes_on:
         raise ConfigurationError(
             f"round {round}: loss or weights of all {len(server.ids)} sampled clients became NaN or infinite, "
@@ -56,7 +56,7 @@ def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, is_priv
             f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite; "
             "left out of the round (status=nonfinite in clients.csv)."
         )
-    if records and not any("train_loss" in record for record in records) and not is_private:
+    if records and not any("train_loss" in record for record in records) and not hides_participants:
         raise ConfigurationError(
             f"round {round}: training_step returned no loss in any step of any client; is a 'return loss' missing?"
         )
@@ -103,7 +103,7 @@ def say_nobody_is_left(round: int) -> None:
 
 def bytes_of_client(
     algorithm: FederatedAlgorithm, parts: Sequence[ServerCallback], layout: ParameterLayout, server: ServerState,
-    codecs: Codecs,
+    channel: Channel,
 ) -> tuple[int, int]:  # fmt: skip
     """Count the bytes that each client receives in the server's round, and those that it sends if it sends anything.
 
@@ -112,14 +112,14 @@ def bytes_of_client(
         parts: Its server parts, which may let further vectors travel.
         layout: The sizes of a vector and of the buffers.
         server: It gives the round, the number format of z, and whether buffers travel.
-        codecs: Codecs of z and of a client's model; further vectors, buffers and scalars travel as they are.
+        channel: It tells the bytes of z and of a client's update; all else travels as it is.
     """
     size = server.z.element_size()
     buffers = layout.num_buffers if server.buffer_policy == "average" else 0
     exchanges = 0
     if not algorithm.trains_pooled:
         exchanges = checked_count(algorithm, "num_exchanges", algorithm.num_exchanges(server))
-    first_down, first_up = codecs.num_bytes(layout.num_parameters, size)
+    first_down, first_up = channel.bytes(layout.num_parameters, size)
     more_down = algorithm.vectors_down - 1 + sum(part.vectors_down for part in parts)
     more_up = algorithm.vectors_up - 1 + sum(part.vectors_up for part in parts)
     down = exchanges * (first_down + (more_down * layout.num_parameters + buffers) * size)

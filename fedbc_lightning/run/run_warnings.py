@@ -10,11 +10,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.federation.privacy import PrivateMessages
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.run.divergence import divergence
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.tables import read_rows
-from fedbc_lightning.server.private_mean import PrivateMean
 
 FEW_PARAMETERS = 10_000
 """Largest model whose steps are short in any case: beside other programs they may be long because of the threads."""
@@ -84,9 +84,9 @@ def say_what_is_private(run: Run) -> None:
     if privacy is None:
         return
     num_clients, rounds = len(participation.clients), run.settings.max_rounds
-    (mean,) = [part for part in run.federation.server_parts if isinstance(part, PrivateMean)]
+    (part,) = [part for part in run.federation.channel.parts if isinstance(part, PrivateMessages)]
     rank_zero_info(
-        f"trainer.privacy: after {rounds} rounds z is ({mean.epsilon(rounds):.3g}, {privacy.delta:g})-differentially "
+        f"trainer.privacy: after {rounds} rounds z is ({part.epsilon(rounds):.3g}, {privacy.delta:g})-differentially "
         f"private for each client, with noise multiplier {privacy.noise_multiplier:g} and a client in a round with "
         f"probability {participation.num_sampled / num_clients:.3g}. This holds for z, not for the tables of the run."
     )

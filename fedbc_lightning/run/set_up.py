@@ -10,8 +10,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from fedbc_lightning.core.seeding import global_seed
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.evaluation.evaluator import Evaluator
+from fedbc_lightning.federation.channel import Channel, ChannelPart
+from fedbc_lightning.federation.coding import Codecs, CodedMessages
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.participation import Participation
+from fedbc_lightning.federation.privacy import PrivateMessages
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.trainer_proxy import ModuleTrainer
@@ -65,7 +68,7 @@ def set_up(
     federation = Federation(
         fabric, user, datamodule, algorithm, settings.local, participation, settings.buffers,
         settings.keep_local_models, client_dtype, _engine(request, settings, beginning.saved), settings.max_rounds,
-        seed, settings.local_parameters, settings.privacy, settings.codec,
+        seed, settings.local_parameters, _channel(settings, participation),
     )  # fmt: skip
     evaluator = Evaluator(fabric, federation, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed)
     is_trained = beginning.saved is not None or beginning.previous is not None
@@ -75,6 +78,16 @@ def set_up(
     if request.fn == TrainerFn.FITTING:
         check_what_schedulers_monitor(run)
     return run
+
+
+def _channel(settings: RunSettings, participation: Participation) -> Channel:
+    """Return the channel of the run; updates are coded first, since ε counts on what the server reads."""
+    parts = list[ChannelPart]()
+    if settings.codec is not None and settings.codec != Codecs():
+        parts.append(CodedMessages(settings.codec))
+    if settings.privacy is not None:
+        parts.append(PrivateMessages(settings.privacy, participation.num_sampled, len(participation.clients)))
+    return Channel(parts)
 
 
 def _engine(request: Request, settings: RunSettings, saved: dict[str, Any] | None) -> Any:
