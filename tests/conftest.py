@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: threads of small tests only wait for each other
-os.environ.setdefault("FEDBC_TRACEBACK", "full")  # a failing test is to show the frames of this package
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # LightningCLI 2.6 calls jsonargparse in its old ways
 
 import functools

@@ -179,7 +179,7 @@ def _run_studies(words: list[str]) -> int:
 
 
 def _print_traceback(error: Exception) -> None:
-    """Print a traceback without the frames of frameworks; a hook that the user's code has set prints it in its way.
+    """Print a traceback with the user's code alone; a hook that the user's code has set prints it in its way.
 
     torch sets one, too, in runs with several processes, which prints the rank before each line.
     """

@@ -13,7 +13,7 @@ from fedbc_lightning.core.devices import read
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.module.mistakes import place_in_run, raise_located
+from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state.cohort import Cohort, Taken
 
 
@@ -78,18 +78,15 @@ class ClientRun(ABC):
         """Take all of the client's steps; see :meth:`run` for the arguments."""
 
     def tell(self, error: Exception, batch_idx: int | None = None, batch: Any = None) -> None:
-        """Note on an exception at which client, round and batch it came up; raise a better one if torch's says little.
+        """Note on an exception at which client, round and batch it came up.
 
         Args:
             error: The exception.
             batch_idx: Number of the batch in its epoch; None outside of batches.
             batch: The batch, or None if it could not be made.
-
-        Raises:
-            ConfigurationError: The batch does not fit the model.
         """
         place = place_in_run(f"client {self.client}", self.bench.round)
-        raise_located(error, place if batch_idx is None else f"{place}, batch {batch_idx}", batch)
+        locate_step(error, place if batch_idx is None else f"{place}, batch {batch_idx}", batch)
 
     def begin(self, start: Tensor, lr_scale: float, purpose: str, *, informs_module: bool = True) -> None:
         """Seed the generators, load the start model, and make loader and optimizer as new.

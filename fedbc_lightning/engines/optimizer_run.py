@@ -275,7 +275,7 @@ class OptimizerRun(ClientRun):
                         self.output = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}
                     self._backward(scaled)
                 except RuntimeError:
-                    refuse_loss(loss, self.module, batch)
+                    refuse_loss(loss, self.module)
                     raise
             return loss
 

@@ -61,7 +61,7 @@ class Oracle:
         try:
             self.user.module.backward(loss) if self.bench.overridden["backward"] else loss.backward()
         except RuntimeError:
-            refuse_loss(loss, self.user.module, batch)
+            refuse_loss(loss, self.user.module)
             raise
         self._call("on_after_backward")
 

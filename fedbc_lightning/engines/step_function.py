@@ -263,7 +263,7 @@ class StepFunction:
                 try:
                     loss.backward()
                 except RuntimeError:
-                    refuse_loss(loss, self.user.module, batch)
+                    refuse_loss(loss, self.user.module)
                     raise
             gradients = [parameter.grad for parameter in parameters[: self.layout.num_grouped]]
         finally:

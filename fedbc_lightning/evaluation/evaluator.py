@@ -20,7 +20,7 @@ from fedbc_lightning.evaluation.fine_tuned import FineTunedClients
 from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models, Task, read_results
 from fedbc_lightning.evaluation.summary import Evaluation, summarise
 from fedbc_lightning.module.adapter import step_stage
-from fedbc_lightning.module.mistakes import place_in_run, raise_located
+from fedbc_lightning.module.mistakes import locate_step, place_in_run
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -138,7 +138,7 @@ class Evaluator:
             try:
                 self.engine.fine_tune(client, models.fine_tuning)
             except Exception as error:
-                raise_located(error, f"client {client}, fine-tuning before its evaluation")
+                locate_step(error, f"client {client}, fine-tuning before its evaluation")
                 raise
 
     @contextmanager

@@ -27,7 +27,7 @@ from fedbc_lightning.module.best_metrics import BestMetrics
 from fedbc_lightning.module.collector import MetricCollector, batch_size_of, plain_name
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.log import ModuleLog
-from fedbc_lightning.module.mistakes import raise_located
+from fedbc_lightning.module.mistakes import locate_step
 from fedbc_lightning.module.shared_state import SharedState
 from fedbc_lightning.module.trainer_proxy import ModuleTrainer
 
@@ -236,7 +236,7 @@ class UserModule:
                     self.hooks.call(end, output, batch, batch_idx)
                 batch_idx += 1
         except Exception as error:
-            raise_located(error, f"{self.place}, batch {batch_idx}", batch)
+            locate_step(error, f"{self.place}, batch {batch_idx}", batch)
             raise
         self.hooks.call_module(f"on_{stage}_epoch_end")
         self.shim.set(**{loaders: None})

@@ -1,9 +1,8 @@
-"""Explains in one line the errors that torch raises for a wrong loss, wrong labels or inputs that do not fit."""
+"""Says at which client, round and batch a step of the user failed, and refuses a loss that has no gradient."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,16 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from fedbc_lightning.core.errors import ConfigurationError, first_line
-from fedbc_lightning.core.tracebacks import locate, users_frame
-
-_LABELS = re.compile(r"Target -?\d+ is out of bounds")
-_INDEX = re.compile(r"index out of range in self")
-_DEVICE = re.compile(r"device-side assert triggered")
-_SHAPES = re.compile(
-    r"shapes cannot be multiplied|[Ss]ize mismatch|must match the size of tensor|^Given groups=|^Expected \d.*input|"
-    r"expected input\[|is invalid for input of size|to match target batch_size|input and target (shapes|sizes)|"
-    r"target size \(|running_mean should contain|normalized_shape="
-)
-_KINDS = re.compile(
-    r"expected scalar type|expected target dtype|must have the same dtype|should be the same$|not implemented for '|"
-    r"Found dtype|Expected tensor for argument"
-)
-_CLASSES = "give the model as many outputs as there are classes, and number the classes from 0"
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.tracebacks import locate
 
 
-def refuse_loss(loss: Tensor, module: Module, batch: Any) -> None:
+def refuse_loss(loss: Tensor, module: Module) -> None:
     """Raise if a loss is not one number with a gradient; torch's own errors do not name the step that returned it.
 
     Args:
         loss: What ``training_step`` returned.
         module: The user's module.
-        batch: The batch of the step.
 
     Raises:
         ConfigurationError: The loss has several elements, or no gradient leads from it to the parameters.
@@ -43,8 +27,7 @@ def refuse_loss(loss: Tensor, module: Module, batch: Any) -> None:
     place = f"model: {place_of(module, 'training_step')} returned"
     if loss.numel() != 1:
         raise ConfigurationError(
-            f"{place} a loss of shape {tuple(loss.shape)} for a batch of {forms(batch)}; return one number, such as "
-            "loss.mean()."
+            f"{place} a loss of shape {tuple(loss.shape)}; return one number, such as loss.mean()."
         )
     if not loss.requires_grad:
         raise ConfigurationError(
@@ -53,21 +36,18 @@ def refuse_loss(loss: Tensor, module: Module, batch: Any) -> None:
         )
 
 
-def raise_located(error: Exception, place: str, batch: Any = None) -> None:
-    """Note on an exception at which place in the run it came up, or raise a better one if torch's says little.
+def locate_step(error: Exception, place: str, batch: Any = None) -> None:
+    """Note on an exception of a user's step where in the run it came up, and the form of its batch.
+
+    Shapes, kinds of numbers and labels that do not fit the model are the usual reasons, and torch's messages name only
+    one side of such a misfit.
 
     Args:
         error: The exception, which the caller raises again afterwards.
         place: Client, round and batch.
         batch: The batch, or None if it could not be made.
-
-    Raises:
-        ConfigurationError: The batch does not fit the model.
     """
-    better = explained(error, batch)
-    locate(better or error, place)
-    if better is not None:
-        raise better from error
+    locate(error, place if batch is None else f"{place}: {forms(batch)}")
 
 
 def place_in_run(who: str, round: int) -> str:
@@ -82,56 +62,22 @@ def place_of(owner: Any, method: str) -> str:
     return name if code is None else f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
 
 
-def explained(error: Exception, batch: Any) -> ConfigurationError | None:
-    """Return an error in one line for labels, shapes or kinds of numbers that do not fit the model; None for others.
-
-    Args:
-        error: What a step of the user's raised.
-        batch: The batch of the step, or None if there was no step.
-    """
-    if batch is None or isinstance(error, ConfigurationError):
-        return None
-    said = first_line(error).rstrip(".")
-    how = _how_to_mend(said, batch) if isinstance(error, (RuntimeError, IndexError, ValueError)) else None
-    if how is None:
-        return None
-    place = users_frame(error)
-    where = "a step" if place is None else str(place)
-    return ConfigurationError(f"model: {where}: {said}; the batch holds {forms(batch)}; {how}.")
-
-
-def _how_to_mend(said: str, batch: Any) -> str | None:
-    if _LABELS.search(said):
-        return f"{_label_range(batch)}{_CLASSES}"
-    if _INDEX.search(said):
-        return "an index is not below num_embeddings of the embedding, or is negative"
-    if _DEVICE.search(said):
-        return "labels or indices may be out of range; trainer.accelerator: cpu says which line it was"
-    if _SHAPES.search(said):
-        return "change the layer that takes these inputs, or the shape that the data set gives"
-    if _KINDS.search(said):
-        return "convert what the data set gives, such as inputs.float() or labels.long()"
-    return None
-
-
-def _label_range(batch: Any) -> str:
-    """Return the range of a batch's labels: of its only tensor of whole numbers."""
-    whole = [tensor for _, tensor in _tensors(batch) if tensor.numel() and not tensor.is_floating_point()]
-    if len(whole) != 1:
-        return ""
-    return f"its labels are {int(whole[0].min())} to {int(whole[0].max())}: "
-
-
 def forms(batch: Any) -> str:
-    """Return the shapes and kinds of the tensors in a batch.
+    """Return the shapes and kinds of the tensors in a batch, and the range of whole numbers such as labels.
 
     Example:
         >>> import torch
-        >>> forms([torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)]), forms({"x": torch.zeros(2)}), forms([])
-        ('(8, 3) float32, (8,) int64', 'x: (2,) float32', 'no tensor')
+        >>> forms([torch.zeros(8, 3), torch.arange(8)]), forms({"x": torch.zeros(2)}), forms([])
+        ('(8, 3) float32, (8,) int64 from 0 to 7', 'x: (2,) float32', 'no tensor')
     """
-    found = [f"{name}{tuple(tensor.shape)} {str(tensor.dtype)[6:]}" for name, tensor in _tensors(batch)]
-    return ", ".join(found) or "no tensor"
+    return ", ".join(f"{name}{_form(tensor)}" for name, tensor in _tensors(batch)) or "no tensor"
+
+
+def _form(tensor: Tensor) -> str:
+    # After a device-side assert nothing can be read from a GPU any more, so values of the CPU alone are shown.
+    is_readable = tensor.is_cpu and tensor.numel() and not tensor.is_floating_point() and not tensor.is_complex()
+    values = f" from {int(tensor.min())} to {int(tensor.max())}" if is_readable else ""
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{values}"
 
 
 def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

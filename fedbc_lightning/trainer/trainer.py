@@ -20,7 +20,6 @@ from fedbc_lightning.core import determinism
 from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import preserved_globals
-from fedbc_lightning.core.tracebacks import with_users_frames
 from fedbc_lightning.distributed.fabric import make_fabric
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
@@ -219,7 +218,6 @@ class FederatedTrainer(RunView):
 
     # what users call
 
-    @with_users_frames
     def fit(
         self,
         model: LightningModule,
@@ -248,7 +246,6 @@ class FederatedTrainer(RunView):
         """
         return self._launch(TrainerFn.FITTING, model, datamodule, algorithm, ckpt_path, self._train, other_seed)
 
-    @with_users_frames
     def validate(
         self,
         model: LightningModule,
@@ -263,7 +260,6 @@ class FederatedTrainer(RunView):
         """
         return self._launch(TrainerFn.VALIDATING, model, datamodule, algorithm, ckpt_path, evaluate_once)
 
-    @with_users_frames
     def test(
         self,
         model: LightningModule,
@@ -278,7 +274,6 @@ class FederatedTrainer(RunView):
         """
         return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, evaluate_once)
 
-    @with_users_frames
     def predict(
         self,
         model: LightningModule,
@@ -309,7 +304,6 @@ class FederatedTrainer(RunView):
         prediction = Prediction(client, dataloaders)
         return self._launch(TrainerFn.PREDICTING, model, datamodule, algorithm, ckpt_path, prediction.predict)
 
-    @with_users_frames
     def export(
         self,
         model: LightningModule,
@@ -348,7 +342,6 @@ class FederatedTrainer(RunView):
         ckpt_path = "last" if ckpt_path is None else ckpt_path
         return self._launch(TrainerFn.TESTING, model, datamodule, algorithm, ckpt_path, export.write)
 
-    @with_users_frames
     def plan(
         self,
         model: LightningModule,

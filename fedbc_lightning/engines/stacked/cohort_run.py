@@ -24,7 +24,7 @@ from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.local import Term
 from fedbc_lightning.module.collector import plain_name
-from fedbc_lightning.module.mistakes import place_in_run, raise_located
+from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
 
 FEW = 6
@@ -131,7 +131,7 @@ class CohortRun:
             except NotRecordableError:
                 return
             except Exception as error:
-                raise_located(error, self.place(row), own)
+                locate_step(error, self.place(row), own)
                 raise error from None
 
     def place(self, row: int) -> str:
