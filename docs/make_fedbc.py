@@ -22,8 +22,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.run.run_record import read_table
 from fedbc_lightning.studies.notes import has_ended
-from fedbc_lightning.studies.results import read_file
 
 IMAGES = Path(__file__).parent / "images"
 LINES = {
@@ -49,7 +49,7 @@ def draw(variant: Path, name: str) -> None:
     figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.2), layout="constrained")
     for folder, label in LINES[name].items():
         (file,) = (variant / folder / "seed_0").glob("*/metrics.csv")
-        table = read_file(file)
+        table = read_table(file)
         for axis, column in zip(axes, PANELS, strict=True):
             if column not in table:  # FedAvg has no λ
                 continue
@@ -79,7 +79,7 @@ def show(variant: Path) -> None:
     for file in files.values():
         if not has_ended(file.parents[1]):
             raise ConfigurationError(f"{file.parents[1]}: this run has not finished.")
-    runs = {key: read_file(file) for key, file in files.items()}
+    runs = {key: read_table(file) for key, file in files.items()}
     rows = [
         {"algorithm": name, "seed": seed, **of_run(table), **of_clients(files[name, seed].with_name("clients.csv"))}
         for (name, seed), table in runs.items()
@@ -117,7 +117,7 @@ def of_clients(file: Path) -> dict[str, float]:
     Weights count as (Σw)² / Σw² clients. A client's λ is largest after some of its own rounds; what is left of it in
     its last round is a fraction of the largest value.
     """
-    table = read_file(file)
+    table = read_table(file)
     weights = table.groupby("round")["weight"]
     numbers = weights.sum() ** 2 / weights.agg(lambda of_round: (of_round**2).sum())
     found = {"effective number": numbers.mean(), "least effective number": numbers.min()}

@@ -14,13 +14,12 @@ from pathlib import Path
 import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.report.study_files import read_study_files
 from fedbc_lightning.studies.numbers import Rows, is_share, laid_out, number
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.paper_rows import Readings, claim_rows, distances, judge, means
-from fedbc_lightning.studies.record import RECORD
 from fedbc_lightning.studies.reported_round import ROUNDS
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_record import RECORD, read_record
 from fedbc_lightning.studies.tables import cut_short, markdown
 
 WITHIN = 0.015
@@ -35,7 +34,7 @@ def show(folder: Path) -> None:
     """
     if not (folder / RECORD).is_file():
         raise ConfigurationError(f"{folder}: there is no {RECORD}; give the folder of a table, or of a study.")
-    files = read_study_files(folder)
+    files = read_record(folder)
     if not files.study.papers:
         raise ConfigurationError(f"{folder}: this study has no numbers of a paper; its tables are in table.md.")
     if len(files.runs) < len(files.states):

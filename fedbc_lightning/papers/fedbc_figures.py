@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured
 from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
-from fedbc_lightning.studies.results import finished, read_table, reported_rows
+from fedbc_lightning.studies.results import finished, rows_of_run
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run
@@ -121,7 +121,7 @@ def _figure_by_data(study: Study, states: Sequence[State], folder: Path, *, name
     figure, panels = panels_of(1, len(study.methods), 3.1, 3.5, sharey=True)
     for panel, method in zip(panels, study.methods, strict=True):
         for run in _runs(states, method.name, E=epochs)[:1]:
-            accuracies = read_table(run, "evaluation")[["round", "client", ACCURACY]]
+            accuracies = run.record.evaluation[["round", "client", ACCURACY]]
             for label, color, chosen in _extremes(run):
                 points = chosen.merge(accuracies, on=["round", "client"])
                 panel.plot(points["round"], points[ACCURACY], ".", color=color, label=label, alpha=0.5)
@@ -160,7 +160,7 @@ figure_15 = partial(_figure_of_variance, name="figure15", epochs="5")
 def _draw_loss(panel: Axes, study: Study, states: Sequence[State], title: str, **levels: str) -> None:
     """Draw the sampled clients' training loss by round: mean over seeds, then over the last :data:`WINDOW` rounds."""
     for name, color in _algorithms(study):
-        curves = [read_table(run, "metrics").set_index("round")[TRAIN_LOSS] for run in _runs(states, name, **levels)]
+        curves = [run.record.metrics.set_index("round")[TRAIN_LOSS] for run in _runs(states, name, **levels)]
         if curves:
             mean = pd.concat(curves, axis=1).mean(axis=1).rolling(WINDOW, min_periods=1).mean()
             panel.plot(mean, color=color, label=name, linewidth=1.2)
@@ -189,7 +189,7 @@ def _draw_duals(panel: Axes, states: Sequence[State], rounds: Sequence[int], tit
     out, and so is a round that the run did not reach.
     """
     for run in _runs(states, "FedBC", **levels)[:1]:
-        clients = read_table(run, "clients")
+        clients = run.record.clients
         end = clients["round"].max()
         reached = [count for count in rounds if count <= end]
         for place, count in enumerate(reached or [end]):
@@ -275,18 +275,17 @@ def _extremes(run: Run) -> list[tuple[str, str, pd.DataFrame]]:
     As in the paper, these are the sampled clients of a round with the least and the most data, so they differ from one
     round to the next. The column ``share`` is the client's fraction of the round's data.
     """
-    clients = read_table(run, "clients")
-    sizes = clients.groupby("round")["num_samples"]
-    clients["share"] = clients["num_samples"] / sizes.transform("sum")
+    sizes = run.record.clients.groupby("round")["num_samples"]
+    clients = run.record.clients.assign(share=lambda rows: rows["num_samples"] / sizes.transform("sum"))
     return [("smallest", "C1", clients.loc[sizes.idxmin()]), ("largest", "C0", clients.loc[sizes.idxmax()])]
 
 
 def _reported(study: Study, column: str, run: Run) -> float:
     """Return the mean of a column of ``metrics.csv`` over the round, or rounds, that the study reports."""
-    return float(reported_rows(study, run, read_table(run, "metrics"))[column].mean(skipna=False))
+    return float(rows_of_run(study, run)[column].mean(skipna=False))
 
 
 def _variance(study: Study, run: Run) -> float:
     """Return the variance over clients of the accuracy of z on their test data, in the reported round or rounds."""
-    reported = reported_rows(study, run, read_table(run, "metrics"))
+    reported = rows_of_run(study, run)
     return float((reported[Measured("accuracy", "std").name] ** 2).mean(skipna=False))

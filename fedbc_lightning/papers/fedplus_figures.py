@@ -25,7 +25,7 @@ from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Mod
 from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
 from fedbc_lightning.studies.methods import Method
-from fedbc_lightning.studies.results import finished, finished_folder, read_table
+from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run
@@ -110,7 +110,7 @@ def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """
     figure, panels = _panels(study, states, "distance of parameters")
     for panel, _, run in panels:
-        clients = read_table(run, "clients")
+        clients = run.record.clients
         clients = clients[clients["client"].duplicated()]
         for name, label, color in (("training", "local training", "C0"), ("server", "taking the server's model", "C3")):
             by_round = clients.groupby("round")[f"train_moved_by_{name}"]
@@ -142,12 +142,12 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     """
     figure, panels = _panels(study, states, "loss on the client's test data", "from own (0) to global model (1)")
     for panel, _, run in panels:
-        clients = read_table(run, "clients")
+        clients = run.record.clients
         clients = clients[clients["status"] == "ok"]
         last = clients[clients["round"] == clients["round"].max()].sort_values(["num_samples", "client"])
         chosen = last.iloc[[0, len(last) // 2, -1]].set_index("client")["num_samples"]
-        lines = loss_along_line(finished_folder(run), chosen.index.tolist(), SHARES.tolist()).set_index("client")
-        rounds = read_table(run, "evaluation")
+        lines = loss_along_line(run.record.folder, chosen.index.tolist(), SHARES.tolist()).set_index("client")
+        rounds = run.record.evaluation
         before = rounds[rounds["round"] < rounds["round"].max()].groupby("client")[Measured("loss").name].last()
         for place, (client, size) in enumerate(chosen.items()):
             line = lines.loc[client]
@@ -182,7 +182,7 @@ def _runs(states: Sequence[State], variant: str, name: str) -> list[Run]:
 
 def _over_clients(run: Run, which: str) -> pd.Series:
     """Return by round the accuracy of the ``global`` or the ``local`` models, mean over the evaluated clients."""
-    return read_table(run, "evaluation").groupby("round")[Measured("accuracy", which).name].mean()
+    return run.record.evaluation.groupby("round")[Measured("accuracy", which).name].mean()
 
 
 def _served(run: Run, method: Method) -> pd.Series:

@@ -18,7 +18,7 @@ from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.papers.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, MixtureProblem
 from fedbc_lightning.studies.figures import panels_of, save
-from fedbc_lightning.studies.results import finished, finished_folder, read_table
+from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run
@@ -47,7 +47,7 @@ def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
         runs = [run for run in finished(states) if (_split(run), run.method) == (split, "L2SGD+")]
         problem = read_problem(runs[0])
         lines = [problem.distances(problem.with_penalty(penalty).minimiser) for penalty in PENALTIES]
-        ends = [read_table(run, "metrics").iloc[-1] for run in runs]
+        ends = [run.record.metrics.iloc[-1] for run in runs]
         names = (("to the local models x(0)", TO_LOCAL, "C0"), ("to the global model x(∞)", TO_GLOBAL, "C1"))
         penalties = [run.settings["algorithm.penalty"] for run in runs]
         for (label, column, color), values in zip(names, zip(*lines, strict=True), strict=True):
@@ -168,7 +168,7 @@ class _Data(FederatedCLI):
 
 def read_problem(run: Run) -> MixtureProblem:
     """Return the problem that a run of a study has minimised, from its ``config.yaml``."""
-    words = ["partition", "--config", str(finished_folder(run) / "config.yaml")]
+    words = ["partition", "--config", str(run.record.folder / "config.yaml")]
     with contextlib.redirect_stdout(io.StringIO()):
         data = _Data(args=words, parser_kwargs={"prog": PROG}).datamodule
     data.prepare_data()
@@ -178,7 +178,7 @@ def read_problem(run: Run) -> MixtureProblem:
 
 def errors_of(run: Run) -> np.ndarray:
     """Return the relative error after 0, 1, 2, ... communications."""
-    logged = read_table(run, "metrics")
+    logged = run.record.metrics
     return np.concatenate([[1.0], 10 ** logged[ERROR].to_numpy()[1:]])
 
 
@@ -196,7 +196,7 @@ def cost_of(run: Run) -> dict[str, int] | None:
 
 def _local_steps(run: Run) -> np.ndarray:
     """Return the number of a client's local steps after 0, 1, 2, ... communications."""
-    return read_table(run, "metrics")["coin/local_steps"].fillna(0).cumsum().to_numpy()
+    return run.record.metrics["coin/local_steps"].fillna(0).cumsum().to_numpy()
 
 
 def _splits(states: Iterable[State]) -> list[str]:

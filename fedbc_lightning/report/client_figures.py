@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedbc_lightning.report import figures
 from fedbc_lightning.report.content import Picture
-from fedbc_lightning.report.files import RunFiles
+from fedbc_lightning.run.run_record import RunRecord
 
 STATE = {"dual": "λ", "tolerance": "γ"}
 """Columns of ``clients.csv`` that are drawn over the rounds, with the papers' symbols."""
@@ -42,7 +42,7 @@ class StateMaps:
     sentences: list[str] = field(default_factory=list)
 
 
-def add_state_maps(maps: StateMaps, name: str, title: str, runs: Mapping[str, RunFiles], column: str) -> None:
+def add_state_maps(maps: StateMaps, name: str, title: str, runs: Mapping[str, RunRecord], column: str) -> None:
     """Draw a state of each client over the rounds, if it changes.
 
     Args:
@@ -72,13 +72,13 @@ def add_state_maps(maps: StateMaps, name: str, title: str, runs: Mapping[str, Ru
             maps.seeds.append(figures.client_map(one, f"{head}, {seed}", table, what, (low, high)))
 
 
-def share_clients(runs: Sequence[RunFiles]) -> bool:
+def share_clients(runs: Sequence[RunRecord]) -> bool:
     """Whether the clients of all runs are known to hold the same data; client 3 of another seed may hold others."""
     hashes = {run.partition.get("hash") for run in runs}
     return len(runs) == 1 or (len(hashes) == 1 and None not in hashes)
 
 
-def state_of(run: RunFiles, column: str) -> pd.DataFrame:
+def state_of(run: RunRecord, column: str) -> pd.DataFrame:
     """Return a state of the clients: a row per client, named, that with most data first, and a column per round.
 
     A client keeps its value while it does not take part; it has none before it takes part for the first time.
@@ -99,7 +99,7 @@ def state_of(run: RunFiles, column: str) -> pd.DataFrame:
     return found.rename(index=lambda client: run.client_name(client).removeprefix("client "))
 
 
-def accuracy_frames(runs: Mapping[str, list[RunFiles]], columns: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+def accuracy_frames(runs: Mapping[str, list[RunRecord]], columns: Mapping[str, str]) -> dict[str, pd.DataFrame]:
     """Return by title of a client a table with rounds as index and a column per line, the mean over these runs.
 
     Args:
@@ -128,7 +128,7 @@ def accuracy_frames(runs: Mapping[str, list[RunFiles]], columns: Mapping[str, st
     }
 
 
-def shown_clients(run: RunFiles) -> list[int]:
+def shown_clients(run: RunRecord) -> list[int]:
     """Return the clients that have a figure of their own, those with most data first.
 
     Of more than 30 clients, 30 at equal distances in the order of their sizes are taken.
@@ -143,7 +143,7 @@ def _places(count: int) -> list[int]:
     return [round(k * (count - 1) / (MAX_CLIENTS - 1)) for k in range(MAX_CLIENTS)]
 
 
-def which_clients(run: RunFiles) -> str:
+def which_clients(run: RunRecord) -> str:
     """Return a sentence that says which clients are drawn."""
     count = len(run.num_samples)
     if count <= MAX_CLIENTS:

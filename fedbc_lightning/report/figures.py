@@ -49,7 +49,7 @@ def curves(
 
     Args:
         name: Prefix of the figures' ids.
-        frames: Rows of :func:`~fedbc_lightning.studies.figures.read_curves`, by title of the figure.
+        frames: Rows of :func:`~fedbc_lightning.studies.results.read_curves`, by title of the figure.
         axis: Column of the horizontal axis, one of ``AXES``.
         metric: Column of the vertical axis.
         colors: Map from algorithm to colour.

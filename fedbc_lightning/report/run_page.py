@@ -13,12 +13,12 @@ from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured, is_lower_bet
 from fedbc_lightning.core.units import duration, megabytes
 from fedbc_lightning.report import client_figures, figures
 from fedbc_lightning.report.content import Block, Code, Gallery, Page, Picture, Section, Table, Text
-from fedbc_lightning.report.files import RunFiles
 from fedbc_lightning.report.svg import COLORS
 from fedbc_lightning.run.divergence import divergence
+from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.numbers import Rows, is_share, number
-from fedbc_lightning.studies.reported_round import OF_PAPERS, ROUNDS, can_choose
-from fedbc_lightning.studies.results import evaluated, rows_read, totals
+from fedbc_lightning.studies.reported_round import OF_PAPERS, ROUNDS, can_choose, evaluated, reported_rows
+from fedbc_lightning.studies.results import totals
 from fedbc_lightning.studies.study_run import flat
 
 OF_CLIENTS = {"global": "global model z", "local": "clients' own models"}
@@ -40,7 +40,7 @@ def run_page(folder: Path) -> Page:
     Raises:
         ConfigurationError: A file of the run cannot be read.
     """
-    run = RunFiles(folder)
+    run = RunRecord(folder)
     sections = [
         Section("numbers", "Numbers", list(_numbers(run))),
         Section("curves", "Curves", list(_curves(run))),
@@ -62,14 +62,14 @@ def run_page(folder: Path) -> Page:
     )
 
 
-def _class(run: RunFiles, part: str) -> str:
+def _class(run: RunRecord, part: str) -> str:
     """Return the name of the class of a part of the config."""
     given = run.config.get(part) or {}
     name = given.get("class_path", "?") if isinstance(given, dict) else given
     return str(name).rpartition(".")[2]
 
 
-def _measured(run: RunFiles) -> list[str]:
+def _measured(run: RunRecord) -> list[str]:
     """Return the metrics of test and validation data, accuracies first."""
     found = [name for name in run.metrics if (what := measured(name)) and what.place in PLACES]
     return sorted(found, key=lambda name: (not is_share(name), is_of_validation(name)))
@@ -91,7 +91,7 @@ def _columns(kind: Measured, table: pd.DataFrame, places: dict[str, str] = PLACE
     return {name: text for name, text in columns.items() if name in table}
 
 
-def _verdict(run: RunFiles, algorithm: str) -> list[str]:
+def _verdict(run: RunRecord, algorithm: str) -> list[str]:
     """Return what the run reached, in sentences."""
     rows = evaluated(run.metrics) if not run.metrics.empty else run.metrics
     names = _measured(run)
@@ -107,7 +107,7 @@ def _verdict(run: RunFiles, algorithm: str) -> list[str]:
     return [first, f"On the tenth of the clients that it serves worst, z reaches {number(last[worst], worst)}{unit}."]
 
 
-def _notices(run: RunFiles) -> Iterator[str]:
+def _notices(run: RunRecord) -> Iterator[str]:
     if run.max_rounds is not None and run.last_round < run.max_rounds:
         yield (
             f"The run is unfinished: it has {run.last_round} of {run.max_rounds} rounds. It was stopped, or it is "
@@ -120,7 +120,7 @@ def _notices(run: RunFiles) -> Iterator[str]:
         yield f"There is no {', '.join(run.missing)} in the folder, so that what these files hold is left out."
 
 
-def _numbers(run: RunFiles) -> Iterator[Block]:
+def _numbers(run: RunRecord) -> Iterator[Block]:
     rows: Rows = [["metric", "unit", *(ROUNDS[report] for report in OF_PAPERS), "round of the best"]]
     done = not run.metrics.empty and not evaluated(run.metrics).empty
     for name in _measured(run) if done else ():
@@ -129,7 +129,7 @@ def _numbers(run: RunFiles) -> Iterator[Block]:
             if report == "best_on_test" and not can_choose(report, name):
                 cells.append("-")
                 continue
-            found = rows_read(run.metrics, report, name, is_lower_better=is_lower_better(name))
+            found = reported_rows(run.metrics, report, name, is_lower_better=is_lower_better(name))
             cells.append(number(found[name].mean(skipna=False), name))
             best = f"{int(found['round'].iloc[-1])}" if report == "best_on_test" else best
         rows.append([name, "%" if is_share(name) else "", *cells, best])
@@ -142,7 +142,7 @@ def _numbers(run: RunFiles) -> Iterator[Block]:
         )
 
 
-def _curves(run: RunFiles) -> Iterator[Block]:
+def _curves(run: RunRecord) -> Iterator[Block]:
     metrics = run.metrics
     pictures: list[Picture] = []
     there = {what.place for what in map(measured, metrics) if what}
@@ -181,7 +181,7 @@ def _lines(
     return figures.lines(name, title, found, figures.unit(kind), {text: legend[text] for text in columns.values()})
 
 
-def _state(run: RunFiles) -> Iterator[Block]:
+def _state(run: RunRecord) -> Iterator[Block]:
     maps = client_figures.StateMaps()
     for column in client_figures.STATE:
         client_figures.add_state_maps(maps, "s", "", {"": run}, column)
@@ -191,7 +191,7 @@ def _state(run: RunFiles) -> Iterator[Block]:
         yield Text(maps.sentences)
 
 
-def _clients(run: RunFiles) -> Iterator[Block]:
+def _clients(run: RunRecord) -> Iterator[Block]:
     kinds = _kinds(name for name in _measured(run) if name in run.evaluation)
     if not kinds:
         return
@@ -210,7 +210,7 @@ def _clients(run: RunFiles) -> Iterator[Block]:
     yield Gallery(f"{text} {client_figures.which_clients(run)}", pictures, legend, size="small")
 
 
-def _partition(run: RunFiles) -> Iterator[Block]:
+def _partition(run: RunRecord) -> Iterator[Block]:
     content = run.partition
     if content.get("sizes"):
         picture = figures.partition("p", "", content)
@@ -218,13 +218,13 @@ def _partition(run: RunFiles) -> Iterator[Block]:
         yield Gallery(text, [picture], size="large")
 
 
-def _settings(run: RunFiles) -> Table:
+def _settings(run: RunRecord) -> Table:
     rows = [["setting", "value"], *([key, value] for key, value in flat(run.config))]
     text = "The table lists all settings of the run, by the keys that the command line takes."
     return Table(text, rows, is_folded=True, title="All settings", is_text=True)
 
 
-def _cost(run: RunFiles) -> Table:
+def _cost(run: RunRecord) -> Table:
     found = totals(run.metrics)
     seconds = found["seconds"]
     rows = [
@@ -238,13 +238,13 @@ def _cost(run: RunFiles) -> Table:
     return Table("The table shows what the run has cost up to its last round.", rows)
 
 
-def _repeat(run: RunFiles) -> Iterator[Block]:
+def _repeat(run: RunRecord) -> Iterator[Block]:
     if run.config:
         yield Code("This command runs the same again.", f"{PROG} fit --config {run.folder / 'config.yaml'}")
     rows = [["what", "hash"], *([what, value] for what, value in run.hashes.items())]
     yield Table(
         "The hashes are those of config.yaml, of the split of the data, and of the package's code; equal hashes mean "
-        f"equal content. The run was made by {PROG} {run.header.get(PROG, 'of a version that it has not recorded')}.",
+        f"equal content. The run was made by {PROG} {run.versions.get(PROG, 'of a version that it has not recorded')}.",
         rows,
         is_text=True,
     )

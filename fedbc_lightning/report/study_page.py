@@ -13,13 +13,13 @@ from fedbc_lightning.cli.overview import version
 from fedbc_lightning.core.units import duration, megabytes
 from fedbc_lightning.report import client_figures, figures
 from fedbc_lightning.report.content import Block, Code, Gallery, Page, Section, Table, Text
-from fedbc_lightning.report.files import RunFiles
-from fedbc_lightning.report.study_files import StudyFiles, read_study_files
 from fedbc_lightning.report.study_tables import cost_rows, hash_rows, paper_blocks, result_blocks, settings_blocks
 from fedbc_lightning.report.study_verdict import verdict_blocks, verdict_sentences
 from fedbc_lightning.report.svg import drawing
+from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.figures import colors_of
 from fedbc_lightning.studies.reported_round import criterion
+from fedbc_lightning.studies.study_record import StudyRecord, read_record
 from fedbc_lightning.studies.tables import REPORTED
 
 MAX_VARIANTS = 5
@@ -37,7 +37,7 @@ def study_page(folder: Path) -> Page:
     Raises:
         ConfigurationError: A file of the study cannot be read.
     """
-    files = read_study_files(folder)
+    files = read_record(folder)
     sections = [
         Section("overview", "Overview", verdict_blocks(files)),
         Section("paper", "Beside the paper's numbers", list(paper_blocks(files))),
@@ -66,7 +66,7 @@ def study_page(folder: Path) -> Page:
     )
 
 
-def _notices(files: StudyFiles) -> Iterator[str]:
+def _notices(files: StudyRecord) -> Iterator[str]:
     study = files.study
     if study.scale != 1:
         yield f"The study is scaled: it runs {study.scale:g} of the rounds and seeds that it is written with."
@@ -95,14 +95,14 @@ def _progress(round: int, max_rounds: int | None, status: str) -> str:
     return status if status == "not begun" else f"round {round}{f' of {max_rounds}' if max_rounds else ''}"
 
 
-def colors(files: StudyFiles) -> dict[str, str]:
+def colors(files: StudyRecord) -> dict[str, str]:
     """Map each algorithm that is shown to its colour."""
     with drawing():
         every = colors_of(files.study)
         return {method.name: to_hex(every[method.name]) for method in files.study.methods}
 
 
-def _curves(files: StudyFiles) -> Iterator[Block]:
+def _curves(files: StudyRecord) -> Iterator[Block]:
     study, found = files.study, files.curves
     if found.empty:
         return
@@ -122,12 +122,12 @@ def _curves(files: StudyFiles) -> Iterator[Block]:
             yield Gallery(text, pictures, colored, is_folded=axis == "bytes", title=f"{metric} against {against}")
 
 
-def _title(files: StudyFiles, variant: str) -> str:
+def _title(files: StudyRecord, variant: str) -> str:
     """Return the title of a variant's figures: none if there is only one, without a name."""
     return "" if variant == "all" and len(files.study.variants) == 1 else variant
 
 
-def _state(files: StudyFiles) -> Iterator[Block]:
+def _state(files: StudyRecord) -> Iterator[Block]:
     study, maps = files.study, client_figures.StateMaps()
     drawn = [(variant, method) for variant in spread(study.variants) for method in study.methods]
     for column in client_figures.STATE:
@@ -154,7 +154,7 @@ def _state(files: StudyFiles) -> Iterator[Block]:
     yield from _effective(files)
 
 
-def _effective(files: StudyFiles) -> Iterator[Block]:
+def _effective(files: StudyRecord) -> Iterator[Block]:
     """Yield curves of the effective number of clients, of the algorithms that have weights λ."""
     rows = [
         run.metrics[["round", EFFECTIVE]].assign(variant=variant, algorithm=algorithm, seed=seed)
@@ -183,7 +183,7 @@ def _left_out(count: int, what: str) -> str:
     return f" Of the {count} {what} {MAX_VARIANTS} are drawn, from the first to the last." * (count > MAX_VARIANTS)
 
 
-def _clients(files: StudyFiles) -> Iterator[Block]:
+def _clients(files: StudyRecord) -> Iterator[Block]:
     study = files.study
     for number, variant in enumerate(spread(study.variants)):
         runs = {method.name: files.runs_of(variant, method.name) for method in study.methods}
@@ -210,7 +210,7 @@ def _clients(files: StudyFiles) -> Iterator[Block]:
         yield Gallery(text, pictures, colored, "small", is_folded=number > 0, title=title)
 
 
-def _partitions(files: StudyFiles) -> Iterator[Block]:
+def _partitions(files: StudyRecord) -> Iterator[Block]:
     found: dict[str, tuple[list[str], Mapping[str, Any]]] = {}
     for (variant, _, seed), run in files.runs.items():
         if run.partition.get("sizes"):
@@ -227,7 +227,7 @@ def _partitions(files: StudyFiles) -> Iterator[Block]:
         yield Gallery(f"{text}{_left_out(len(found), 'partitions')}", pictures, size="large")
 
 
-def _cost(files: StudyFiles) -> Table:
+def _cost(files: StudyRecord) -> Table:
     results = files.outcome.results
     done = results[results["status"] == "finished"]
     seconds, sent = float(done["seconds"].sum()), float(done[["bytes_up", "bytes_down"]].sum().sum())
@@ -239,7 +239,7 @@ def _cost(files: StudyFiles) -> Table:
     return Table(text, cost_rows(files))
 
 
-def _repeat(files: StudyFiles) -> Iterator[Block]:
+def _repeat(files: StudyRecord) -> Iterator[Block]:
     if files.command is not None:
         yield Code("This command runs the same again; on this folder it repeats no finished run.", files.command)
     text = (
@@ -247,7 +247,7 @@ def _repeat(files: StudyFiles) -> Iterator[Block]:
         "package's code; equal hashes mean equal content. Folders are relative to that of the study."
     )
     yield Table(text, hash_rows(files), is_folded=True, title=f"All {len(files.states)} runs, with their hashes")
-    shown: dict[str, RunFiles] = {}
+    shown: dict[str, RunRecord] = {}
     for (_, algorithm, _), run in files.runs.items():
         shown.setdefault(algorithm, run)
     for algorithm, run in shown.items():

@@ -9,11 +9,11 @@ import pandas as pd
 
 from fedbc_lightning.core.units import megabytes
 from fedbc_lightning.report.content import Block, Table
-from fedbc_lightning.report.study_files import StudyFiles
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.origins import origin_rows
 from fedbc_lightning.studies.paper_rows import claim_rows, fit_rows, number_rows, unlike
+from fedbc_lightning.studies.study_record import StudyRecord
 from fedbc_lightning.studies.study_run import as_word, flat
 from fedbc_lightning.studies.tables import result_tables
 from fedbc_lightning.studies.targets import target_tables
@@ -21,7 +21,7 @@ from fedbc_lightning.studies.targets import target_tables
 PUBLIC = " Where the authors' public code was run as it is published, what it gave has a row of its own."
 
 
-def paper_blocks(files: StudyFiles) -> Iterator[Block]:
+def paper_blocks(files: StudyRecord) -> Iterator[Block]:
     """Yield for each paper our numbers beside the paper's, which reading fits, and the verdicts on its claims."""
     study, outcome = files.study, files.outcome
     for name, paper in study.papers.items() if files.runs else ():
@@ -49,7 +49,7 @@ def paper_blocks(files: StudyFiles) -> Iterator[Block]:
                 yield Table(f"The table says which of our readings lies nearest to the numbers of {paper.title}.", fits)
 
 
-def result_blocks(files: StudyFiles) -> Iterator[Block]:
+def result_blocks(files: StudyRecord) -> Iterator[Block]:
     """Yield for each metric the means and the paired differences to the reference, in one table or in two."""
     study, outcome = files.study, files.outcome
     for metric in study.metrics if files.runs else ():
@@ -74,7 +74,7 @@ def result_blocks(files: StudyFiles) -> Iterator[Block]:
             yield Table(f"The table shows the {caption}.", rows)
 
 
-def settings_blocks(files: StudyFiles) -> Iterator[Block]:
+def settings_blocks(files: StudyRecord) -> Iterator[Block]:
     """Yield the settings with their origin, and the settings as the study gives them."""
     study = files.study
     if study.origins:
@@ -88,13 +88,13 @@ def settings_blocks(files: StudyFiles) -> Iterator[Block]:
     yield Table(text, _given_rows(files), is_folded=bool(study.origins), title=title, is_text=True)
 
 
-def _settings_of(files: StudyFiles, method: Method) -> dict[str, dict[str, str]]:
+def _settings_of(files: StudyRecord, method: Method) -> dict[str, dict[str, str]]:
     """Return the settings of an algorithm in each variant of which a run has finished."""
     runs = {variant: run for (variant, name, _), run in files.runs.items() if name == method.name}
     return {variant: dict(flat(run.config)) for variant, run in runs.items()}
 
 
-def _given_rows(files: StudyFiles) -> Rows:
+def _given_rows(files: StudyRecord) -> Rows:
     study = files.study
     rows: Rows = [["runs", "setting", "value"], ["all", "base config", ", ".join(study.configs)]]
     rows.append(["all", "seeds", ", ".join(map(str, study.seed_list))])
@@ -109,7 +109,7 @@ def _given_rows(files: StudyFiles) -> Rows:
     return rows
 
 
-def cost_rows(files: StudyFiles) -> Rows:
+def cost_rows(files: StudyRecord) -> Rows:
     """Return a header, then the mean cost of a run of each algorithm in each variant."""
     rows: Rows = [["algorithm", "variant", "runs", "rounds", "seconds", "MB sent by clients", "MB sent to clients",
                    "local steps"]]  # fmt: skip
@@ -124,7 +124,7 @@ def cost_rows(files: StudyFiles) -> Rows:
     return rows
 
 
-def hash_rows(files: StudyFiles) -> Rows:
+def hash_rows(files: StudyRecord) -> Rows:
     """Return a header, then every finished run with its values and hashes."""
     study = files.study
     rows: Rows = [["algorithm", "variant", "seed", "round", *study.metrics, "config", "partition", "code", "folder"]]

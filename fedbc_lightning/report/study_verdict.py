@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedbc_lightning.report.content import Block, Table
-from fedbc_lightning.report.study_files import StudyFiles
 from fedbc_lightning.studies.findings import finding_sentences, judged, listed, of_variants
 from fedbc_lightning.studies.numbers import Rows, mean_and_deviation
 from fedbc_lightning.studies.paper_rows import Judgement, judge
 from fedbc_lightning.studies.reported_round import ROUNDS
+from fedbc_lightning.studies.study_record import StudyRecord
 
 VERBS = {"holds": ("holds", "hold"), "open": ("is open", "are open"), "fails": ("fails", "fail")}
 """What is said of one claim, and of several."""
 SAID = {"holds": "better", "fails": "worse", "open": "not told apart"}
 
 
-def verdict_sentences(files: StudyFiles) -> list[str]:
+def verdict_sentences(files: StudyRecord) -> list[str]:
     """Return what came out, the most important first."""
     if not files.runs:
         return ["No run has finished yet, so there is nothing to say about the algorithms."]
@@ -59,7 +59,7 @@ def _of_pairs(found: Sequence[Judgement]) -> Iterator[str]:
                 yield f"{claim} in {of_variants(len(mine), len(of_pair))} ({ROUNDS[mine[0].report]})."
 
 
-def verdict_blocks(files: StudyFiles) -> list[Block]:
+def verdict_blocks(files: StudyRecord) -> list[Block]:
     """Return the table that names for each variant the best mean, and who is better than the reference.
 
     With a single variant the sentences and the tables of results say the same, so there is none.

@@ -10,7 +10,7 @@ from fedbc_lightning.report.page import render
 from fedbc_lightning.report.run_page import run_page
 from fedbc_lightning.report.study_page import study_page
 from fedbc_lightning.run.folder import run_folders
-from fedbc_lightning.studies.record import RECORD
+from fedbc_lightning.studies.study_record import RECORD
 
 NAME = "report.html"
 """Name of the page in the folder that it is about, where nothing else is said."""

@@ -223,7 +223,7 @@ class FitResult:
         return self.history[metric]
 
     def _read(self, table: str) -> pd.DataFrame:
-        from fedbc_lightning.run.reading import read_table  # here: training must not wait for pandas
+        from fedbc_lightning.run.run_record import read_table  # here: training must not wait for pandas
 
         found = read_table(self.folder / f"{table}.csv")
         if self.last_round is None or found.empty:

@@ -17,19 +17,18 @@ from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.notebook import show_markdown
-from fedbc_lightning.studies.figures import draw_curves, read_curves
+from fedbc_lightning.studies.figures import draw_curves
 from fedbc_lightning.studies.findings import finding_sentences
 from fedbc_lightning.studies.jobs import Jobs
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.numbers import Rows
 from fedbc_lightning.studies.origins import origin_rows, parsed_settings
-from fedbc_lightning.studies.outcome import Outcome, read_outcome
-from fedbc_lightning.studies.record import write_record
 from fedbc_lightning.studies.reported_round import can_choose
-from fedbc_lightning.studies.results import check_metrics, finished
+from fedbc_lightning.studies.results import Outcome, check_metrics, finished, read_curves, read_outcome
 from fedbc_lightning.studies.runs import StudyRuns
 from fedbc_lightning.studies.schedule import State, Workers
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.study_record import write_record
 from fedbc_lightning.studies.study_run import Run
 from fedbc_lightning.studies.tables import latex, markdown, show, tables
 from fedbc_lightning.studies.targets import target_tables
@@ -158,7 +157,7 @@ class Comparison:
         self.results, self.differences, self.problems = outcome.results, outcome.differences, outcome.problems
         self.results.to_csv(folder / "results.csv", index=False)
         self.differences.to_csv(folder / "differences.csv", index=False)
-        curves = read_curves(study, self.states)
+        curves = read_curves(study, finished(self.states))
         self._parts = self._make_parts(outcome, curves)
         self._findings = finding_sentences(study, outcome.differences)
         write_text(folder / "table.md", self._markdown())

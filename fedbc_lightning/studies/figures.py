@@ -15,39 +15,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedbc_lightning.core.metric_names import SIMULATED_SECONDS
-from fedbc_lightning.studies.results import read_metrics
-from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 
 AXES = {"rounds": "round", "bytes": "sent and received, MB", "seconds": "seconds of training",
         "simulated_seconds": "simulated seconds"}  # fmt: skip
 COLUMNS = 3
-
-
-def read_curves(study: Study, states: Iterable[State]) -> pd.DataFrame:
-    """Read ``metrics.csv`` of all finished runs, with the accumulated cost up to each round.
-
-    The columns are variant, algorithm, seed, rounds, bytes (in MB), seconds, simulated_seconds if runs have a simulated
-    clock, and the study's metrics.
-    """
-    parts = []
-    for state in states:
-        metrics = read_metrics(state.run) if state.status == "finished" else None
-        if metrics is None:
-            continue
-        run, zeros = state.run, pd.Series(0.0, index=metrics.index)
-        sent = sum((metrics.get(f"comm/{name}", zeros).fillna(0) for name in ("bytes_up", "bytes_down")), zeros)
-        part = metrics.reindex(columns=study.metrics)
-        if SIMULATED_SECONDS in metrics:
-            part.insert(0, "simulated_seconds", metrics[SIMULATED_SECONDS].fillna(0))  # the initial model costs nothing
-        part.insert(0, "seconds", metrics.get("time/round_seconds", zeros).fillna(0).cumsum())
-        part.insert(0, "bytes", sent.cumsum() / 1e6)
-        part.insert(0, "rounds", metrics["round"])
-        for name, value in (("seed", run.seed), ("algorithm", run.method), ("variant", run.variant)):
-            part.insert(0, name, value)
-        parts.append(part)
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 @mpl.rc_context({"text.parse_math": False})  # names of algorithms and variants are text, also with $ in them
@@ -132,7 +104,8 @@ def draw_band(panel: Axes, rows: pd.DataFrame, axis: str, metric: str, name: str
 
     Args:
         panel: Where to draw.
-        rows: Rows of one algorithm in one variant, from :func:`read_curves`, without missing values of the metric.
+        rows: Rows of :func:`~fedbc_lightning.studies.results.read_curves` of one algorithm in one variant, without
+            missing values of the metric.
         axis: Column of the horizontal axis.
         metric: Column of the vertical axis.
         name: Name of the line in the legend.

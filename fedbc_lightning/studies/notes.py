@@ -9,7 +9,7 @@ from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
-from fedbc_lightning.run import folder as run_folder
+from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.study_run import Run
 
 NOTE = "run.json"
@@ -64,10 +64,6 @@ def failure(run: Run, since: float) -> str | None:
 
 def has_ended(folder: Path) -> bool:
     """Return whether the note in a folder says that its run has finished, and the run's tables are still there."""
-    return json.loads((folder / NOTE).read_text(encoding="utf-8"))["is_finished"] and tables_folder(folder) is not None
-
-
-def tables_folder(run: Path) -> Path | None:
-    """Return the folder with the tables of a run; None if there are none yet."""
-    found = [folder for folder in run_folder.run_folders(run) if (folder / "metrics.csv").is_file()]
-    return found[-1] if found else None
+    return (
+        json.loads((folder / NOTE).read_text(encoding="utf-8"))["is_finished"] and RunRecord.newest(folder) is not None
+    )

@@ -1,10 +1,12 @@
-"""Which round of a run is reported."""
+"""Which round of a run is reported, and its rows of ``metrics.csv``."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from fedbc_lightning.core.metric_names import measured, on_split
+import pandas as pd
+
+from fedbc_lightning.core.metric_names import TEST_ONLY, measured, on_split
 
 Report = Literal["last", "mean_of_last_tenth", "best_on_validation", "best_on_test"]
 
@@ -15,8 +17,9 @@ ROUNDS: dict[Report, str] = {
     "best_on_validation": "best round on validation data",
 }
 """Short names of the readings, for the rows of tables."""
+
+# Papers rarely say which of these their numbers are, so ours are shown at all three beside a paper's.
 OF_PAPERS: tuple[Report, ...] = ("last", "mean_of_last_tenth", "best_on_test")
-"""The readings that a paper's numbers may be of, where it does not say."""
 
 
 def criterion(report: Report, metric: str) -> str:
@@ -40,3 +43,30 @@ def can_choose(report: Report, metric: str) -> bool:
     """
     found = measured(criterion(report, metric))
     return found is not None and found.split == ("val" if report == "best_on_validation" else "test")
+
+
+def evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of rounds after which the models were evaluated, without the initial model's.
+
+    A NaN in such a row means that the run has diverged.
+    """
+    columns = [name for name in metrics if (found := measured(name)) and found.place not in TEST_ONLY]
+    return metrics[metrics[columns].notna().any(axis=1) & (metrics["round"] > 0)] if columns else metrics
+
+
+def reported_rows(metrics: pd.DataFrame, report: Report, chosen_by: str, *, is_lower_better: bool) -> pd.DataFrame:
+    """Return the row of the reported round, or the rows of the rounds whose mean is reported.
+
+    Args:
+        metrics: Table ``metrics.csv`` of a run.
+        report: Which round is read.
+        chosen_by: Column that chooses the best round.
+        is_lower_better: Whether small values of that column are good.
+    """
+    rows = evaluated(metrics)
+    if report == "mean_of_last_tenth":
+        return rows[10 * rows["round"] > 9 * rows["round"].iloc[-1]]
+    values = rows[chosen_by].dropna() if report != "last" else pd.Series()
+    if values.empty:
+        return rows.tail(1)
+    return rows.loc[[values.idxmin() if is_lower_better else values.idxmax()]]  # the first of equal values

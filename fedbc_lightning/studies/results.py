@@ -1,57 +1,64 @@
-"""Reads the results of a study from the tables of its runs: one row per run, of the reported round."""
+"""Reads what the runs of a study gave: a row per run, means, paired differences, and curves."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import TEST_ONLY, current_names, measured
-from fedbc_lightning.studies.notes import tables_folder
-from fedbc_lightning.studies.reported_round import Report, criterion
+from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, measured
+from fedbc_lightning.run.run_record import RunRecord
+from fedbc_lightning.studies.paper_rows import Readings, reports
+from fedbc_lightning.studies.reported_round import Report, criterion, reported_rows
 from fedbc_lightning.studies.schedule import State
+from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_checks import COLUMNS
 from fedbc_lightning.studies.study_run import Run
 
 
-def read_file(path: Path, **options: Any) -> pd.DataFrame:
-    """Read a table of a run, with the names of metrics as they are now if an older version has written it.
+@dataclass(frozen=True)
+class Outcome:
+    """What the runs of a study gave.
+
+    Attributes:
+        results: Table with one row per run, from :func:`read_results`.
+        summary: Means and deviations over seeds, of the round that the study reports.
+        differences: Paired differences to the reference, of the same round.
+        readings: The runs at the rounds that a paper's numbers might be of, for each of the study's papers by name.
+        problems: Reasons why some of the runs cannot be compared; an empty list means that none was found.
+    """
+
+    results: pd.DataFrame
+    summary: pd.DataFrame
+    differences: pd.DataFrame
+    readings: dict[str, Readings]
+    problems: list[str]
+
+
+def read_outcome(study: Study, states: Sequence[State]) -> Outcome:
+    """Read the tables of all finished runs, and compare them.
 
     Args:
-        path: The table.
-        options: Options of ``pandas.read_csv``.
+        study: The study.
+        states: States of its runs.
     """
-    found = pd.read_csv(path, **options)
-    return found if path.name == "clients.csv" else found.rename(columns=current_names(found.columns))
-
-
-def read_metrics(run: Run) -> pd.DataFrame | None:
-    """Read ``metrics.csv`` of a run, which has a row per round; None if the run has not begun."""
-    folder = tables_folder(run.folder)
-    return None if folder is None else read_file(folder / "metrics.csv")
+    results = read_results(study, states)
+    differences = paired_differences(results, study.metrics, study.reference_name, study.confidence)
+    differences["report"] = study.report
+    readings: dict[str, Readings] = {
+        name: {report: read_results(study, states, report, paper.metric) for report in reports(paper, study)}
+        for name, paper in study.papers.items()
+    }
+    return Outcome(results, summarise(results, study.metrics), differences, readings, check_pairs(finished(states)))
 
 
 def finished(states: Iterable[State]) -> list[Run]:
     """Return the runs that have finished without error, in the given order."""
     return [state.run for state in states if state.status == "finished"]
-
-
-def finished_folder(run: Run) -> Path:
-    """Return the folder with the tables of a finished run."""
-    folder = tables_folder(run.folder)
-    assert folder is not None
-    return folder
-
-
-def read_table(run: Run, name: str) -> pd.DataFrame:
-    """Read the table ``metrics``, ``clients`` or ``evaluation`` of a finished run."""
-    return read_file(finished_folder(run) / f"{name}.csv")
 
 
 def read_results(
@@ -70,52 +77,26 @@ def read_results(
     report = report or study.report
     rows = []
     for state in states:
-        run = state.run
+        run, record = state.run, RunRecord.newest(state.run.folder)
         row = {"variant": run.variant, "algorithm": run.method, "seed": run.seed, "status": state.status}
         row["report"] = report
-        metrics = read_metrics(run) if state.status == "finished" else None
-        if metrics is not None:
-            reported = reported_rows(study, run, metrics, report, metric)
+        if state.status == "finished":
+            record = run.record
+            reported = rows_of_run(study, run, report, metric)
             values = reported.reindex(columns=study.metrics).mean(skipna=False)
             row |= {"round": int(reported["round"].iloc[-1]), **values}
-            row |= {"rounds": int(metrics["round"].max()), **totals(metrics)}
-        rows.append(row | {"error": state.error, "folder": str(tables_folder(run.folder) or run.folder)})
+            row |= {"rounds": record.last_round, **totals(record.metrics)}
+        rows.append(row | {"error": state.error, "folder": str(record.folder if record else run.folder)})
     first, last = COLUMNS[: COLUMNS.index("rounds")], COLUMNS[COLUMNS.index("rounds") :]
     return pd.DataFrame(rows).reindex(columns=[*first, *study.metrics, *last])
 
 
-def check_metrics(study: Study, runs: Iterable[Run]) -> None:
-    """Raise if a metric of the study is logged by none of these finished runs.
-
-    Raises:
-        ConfigurationError: No run logs one of the metrics.
-    """
-    files = [finished_folder(run) / "metrics.csv" for run in runs]
-    logged = dict.fromkeys(name for file in files for name in read_file(file, nrows=0))
-    missing = [name for name in study.metrics if name not in logged]
-    if missing:
-        known = [name for name in logged if "/" in name and not name.startswith(("time/", "comm/"))]
-        raise ConfigurationError(f"metrics: no run logs '{missing[0]}'; there is: {', '.join(known)}.")
-
-
-def evaluated(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of rounds after which the models were evaluated, without the initial model's.
-
-    A NaN in such a row means that the run has diverged.
-    """
-    columns = [name for name in metrics if (found := measured(name)) and found.place not in TEST_ONLY]
-    return metrics[metrics[columns].notna().any(axis=1) & (metrics["round"] > 0)] if columns else metrics
-
-
-def reported_rows(
-    study: Study, run: Run, metrics: pd.DataFrame, report: Report | None = None, metric: str | None = None
-) -> pd.DataFrame:
-    """Return the row of the reported round, or the rows of the rounds whose mean is reported.
+def rows_of_run(study: Study, run: Run, report: Report | None = None, metric: str | None = None) -> pd.DataFrame:
+    """Return the rows of ``metrics.csv`` that are reported of a finished run.
 
     Args:
         study: The study, which says whether low values of a metric are good.
-        run: The run, for the error.
-        metrics: Its ``metrics.csv``.
+        run: The run.
         report: Which round is read; None: the one that the study reports.
         metric: Metric that chooses the best round; None: the first of the study's metrics.
 
@@ -124,27 +105,10 @@ def reported_rows(
     """
     report = report or study.report
     chosen_by = criterion(report, metric or study.metrics[0])
-    if report.startswith("best_on_") and chosen_by not in metrics:
+    if report.startswith("best_on_") and chosen_by not in run.record.metrics:
         raise ConfigurationError(f"report: {report} needs '{chosen_by}', which {run.title} does not log.")
-    return rows_read(metrics, report, chosen_by, is_lower_better=study.is_lower_better(chosen_by))
-
-
-def rows_read(metrics: pd.DataFrame, report: Report, chosen_by: str, *, is_lower_better: bool) -> pd.DataFrame:
-    """Return the row of the reported round, or the rows of the rounds whose mean is reported.
-
-    Args:
-        metrics: Table ``metrics.csv`` of a run.
-        report: Which round is read.
-        chosen_by: Column that chooses the best round.
-        is_lower_better: Whether small values of that column are good.
-    """
-    rows = evaluated(metrics)
-    if report == "mean_of_last_tenth":
-        return rows[10 * rows["round"] > 9 * rows["round"].iloc[-1]]
-    values = rows[chosen_by].dropna() if report != "last" else pd.Series()
-    if values.empty:
-        return rows.tail(1)
-    return rows.loc[[values.idxmin() if is_lower_better else values.idxmax()]]  # the first of equal values
+    is_lower_better = study.is_lower_better(chosen_by)
+    return reported_rows(run.record.metrics, report, chosen_by, is_lower_better=is_lower_better)
 
 
 def totals(metrics: pd.DataFrame) -> dict[str, float]:
@@ -155,43 +119,82 @@ def totals(metrics: pd.DataFrame) -> dict[str, float]:
     return {**found, "seconds": round(float(seconds), 3)}
 
 
-def check_pairs(study: Study, results: pd.DataFrame) -> list[str]:
-    """Return what prevents a comparison of runs: within a variant and seed they must share data, model and clients."""
+def read_curves(study: Study, runs: Iterable[Run]) -> pd.DataFrame:
+    """Return what finished runs measured in each round, with the accumulated cost up to it.
+
+    The columns are variant, algorithm, seed, rounds, bytes (in MB), seconds, simulated_seconds if runs have a simulated
+    clock, and the study's metrics.
+    """
+    parts = []
+    for run in runs:
+        metrics = run.record.metrics
+        zeros = pd.Series(0.0, index=metrics.index)
+        sent = sum((metrics.get(f"comm/{name}", zeros).fillna(0) for name in ("bytes_up", "bytes_down")), zeros)
+        columns = {
+            "variant": run.variant,
+            "algorithm": run.method,
+            "seed": run.seed,
+            "rounds": metrics["round"],
+            "bytes": sent.cumsum() / 1e6,
+            "seconds": metrics.get("time/round_seconds", zeros).fillna(0).cumsum(),
+        }
+        if SIMULATED_SECONDS in metrics:
+            columns["simulated_seconds"] = metrics[SIMULATED_SECONDS].fillna(0)  # the initial model costs nothing
+        parts.append(pd.DataFrame(columns, metrics.index).join(metrics.reindex(columns=study.metrics)))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def check_metrics(study: Study, runs: Iterable[Run]) -> None:
+    """Raise if a metric of the study is logged by none of these finished runs.
+
+    Raises:
+        ConfigurationError: No run logs one of the metrics.
+    """
+    logged = dict.fromkeys(name for run in runs for name in run.record.metrics)
+    missing = [name for name in study.metrics if name not in logged]
+    if missing:
+        known = [name for name in logged if "/" in name and not name.startswith(("time/", "comm/"))]
+        raise ConfigurationError(f"metrics: no run logs '{missing[0]}'; there is: {', '.join(known)}.")
+
+
+def check_pairs(runs: Iterable[Run]) -> list[str]:
+    """Return what prevents a comparison of finished runs.
+
+    Paired differences cancel the effects of data, initial model and sampled clients on the numbers; so within a variant
+    and seed the runs must share all three.
+    """
+    pairs: dict[tuple[str, int], dict[str, RunRecord]] = {}
+    for run in runs:
+        pairs.setdefault((run.variant, run.seed), {})[run.method] = run.record
+    shared: dict[str, Callable[[RunRecord], Any]] = {
+        "partition of the data": lambda record: record.partition.get("hash", "")[:12],
+        "initial model": _initial_values,
+        "sampled clients": sampled_clients,
+    }
     problems = []
-    finished = results[results["status"] == "finished"]
-    shared = {"partition of the data": partition_hash, "initial model": initial_values, "sampled clients": sampled}
-    for (variant, seed), runs in finished.groupby(["variant", "seed"], sort=False):
+    for (variant, seed), records in pairs.items():
         for what, read in shared.items():
-            found = {name: read(Path(folder)) for name, folder in zip(runs.algorithm, runs.folder, strict=True)}
-            known = {name: value for name, value in found.items() if value}
+            known = {name: value for name, record in records.items() if (value := read(record))}
             length = min(map(len, known.values()), default=0)  # compare common rounds only: a run may have ended early
             if len({value[:length] for value in known.values()}) > 1:
                 problems.append(f"{variant}, seed {seed}: the algorithms do not share the {what}: {', '.join(known)}")
     return problems
 
 
-def partition_hash(folder: Path) -> str:
-    """Return the first 12 digits of the hash in a run's ``partition.json``."""
-    return json.loads((folder / "partition.json").read_text(encoding="utf-8"))["hash"][:12]
-
-
-def initial_values(folder: Path) -> tuple[float, ...]:
+def _initial_values(record: RunRecord) -> tuple[float, ...]:
     """Return the metrics of z before the first round; empty if it was not evaluated."""
-    first = read_file(folder / "metrics.csv", nrows=1)
+    first = record.metrics.head(1)
     values = first[[name for name in first if (found := measured(name)) and found.place == "global"]].dropna(axis=1)
-    return tuple(values.iloc[0]) if first["round"][0] == 0 else ()
+    return tuple(values.iloc[0]) if first["round"].iloc[0] == 0 else ()
 
 
-def sampled(folder: Path) -> tuple[tuple[int, ...], ...]:
-    """Return the sampled clients of each round; empty if the run trains on pooled data, or if its time decides them."""
-    rows = pd.read_csv(folder / "clients.csv")
-    if rows.empty or rows["client"].min() < 0 or "staleness" in rows or _has_availability(folder):
+def sampled_clients(record: RunRecord) -> tuple[tuple[int, ...], ...]:
+    """Return the sampled clients of each round; empty where they may differ between methods.
+
+    They do if the run trains on pooled data, if late results are used, or if clients come and go by a simulated clock,
+    so that methods whose rounds differ in length meet other clients.
+    """
+    rows, system = record.clients, (record.config.get("trainer") or {}).get("system") or {}
+    if rows.empty or rows["client"].min() < 0 or "staleness" in rows or system.get("availability"):
         return ()
     return tuple(tuple(sorted(clients)) for _, clients in rows.groupby("round")["client"])
-
-
-def _has_availability(folder: Path) -> bool:
-    """Return whether clients of a run come and go, so that methods whose rounds differ in length meet other clients."""
-    path = folder / "config.yaml"
-    config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return bool(((config.get("trainer") or {}).get("system") or {}).get("availability"))

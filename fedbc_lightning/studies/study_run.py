@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from fedbc_lightning.cli.command_arguments import find_config
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.yaml_numbers import dump
+from fedbc_lightning.run.run_record import RunRecord
 
 MAX_BYTES = 250
 """Largest length of a folder's name in bytes; most file systems allow 255."""
@@ -46,6 +48,13 @@ class Run:
     def title(self) -> str:
         """Name of the run in messages."""
         return " / ".join([self.variant, self.method, *([self.tried] if self.tried else []), f"seed {self.seed}"])
+
+    @cached_property
+    def record(self) -> RunRecord:
+        """What the run has left; it is read once, so ask for it when the run has finished."""
+        found = RunRecord.newest(self.folder)
+        assert found is not None
+        return found
 
     def words(self) -> list[str]:
         """Return the command line of ``fit``, without ``--ckpt_path``."""

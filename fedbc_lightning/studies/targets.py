@@ -18,7 +18,7 @@ def target_tables(study: Study, curves: pd.DataFrame) -> Iterable[tuple[str, Row
 
     Args:
         study: The study.
-        curves: Its curves, from :func:`~fedbc_lightning.studies.figures.read_curves`.
+        curves: Its curves, from :func:`~fedbc_lightning.studies.results.read_curves`.
     """
     for metric, targets in study.targets.items() if not curves.empty else ():
         sign = "≤" if study.is_lower_better(metric) else "≥"

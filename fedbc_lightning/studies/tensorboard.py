@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from fedbc_lightning.core.metric_names import Measured, measured
-from fedbc_lightning.studies.results import read_metrics
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run, slug
 
@@ -41,9 +40,8 @@ def write_means(study: Study, runs: Iterable[Run], results: pd.DataFrame) -> Pat
         by_curve.setdefault((run.variant, run.method), []).append(run)
     for (variant, method), found in by_curve.items():
         folder = place / slug(method) if set(study.variants) == {"all"} else place / slug(variant) / slug(method)
-        tables = [table for table in map(read_metrics, found) if table is not None]
         with SummaryWriter(str(folder)) as writer:
-            _write_curves(writer, pd.concat(tables))
+            _write_curves(writer, pd.concat([run.record.metrics for run in found]))
             rows = results[(results["variant"] == variant) & (results["algorithm"] == method)]
             _write_settings(writer, found[0], {name: float(rows[name].mean()) for name in study.metrics})
     return place

@@ -16,7 +16,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.metric_names import is_of_validation, on_split
 from fedbc_lightning.studies.methods import Method
-from fedbc_lightning.studies.results import evaluated, read_metrics
+from fedbc_lightning.studies.reported_round import evaluated
 from fedbc_lightning.studies.schedule import State
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run
@@ -112,9 +112,9 @@ def check_tried(study: Study, run: Run) -> None:
     Raises:
         ConfigurationError: The run does not log it.
     """
-    metric, metrics = validation_metric(study), read_metrics(run)
-    if metrics is not None and metric not in metrics:
-        known = ", ".join(filter(is_of_validation, metrics))
+    metric = validation_metric(study)
+    if metric not in run.record.metrics:
+        known = ", ".join(filter(is_of_validation, run.record.metrics))
         raise ConfigurationError(f"tuning.metric: {run.title} logs no '{metric}'; there is: {known}.")
 
 
@@ -122,9 +122,9 @@ def _score(states: Iterable[State], metric: str) -> float:
     """Return the mean over the seeds of the last evaluated value; NaN if a run failed."""
     values = []
     for state in states:
-        metrics = read_metrics(state.run) if state.status == "finished" else None
-        if metrics is None:
+        if state.status != "finished":
             return math.nan
+        metrics = state.run.record.metrics
         values.append(float(metrics[metric].loc[evaluated(metrics).index[-1]]))
     return sum(values) / len(values)
 

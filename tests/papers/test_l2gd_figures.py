@@ -1,7 +1,6 @@
 """L2GD's figures: the minimiser and the theory that they stand on, and figures of real runs on a small problem."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from fedbc_lightning.datamodules import LibSVMDataModule
@@ -16,9 +15,9 @@ from fedbc_lightning.papers import l2gd_figures
 from fedbc_lightning.papers.l2gd_figures import cost_of, errors_of, read_problem
 from fedbc_lightning.papers.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, MixtureProblem
 from fedbc_lightning.partition import IID
+from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.figures import save
-from fedbc_lightning.studies.notes import tables_folder
 from fedbc_lightning.studies.study import Study
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -194,7 +193,7 @@ def test_figures_of_methods(here):
     assert cost_of(plus)["communications"] == np.argmax(errors <= 1e-5) > 10
     line = np.log(errors[errors > 1e-12])
     assert np.corrcoef(np.arange(len(line)), line)[0, 1] < -0.95
-    last = pd.read_csv(tables_folder(plus.folder) / "metrics.csv").iloc[-1]
+    last = RunRecord.newest(plus.folder).metrics.iloc[-1]
     assert [last[TO_LOCAL], last[TO_GLOBAL]] == pytest.approx(problem.distances(problem.minimiser), rel=0.02)
     for run in others:
         floor = problem.floor(run.method, p, overrides["algorithm.lr"])

@@ -17,8 +17,8 @@ from helpers.command_line import TINY, run_cli, write_project
 
 from fedbc_lightning.core.code_hash import code_hash
 from fedbc_lightning.report import client_figures, study_page
-from fedbc_lightning.report.files import RunFiles
 from fedbc_lightning.report.study_verdict import claim_sentences
+from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.paper_rows import Judgement
 
 ACCURACY = "accuracy/global"
@@ -313,7 +313,7 @@ def write_seed(folder, hash, duals):
     (folder / "metrics.csv").write_text("round\n0\n1\n2\n")
     rows = "".join(f"{round},{client},{dual}\n" for round, client, dual in duals)
     (folder / "clients.csv").write_text(f"round,client,dual\n{rows}")
-    return RunFiles(folder)
+    return RunRecord(folder)
 
 
 @pytest.mark.parametrize("second", ["a", "b"])

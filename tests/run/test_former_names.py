@@ -14,8 +14,8 @@ from fedbc_lightning.callbacks import RoundCheckpoint
 from fedbc_lightning.core import metric_names
 from fedbc_lightning.core.metric_names import current_name, current_names
 from fedbc_lightning.run.folder import last_checkpoint
+from fedbc_lightning.run.run_record import read_table
 from fedbc_lightning.state import checkpoint
-from fedbc_lightning.studies.results import read_file
 
 OLD = {
     "train/loss": "train_loss", "accuracy/global": "global/test_accuracy", "loss/global": "global/test_loss",
@@ -65,12 +65,12 @@ def test_a_run_of_an_older_version_goes_on_under_the_new_names(tmp_path):
 
 def test_tables_of_older_versions_are_read_under_the_new_names(tmp_path):
     run = Path(fit(tmp_path, 1).log_dir)
-    expected = {name: read_file(run / f"{name}.csv") for name in ("metrics", "evaluation", "clients")}
+    expected = {name: read_table(run / f"{name}.csv") for name in ("metrics", "evaluation", "clients")}
     assert "train_loss" in expected["clients"]
     old = make_old(run)
     assert last_checkpoint(old.parent) == old / "checkpoints" / "last.ckpt"
     for name, table in expected.items():
-        pd.testing.assert_frame_equal(read_file(old / f"{name}.csv"), table)
+        pd.testing.assert_frame_equal(read_table(old / f"{name}.csv"), table)
 
 
 def test_an_old_name_that_is_monitored_is_read_as_the_new_one(tmp_path, caplog):

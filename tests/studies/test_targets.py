@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.studies.results import sampled
+from fedbc_lightning.run.run_record import RunRecord
+from fedbc_lightning.studies.results import sampled_clients
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.targets import target_tables
 
@@ -62,6 +63,6 @@ def test_mistakes(options, message):
 
 def test_sampled_clients_are_not_compared_where_time_decides_them(tmp_path):
     (tmp_path / "clients.csv").write_text("round,client\n1,3\n1,0\n")
-    assert sampled(tmp_path) == ((0, 3),)
+    assert sampled_clients(RunRecord(tmp_path)) == ((0, 3),)
     (tmp_path / "config.yaml").write_text("trainer: {system: {availability: {share: 0.5}}}\n")
-    assert sampled(tmp_path) == ()
+    assert sampled_clients(RunRecord(tmp_path)) == ()

@@ -1,8 +1,10 @@
-"""Reads what a run left in its folder; a file that is missing is an empty table, and is told to the reader."""
+"""What a run has left in its folder: tables, config and partition, each read at most once."""
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -12,32 +14,29 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fedbc_lightning.run.folder import TABLES
-from fedbc_lightning.run.reading import read_table, read_text, unreadable
-from fedbc_lightning.run.tables import read_rows
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.metric_names import current_names
+from fedbc_lightning.run.folder import TABLES, run_folders
+from fedbc_lightning.run.tables import complete_lines, read_rows
 
-FILES = (*TABLES, "config.yaml", "partition.json")
-"""Files of a run from which its page is made."""
 NOT_RECORDED = "not recorded"
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """The files of a run that a page needs.
+class RunRecord:
+    """A run folder; a file that is missing is an empty table, mapping or text.
 
     Attributes:
-        folder: Run folder.
+        folder: Run folder, such as ``runs/digits/FedBC-0``.
     """
 
     folder: Path
 
-    @property
-    def missing(self) -> list[str]:
-        """Names of the files that the run should have written and that are not there."""
-        trainer = self.config.get("trainer") or {}
-        is_off = 0 in (trainer.get("eval_clients"), trainer.get("eval_every_n_rounds"))
-        not_asked = ["evaluation.csv"] if is_off else []
-        return [name for name in FILES if not (self.folder / name).is_file() and name not in not_asked]
+    @classmethod
+    def newest(cls, experiment: Path) -> RunRecord | None:
+        """Return the run of an experiment that wrote a row last; None if none has written one."""
+        found = [folder for folder in run_folders(experiment) if (folder / TABLES[0]).is_file()]
+        return cls(found[-1]) if found else None
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -63,31 +62,28 @@ class RunFiles:
     @cached_property
     def config_text(self) -> str:
         """Text of ``config.yaml``."""
-        path = self.folder / "config.yaml"
-        return read_text(path) if path.is_file() else ""
+        return _read(self.folder / "config.yaml", str) or ""
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """Content of ``config.yaml``."""
-        try:
-            content = yaml.safe_load(self.config_text) or {}
-        except yaml.YAMLError as error:
-            raise unreadable(self.folder / "config.yaml", error) from None
-        if not isinstance(content, dict):
-            raise unreadable(self.folder / "config.yaml", TypeError("it has no sections"))
-        return content
+        return _read(self.folder / "config.yaml", yaml.safe_load) or {}
 
     @cached_property
     def partition(self) -> dict[str, Any]:
         """Content of ``partition.json``."""
-        path = self.folder / "partition.json"
-        try:
-            return json.loads(read_text(path)) if path.is_file() else {}
-        except ValueError as error:
-            raise unreadable(path, error) from None
+        return _read(self.folder / "partition.json", json.loads) or {}
 
     @property
-    def header(self) -> dict[str, str]:
+    def missing(self) -> list[str]:
+        """Names of the files that the run should have written and that are not there."""
+        trainer = self.config.get("trainer") or {}
+        is_off = 0 in (trainer.get("eval_clients"), trainer.get("eval_every_n_rounds"))
+        expected = [*TABLES[: 2 if is_off else 3], "config.yaml", "partition.json"]
+        return [name for name in expected if not (self.folder / name).is_file()]
+
+    @property
+    def versions(self) -> dict[str, str]:
         """The program's version and the hash of its code, which ``config.yaml`` names in its first lines."""
         comments = [line[1:].split() for line in self.config_text.splitlines()[:2] if line.startswith("#")]
         return {words[0]: " ".join(words[1:]) for words in comments if len(words) > 1}
@@ -96,9 +92,9 @@ class RunFiles:
     def hashes(self) -> dict[str, str]:
         """Hashes of config, partition and code, of 12 digits each."""
         config = sha256(self.config_text.encode()).hexdigest()[:12] if self.config_text else NOT_RECORDED
-        partition = str(self.partition.get("hash", NOT_RECORDED))
-        code = self.header.get("code", NOT_RECORDED)
-        return {"config": config, "partition": partition if partition == NOT_RECORDED else partition[:12], "code": code}
+        partition = self.partition.get("hash")
+        code = self.versions.get("code", NOT_RECORDED)
+        return {"config": config, "partition": str(partition)[:12] if partition else NOT_RECORDED, "code": code}
 
     @property
     def last_round(self) -> int:
@@ -131,3 +127,43 @@ class RunFiles:
         """Return the name of a client: that of the data, or else its number."""
         names = self.partition.get("client_names")
         return f"client {client}" if names is None else str(names[client])
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read the complete rows of a table, with the names that metrics have today.
+
+    Args:
+        path: The table; if there is none, the result is empty.
+
+    Raises:
+        ConfigurationError: The file is no table.
+    """
+    if not path.is_file():
+        return pd.DataFrame()
+    try:
+        # A run that is being done may have written half of its last row.
+        found = pd.read_csv(io.StringIO(complete_lines(path)))
+    except pd.errors.EmptyDataError:
+        return pd.DataFrame()
+    except (OSError, ValueError) as error:  # pandas' ParserError is a ValueError
+        raise _unreadable(path, error) from None
+    if "round" not in found:
+        raise _unreadable(path, ValueError("there is no column 'round'"))
+    return found if path.name == "clients.csv" else found.rename(columns=current_names(found.columns))
+
+
+def _read(path: Path, parse: Callable[[str], Any]) -> Any:
+    """Return the content of a file; None if there is no file."""
+    if not path.is_file():
+        return None
+    try:
+        content = parse(path.read_text(encoding="utf-8"))
+        if parse is not str and not isinstance(content, dict):
+            raise ValueError("it is no mapping")
+    except (OSError, ValueError, yaml.YAMLError) as error:  # decoding errors of text and JSON are ValueErrors
+        raise _unreadable(path, error) from None
+    return content
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"'{path}' cannot be read: {' '.join(str(error).split())}.")
