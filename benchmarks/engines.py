@@ -73,10 +73,17 @@ class Clients(FederatedDataModule):
         sizes: Number of training samples of each client.
         shape: Shape of an input.
         test_sizes: Number of test samples of each client; None: a quarter as many, at least one.
+        batch_size: Number of samples in a batch.
     """
 
-    def __init__(self, sizes: np.ndarray, shape: tuple[int, ...], test_sizes: np.ndarray | None = None) -> None:
-        super().__init__(batch_size=BATCH_SIZE)
+    def __init__(
+        self,
+        sizes: np.ndarray,
+        shape: tuple[int, ...],
+        test_sizes: np.ndarray | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> None:
+        super().__init__(batch_size=batch_size)
         generator = torch.Generator().manual_seed(0)
 
         def draw(n: int) -> tuple[Tensor, Tensor]:
@@ -102,9 +109,9 @@ class Clients(FederatedDataModule):
 class Plain(LightningModule):
     """Cross entropy on any network, and nothing else."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, lr: float = LEARNING_RATE, momentum: float = MOMENTUM) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.lr, self.momentum = net, lr, momentum
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         """Return the loss."""
@@ -113,7 +120,7 @@ class Plain(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return SGD with momentum."""
-        return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum)
 
 
 class Logging(Plain):
@@ -153,6 +160,9 @@ class Workload:
         rounds: Number of rounds that are timed.
         warm_up: Number of rounds before those, until steps are recorded; a mapped step is recorded when its shape has
             come 60 times.
+        batch_size: Number of samples in a batch.
+        lr: Step size of SGD.
+        momentum: Momentum of SGD.
     """
 
     sizes: np.ndarray
@@ -162,6 +172,9 @@ class Workload:
     epochs: int
     rounds: int
     warm_up: int = 0
+    batch_size: int = BATCH_SIZE
+    lr: float = LEARNING_RATE
+    momentum: float = MOMENTUM
 
     def warm_up_of(self, engine: str) -> int:
         """Return the warm-up for an engine; the rounds that are timed then differ, but in W4 all clients are equal."""

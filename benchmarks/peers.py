@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ from fedbc_lightning import UniformSampler
 
 def num_steps(work: Workload, sizes: np.ndarray) -> int:
     """Of clients of these sizes in a round."""
-    return work.epochs * int(np.ceil(sizes / BATCH_SIZE).sum())
+    return work.epochs * int(np.ceil(sizes / work.batch_size).sum())
 
 
 class WithLoss(nn.Module):
@@ -59,8 +60,11 @@ class WithLoss(nn.Module):
         return {"loss": Weighted(self.loss(inputs, targets).item() * len(inputs), len(inputs))}
 
 
-def pfl_research(work: Workload, data: Clients) -> float:
-    """Client-steps per second of one process of its simulation."""
+def pfl_research(work: Workload, data: Clients, seconds: float = math.inf) -> float:
+    """Client-steps per second of one process of its simulation, which stops early once so many seconds are timed.
+
+    It trains on a GPU if torch sees one.
+    """
     # Lightning sets it; each look for a GPU then opens the driver's library, and pfl looks in every step
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     from pfl.aggregate.simulate import SimulatedBackend
@@ -74,19 +78,22 @@ def pfl_research(work: Workload, data: Clients) -> float:
     from pfl.model.pytorch import PyTorchModel
 
     class Stopwatch(TrainingProcessCallback):
-        """Looks at the clock when the warm-up is over."""
+        """Looks at the clock after each round from the end of the warm-up on."""
 
         def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
+            now = engines.CLOCK()
             if central_iteration == work.warm_up - 1:
-                self.started = engines.CLOCK()
-            return super().after_central_iteration(metrics, model, central_iteration=central_iteration)
+                self.started = now
+            self.last = central_iteration + 1
+            _, metrics = super().after_central_iteration(metrics, model, central_iteration=central_iteration)
+            return self.last > work.warm_up and now - self.started > seconds, metrics
 
     def sampled(round: int) -> list[int]:
         return UniformSampler()(data.num_clients, work.num_sampled, seed=0, round=round)
 
     def shuffled(client: int) -> PyTorchTensorDataset:
         inputs, targets = data.arrays[client]
-        order = torch.randperm(len(inputs))
+        order = torch.randperm(len(inputs), device=inputs.device)
         return PyTorchTensorDataset((inputs[order], targets[order]))
 
     ids = chain.from_iterable(sampled(round) for round in count(1))
@@ -94,7 +101,7 @@ def pfl_research(work: Workload, data: Clients) -> float:
     net, watch = WithLoss(work.make_net()), Stopwatch()
 
     def local_optimizer(parameters: Iterator[Tensor], lr: float) -> torch.optim.SGD:
-        return torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM)
+        return torch.optim.SGD(parameters, lr=lr, momentum=work.momentum)
 
     rounds = work.warm_up + work.rounds
     FederatedAveraging().run(
@@ -105,14 +112,14 @@ def pfl_research(work: Workload, data: Clients) -> float:
         SimulatedBackend(dataset, dataset, postprocessors=[WeightByDatapoints()]),
         PyTorchModel(net, local_optimizer, torch.optim.SGD(net.parameters(), lr=1.0)),
         NNTrainHyperParams(
-            local_batch_size=BATCH_SIZE, local_num_epochs=work.epochs, local_learning_rate=LEARNING_RATE
+            local_batch_size=work.batch_size, local_num_epochs=work.epochs, local_learning_rate=work.lr
         ),
         NNEvalHyperParams(local_batch_size=None),
         [watch],
         send_metrics_to_platform=False,
     )  # fmt: skip
-    seconds = engines.CLOCK() - watch.started
-    return sum(num_steps(work, work.sizes[sampled(t)]) for t in range(work.warm_up + 1, rounds + 1)) / seconds
+    taken = engines.CLOCK() - watch.started
+    return sum(num_steps(work, work.sizes[sampled(t)]) for t in range(work.warm_up + 1, watch.last + 1)) / taken
 
 
 @cache
