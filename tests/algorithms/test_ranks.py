@@ -57,9 +57,14 @@ def test_pretended_gpus_equal_a_cpu(tmp_path, one_cpu, pretended_gpu):
     assert_equal(tmp_path, 2, one_cpu)
 
 
-@pytest.mark.gpu
 @pytest.mark.distributed
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(
+    "devices",
+    [
+        pytest.param(1, marks=pytest.mark.nightly(reason="every method: minutes, of which tests/devices has the core")),
+        pytest.param(2, marks=pytest.mark.gpu),
+    ],
+)
 def test_gpus_equal_a_cpu(tmp_path, one_cpu, devices):
     """Real ones, which in float32 add in another order."""
     if torch.cuda.device_count() < devices:

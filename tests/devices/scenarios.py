@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 from collections.abc import Callable
@@ -91,6 +92,20 @@ def evaluation(folder: Path) -> Results:
     return results | {"evaluated alone": torch.tensor(alone.call_count)}
 
 
+def recorded(folder: Path, engine: str) -> Results:
+    """Steps that the user promises to be functions of weights and batch."""
+    torch.manual_seed(0)
+    model, data = LogisticRegression(64, 10), DigitsDataModule(IID(4), batch_size=10, seed=0)
+    return train(folder, model, data, FedBC(dual_lr=0.1), engine=engine, record_steps=True, local_epochs=2)[1]
+
+
+def mixed(folder: Path) -> Results:
+    """Mixed precision, whose matrix products have eight bits of precision."""
+    torch.manual_seed(0)
+    model, data = MLP(64, 16, 10, dropout=0.0), DigitsDataModule(IID(4), batch_size=10, seed=0)
+    return train(folder, model, data, FedBC(dual_lr=0.1), precision="bf16-mixed")[1]
+
+
 def resumed(folder: Path) -> Results:
     """Four rounds in two parts, and a client's model, exported; the first part is kept for the other device."""
     for rounds in (2, 4):
@@ -125,6 +140,8 @@ def refused(folder: Path) -> Results:
 
 DRAWING = {"convolutions", "evaluation"}
 """Scenarios with dropout, for which a real GPU has generators of its own."""
+ONLY_REAL = {"bf16-mixed"}
+"""Scenarios for which the pretended GPU has no operators: torch's autocast must know the device."""
 
 SCENARIOS: dict[str, Callable[[Path], Results]] = {
     **{
@@ -134,6 +151,8 @@ SCENARIOS: dict[str, Callable[[Path], Results]] = {
         for keep in (True, False)
         for engine in ("sequential", "vectorized")
     },
+    **{f"recorded, {engine}": partial(recorded, engine=engine) for engine in ("sequential", "vectorized")},
+    "bf16-mixed": mixed,
     "convolutions": convolutions,
     "buffers": buffers,
     "evaluation": evaluation,
@@ -170,20 +189,43 @@ def count_waits(folder: Path, engine: str, epochs: int) -> list[int]:
     return counted.waits[1:]
 
 
+def memory(folder: Path) -> dict[str, int]:
+    """Return the bytes of tensors on a real GPU: before and after runs, at the peak of each, and those of a model."""
+    found = {}
+    for name, num_sampled in (("warm-up", 2), ("two clients", 2), ("eight clients", 8)):  # the first sets up cuBLAS
+        torch.manual_seed(0)
+        gc.collect()
+        found[f"before {name}"] = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        # 4.9 MB: too large for a cohort of several clients, whose rows the sequential engine would hold together
+        model, data = MLP(64, 16_384, 10), DigitsDataModule(IID(8), batch_size=20, seed=0)
+        train(folder / name, model, data, FedAvg(), clients_per_round=num_sampled, engine="sequential")
+        found[f"peak with {name}"] = torch.cuda.max_memory_allocated()
+        found["model"] = sum(parameter.nbytes for parameter in model.parameters())
+        del model, data
+    gc.collect()
+    found["after all"] = torch.cuda.memory_allocated()
+    return found
+
+
 def main(target: Path, library: Path | None) -> None:
-    """All scenarios, and on a pretended GPU the waits of rounds with one and three local epochs."""
+    """All scenarios; on a pretended GPU also the waits of rounds with one and three local epochs, else the memory."""
     if library is not None:
         pretended.use(library)
+    else:  # TF32 has 10 bits, too few to compare with a CPU; cuDNN has it on by default
+        torch.backends.cudnn.allow_tf32 = False
     found = {}
     for name, scenario in SCENARIOS.items():
-        (target / name).mkdir()
-        found[name] = scenario(target / name)
+        if library is None or name not in ONLY_REAL:
+            (target / name).mkdir()
+            found[name] = scenario(target / name)
     waits = {
         engine: [count_waits(target / f"waits {engine} {epochs}", engine, epochs) for epochs in (1, 3)]
         for engine in ("sequential", "vectorized")
         if library is not None
     }
-    torch.save((found, waits), target / "results.pt")
+    used = memory(target / "memory") if library is None else {}
+    torch.save((found, waits, used), target / "results.pt")
 
 
 if __name__ == "__main__":
