@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.printing import shown_progress
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
-GREY_MODES = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N")
-"""Modes of Pillow for images that have no colours."""
-
-
-class ImageForm(NamedTuple):
-    """The form in which images are read.
-
-    Attributes:
-        image_size: Height and width to which images are scaled and centrally cropped; None does not scale.
-        grayscale: Whether images have one channel, the brightness, in place of RGB's three.
-    """
-
-    image_size: int | None = None
-    grayscale: bool = False
-
-    @property
-    def num_channels(self) -> int:
-        """Number of channels of an image."""
-        return 1 if self.grayscale else 3
+FILES_AT_ONCE = 256  # per thread; of single files, starting the thread's work would cost as much as decoding them
 
 
 class ImageFiles(Dataset):
@@ -46,53 +26,78 @@ class ImageFiles(Dataset):
     Args:
         paths: Paths of the images.
         targets: Class of each image, ``(M,)``.
-        form: Form in which they are read.
+        image_size: Height and width to which images are scaled and centrally cropped; None does not scale.
+        grayscale: Whether images have one channel, the brightness, in place of RGB's three.
+
+    Attributes:
+        shape: Shape of the first image, (C, H, W), which all others must have.
     """
 
-    def __init__(self, paths: list[Path], targets: np.ndarray, form: ImageForm) -> None:
-        self.paths = paths
-        self.targets = targets
-        self.form = form
-        self.shape = read_image(paths[0], form).shape
+    def __init__(self, paths: list[Path], targets: np.ndarray, image_size: int | None, grayscale: bool) -> None:
+        self.paths, self.targets = paths, targets
+        self.image_size, self.grayscale = image_size, grayscale
+        self.shape = self.read(0).shape
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = read_image(self.paths[index], self.form)
-        if image.shape != self.shape:
-            _refuse_size(self.paths[index], image.shape, self.shape)
-        return torch.from_numpy(image), int(self.targets[index])
+        return torch.from_numpy(self.read(index)), int(self.targets[index])
 
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes of all decoded images."""
+        return len(self) * int(np.prod(self.shape))
 
-def read_image(path: Path, form: ImageForm) -> np.ndarray:
-    """Read an image, uint8 ``(C, H, W)`` with the 3 channels of RGB or 1 of grey.
+    def read(self, index: int) -> np.ndarray:
+        """Read an image, uint8 ``(C, H, W)``.
 
-    Raises:
-        ConfigurationError: The file is not a readable image, or its pixels are 32-bit integers or floats.
-    """
-    from PIL import Image, ImageOps
+        Raises:
+            ConfigurationError: The file is not a readable image, its pixels are 32-bit integers or floats, or its size
+                is not that of the first image.
+        """
+        from PIL import Image, ImageOps
 
-    try:
-        with Image.open(path) as file:
-            image = _converted(file, "L" if form.grayscale else "RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ConfigurationError(
-            f"data.root: cannot read the image {str(path)!r} ({error}); mend or delete it"
-        ) from error
-    size = form.image_size
-    if size is not None and image.size != (size, size):
-        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-    # A copy in any case: the pixels of Pillow's image cannot be written, and torch warns of tensors on such memory.
-    return np.array(np.atleast_3d(np.asarray(image)).transpose(2, 0, 1), order="C")
+        path, size = self.paths[index], self.image_size
+        try:
+            with Image.open(path) as file:
+                image = _converted(file, "L" if self.grayscale else "RGB")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise ConfigurationError(
+                f"data.root: cannot read the image {str(path)!r} ({error}); mend or delete it"
+            ) from error
+        if size is not None and image.size != (size, size):
+            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+        # A copy in any case: Pillow's pixels cannot be written, and torch warns of tensors on such memory.
+        pixels = np.array(np.atleast_3d(np.asarray(image)).transpose(2, 0, 1), order="C")
+        if index and pixels.shape != self.shape:
+            raise ConfigurationError(
+                f"data.image_size: {str(path)!r} has {pixels.shape[1]} x {pixels.shape[2]} pixels, the first image "
+                f"{self.shape[1]} x {self.shape[2]}; give image_size to scale all images"
+            )
+        return pixels
 
+    def decode(self, images: np.ndarray | None = None) -> None:
+        """Decode all images in threads into an array ``(M, C, H, W)``; without one they are only checked.
 
-def is_grey(path: Path) -> bool:
-    """Return whether the header of a readable image says that it has no colours."""
-    from PIL import Image
+        Raises:
+            ConfigurationError: A file cannot be read, or sizes differ.
+        """
 
-    with Image.open(path) as file:
-        return file.mode in GREY_MODES
+        def decode_some(start: int) -> None:
+            for index in range(start, min(start + FILES_AT_ONCE, len(self))):
+                pixels = self.read(index)
+                if images is not None:
+                    images[index] = pixels
+
+        starts = range(0, len(self), FILES_AT_ONCE)
+        with ThreadPoolExecutor() as threads:
+            try:
+                for _ in shown_progress(threads.map(decode_some, starts), "decoding images", len(starts)):
+                    pass
+            except BaseException:  # a bad file, or Ctrl-C: do not decode the rest first
+                threads.shutdown(cancel_futures=True)
+                raise
 
 
 def _converted(file: PILImage, mode: str) -> PILImage:
@@ -102,50 +107,5 @@ def _converted(file: PILImage, mode: str) -> PILImage:
     if file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PPM"):  # 16 bits of grey
         file = Image.fromarray(np.rint(np.asarray(file) / 257).astype(np.uint8))
     elif file.mode in ("I", "F"):
-        kind = "32-bit integers" if file.mode == "I" else "floats"
-        raise ValueError(f"its pixels are {kind}, so it is unknown which value is white: save it with 8 or 16 bits")
+        raise ValueError(f"in Pillow's mode {file.mode} it is unknown which value is white: save it with 8 or 16 bits")
     return file.convert(mode)
-
-
-def decode_images(
-    paths: list[Path], form: ImageForm, num_threads: int | None = None, images: np.ndarray | None = None
-) -> None:
-    """Decode all images in threads; a progress bar is shown on a terminal.
-
-    Args:
-        paths: Paths of the images.
-        form: Form in which they are read.
-        num_threads: Number of threads; None is one per CPU core.
-        images: Array that receives the images, uint8 ``(M, C, H, W)``; with None they are only checked.
-
-    Raises:
-        ConfigurationError: A file cannot be read, or sizes differ.
-    """
-    shape = read_image(paths[0], form).shape
-
-    def decode(start: int) -> None:
-        for position in range(start, min(start + 256, len(paths))):
-            image = read_image(paths[position], form)
-            if image.shape != shape:
-                _refuse_size(paths[position], image.shape, shape)
-            if images is not None:
-                images[position] = image
-
-    console = Console(stderr=True)
-    starts = range(0, len(paths), 256)
-    with ThreadPoolExecutor(num_threads or os.cpu_count()) as threads:
-        work = [threads.submit(decode, start) for start in starts]
-        description = f"decoding {len(paths):,} images"
-        try:
-            for job in track(work, description, console=console, disable=not console.is_terminal, transient=True):
-                job.result()
-        except BaseException:  # a bad file, or Ctrl-C: do not decode the rest first
-            threads.shutdown(cancel_futures=True)
-            raise
-
-
-def _refuse_size(path: Path, shape: tuple[int, ...], expected: tuple[int, ...]) -> NoReturn:
-    raise ConfigurationError(
-        f"data.image_size: {str(path)!r} has {shape[1]} x {shape[2]} pixels, the first image "
-        f"{expected[1]} x {expected[2]}; give image_size to scale all images"
-    )

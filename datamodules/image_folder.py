@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +13,13 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from torch.utils.data import Dataset
 
-from fedbc_lightning.core.checks import check_at_least, check_choice
+from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
 from .findings import shorten
-from .image_cache import ImageCache
-from .image_files import ImageFiles, ImageForm, decode_images, is_grey, read_image
+from .image_files import ImageFiles
 from .own_test import OwnTest, keep_own_test
 from .transforms import Normalize, RandomCrop, as_augment, as_transform, check_transforms
 
@@ -32,9 +31,8 @@ LAYOUT = "expected <root>/<class>/*.jpg or <root>/{train,test}/<class>/*.jpg (al
 class ImageFolderDataModule(IndexedDataModule):
     """Federates images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...``.
 
-    Every image is decoded once, to uint8 in memory, and kept on the disk for the next start, see ``cache``. If the
-    images do not fit into memory, each is decoded when it is needed, and once before training, to find those that
-    cannot be read or differ in size. Grey images of 16 bits are scaled to 8 bits (65535 becomes 255); images of 32 bits
+    Every image is decoded once, to uint8 in memory. If the images do not fit into memory, each is decoded when it is
+    needed, and once before training, to find those that cannot be read or differ in size. Grey images of 16 bits are scaled to 8 bits (65535 becomes 255); images of 32 bits
     or of floats are refused, because it is unknown which value is white. Inputs are float32 ``(B, 3, H, W)``, or
     ``(B, 1, H, W)`` with ``grayscale``; targets are int64 ``(B,)``, the position of the class among the sorted names.
 
@@ -54,10 +52,6 @@ class ImageFolderDataModule(IndexedDataModule):
         mean: Mean of each channel, or one number for all, for pixels in [0, 1]; it is subtracted.
         std: Standard deviation of each channel, or one number for all, for pixels in [0, 1]; pixels are divided by it.
         max_memory_gib: Largest memory that the images may fill, in GiB.
-        num_threads: Number of threads that decode images; None is one per CPU core.
-        cache: Whether decoded images that fit into memory are kept on the disk for the next start: True keeps them in
-            the user's cache folder, which holds at most 8 GiB of them, False keeps none, and a path is another folder.
-            They are decoded again after any file was added, removed or changed.
         test: Use of the folders. With ``"split"`` the images of all folders are pooled, and ``test_fraction`` of each
             client's images are its test data. With ``"shared"`` the images in ``test`` (or in ``val`` if there is no
             ``test``) evaluate the global model and belong to no client; clients get all others.
@@ -73,174 +67,130 @@ class ImageFolderDataModule(IndexedDataModule):
 
     def __init__(
         self,
-        root: str,
+        root: str | Path,
         partitioner: Partitioner | None = None,
-        image_size: int | None = None,
+        image_size: Annotated[int, at_least(1)] | None = None,
         grayscale: bool = False,
         augment: bool | nn.Module = False,
         transform: nn.Module | None = None,
         mean: tuple[float, ...] = (0.5,),
         std: tuple[float, ...] = (0.5,),
-        max_memory_gib: float = 4.0,
-        num_threads: int | None = None,
-        cache: bool | str = True,
+        max_memory_gib: Annotated[float, at_least(0)] = 4.0,
         test: OwnTest = "split",
         **kwargs: Any,
     ) -> None:
-        check_choice("data.test", test, ("split", "shared"))
+        check_arguments(ImageFolderDataModule, locals(), "data")
         super().__init__(partitioner or PowerLaw(20, classes_per_client=2, exponent=1.2), **kwargs)
-        if image_size is not None and image_size < 1:
-            raise ConfigurationError(f"data.image_size={image_size}: give 1 or more pixels")
-        self.form, self.augment = ImageForm(image_size, grayscale), augment
-        _check_channels(mean, std, self.form.num_channels)
+        num_channels = 1 if grayscale else 3
+        if not {len(mean), len(std)} <= {1, num_channels} or not all(value > 0 for value in std):
+            raise ConfigurationError(
+                f"data.mean={mean}, data.std={std}: give one number, or one for each of the {num_channels} channels of "
+                "the images, std above 0"
+            )
+        self.image_size, self.grayscale, self.augment = image_size, grayscale, augment
         self.test = test
         if test == "shared":
             self.test_fraction = None
         self.root = Path(root).expanduser()
         self.transform = as_transform(transform, Normalize(mean, std))
-        check_at_least("data.max_memory_gib", max_memory_gib, 0)
-        if num_threads is not None:
-            check_at_least("data.num_threads", num_threads, 1, whole=True)
         self.max_memory_gib = max_memory_gib
-        self.num_threads, self.cache = num_threads, cache
         self.classes: list[str] = []
 
     def prepare_data(self) -> None:
         """Check that the tree exists, and decode each image once if they will not be held in memory."""
-        paths = find_images(self.root).paths
-        if not self._fit(paths):
-            decode_images(paths, self.form, self.num_threads)
+        files = self._find().files
+        if not self._fit(files):
+            files.decode()
 
     def load(self) -> LoadedData:
         """Return the images and their classes, in the order of their paths."""
-        found = find_images(self.root)
-        paths, labels, self.classes, empty, folders = found
+        files, self.classes, empty, folders = self._find()
+        own_test = self._own_test(folders)
         nothing = f"; no images in: {shorten(empty)}" if empty else ""
-        own_test = self._own_test(found)
-        first = read_image(paths[0], self.form)
-        height, width = first.shape[1:]
-        form = f"{height} x {width} pixels, {'grey' if self.form.grayscale else 'RGB'}"
         rank_zero_info(
-            f"'{self.root}': {len(paths):,} images of {len(self.classes):,} classes ({form}): {shorten(self.classes)}"
-            f"{nothing}{self._fate(folders, own_test)}{self._hint(paths[0])}"
+            f"'{self.root}': {len(files):,} images of {len(self.classes):,} classes, {files.shape[1]} x "
+            f"{files.shape[2]} pixels, {'grey' if self.grayscale else 'RGB'}: {shorten(self.classes)}{nothing}"
+            f"{_fate(folders, own_test)}"
         )
-        dataset = self._decode(paths, labels, first)
+        augment = as_augment(self.augment, RandomCrop(max(files.shape[-1] // 8, 1)))
+        check_transforms(files[0][0][None], self.transform, augment)
+        dataset: Dataset
+        if self._fit(files):
+            images = np.empty((len(files), *files.shape), dtype=np.uint8)
+            files.decode(images)
+            tensors = (torch.from_numpy(images), torch.from_numpy(files.targets))
+            dataset = ArrayDataset(tensors, transform=self.transform, augment=augment)
+        else:
+            dataset = BatchTransformDataset(files, self.transform, augment)
         if own_test is None:
-            return LoadedData(dataset, labels)
-        return keep_own_test(dataset, labels, np.array(folders) == own_test)
+            return LoadedData(dataset, files.targets)
+        return keep_own_test(dataset, files.targets, np.array(folders) == own_test)
 
-    def _own_test(self, found: FoundImages) -> str | None:
+    def _fit(self, files: ImageFiles) -> bool:
+        return files.num_bytes <= self.max_memory_gib * 2**30
+
+    def _own_test(self, folders: list[str]) -> str | None:
         """Return the folder whose images are kept for testing, or None if all are pooled."""
         if self.test == "split":
             return None
-        folder = next((name for name in reversed(SPLIT_FOLDERS[1:]) if name in found.folders), None)
+        folder = next((name for name in reversed(SPLIT_FOLDERS[1:]) if name in folders), None)
         if folder is None:
             raise ConfigurationError(
                 f"data.test='shared': there is no folder test or val with images in {str(self.root)!r}; give 'split'"
             )
         return folder
 
-    def _fate(self, folders: list[str], own_test: str | None) -> str:
-        """Describe how the images of each split folder are used, for the line that says what was found."""
-        counts = Counter(folders)
-        said = ", ".join(f"{name}/ ({count:,})" for name, count in counts.items() if name != own_test)
-        if own_test is not None:
-            return f"; {own_test}/ ({counts[own_test]:,}) evaluates the global model, the clients get {said}"
-        if len(counts) > 1:
-            return (
-                f"; {said} are pooled and dealt out to the clients (data.test: shared keeps {folders[-1]}/ for testing)"
-            )
-        return ""
+    def _find(self) -> FoundImages:
+        """Find the images of the tree, ordered by split, class and name.
 
-    def _hint(self, path: Path) -> str:
-        """Say how grey images are read as such, if one is grey and is not."""
-        if self.form.grayscale or not is_grey(path):
-            return ""
-        return "; the first file is grey: data.grayscale: true gives one channel in place of three equal ones"
-
-    def _decode(self, paths: list[Path], labels: np.ndarray, first: np.ndarray) -> Dataset:
-        augment = as_augment(self.augment, RandomCrop(max(first.shape[-1] // 8, 1)))
-        check_transforms(torch.from_numpy(first)[None], self.transform, augment)
-        if not self._fit(paths):
-            files = ImageFiles(paths, labels, self.form)
-            return BatchTransformDataset(files, self.transform, augment)
-        images = self._decoded(paths, (len(paths), *first.shape))
-        tensors = (torch.from_numpy(images), torch.from_numpy(labels))
-        return ArrayDataset(tensors, transform=self.transform, augment=augment)
-
-    def _decoded(self, paths: list[Path], shape: tuple[int, ...]) -> np.ndarray:
-        """Return the images, uint8 ``(M, C, H, W)``, from the disk if they were decoded before."""
-        folder = Path(self.cache).expanduser() if isinstance(self.cache, str) else None
-        cache = ImageCache(paths, self.form, folder) if self.cache else None
-        kept = cache.read(shape) if cache is not None else None
-        if kept is not None:
-            return kept
-        images = np.empty(shape, dtype=np.uint8)
-        decode_images(paths, self.form, self.num_threads, images)
-        if cache is not None:
-            cache.write(images)
-        return images
-
-    def _fit(self, paths: list[Path]) -> bool:
-        return len(paths) * read_image(paths[0], self.form).nbytes <= self.max_memory_gib * 2**30
+        Raises:
+            ConfigurationError: The folder is missing, or does not have images in folders of two classes or more.
+        """
+        root = self.root
+        splits = [root / name for name in SPLIT_FOLDERS if (root / name).is_dir()]
+        if not (root / "train").is_dir():
+            splits = [root] if root.is_dir() else []
+        folders = [folder for split in splits for folder in sorted(split.iterdir()) if folder.is_dir()]
+        found = [(path, folder) for folder in folders for path in _images_under(folder)]
+        classes = sorted({folder.name for _, folder in found})
+        if len(classes) < 2:
+            what = f"images of {len(classes)} classes" if splits else "no such folder"
+            raise ConfigurationError(f"data.root={str(root)!r}: {what}; {LAYOUT}")
+        labels = np.array([classes.index(folder.name) for _, folder in found], dtype=np.int64)
+        files = ImageFiles([path for path, _ in found], labels, self.image_size, self.grayscale)
+        empty = sorted({folder.name for folder in folders} - set(classes))
+        return FoundImages(files, classes, empty, ["" if f.parent == root else f.parent.name for _, f in found])
 
 
 class FoundImages(NamedTuple):
     """The images of a tree.
 
     Attributes:
-        paths: Paths of the image files, ordered by split, class and name.
-        labels: Class of each image, int64 ``(M,)``.
+        files: The images with their classes.
         classes: Sorted names of the classes.
         empty: Sorted names of the folders without images, which are no classes.
         folders: Split folder of each image, ``train``, ``test``, ...; an empty string if there are no such folders.
     """
 
-    paths: list[Path]
-    labels: np.ndarray
+    files: ImageFiles
     classes: list[str]
     empty: list[str]
     folders: list[str]
 
 
-def find_images(root: Path) -> FoundImages:
-    """Find the image files of a tree with a folder for each class.
-
-    Args:
-        root: Folder with ``root/<class>/...`` or ``root/{train,val,test}/<class>/...``.
-
-    Raises:
-        ConfigurationError: The folder is missing, has no images in folders of classes, or has only one class.
-    """
-    if not root.is_dir():
-        nothing = "it is a file, not a folder" if root.is_file() else "no such folder"
-        raise ConfigurationError(f"data.root={str(root)!r}: {nothing}; {LAYOUT}")
-    splits = [root / name for name in SPLIT_FOLDERS if (root / name).is_dir()] if (root / "train").is_dir() else [root]
-    folders = [folder for split in splits for folder in sorted(split.iterdir()) if folder.is_dir()]
-    found = [(path, folder) for folder in folders for path in _images_under(folder)]
-    classes = sorted({folder.name for _, folder in found})
-    if not found:
-        raise ConfigurationError(f"data.root={str(root)!r}: no images in folders of classes; {LAYOUT}")
-    if len(classes) == 1:
-        raise ConfigurationError(f"data.root={str(root)!r}: found one class only, {classes[0]!r}; {LAYOUT}")
-    number = {name: position for position, name in enumerate(classes)}
-    labels = np.array([number[folder.name] for _, folder in found], dtype=np.int64)
-    empty = sorted({folder.name for folder in folders} - set(classes))
-    of_each = [folder.parent.name if folder.parent != root else "" for _, folder in found]
-    return FoundImages([path for path, _ in found], labels, classes, empty, of_each)
-
-
-def _check_channels(mean: tuple[float, ...], std: tuple[float, ...], num_channels: int) -> None:
-    for name, values in (("mean", mean), ("std", std)):
-        if len(values) not in (1, num_channels):
-            raise ConfigurationError(
-                f"data.{name}={values}: the images have {num_channels} channel{'s' if num_channels > 1 else ''}; give "
-                f"{'one value or three' if num_channels > 1 else 'one value, e.g. [0.5]'}"
-            )
-    if not all(value > 0 for value in std):
-        raise ConfigurationError(f"data.std={std}: give values above 0")
+def _fate(folders: list[str], own_test: str | None) -> str:
+    """Describe how the images of each split folder are used, for the line that says what was found."""
+    counts = Counter(folders)
+    if len(counts) < 2:
+        return ""
+    said = ", ".join(f"{name}/ ({count:,})" for name, count in counts.items() if name != own_test)
+    if own_test is not None:
+        return f"; {own_test}/ ({counts[own_test]:,}) evaluates the global model, the clients get {said}"
+    return f"; {said} are pooled and dealt out to the clients (data.test: shared keeps {folders[-1]}/ for testing)"
 
 
 def _images_under(folder: Path) -> list[Path]:
+    # Ordered by the whole path: torchvision's ImageFolder lists the files of nested folders in another order, and the
+    # order decides which client gets which image.
     names = (os.path.join(where, name) for where, _, files in os.walk(folder) for name in files)
     return [Path(name) for name in sorted(names) if os.path.splitext(name)[1].lower() in SUFFIXES]

@@ -13,7 +13,6 @@ import functools
 from pathlib import Path
 from types import SimpleNamespace
 
-import platformdirs
 import pytest
 import torch
 from filelock import FileLock
@@ -108,13 +107,6 @@ def restore_environment():
     os.environ.clear()
     os.environ.update(before)
     assert not leaked, f"the test left environment variables behind: {sorted(leaked)}"
-
-
-@pytest.fixture(autouse=True)
-def users_cache(monkeypatch, tmp_path_factory):
-    """A test leaves the user's own cache folder alone."""
-    folder = tmp_path_factory.getbasetemp() / "cache"
-    monkeypatch.setattr(platformdirs, "user_cache_path", folder.joinpath)
 
 
 @pytest.fixture(autouse=True)

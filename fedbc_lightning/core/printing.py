@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from typing import TextIO
+from typing import TextIO, TypeVar
+
+from rich.console import Console
+from rich.progress import track
+
+Item = TypeVar("Item")
 
 
 def stream_handlers() -> list[logging.StreamHandler]:
@@ -67,3 +72,9 @@ class _Once(logging.Filter):
         is_new = line not in self._said or record.exc_info is not None
         self._said.add(line)
         return is_new
+
+
+def shown_progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterable[Item]:
+    """Iterate over items; a terminal shows a progress bar until the end, and other outputs nothing."""
+    console = Console(stderr=True)
+    return track(items, description, total, console=console, disable=not console.is_terminal, transient=True)

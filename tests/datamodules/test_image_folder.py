@@ -22,7 +22,7 @@ def ready(data):
 
 def test_image_folder(tmp_path):
     root = write_image_folder(tmp_path / "images")
-    data = ready(ImageFolderDataModule(str(root), IID(3), num_threads=2))
+    data = ready(ImageFolderDataModule(str(root), IID(3)))
     assert data.classes == ["class_0", "class_1", "class_2"]
     assert data.labels.tolist() == [0] * 20 + [1] * 20 + [2] * 20
     assert isinstance(data.source, ArrayDataset)
@@ -86,14 +86,14 @@ def test_what_was_found_is_said(tmp_path, caplog):
     with caplog.at_level("INFO"):
         ready(ImageFolderDataModule(str(root), IID(2)))
         assert (
-            f"'{root}': 6 images of 3 classes (16 x 16 pixels, RGB): class_0, class_1, class_2; no images in: yak\n"
+            f"'{root}': 6 images of 3 classes, 16 x 16 pixels, RGB: class_0, class_1, class_2; no images in: yak\n"
             in caplog.text
         )
         for number in range(12):
             (root / f"kind_{number:02d}").mkdir()
             Image.new("RGB", (16, 16)).save(root / f"kind_{number:02d}" / "0.png")
         ready(ImageFolderDataModule(str(root), IID(2)))
-    assert "18 images of 15 classes (16 x 16 pixels, RGB): class_0" in caplog.text
+    assert "18 images of 15 classes, 16 x 16 pixels, RGB: class_0" in caplog.text
     assert "kind_06 and 5 more; no images in: yak\n" in caplog.text
     assert caplog.text.count("images of") == 2
 
@@ -124,27 +124,21 @@ def test_sixteen_bits_of_grey_become_eight(tmp_path, suffix):
 
 @pytest.mark.parametrize("gib", [1.0, 0.0])
 @pytest.mark.parametrize("suffix", ["png", "tif", "jpg"])
-def test_grey_images_have_one_channel_if_asked_for(tmp_path, caplog, suffix, gib):
-    """Pixels are those of the file; without the option a line says that there are three, and which option it is."""
+def test_grey_images_have_one_channel_if_asked_for(tmp_path, suffix, gib):
     random = np.random.default_rng(0)
     for kind in "ab":
-        (tmp_path / "grey" / kind).mkdir(parents=True)
+        (tmp_path / kind).mkdir()
         for number in range(10):
-            path = tmp_path / "grey" / kind / f"{number}.{suffix}"
+            path = tmp_path / kind / f"{number}.{suffix}"
             Image.fromarray(random.integers(0, 255, (8, 6), np.uint8)).save(path)
     with Image.open(path) as file:
         pixels = np.asarray(file)
-    options = {"partitioner": IID(2), "max_memory_gib": gib, "cache": str(tmp_path / "kept")}
-    with caplog.at_level("INFO"):
-        colour, grey = (
-            ready(ImageFolderDataModule(str(tmp_path / "grey"), grayscale=is_grey, **options))
-            for is_grey in (False, True)
-        )
+    colour, grey = (
+        ready(ImageFolderDataModule(str(tmp_path), IID(2), grayscale=is_grey, max_memory_gib=gib))
+        for is_grey in (False, True)
+    )
     assert grey.source[19][0].numpy() == pytest.approx(pixels[None] / 127.5 - 1, abs=1e-5)
     assert torch.equal(colour.source[19][0], grey.source[19][0].expand(3, 8, 6))
-    first, second = [line for line in caplog.text.splitlines() if "images of" in line]
-    assert "20 images of 2 classes (8 x 6 pixels, RGB): a, b; the first file is grey: data.grayscale: true" in first
-    assert second.endswith("20 images of 2 classes (8 x 6 pixels, grey): a, b")
 
 
 def test_coloured_images_may_be_read_as_grey(tmp_path):
@@ -155,11 +149,11 @@ def test_coloured_images_may_be_read_as_grey(tmp_path):
     assert data.source[1][0].numpy() == pytest.approx(pixels[None] / 255, abs=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "message"), [(np.int32, "32-bit integers"), (np.float32, "floats")])
+@pytest.mark.parametrize(("kind", "message"), [(np.int32, "I"), (np.float32, "F")])
 def test_images_without_a_known_white_are_refused(tmp_path, kind, message):
     root = write_image_folder(tmp_path / "images")
     Image.fromarray(np.ones((8, 8), dtype=kind)).save(root / "class_1" / "x.tif")
-    with pytest.raises(ConfigurationError, match=rf"class_1/x\.tif' .its pixels are {message}.*8 or 16 bits"):
+    with pytest.raises(ConfigurationError, match=rf"class_1/x\.tif' .in Pillow's mode {message} .*8 or 16 bits"):
         ready(ImageFolderDataModule(str(root), IID(2)))
 
 
@@ -179,10 +173,10 @@ def test_trees_that_are_none(tmp_path):
 
     assert "no such folder" in message(tmp_path / "absent")
     (tmp_path / "own.csv").touch()
-    assert "own.csv': it is a file, not a folder" in message(tmp_path / "own.csv")
-    assert "no images" in message(tmp_path)
+    assert "no such folder" in message(tmp_path / "own.csv")
+    assert "images of 0 classes" in message(tmp_path)
     write_image_folder(tmp_path / "outer" / "inner")
-    assert "one class only, 'inner'" in message(tmp_path / "outer")
+    assert "images of 1 classes" in message(tmp_path / "outer")
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
@@ -209,5 +203,5 @@ def test_a_transform_takes_the_place_of_mean_and_std(tmp_path):
 @pytest.mark.parametrize("arguments", [{"image_size": 0}, {"std": (1.0, 0.0, 1.0)}, {"mean": (0.5, 0.5)},
                                        {"mean": (0.4, 0.5, 0.6), "grayscale": True}])  # fmt: skip
 def test_image_folder_refuses_by_name(arguments):
-    with pytest.raises(ConfigurationError, match=r"data\." + next(iter(arguments))):
+    with pytest.raises(ConfigurationError, match=r"data\.(\w+=.* data\.)?" + next(iter(arguments))):
         ImageFolderDataModule("anywhere", **arguments)
