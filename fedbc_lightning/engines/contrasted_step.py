@@ -64,7 +64,6 @@ class ContrastedStep:
         bench, user, layout = self._bench, self._bench.user, self._bench.layout
         w, buffers, counters = bench.row.clone(), layout.read_buffers(), layout.read_counters()
         scratch = [buffer.clone() for buffer, _ in user.scratch]
-        watch = user.first_batch  # a step takes it away, but it looks at one in training mode
         user.eval_mode()
         found = []
         try:
@@ -76,7 +75,6 @@ class ContrastedStep:
                 found.append(self._single(outputs))
         finally:
             user.train_mode()
-            user.first_batch = watch
             bench.row.copy_(w)
             layout.write_buffers(buffers, counters)
             for (buffer, _), before in zip(user.scratch, scratch, strict=True):

@@ -1,16 +1,17 @@
-"""The simulated clock of a run: how long each client takes, and who is there at a time."""
+"""The simulated clock of a run: how long each client takes, and when it is there, by settings or by CSV files."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 import numpy as np
+import pandas as pd
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, nearest
 from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.federation.availability import Availability
-from fedbc_lightning.federation.device_files import DeviceFile
 from fedbc_lightning.federation.system import Diurnal, Lognormal, System
 
 FEDSCALE_PASSES = 3.0
@@ -18,6 +19,10 @@ FEDSCALE_PASSES = 3.0
 BYTES_PER_KILOBIT = 125.0
 ROUNDING = 1e-9
 """Share of a deadline by which a client may be late, as three steps of 0.1 seconds are more than 0.3 in floats."""
+FEDSCALE = ("computation", "communication")
+"""Columns of FedScale's device traces, which may have others beside them."""
+SPEEDS = ("client", "compute", "bandwidth_up", "bandwidth_down", *FEDSCALE)
+INTERVALS = ("client", "start", "end")
 
 
 class Clock:
@@ -85,7 +90,7 @@ class Clock:
         if isinstance(given, Diurnal):
             starts = given.period * given.spread * numpy_generator(self._seed, "availability").random(n)
             return Availability(np.arange(n), starts, starts + given.share * given.period, given.period, n)
-        clients, starts, ends = DeviceFile("trainer.system.availability", given, n, self._names).intervals()
+        clients, starts, ends = DeviceFile("trainer.system.availability", str(given), n, self._names).intervals()
         if not np.isin(self._clients, clients).any():
             raise ConfigurationError(f"trainer.system.availability: '{given}' has no row of a client that trains.")
         return Availability(clients, starts, ends, float(ends.max()), n)
@@ -95,13 +100,8 @@ class Clock:
         return float(down / self.down[client] + steps * self.step[client] + up / self.up[client])
 
     def here(self, time: float, clients: np.ndarray) -> np.ndarray:
-        """Return those of the clients, in their order, who are there at a time."""
+        """Return the clients that are available at a time, in their order."""
         return clients if self._availability is None else clients[self._availability.at(time)[clients]]
-
-    @property
-    def period(self) -> float:
-        """Seconds after which availability repeats; infinite if all clients are always there."""
-        return np.inf if self._availability is None else self._availability.period
 
     def next_start(self, time: float, clients: np.ndarray) -> float:
         """Return when the first of the clients comes after a time; infinity if none ever does."""
@@ -113,3 +113,163 @@ class Clock:
         numbers.append(np.array(steps))
         hashed = sha256(b"".join(np.asarray(some).tobytes() for some in numbers)).hexdigest()[:8]
         return f"{self.system}, numbers {hashed}"
+
+
+class Availability:
+    """Tells who is there at a time, and when somebody comes next.
+
+    Times are compared as k · period + start, never by a remainder, and the start belongs to an interval however short
+    it is beside the time, so that a client is there at the very time that :meth:`next_start` has named.
+
+    Args:
+        clients: Client of each interval.
+        starts: Start of each interval, in seconds, in [0, period).
+        ends: End of each interval, at most one period after its start.
+        period: Seconds after which all intervals repeat.
+        num_clients: Number of clients N.
+
+    Attributes:
+        period: Seconds after which all intervals repeat.
+    """
+
+    def __init__(
+        self, clients: np.ndarray, starts: np.ndarray, ends: np.ndarray, period: float, num_clients: int
+    ) -> None:
+        self._clients, self._starts, self._ends = clients, starts, ends
+        self.period, self._num_clients = period, num_clients
+
+    def at(self, time: float) -> np.ndarray:
+        """Return who is there at a time, (N,) bool."""
+        here = np.zeros(self._num_clients, dtype=bool)
+        for k in self._periods(time):
+            starts, ends = k * self.period + self._starts, k * self.period + self._ends
+            is_in = (starts == time) | ((starts < time) & (time < ends))
+            here[self._clients[is_in]] = True
+        return here
+
+    def next_start(self, time: float, clients: np.ndarray) -> float:
+        """Return when the first of some clients comes after a time; infinity if they have no interval."""
+        starts = self._starts[np.isin(self._clients, clients)]
+        later = [
+            float(s.min()) for k in self._periods(time) if len(s := (after := k * self.period + starts)[after > time])
+        ]
+        return min(later, default=np.inf)
+
+    def _periods(self, time: float) -> range:
+        """Numbers of the periods whose intervals may hold the time or come next, with one to spare for rounding."""
+        k = int(time // self.period)
+        return range(k - 1, k + 3)
+
+
+class DeviceFile:
+    """The rows of a CSV file about clients, or about devices that clients may have.
+
+    A column that nobody reads is refused, since a misspelt ``client`` would otherwise deal the rows to any client.
+    Files in FedScale's form may have others, but none that is spelt almost like ``client``.
+
+    Args:
+        where: Setting that names the file, for messages.
+        path: The file.
+        num_clients: Number of clients N of the data.
+        names: Names of the clients, which may stand in the column ``client`` in place of their numbers.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or has no rows.
+    """
+
+    def __init__(self, where: str, path: str, num_clients: int, names: Sequence[str] | None) -> None:
+        self._where, self._path, self._num_clients, self._names = where, path, num_clients, names or ()
+        try:
+            # As text, which Python turns into numbers: pandas' own parser rounds the last digit of some.
+            self._rows = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"{where}: '{path}' cannot be read as a CSV file ({getattr(error, 'strerror', None) or error}); give "
+                "the path of a file, or numbers."
+            ) from error
+        # A row with more cells than the header would make pandas take the first column for an index.
+        if self._rows.empty or not isinstance(self._rows.index, pd.RangeIndex):
+            raise ConfigurationError(f"{where}: '{path}' has no rows, or one with more cells than there are columns.")
+
+    def column(self, factors: Mapping[str, float], seed: int) -> np.ndarray:
+        """Return a number > 0 for each of the N clients; NaN where the file says nothing of a client.
+
+        Without a column ``client`` the rows are devices, one of which is drawn for each client from the seed; equal
+        files give a client the same device for all settings.
+
+        Args:
+            factors: Map from the columns that may hold the numbers, the first wins, to the factors of their units.
+            seed: Seed of the run.
+
+        Raises:
+            ConfigurationError: No such column is there, a column is unknown, or a cell is no positive number or
+                client.
+        """
+        name = next((name for name in factors if name in self._rows), "")
+        self._check_columns(SPEEDS, name or " or ".join(factors))
+        values = factors[name] * self._numbers(name, is_speed=True)
+        if "client" not in self._rows:
+            return values[numpy_generator(seed, "devices").integers(len(values), size=self._num_clients)]
+        clients = self._clients()
+        twice = pd.Index(clients).duplicated()
+        if twice.any():
+            row = int(twice.argmax())
+            raise self._wrong(row, f"client {self._rows['client'][row]} is there twice")
+        found = np.full(self._num_clients, np.nan)
+        found[clients] = values
+        return found
+
+    def intervals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return client, start and end of each row, with 0 ≤ start < end.
+
+        Raises:
+            ConfigurationError: A column is missing or unknown, or a cell is no such number or client.
+        """
+        for name in INTERVALS:
+            self._check_columns(INTERVALS, name)
+        clients, starts, ends = self._clients(), self._numbers("start"), self._numbers("end")
+        if (ends <= starts).any():
+            raise self._wrong(int((ends <= starts).argmax()), "the end is not after the start")
+        return clients, starts, ends
+
+    def _check_columns(self, known: Sequence[str], needed: str) -> None:
+        if needed not in self._rows:
+            there = ", ".join(self._rows)
+            raise ConfigurationError(f"{self._where}: '{self._path}' has no column {needed}, but {there}.")
+        may_have_others = any(name in FEDSCALE for name in self._rows)
+        for name in self._rows:
+            if name in known or (may_have_others and nearest(name.strip(), ["client"]) is None):
+                continue
+            meant = did_you_mean(name.strip(), known, f"there may be {', '.join(known)}")
+            raise ConfigurationError(f"{self._where}: '{self._path}' has an unknown column '{name}'; {meant}")
+
+    def _numbers(self, name: str, *, is_speed: bool = False) -> np.ndarray:
+        numbers = np.array([_number(text) for text in self._rows[name]])
+        is_wrong = ~np.isfinite(numbers) | ((numbers <= 0) if is_speed else (numbers < 0))
+        if is_wrong.any():
+            row = int(is_wrong.argmax())
+            least = "> 0" if is_speed else ">= 0"
+            raise self._wrong(row, f"{name} is {self._rows[name][row]!r}; give a number {least}")
+        return numbers
+
+    def _clients(self) -> np.ndarray:
+        places = {str(client): client for client in range(self._num_clients)}
+        places |= {name: client for client, name in enumerate(self._names)}
+        clients = [places.get(str(said).strip(), -1) for said in self._rows["client"]]
+        if -1 in clients:
+            row = clients.index(-1)
+            hint = did_you_mean(
+                self._rows["client"][row], self._names, f"the data has clients 0 to {self._num_clients - 1}"
+            )
+            raise self._wrong(row, f"there is no client {self._rows['client'][row]!r}; {hint}")
+        return np.array(clients)
+
+    def _wrong(self, row: int, problem: str) -> ConfigurationError:
+        return ConfigurationError(f"{self._where}: '{self._path}', line {row + 2}: {problem}.")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan

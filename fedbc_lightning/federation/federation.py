@@ -18,13 +18,11 @@ from fedbc_lightning.evaluation.measurement import ClientModel, Models
 from fedbc_lightning.federation.channel import Channel, Exchange, received_by_clients
 from fedbc_lightning.federation.fingerprint import describe_run
 from fedbc_lightning.federation.local_models import LocalModels
-from fedbc_lightning.federation.participants import Costs
-from fedbc_lightning.federation.participation import Participation, deal
+from fedbc_lightning.federation.participation import deal
 from fedbc_lightning.federation.preparation import (
     check_kept_parameters,
     choose_engine,
     declare_state,
-    keep_time,
     round_schedulers,
     show_largest_client,
 )
@@ -37,10 +35,8 @@ from fedbc_lightning.federation.round_rows import (
     record_bytes,
     record_seconds,
     round_metrics,
-    say_nobody_is_left,
 )
-from fedbc_lightning.federation.single_samples import SingleSamples
-from fedbc_lightning.federation.time_line import HASH, go_on
+from fedbc_lightning.federation.simulation import Costs, Simulation
 from fedbc_lightning.federation.undeclared_state import UndeclaredState
 from fedbc_lightning.federation.user_methods import (
     call_parts,
@@ -72,15 +68,13 @@ class Federation:
         user: The user's module, moved to its device and converted to its precision.
         datamodule: The data module, after its set-up.
         algorithm: The method.
-        local: Local training that every client is asked for.
-        participation: Draws the participants of rounds.
+        simulation: Draws the participants of rounds.
         buffers: Policy for buffers.
         keep_local_models: Whether every client's last w_i is kept if the method keeps no local model; None keeps them
             if all of them together take at most 64 MiB.
         client_dtype: Dtype in which the clients' vectors are kept; None takes the dtype of z.
         engine: The engine that does local training; ``"auto"`` takes the faster one.
         max_rounds: Number of rounds, T; the sampler is asked for no later round.
-        seed: The run's seed.
         local_parameters: Patterns of the names of parameters that stay with each client.
         channel: What every message between clients and server passes; None: messages travel as they are.
 
@@ -102,36 +96,32 @@ class Federation:
         user: UserModule,
         datamodule: FederatedDataModule,
         algorithm: FederatedAlgorithm,
-        local: LocalTraining,
-        participation: Participation,
+        simulation: Simulation,
         buffers: BufferPolicy,
         keep_local_models: bool | None,
         client_dtype: torch.dtype | None,
         engine: choice.Kind | Literal["auto"],
         max_rounds: int,
-        seed: int,
         local_parameters: Sequence[str] = (),
         channel: Channel | None = None,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
-        self.local, self.participation, self._seed = local, participation, seed
+        self.simulation, self.participation, self.local = simulation, simulation.participation, simulation.local
         self.channel = channel or Channel()
         self._num_samples = datamodule.num_samples("train")
-        user.first_batch = SingleSamples(user.module, datamodule, local, participation, max_rounds).watched
         show_largest_client(self.user, self.local, self.participation)
-        self.schedule = round_schedulers(user, local, participation)
+        self.schedule = round_schedulers(user, self.local, self.participation)
         kept = kept_names(user.module, local_parameters, buffers)
-        self.bench = Workbench.of_module(user, configure(user), local, datamodule, seed, kept)
+        self.bench = Workbench.of_module(user, configure(user), self.local, datamodule, simulation.seed, kept)
         self.layout = self.bench.layout
         if kept:
             check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
         initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters(), self.layout.read_kept()
         self.engine_kind: choice.Kind = (
-            choose_engine(fabric, self.bench, algorithm, participation, max_rounds) if engine == "auto" else engine
+            choose_engine(fabric, self.bench, algorithm, self.participation, max_rounds) if engine == "auto" else engine
         )
-        self._continues = local.schedule_rounds is not None
+        self._continues = self.local.schedule_rounds is not None
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
-        self._said_nobody = False
         self._prepare(*initial)
 
     def _prepare(self, parameters: Tensor, buffers: Tensor, counters: Tensor, kept: Tensor) -> None:
@@ -149,8 +139,7 @@ class Federation:
         )
         declaration = declare_state(algorithm, self.server_parts, self.engine, self.participation.num_sampled)
         self.local_models.declare(declaration)
-        if self.participation.clock is not None:
-            declaration.server_scalar(HASH)
+        self.simulation.declare(declaration)
         scaler = self.bench.scaler
         self.channel.open(
             Exchange(algorithm, self.server_parts, declaration, self.layout, self._buffer_policy, scaler is not None)
@@ -162,15 +151,14 @@ class Federation:
         declared = (*declaration.client_scalars, *declaration.client_vectors)
         Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
-        keep_time(self.participation, self._costs)
+        self.simulation.start(self._costs)
         self.fingerprint = describe_run(
             self.layout,
             self.datamodule,
             algorithm,
             declaration,
             continues_schedules=self._continues,
-            channel=self.channel.describe(),
-            system=self.participation.describe_times(),
+            settings=self.channel.describe() | self.simulation.describe(),
         )
 
     def _costs(self, round: int, asked: list[int]) -> Costs:
@@ -209,8 +197,8 @@ class Federation:
         """
         num_clients, declaration = len(self.participation.clients), self.declaration
         self.server = ServerState(
-            parameters, buffers, counters, declaration, self._buffer_policy, num_clients=num_clients, seed=self._seed,
-            kept=kept if self.layout.num_kept else None,
+            parameters, buffers, counters, declaration, self._buffer_policy, num_clients=num_clients,
+            seed=self.simulation.seed, kept=kept if self.layout.num_kept else None,
         )  # fmt: skip
         self.clients = ClientStore(
             self.datamodule.num_clients,
@@ -235,9 +223,8 @@ class Federation:
         server = self.server
         server.round, server.metrics = round, {}
         self.user.shim.set(training=True)
-        participants = self.participation.draw(round)
-        server.ids, server.arrivals = participants.ids, participants.arrivals or []
-        go_on(server, participants)
+        participants = self.simulation.draw(round)
+        self.simulation.stage(server, participants)
         sums = self.start_round(self.bench)
         trained = self._train_share(participants.late, sums)
         server.records, counters = join_processes(self.fabric, trained, self.clients, sums)
@@ -249,9 +236,6 @@ class Federation:
             self.channel.receive(server, sums)
             call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
             call_parts(self.server_parts, "on_round_end", server, server, self.clients)
-        elif participants.sampled and not self._said_nobody:
-            self._said_nobody = True
-            say_nobody_is_left(round)
         server.records += missing_records(participants, self._num_samples)
         record_seconds(server, participants)
         down, up = bytes_of_client(self.algorithm, self.server_parts, self.layout, server, self.channel)

@@ -17,8 +17,7 @@ def describe_run(
     declaration: StateDeclaration,
     *,
     continues_schedules: bool,
-    channel: dict[str, str],
-    system: str | None,
+    settings: dict[str, str],
 ) -> dict[str, Any]:
     """Describe model, partition, method and its state; this reads the whole partition.
 
@@ -28,8 +27,7 @@ def describe_run(
         algorithm: The method.
         declaration: The state that the method and its parts keep.
         continues_schedules: Whether the clients' schedulers go on from round to round.
-        channel: What the parts of the channel must keep, by the names of their settings.
-        system: What decides about the simulated time of rounds, or None.
+        settings: What channel and simulation must keep, by the names of their settings.
     """
     return {
         "model": layout.fingerprint(),
@@ -41,7 +39,6 @@ def describe_run(
         "algorithm": type(algorithm).__name__,
         "state": declaration.fingerprint(),
         **({"trainer.local_schedules": "continue"} if continues_schedules else {}),
-        **channel,
-        **({"trainer.system": system} if system is not None else {}),
+        **settings,
         **({"trainer.local_parameters": ", ".join(e.name for e in layout.kept_entries)} if layout.num_kept else {}),
     }

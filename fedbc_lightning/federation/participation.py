@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,15 +13,42 @@ from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.seeding import derive, numpy_generator
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.datamodule import POOLED
-from fedbc_lightning.federation.clock import Clock
-from fedbc_lightning.federation.participants import Participants
 from fedbc_lightning.federation.sampling import ClientSampler, num_sampled
-from fedbc_lightning.federation.stragglers import Stragglers
-from fedbc_lightning.federation.system import System
+from fedbc_lightning.federation.system import Stragglers
+from fedbc_lightning.state.declaration import Arrival
+
+
+class Participants(NamedTuple):
+    """The clients sampled in a round, and those of them that report late or not at all.
+
+    Attributes:
+        sampled: The clients that receive z, in the order of sampling.
+        late: The sampled clients that train for less than they were asked to -> their local training.
+        missing: The sampled clients that send nothing -> ``absent``, or ``straggler`` if their work is dropped.
+        seconds: Simulated seconds in which each client receives, trains and sends; empty without a clock.
+        ended: Simulated seconds from the start of the run to the end of the round; None without a clock.
+        arrivals: The updates that arrive in the round, in their order; None where a round waits for its own clients.
+        before: Hash of the participants of all rounds before; 0 without a clock.
+        after: The same with this round.
+    """
+
+    sampled: list[int]
+    late: dict[int, LocalTraining]
+    missing: dict[int, str]
+    seconds: dict[int, float]
+    ended: float | None
+    arrivals: list[Arrival] | None = None
+    before: int = 0
+    after: int = 0
+
+    @property
+    def ids(self) -> list[int]:
+        """The sampled clients whose work the server uses, in the order of sampling."""
+        return [client for client in self.sampled if client not in self.missing]
 
 
 class Participation:
-    """Draws the participants of rounds.
+    """Draws the participants of rounds, without a clock.
 
     Args:
         datamodule: The data module, after its set-up.
@@ -30,15 +58,15 @@ class Participation:
         clients_per_round: Number of clients per round, or a fraction of N.
         stragglers: Settings of the clients that do less than asked, or vanish; None if there are no such clients.
         seed: The run's seed.
-        system: Settings of the simulated clock; None if there is none.
 
     Attributes:
         local: Local training that every client is asked for.
+        sampler: Sampler that chooses the clients of a round.
+        stragglers: Settings of the clients that do less than asked; None if there are no such clients.
+        seed: The run's seed.
         num_sampled: Number of clients sampled in a round, S.
         num_batches: Number of batches per epoch of each client, int64 (N,).
         clients: The clients that may be sampled, int64, ascending: all but those that are held out.
-        clock: The simulated clock; None if there is none. Methods whose clients train asynchronously always have one.
-        buffer_size: Number of updates that end a round of such a method; None for the other methods.
 
     Raises:
         ConfigurationError: The settings do not fit the data or the method.
@@ -47,10 +75,9 @@ class Participation:
     def __init__(
         self, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm, local: LocalTraining,
         sampler: ClientSampler, clients_per_round: int | float, stragglers: Stragglers | None, seed: int,
-        system: System | None = None,
     ) -> None:  # fmt: skip
-        self._algorithm, self.local, self._sampler = algorithm, local, sampler
-        self._stragglers, self._seed = stragglers, seed
+        self._algorithm, self.local, self.sampler = algorithm, local, sampler
+        self.stragglers, self.seed = stragglers, seed
         self.clients, self.num_batches = datamodule.training_clients, datamodule.num_batches()
         self._num_clients = len(self.clients)
         self.num_sampled = num_sampled(clients_per_round, self._num_clients)
@@ -63,35 +90,6 @@ class Participation:
             raise ConfigurationError(
                 f"trainer.stragglers: {name} allows neither partial work nor absent clients; leave stragglers out."
             )
-        self.buffer_size = algorithm.buffer_size
-        if self.buffer_size is not None:
-            system = system or System()
-            _check_asynchronous(system, algorithm, sampler)
-        if system is not None:
-            _check_system(system, algorithm)
-        self.clock = Clock(system, datamodule, local.accumulate_grad_batches, seed) if system is not None else None
-        self._timed: Callable[[int], Participants] | None = None
-
-    @property
-    def has_stragglers(self) -> bool:
-        """Whether some clients may be asked for less than the others."""
-        return self._stragglers is not None
-
-    def follow(self, timed: Callable[[int], Participants]) -> None:
-        """Take the participants of a round from a time line, which knows when the round begins."""
-        self._timed = timed
-
-    def describe_times(self) -> str | None:
-        """Return what the simulated time of rounds depends on, which must stay the same in a run; None without it."""
-        if self.clock is None:
-            return None
-        parts = [
-            self.clock.describe(self.num_steps(self.clients.tolist())),
-            f"seed {self._seed}, {self.num_sampled} clients by {type(self._sampler).__name__}",
-            str(self._stragglers or ""),
-            f"buffer_size {self.buffer_size}" if self.buffer_size is not None else "",
-        ]
-        return ", ".join(filter(None, parts))
 
     def sample(
         self, round: int, clients: np.ndarray | None = None, number: int | None = None, draw: int = 0
@@ -111,26 +109,22 @@ class Participation:
             return [POOLED]
         clients = self.clients if clients is None else clients
         num_clients = len(clients)
-        seed = derive(self._seed, "sampling", round, step=draw) if draw else self._seed
-        ids = self._sampler(num_clients, min(number or self.num_sampled, num_clients), seed, round)
+        seed = derive(self.seed, "sampling", round, step=draw) if draw else self.seed
+        ids = self.sampler(num_clients, min(number or self.num_sampled, num_clients), seed, round)
         is_right = len(set(ids)) == len(ids) and all(0 <= client < num_clients for client in ids)
-        if not is_right or not (ids or self._sampler.may_be_empty):
+        if not is_right or not (ids or self.sampler.may_be_empty):
             raise ConfigurationError(
-                f"trainer.sampler: {type(self._sampler).__name__} returned {ids[:10]} for round {round}; it must "
+                f"trainer.sampler: {type(self.sampler).__name__} returned {ids[:10]} for round {round}; it must "
                 f"return distinct clients from 0 to {num_clients - 1}."
             )
         if self._algorithm.needs_all_clients and len(ids) < self._num_clients:
             raise ConfigurationError(
-                f"trainer.sampler: {type(self._sampler).__name__} returned {len(ids)} clients for round {round}; "
+                f"trainer.sampler: {type(self.sampler).__name__} returned {len(ids)} clients for round {round}; "
                 f"{type(self._algorithm).__name__} takes all {self._num_clients}."
             )
         return ids if num_clients == len(self.num_batches) or not ids else clients[ids].tolist()
 
-    def draw(self, round: int) -> Participants:
-        """Return who takes part in a round; on a simulated clock also how long each client takes."""
-        return self.drawn(round) if self._timed is None else self._timed(round)
-
-    def drawn(self, round: int, clients: np.ndarray | None = None) -> Participants:
+    def draw(self, round: int, clients: np.ndarray | None = None) -> Participants:
         """Return the sampled clients of a round, the stragglers among them, and those that send nothing.
 
         Args:
@@ -138,8 +132,8 @@ class Participation:
             clients: The clients who are there, ascending; None takes all that train.
         """
         sampled, late, absent = self.sample(round, clients), set[int](), set[int]()
-        if self._stragglers is not None:
-            late, absent = self._stragglers.draw(sampled, self._seed, round)
+        if self.stragglers is not None:
+            late, absent = self.stragglers.draw(sampled, self.seed, round)
         missing = dict.fromkeys(absent, "absent")
         if late and self._partial_work() == "dropped":
             missing |= dict.fromkeys(late, "straggler")
@@ -147,8 +141,8 @@ class Participation:
         return Participants(sampled, shortened, missing, {}, None)
 
     def _partial_work(self) -> str:
-        assert self._stragglers is not None
-        asked = self._stragglers.partial_work
+        assert self.stragglers is not None
+        asked = self.stragglers.partial_work
         return self._algorithm.partial_work if asked == "method" else asked
 
     def num_steps(self, ids: list[int]) -> list[int]:
@@ -168,39 +162,8 @@ class Participation:
 
     def _late_training(self, round: int, client: int) -> LocalTraining:
         """Return the shortened local training of a straggler in a round."""
-        rng = numpy_generator(self._seed, "partial work", round, client)
+        rng = numpy_generator(self.seed, "partial work", round, client)
         return self.local.shortened(int(self.num_batches[client]), rng)
-
-
-def _check_system(system: System, algorithm: FederatedAlgorithm) -> None:
-    """Refuse a simulated clock with a method that cannot run on it.
-
-    Raises:
-        ConfigurationError: Nobody is a client, or some clients are missing although the method needs all.
-    """
-    if algorithm.trains_pooled:
-        raise ConfigurationError(f"trainer.system: {algorithm} trains without clients; leave system out.")
-    if system.deadline is not None and algorithm.partial_work == "refused":
-        raise ConfigurationError(f"trainer.system.deadline: {algorithm} waits for all clients; leave deadline out.")
-    if system.availability is not None and algorithm.needs_all_clients:
-        raise ConfigurationError(
-            f"trainer.system.availability: {algorithm} takes all clients in every round; leave availability out."
-        )
-
-
-def _check_asynchronous(system: System, algorithm: FederatedAlgorithm, sampler: ClientSampler) -> None:
-    """Refuse what has no meaning where clients train asynchronously.
-
-    Raises:
-        ConfigurationError: A setting is about rounds that wait for their clients.
-    """
-    if system.deadline is not None:
-        raise ConfigurationError(f"trainer.system.deadline: {algorithm} waits for nobody; leave deadline out.")
-    if sampler.may_be_empty:
-        raise ConfigurationError(
-            f"trainer.sampler: {algorithm} keeps a number of clients in training, and {type(sampler).__name__} may "
-            "return none; leave out the sampler, or trainer.privacy, which brings it."
-        )
 
 
 def deal(steps: list[int], num_ranks: int) -> list[list[int]]:

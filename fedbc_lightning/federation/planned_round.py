@@ -36,7 +36,7 @@ def plan_round(federation: Federation, round: int) -> PlannedRound:
     """Tell what a round will do; all of it is a function of (seed, round). The server is in that round afterwards."""
     server, algorithm, participation = federation.server, federation.algorithm, federation.participation
     server.round = round
-    participants = participation.draw(round)
+    participants = federation.simulation.draw(round)
     sampled, ids = participants.sampled, participants.ids
     steps = [participation.asked(client, participants.late) for client in ids]
     if algorithm.trains_pooled:

@@ -13,10 +13,7 @@ from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.base import BaseEngine, no_kept_parameters
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.federation.arrival_queue import ArrivalQueue
-from fedbc_lightning.federation.participants import CostsOfRound
 from fedbc_lightning.federation.participation import Participation, deal
-from fedbc_lightning.federation.time_line import TimeLine, check_first_round
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.client_optimizers import configure
@@ -103,29 +100,6 @@ def choose_engine(
         with bench.layout.frozen.kept():
             kind = choice.choose(bench, algorithm, shares, max_rounds)
     return fabric.broadcast(kind)
-
-
-def keep_time(participation: Participation, costs: CostsOfRound) -> None:
-    """Let the participants of rounds come from a time line, if the run has a simulated clock.
-
-    Args:
-        participation: Draws the participants, and knows the clock.
-        costs: Tells the steps and bytes of the clients in a round.
-
-    Raises:
-        ConfigurationError: No client can keep the deadline, the slowest one takes too long for the clock, or there are
-            too few clients to fill a buffer.
-    """
-    clock, buffer_size = participation.clock, participation.buffer_size
-    if clock is None:
-        return
-    check_first_round(participation, clock, costs)
-    line = (
-        TimeLine(participation, clock, costs)
-        if buffer_size is None
-        else ArrivalQueue(participation, clock, costs, buffer_size)
-    )
-    participation.follow(line.at)
 
 
 def declare_state(

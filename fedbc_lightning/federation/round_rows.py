@@ -14,7 +14,7 @@ from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, train_name
 from fedbc_lightning.federation.channel import Channel
-from fedbc_lightning.federation.participants import Participants
+from fedbc_lightning.federation.participation import Participants
 from fedbc_lightning.federation.user_methods import checked_count
 from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.state.declaration import ServerState
@@ -90,15 +90,6 @@ def record_seconds(server: ServerState, participants: Participants) -> None:
         if record["client"] in participants.seconds:
             record["seconds"] = participants.seconds[record["client"]]
     server.log(SIMULATED_SECONDS, participants.ended)
-
-
-def say_nobody_is_left(round: int) -> None:
-    """Say that no client trained in a round."""
-    rank_zero_only(log.warning)(
-        f"round {round}: every sampled client vanished or was dropped as a straggler, so z stays "
-        "as it is (said once; see num_clients/absent and num_clients/straggler). trainer.stragglers.partial_work: used "
-        "keeps what stragglers did, and trainer.system.late: partial what is done by the deadline."
-    )
 
 
 def bytes_of_client(

@@ -1,13 +1,14 @@
-"""Settings of a simulated clock: how fast clients compute and send, when they are there, and how long a round waits."""
+"""Settings of what clients can do: a simulated clock, and stragglers, which train less than they were asked to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from fedbc_lightning.core.checks import check_at_least, check_choice, check_finite, check_share
+from fedbc_lightning.core.checks import FINITE, SHARE, above, at_least, check_arguments, within
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.seeding import numpy_generator
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class Lognormal:
         sigma: Standard deviation σ ≥ 0 of their logarithm; with 1.0 a tenth of the clients lies above 3.6 medians.
     """
 
-    median: float
-    sigma: float = 1.0
+    median: Annotated[float, above(0), FINITE]
+    sigma: Annotated[float, at_least(0), FINITE] = 1.0
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Diurnal:
             equally many clients are there at all times; with less, their number rises and falls.
     """
 
-    share: float = 0.5
-    period: float = 86400.0
-    spread: float = 1.0
+    share: Annotated[float, above(0), within(0, 1)] = 0.5
+    period: Annotated[float, above(0), FINITE] = 86400.0
+    spread: Annotated[float, within(0, 1)] = 1.0
 
 
 @dataclass(frozen=True)
@@ -72,41 +73,65 @@ class System:
 
     # Path makes jsonargparse leave a path as it is: where only str stands beside a dataclass, it reads the file as a
     # config of the dataclass, and gives its content in place of the path.
-    compute: float | Lognormal | str | Path = 1.0
-    bandwidth_up: float | Lognormal | str | Path | None = None
-    bandwidth_down: float | Lognormal | str | Path | None = None
+    compute: Annotated[float, above(0), FINITE] | Lognormal | str | Path = 1.0
+    bandwidth_up: Annotated[float, above(0), FINITE] | Lognormal | str | Path | None = None
+    bandwidth_down: Annotated[float, above(0), FINITE] | Lognormal | str | Path | None = None
     availability: Diurnal | str | Path | None = None
-    deadline: float | None = None
+    deadline: Annotated[float | None, above(0), FINITE] = None
     late: Literal["dropped", "partial"] = "dropped"
 
     def __post_init__(self) -> None:
         """Check the values, also those of the parts, since the command line takes their errors for those of a type."""
-        for name in ("compute", "bandwidth_up", "bandwidth_down", "availability"):
-            if isinstance(path := getattr(self, name), Path):
-                object.__setattr__(self, name, str(path))  # frozen; checkpoints and messages hold text
-        for name in ("compute", "bandwidth_up", "bandwidth_down"):
-            value, where = getattr(self, name), f"trainer.system.{name}"
-            if isinstance(value, Lognormal):
-                _check_positive(f"{where}.median", value.median)
-                check_at_least(f"{where}.sigma", value.sigma, 0)
-                check_finite(f"{where}.sigma", value.sigma)
-            elif not isinstance(value, str) and (value is not None or name == "compute"):
-                _check_positive(where, value)
-        given, where = self.availability, "trainer.system.availability"
-        if isinstance(given, Diurnal):
-            check_at_least(f"{where}.share", given.share, 0, strict=True)
-            check_share(f"{where}.share", given.share, closed=True)
-            _check_positive(f"{where}.period", given.period)
-            check_share(f"{where}.spread", given.spread, closed=True)
-        elif given is not None and not isinstance(given, str):
+        for name, value in vars(self).items():
+            if isinstance(value, Path):
+                object.__setattr__(self, name, str(value))  # frozen; checkpoints and messages hold text
+            elif isinstance(value, (Lognormal, Diurnal)):
+                check_arguments(type(value), vars(value), f"trainer.system.{name}")
+        check_arguments(System, vars(self), "trainer.system")
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """Lets a fraction of the sampled clients do less work in every round, and another fraction not answer at all.
+
+    The choice is a function of (seed, round). There are round(fraction x S) stragglers and round(dropout x S) absent
+    clients; halves are rounded up, and stragglers are drawn first.
+
+    Attributes:
+        fraction: Fraction of the sampled clients, in [0, 1), that are stragglers. Each trains a number of epochs drawn
+            from 1..E-1, or a number of steps if E = 1 or training is counted in steps. FedProx takes 0.5, Fed+ 0.9.
+        dropout: Fraction of the sampled clients, in [0, 1), that vanish after they were sampled. They receive z, send
+            nothing and keep their state (``status=absent`` in ``clients.csv``).
+        partial_work: Treatment of a straggler's work. ``"method"`` leaves it to the method (FedAvg drops it, as in the
+            FedProx paper; the others use it); ``"used"`` and ``"dropped"`` (``status=straggler``) hold for any method.
+
+    Raises:
+        ConfigurationError: A fraction is not in [0, 1), or both together take more than all clients.
+
+    References:
+        Li et al. 2020, "Federated Optimization in Heterogeneous Networks", section 5.2.
+    """
+
+    fraction: Annotated[float, SHARE] = 0.0
+    dropout: Annotated[float, SHARE] = 0.0
+    partial_work: Literal["method", "used", "dropped"] = "method"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_arguments(Stragglers, vars(self), "trainer.stragglers")
+        if self.fraction + self.dropout > 1:
             raise ConfigurationError(
-                f"{where}: got {given!r}; give the path of a CSV file, or {{share: ..., period: ..., spread: ...}}."
+                f"trainer.stragglers: fraction {self.fraction:g} + dropout {self.dropout:g} is more than all clients."
             )
-        if self.deadline is not None:
-            _check_positive("trainer.system.deadline", self.deadline)
-        check_choice("trainer.system.late", self.late, ("dropped", "partial"))
 
+    def draw(self, ids: list[int], seed: int, round: int) -> tuple[set[int], set[int]]:
+        """Return the stragglers and the absent clients among the sampled clients.
 
-def _check_positive(where: str, value: float) -> None:
-    check_at_least(where, value, 0, strict=True)
-    check_finite(where, value)
+        Example:
+            >>> late, absent = Stragglers(fraction=0.5, dropout=0.25).draw([3, 1, 4, 5], seed=0, round=1)
+            >>> len(late), len(absent), late & absent
+            (2, 1, set())
+        """
+        order = numpy_generator(seed, "stragglers", round).permutation(sorted(ids)).tolist()
+        num_late, num_absent = (int(part * len(ids) + 0.5) for part in (self.fraction, self.dropout))
+        return set(order[:num_late]), set(order[num_late : num_late + num_absent])

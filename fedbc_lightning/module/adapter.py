@@ -51,8 +51,6 @@ class UserModule:
     Attributes:
         has_told_scratch: True after the message that hooks wrote into buffers that do not travel.
         place: Client, stage and round of the current evaluation, for a note on an exception.
-        first_batch: A function from a number of samples to a context, which is entered around the first
-            ``training_step``; None once that step has run.
 
     Raises:
         ConfigurationError: The module cannot be federated; see :func:`check_module`.
@@ -70,7 +68,6 @@ class UserModule:
         self.hooks = hooks
         self.shim = shim
         self.device = fabric.device
-        self.first_batch: Callable[[int], AbstractContextManager] | None = None
         self.collector = MetricCollector()
         shim.listen(lambda: self.collector)
         self._log = ModuleLog(lambda: self.collector)
@@ -182,10 +179,6 @@ class UserModule:
         Raises:
             ConfigurationError: ``training_step`` returned neither a tensor, a dict with ``loss`` nor None.
         """
-        if self.first_batch is not None:
-            watch, self.first_batch = self.first_batch, None
-            with watch(batch_size_of(batch, 1)):
-                return self.training_step(batch, batch_idx)
         arguments = (batch, batch_idx) if self.takes_index["training_step"] else (batch,)
         if self.autocast is nullcontext:
             output = self.module.training_step(*arguments)

@@ -15,6 +15,7 @@ from fedbc_lightning.federation.coding import Codecs, CodedMessages
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.participation import Participation
 from fedbc_lightning.federation.privacy import PrivateMessages
+from fedbc_lightning.federation.simulation import Simulation
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.trainer_proxy import ModuleTrainer
@@ -60,15 +61,15 @@ def set_up(
     _set_users_parts_up(request, fabric, shim, hooks, beginning.saved)
     user = UserModule(request.model, fabric, hooks, shim, datamodule)
     user.attach()
-    participation = Participation(
+    simulation = Simulation(
         datamodule, algorithm, settings.local, settings.sampler, settings.clients_per_round, settings.stragglers, seed,
         settings.system,
     )  # fmt: skip
     client_dtype = None if settings.client_dtype is None else getattr(torch, settings.client_dtype)
     federation = Federation(
-        fabric, user, datamodule, algorithm, settings.local, participation, settings.buffers,
-        settings.keep_local_models, client_dtype, _engine(request, settings, beginning.saved), settings.max_rounds,
-        seed, settings.local_parameters, _channel(settings, participation),
+        fabric, user, datamodule, algorithm, simulation, settings.buffers, settings.keep_local_models, client_dtype,
+        _engine(request, settings, beginning.saved), settings.max_rounds, settings.local_parameters,
+        _channel(settings, simulation.participation),
     )  # fmt: skip
     evaluator = Evaluator(fabric, federation, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed)
     is_trained = beginning.saved is not None or beginning.previous is not None

@@ -14,8 +14,7 @@ from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler
-from fedbc_lightning.federation.stragglers import Stragglers
-from fedbc_lightning.federation.system import System
+from fedbc_lightning.federation.system import Stragglers, System
 from fedbc_lightning.state.declaration import BufferPolicy
 
 

@@ -19,8 +19,7 @@ from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler
-from fedbc_lightning.federation.stragglers import Stragglers
-from fedbc_lightning.federation.system import System
+from fedbc_lightning.federation.system import Stragglers, System
 from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_progress import Progress

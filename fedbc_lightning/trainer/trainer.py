@@ -24,8 +24,7 @@ from fedbc_lightning.distributed.fabric import make_fabric
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
-from fedbc_lightning.federation.stragglers import Stragglers
-from fedbc_lightning.federation.system import System
+from fedbc_lightning.federation.system import Stragglers, System
 from fedbc_lightning.module.adapter import check_module, unwrapped
 from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.planning import Plan, make_plan

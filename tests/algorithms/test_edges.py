@@ -45,7 +45,7 @@ from fedbc_lightning.algorithms import (
     QFedAvg,
 )
 from fedbc_lightning.federation.sampling import ClientSampler
-from fedbc_lightning.federation.stragglers import Stragglers
+from fedbc_lightning.federation.system import Stragglers
 from fedbc_lightning.local import AbsoluteNorm, Armijo, Layerwise, LinearTerm, Norm, ProximalTerm
 from fedbc_lightning.module.client_optimizers import LocalOptimizer
 from fedbc_lightning.server import (

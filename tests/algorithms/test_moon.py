@@ -175,13 +175,6 @@ def test_what_the_step_logs_by_other_models_is_dropped(tmp_path):
     assert logged[0] == logged[1] != 0
 
 
-def test_a_batch_of_one_sample_is_refused_before_it_comes(tmp_path):
-    """The first batch is looked at in training mode, not in the passes by the other models."""
-    trainer = make_trainer(tmp_path, max_rounds=1, clients_per_round=2)
-    with pytest.raises(ConfigurationError, match="client 1 would end an epoch with a batch of one sample"):
-        trainer.fit(Noisy(), Two(batch_size=13), MOON("body"))
-
-
 def test_similarities_of_features_in_half_precision_keep_their_digits():
     generator = torch.Generator().manual_seed(0)
     own, near, far = torch.randn(3, 4, 50, generator=generator).bfloat16()

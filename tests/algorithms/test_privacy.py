@@ -38,7 +38,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import secret_generator
 from fedbc_lightning.federation.privacy import INTERVAL, Privacy, epsilons
 from fedbc_lightning.federation.sampling import PoissonSampler, UniformSampler
-from fedbc_lightning.federation.stragglers import Stragglers
+from fedbc_lightning.federation.system import Stragglers
 from fedbc_lightning.server.robust import CoordinateMedian
 
 pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")

@@ -13,7 +13,7 @@ from torch import nn
 from fedbc_lightning import Codecs, ConfigurationError, FedAvg, FedBC
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, FedPD, L2SGDPlus, Local, PerFedAvg
 from fedbc_lightning.core.units import duration
-from fedbc_lightning.federation.stragglers import Stragglers
+from fedbc_lightning.federation.system import Stragglers
 from fedbc_lightning.planning import drawn
 from fedbc_lightning.planning.repeated import repeated
 from fedbc_lightning.server import BFloat16, TopK
