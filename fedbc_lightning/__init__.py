@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FederatedAlgorithm, FedProx
     from fedbc_lightning.core.errors import ConfigurationError
     from fedbc_lightning.data import FederatedDataModule, PartitionedDataModule
-    from fedbc_lightning.engines.recorded.proof.vouched import recordable
     from fedbc_lightning.federation.coding import Codecs
     from fedbc_lightning.federation.privacy import Privacy
     from fedbc_lightning.federation.sampling import ClientSampler, PoissonSampler, UniformSampler
@@ -42,7 +41,7 @@ _HOMES = {
     "Privacy": "federation.privacy",
     "System": "federation.system",
     "UniformSampler": "federation.sampling",
-    "recordable": "engines.recorded.proof.vouched",
+    "recordable": "core.recordable",
 }
 
 __all__ = [

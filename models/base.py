@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedbc_lightning.core.checks import check_at_least, check_share
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.recordable import recordable
 
 SIZES = (
     "num_features", "hidden", "num_classes", "in_channels", "image_size", "num_groups", "vocabulary_size",
@@ -88,6 +89,7 @@ class SupervisedModel(LightningModule):
             targets: Targets of the same batch.
         """
 
+    @recordable
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the mean loss of a batch ``(inputs, targets)``, and log it as ``train_loss``."""
         outputs, targets = self._apply_to(batch)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-RecordSteps = Literal["auto", "compile"] | bool
+RecordSteps = Literal["auto"] | bool
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,8 @@ class LocalTraining:
         gradient_clip_val: Bound to which gradients are clipped, after the algorithm's terms were added; None clips
             nothing.
         gradient_clip_algorithm: How to clip: ``"norm"`` bounds the norm over all parameters, ``"value"`` each entry.
-        record_steps: Which local steps are recorded and replayed. ``"auto"`` records steps that are proven to depend
-            on weights and batch only; True records all of them, on the user's responsibility; False records none;
-            ``"compile"`` records as ``"auto"`` does, and compiles what came often.
+        record_steps: Which local steps are recorded and replayed. ``"auto"`` records a ``training_step`` that is marked
+            by :func:`fedbc_lightning.recordable`; True records any, which is the same promise; False records none.
         schedule_rounds: Number of rounds T if a client's epochs and steps are counted over all rounds; None if the
             count begins anew in each round.
     """

@@ -16,16 +16,14 @@ import torch.optim.optimizer as torch_optimizer
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric
 
-__all__ = ["DeviceContext", "OpOverload", "TorchDispatchMode", "tree_leaves", "tree_map_only"]
+__all__ = ["OpOverload", "TorchDispatchMode", "tree_map_only"]
 """Names of modules that torch calls private: operators, modes that see every operation, and walks over nested values.
 
-Read in torch 2.8 and 2.15. Without them no step can be recorded or proven: the recorded engine has to go.
+Read in torch 2.8 and 2.15. Without them no step can be recorded: the recorded engine has to go.
 """
 
 aten = torch.ops.aten
@@ -38,32 +36,11 @@ BatchNorm = _BatchNorm
 Read in torch 2.8 and 2.15. Without it, name BatchNorm1d, 2d, 3d and SyncBatchNorm: layers of other packages are missed.
 """
 
-REGISTRIES = ("_parameters", "_buffers", "_modules")
-"""Attributes of a module that hold its parameters, buffers and children, which are dicts by name.
-
-Read in torch 2.8 and 2.15. Without them the proof of a step cannot take down what a module holds, and must refuse.
-"""
-
 CALL_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-CALL_HOOK_OPTIONS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
-GLOBAL_CALL_HOOKS = tuple(f"_global{name}" for name in CALL_HOOKS)
-GLOBAL_REGISTRATION_HOOKS = tuple(f"_global_{kind}_registration_hooks" for kind in ("module", "buffer", "parameter"))
-STATE_HOOKS = (
-    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-)  # fmt: skip
-"""Attributes of a module, and names in ``torch.nn.modules.module``, under which hooks are registered.
+"""Attributes of a module under which hooks are registered.
 
 Read in torch 2.8 and 2.15. Without them a hook could not be noticed, which a recorded step would never call: refuse to
 record.
-"""
-
-CALL_NAMES = ("__call__", "_call_impl")
-COMPILED_CALL = "_compiled_call_impl"
-BACKWARD_HOOK_KIND = "_is_full_backward_hook"
-NAMED_MEMBERS = nn.Module._named_members
-"""What a call of a module, ``module.compile()``, a backward hook, and walks such as ``parameters()`` go through.
-
-Read in torch 2.8 and 2.15. Without them the proof cannot tell a module with a call or a walk of its own: refuse it.
 """
 
 FLAT_WEIGHTS = "_flat_weight"
@@ -71,8 +48,6 @@ FLAT_WEIGHTS = "_flat_weight"
 
 Read in torch 2.8 and 2.15. Without such attributes nothing happens: those of that name are only not looked at.
 """
-FLAT_WEIGHT_REFERENCES = "_flat_weight_refs"
-"""One of these attributes, which holds weak references. Read in torch 2.8 and 2.15; without it nothing happens."""
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -128,15 +103,6 @@ def writes_into(tensor: Tensor) -> int:
     return tensor._version
 
 
-def storage_key(tensor: Tensor) -> int:
-    """Return what tells the memory of a tensor from that of others as long as its storage object lives.
-
-    Read in torch 2.8 and 2.15; tensors without memory have one, too. Without it, use ``untyped_storage().data_ptr()``
-    and refuse empty tensors.
-    """
-    return tensor.untyped_storage()._cdata
-
-
 foreach_copy: Callable[[list[Tensor], tuple[Tensor, ...]], Any] = torch._foreach_copy_
 """Copies tensors into others in one call.
 
@@ -157,34 +123,10 @@ def listens_to_steps(optimizer: torch.optim.Optimizer) -> bool:
 
 # Operations
 
-UNSAFE_VIEW, ITEM = aten._unsafe_view.default, aten._local_scalar_dense.default
-"""Operations that torch's public functions come down to: ``reshape`` after a product, and ``item``.
+UNSAFE_VIEW = aten._unsafe_view.default
+"""Operation that ``reshape`` after a product comes down to.
 
-Read in torch 2.8 and 2.15. Without the first, a recorded step has one operation more; without the second, the proof
-must refuse what reads a value elsewhere.
-"""
-
-BATCH_NORMS = {
-    getattr(aten, name).default
-    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index")
-    if hasattr(aten, name)
-}
-"""Operations that write running means and variances, their 4th and 5th arguments, while their schemas deny it.
-
-Read in torch 2.8 and 2.15. Without one, nothing has to be done: it is no longer called.
-"""
-
-VIEW_FLAGS = ("_conj", "_neg_view")
-"""Names in ``torch`` of two views that differ in a flag, which no operation shows.
-
-Read in torch 2.8 and 2.15. Without one, nothing has to be done: it cannot be called.
-"""
-
-C_FUNCTIONS = (*(getattr(torch._C, name) for name in ("_nn", "_linalg", "_special", "_fft")), torch._VF)
-log_api_usage = torch._C._log_api_usage_once
-"""Modules with the C functions behind ``torch.nn.functional`` and the like, and one that modules call when made.
-
-Read in torch 2.8 and 2.15. Without one, the proof refuses steps that call its functions: they run as they are written.
+Read in torch 2.8 and 2.15. Without it, a recorded step has one operation more.
 """
 
 
@@ -204,64 +146,14 @@ def kernel(operation: OpOverload) -> Callable[..., Any]:
     return operation._op
 
 
-def trace(function: Callable[..., Any], inputs: Any, decompositions: Any = None) -> fx.GraphModule:
+def trace(function: Callable[..., Any], inputs: Any) -> fx.GraphModule:
     """Write down the operations of a function on tensors without values; its own constants keep theirs.
 
     Read in torch 2.8 and 2.15, which call the tracer experimental. Without it no step can be recorded.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    return make_fx(function, decompositions, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-
-
-def compile_graph(function: Callable[..., Any], inputs: Any) -> Callable[[list[Tensor]], Any]:
-    """Compile a function of tensors by Inductor to one call of C++, which takes a list of tensors and empties it.
-
-    Nothing looks at the tensors of a call but for their shapes. Read in torch 2.14. Without it, or where it raises,
-    steps are replayed and not compiled. ``tests/engines/test_compiled_steps.py`` tries it.
-    """
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.decomposition import select_decomp_table
-
-    traced = trace(function, inputs, select_decomp_table())
-    values = [node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder"]
-    with config.patch(compile_threads=1), tracing(TracingContext(values[0].fake_mode)):  # no processes of Inductor's
-        return compile_fx_inner(traced, values, cpp_wrapper=True)
-
-
-def repeat_while(condition: Callable[..., Tensor], body: Callable[..., Any], carried: Any, others: Any) -> Any:
-    """Call ``body(*carried, *others)`` on its own results as long as the condition holds; for graphs to be compiled.
-
-    Read in torch 2.14. Without it, compile one step instead of a loop of them.
-    """
-    from torch._higher_order_ops.while_loop import while_loop_op
-
-    return while_loop_op(condition, body, carried, others)
-
-
-# Modes
-
-num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-"""Returns the number of modes that see calls of torch's functions; a default device is one.
-
-Read in torch 2.8 and 2.15. Without it, use the length of the list in :func:`has_listeners`.
-"""
-
-
-def has_listeners() -> bool:
-    """Return whether anything sees all that torch computes: a mode, anomaly detection, or hooks on saved tensors.
-
-    The mode of the default device does not count. Read in torch 2.8 and 2.15. Without it, a recorded step would leave
-    such a mode out silently: record nothing.
-    """
-    return bool(
-        any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
-        or _get_current_dispatch_mode_stack()
-        or torch.is_anomaly_enabled()
-        or torch._C._autograd._top_saved_tensors_default_hooks(True)
-    )
+    return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
 
 
 # Processes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import torch
@@ -52,11 +52,6 @@ class ClientLoaders(Sequence[ClientLoader]):
     def gathers(self) -> bool:
         """Whether all loaders gather batches of one size from tensors in memory."""
         return all(loader.gathers and loader.batch_size == self[0].batch_size for loader in self)
-
-    @property
-    def code_between(self) -> list[Any]:
-        """The objects and classes whose code runs whenever a batch is made."""
-        return [part for loader in self for part in loader.code_between]
 
     def orders(self, num_epochs: int, num_kept: np.ndarray) -> Tensor:
         """Return the positions of each client's samples in the order of each epoch, client after client, in one vector.
@@ -121,16 +116,6 @@ class LoadersOnDemand(ClientLoaders):
     def gathers(self) -> bool:
         """Whether the batches of all clients are gathered from tensors in memory."""
         return self._first.gathers and all(issubclass(kind, ArrayDataset) for kind in set(map(type, self.datasets)))
-
-    @property
-    def code_between(self) -> list[Any]:
-        """The different objects and classes whose code runs whenever a batch is made."""
-        if not self.gathers:
-            return super().code_between
-        datasets: Any = self.datasets
-        functions = {id(part): part for d in datasets for part in (d.transform, d.augment) if part is not None}
-        classes = {*map(type, datasets), *[type(dataset.pool) for dataset in datasets]}
-        return [self._first.sampler, *classes, *functions.values()]
 
     def _orders(self, num_epochs: int) -> list[Tensor]:
         order, epochs = self._first.sampler.order_of, range(num_epochs)

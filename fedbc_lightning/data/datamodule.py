@@ -32,9 +32,6 @@ KEPT_BYTES = 128 * 2**20
 SPLITS = ("train", "val", "test")
 POOLED = -1
 """Number of the pseudo-client that holds all clients' training data."""
-LOADING_METHODS = ("client_train_dataloader", "client_dataset", "_train_loader", "_reachable")
-LOADING_ATTRIBUTES = ("_datasets", "batch_size", "drop_last", "loader_options", "shuffle")
-"""What runs, and what is read, when the loader of kept training data is made."""
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -129,7 +126,6 @@ class FederatedDataModule(LightningDataModule):
         self._split_sizes: dict[str, np.ndarray] = {}
         self._pooled: dict[str, Dataset | None] = {}
         self._has_transfer_hooks: bool | None = None
-        self._is_itself: bool | None = None
 
     # to be defined by a subclass
 
@@ -343,15 +339,6 @@ class FederatedDataModule(LightningDataModule):
         """Return whether one of these methods is not that of this class."""
         own = vars(FederatedDataModule)
         return any(getattr(getattr(self, name), "__func__", None) is not own[name] for name in names)
-
-    def makes_loader_itself(self, client: int) -> bool:
-        """Return whether no code of a subclass runs when the client's training loader is made: its data are kept."""
-        if self._is_itself is None:
-            own, kind = vars(FederatedDataModule), type(self)
-            is_own = all(getattr(kind, name) is own[name] for name in LOADING_METHODS)
-            are_plain = not any(hasattr(type(getattr(kind, name, None)), "__get__") for name in LOADING_ATTRIBUTES)
-            self._is_itself = is_own and are_plain and kind.__getattribute__ is object.__getattribute__
-        return self._is_itself and "train" in self._datasets.get(client, ())
 
     def fixed_batches(self, client: int, *, device: torch.device | None = None) -> ClientLoader:
         """Return a loader of a client's training data in the order of the data, without augmentation or dropping."""

@@ -125,15 +125,6 @@ class ClientLoader:
         dataset = self.dataset
         return self.gathers and dataset.transform is None and dataset.augment is None  # type: ignore[attr-defined]
 
-    @property
-    def code_between(self) -> list[Any]:
-        """Objects (data sets, transforms, ...) whose code runs whenever a batch is made."""
-        if not self.gathers:
-            return [self.dataset, self._options]
-        dataset: Any = self.dataset
-        parts = (self.sampler, dataset, dataset.pool, dataset.transform, dataset.augment)
-        return [part for part in parts if part is not None]
-
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
         return num_batches(self.sampler.num_samples, self.batch_size, self.drop_last)

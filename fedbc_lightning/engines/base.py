@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -199,8 +198,7 @@ class BaseEngine(ABC):
                 raise ConfigurationError(f"{what}: {name} takes plain SGD steps of its own, which know no such thing.")
         if any(group.get("maximize") for group in bench.optimizer.optimizer.param_groups):
             raise ConfigurationError(f"model: its optimizer maximizes, and {name} takes descent steps of its own.")
-        if not bench.is_trial:
-            _say_what_is_used(name, solver, bench.optimizer.optimizer)
+        bench.say(_what_is_used(name, solver, bench.optimizer.optimizer))
 
     def check_layer(self, name: str, layer: str) -> None:
         """Raise if the module has no such layer, see :meth:`fedbc_lightning.local.engine.Engine.check_layer`."""
@@ -292,15 +290,14 @@ def no_kept_parameters(name: str) -> ConfigurationError:
     )
 
 
-def _say_what_is_used(name: str, solver: Solver | type[Solver], optimizer: torch.optim.Optimizer) -> None:
-    """Say which settings of the user's optimizer a solver uses, unless it uses all of them."""
+def _what_is_used(name: str, solver: Solver | type[Solver], optimizer: torch.optim.Optimizer) -> str:
+    """Return which settings of the user's optimizer a solver uses; an empty text if it uses all of them."""
     groups, is_sgd = optimizer.param_groups, type(optimizer) is torch.optim.SGD
     used = ["learning rate"] if solver.uses_lr else []
     used += ["weight decay"] if is_sgd and any(group["weight_decay"] for group in groups) else []
     left = {key: max(group.get(key, 0.0) for group in groups) for key in ("momentum", "weight_decay")}
     left = {key: value for key, value in left.items() if value and not (is_sgd and key == "weight_decay")}
-    if not is_sgd or left or not solver.uses_lr:
-        said = type(optimizer).__name__ + (f" ({', '.join(f'{k} {v:g}' for k, v in left.items())})" if left else "")
-        rank_zero_info(
-            f"{name} takes plain SGD steps: of the model's {said} it uses {' and '.join(used) or 'nothing'}."
-        )
+    if is_sgd and not left and solver.uses_lr:
+        return ""
+    said = type(optimizer).__name__ + (f" ({', '.join(f'{k} {v:g}' for k, v in left.items())})" if left else "")
+    return f"{name} takes plain SGD steps: of the model's {said} it uses {' and '.join(used) or 'nothing'}."

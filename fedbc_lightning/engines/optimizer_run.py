@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.distributed.interrupts import check
 from fedbc_lightning.engines.client_run import ClientRun
@@ -47,7 +46,6 @@ class OptimizerRun(ClientRun):
         keep_mean: Whether to record the mean raw gradient.
         trains: Part of the model that is trained, see :meth:`fedbc_lightning.local.engine.Engine.solve`.
         contrast: Model-contrastive term of this client, which is added to the loss of each batch, or None.
-        previous: The run of the client before in this cohort, or None.
     """
 
     def __init__(
@@ -61,32 +59,22 @@ class OptimizerRun(ClientRun):
         keep_mean: bool,
         trains: Trains = "all",
         contrast: ModelContrast | None = None,
-        previous: OptimizerRun | None = None,
     ) -> None:
         super().__init__(bench, cohort, k, local)
-        # Two clients in a row whose steps are all replayed have none of the user's code between them.
-        self._goes_on = previous is not None and previous.is_alone and bench.datamodule.makes_loader_itself(self.client)
         # A term that is zero everywhere must not give a gradient to a parameter that has none.
         self.terms = [term for term in terms if not term.is_zero]
-        self._all_terms = terms  # a compiled step adds those that are zero, too: it is one for all clients and rounds
         self.after_step = after_step
         self._contrast = contrast if contrast is not None and contrast.weight else None
         self._is_plain = bench.takes_plain_steps and self._contrast is None
         self._held, self._held_values = self.layout.held_part(trains), bench.row[:0]
         self._gradients: Sequence[Tensor] | None = None  # of the last step, if it was replayed
-        self._is_visited = False
         self.num_gradients = 0  # more than steps if an optimizer calls its closure several times
         self.gradient_sum = torch.zeros_like(bench.grad, dtype=bench.layout.master_dtype) if keep_mean else None
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether no code of the user's has run for this client: every step was replayed, and nobody was told."""
-        return not self.is_module_informed and not self._is_visited
 
     def train(self, start: Tensor, lr_scale: float, purpose: str) -> None:
         """Run the epochs; see the base class."""
         self._start_scaler()
-        self.begin(start, lr_scale, purpose, informs_module=not (self._goes_on or self.bench.runs_only_training_step))
+        self.begin(start, lr_scale, purpose, informs_module=not self.bench.runs_only_training_step)
         self._training_step = self.user.training_step
         if self._contrast is not None:
             self._training_step = ContrastedStep(self.bench, self._contrast).training_step
@@ -115,10 +103,6 @@ class OptimizerRun(ClientRun):
     def _run_epoch(self, epoch: int) -> None:
         self.start_epoch(epoch)
         steps_before = self.num_steps
-        if epoch == 0 and self._is_plain:
-            self._is_visited = self._has_visitors()
-            if self._is_visited or not self._goes_on:
-                self.bench.recorder.start(self.bench.round, has_visitors=self._is_visited)
         self._run_batches()
         self.batches_passed += self.collector.num_batches
         if self.local.steps is not None and self.num_steps == steps_before and not self.user.shim.is_client_stopped:
@@ -131,19 +115,15 @@ class OptimizerRun(ClientRun):
     def _run_batches(self) -> None:
         """Take the steps of an epoch: as many as possible are replayed, the others are taken as they are written."""
         self._changes = self._changes_of_a_step() if self._is_plain else []
-        if not self.bench.compiler.is_over and not self._is_plain:
-            self.bench.compiler.tell("hooks of steps, accumulated gradients or a term in the loss are part of them")
-        if self._is_plain:
-            sgd = None if self.bench.compiler.is_over else self._only_sgd()
-            given = self.bench, self.collector, self.optimizer, self._changes, sgd, self._all_terms, self._is_visited
-            self._recorded = Replay(*given)
+        self._recorded = Replay(self.bench, self.collector, self._changes)
+        may_replay = self._is_plain and not self.optimizer.has_step_hooks
         batches: Sequence[Any] = ()
         start = batch_idx = 0
         try:
             for batches in self._stretches():
                 start = 0
                 while start < len(batches):
-                    recording = self._recording(batches[start]) if self._is_plain else None
+                    recording = self._recording(batches[start]) if may_replay else None
                     if recording is not None:
                         chosen = batches[start : start + self._num_replays(recording)]
                         count, is_over = self._replay(recording, chosen, batch_idx), False
@@ -167,7 +147,7 @@ class OptimizerRun(ClientRun):
 
     def _num_replays(self, recording: Recording) -> int:
         """Return how many steps may be replayed without any other code in between."""
-        if self._is_visited or self.optimizer.schedulers:
+        if self.optimizer.schedulers:
             return 1
         steps = self.local.steps
         return recording.credit if steps is None else min(recording.credit, steps - self.num_steps)
@@ -188,13 +168,6 @@ class OptimizerRun(ClientRun):
         self.num_gradients += count
         self.count_step(batch_idx + count - 1, num_steps=count)
         return count
-
-    def _only_sgd(self) -> tuple[dict[str, Any], Tensor] | None:
-        """Return settings and momentum of SGD if a step is its step on the gradient with the terms, and no more."""
-        has_more = self.after_step is not None or self.gradient_sum is not None or self._held is not None
-        if has_more or self._is_visited or self.local.gradient_clip_val:
-            return None
-        return self.optimizer.only_sgd_group()
 
     def _size_of(self, batch: Any, batch_idx: int) -> int:
         size = self.loader.batch_size
@@ -224,13 +197,6 @@ class OptimizerRun(ClientRun):
     def _step_schedulers(self) -> None:
         """Step the schedulers of interval ``epoch``, at the end of one."""
         self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
-
-    def _has_visitors(self) -> bool:
-        """Return whether code that is not known runs between the steps, in data, transfers, terms or the optimizer."""
-        parts = [*self.terms, *([] if self.after_step is None else [self.after_step]), *self.loader.code_between]
-        if self.user.has_transfer_hooks or not all(map(is_ours, parts)):
-            return True
-        return not self._goes_on and self.optimizer.has_visitors
 
     def _apply_after_step(self, after_step: AfterStep) -> None:
         self.bench.update_row(lambda w: after_step.apply(w, self.bench.step_sizes(self.optimizer.rates)))

@@ -74,7 +74,7 @@ class SequentialEngine(BaseEngine):
             args = (self.bench, cohort, k, asked.local, *of_client, asked.record_gradient_mean, asked.trains)
             contrast = own_contrasts[k]
             try:
-                run = OptimizerRun(*args, contrast=contrast, previous=runs[-1] if runs else None)
+                run = OptimizerRun(*args, contrast=contrast)
                 run.run(own_start, *how, is_last=asked.is_last)
             except MissingGradientError:
                 log.info(

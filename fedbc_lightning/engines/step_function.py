@@ -12,12 +12,8 @@ from torch.func import functional_call, grad, vmap
 from torchmetrics import Metric
 
 from fedbc_lightning.core.private_torch import parameters_of, renew_flat_weights
-from fedbc_lightning.core.seeding import preserved_globals
-from fedbc_lightning.engines.recorded.proof import Proof, prove
-from fedbc_lightning.engines.recorded.proof.operations import WithoutTensors
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.module.collector import one_number
-from fedbc_lightning.module.log import ModuleLog
 from fedbc_lightning.module.mistakes import refuse_loss
 from fedbc_lightning.state.layout import ParameterLayout
 
@@ -145,37 +141,6 @@ class StepFunction:
         self.user, self.layout, self._name = user, layout, name
         self._step = Step(user.module, name, user.takes_index[name])
         self._names = [f"module.{entry.name}" for entry in layout.entries]
-
-    def prove(self, batch: Sequence[Tensor]) -> Proof:
-        """Prove that the step is a function of weights and batch, for batches of this form; nothing is changed.
-
-        Args:
-            batch: A batch of one client; the module must be in the mode of the step.
-
-        Raises:
-            NotRecordableError: It cannot be proven; the message names the obstacle.
-        """
-        user = self.user
-        collector, user.collector = user.collector, LoggedCalls()  # type: ignore[assignment]
-        try:
-            with preserved_globals(user.device), user.autocast():
-                proof = prove(
-                    user.module, self._name, batch, takes_index=user.takes_index[self._name], log=ModuleLog.log
-                )
-                self._check_reach(batch)
-                return proof
-        finally:
-            user.collector = collector
-
-    def _check_reach(self, batch: Sequence[Tensor]) -> None:
-        """Raise unless all weights that the step uses are those that it is given as arguments.
-
-        Raises:
-            NotRecordableError: The step reaches a parameter in another way, for instance through a list.
-        """
-        stand_ins = [p.detach().clone().requires_grad_(p.requires_grad) for p in self.layout.parameters]
-        with torch.set_grad_enabled(self._name == "training_step"), WithoutTensors(self.layout.parameters):
-            self._logged(stand_ins, type(batch)(part.clone() for part in batch), 0)  # type: ignore[call-arg]
 
     def single(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
         """Take the step of one client.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -19,7 +20,6 @@ from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.progress_counters import Work
-from fedbc_lightning.engines.recorded.compiled import StepCompiler
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
 from fedbc_lightning.local import Term
 from fedbc_lightning.module.adapter import UserModule
@@ -43,11 +43,9 @@ class Workbench:
         local: The local training that every client is asked for.
         datamodule: The data module, which gives each client's loader.
         seed: The run's seed.
-        is_trial: True while the engine is timed by ``engine: auto``; nothing is logged then.
         round: The current round.
         grad_scale: The scale of gradients at which each client starts in 16-mixed precision.
         recorder: Replays steps that came often.
-        compiler: Compiles replayed steps if the user has asked for it.
         work: Counts clients and steps, for who shows the progress of a round.
         scaler: The gradient scaler of 16-mixed precision, or None.
         overridden: Whether the module has its own ``backward``, ``optimizer_step``, ..., by name.
@@ -63,19 +61,17 @@ class Workbench:
     local: LocalTraining
     datamodule: FederatedDataModule
     seed: int
-    is_trial: bool = False
 
     def __post_init__(self) -> None:
         self.round, self.grad_scale = 0, 1.0
         self.optimized_grad = self.grad[: self.layout.num_optimized]
         self.grad_views = self.layout.views(self.grad)[: self.layout.num_grouped]
         self.recorder = StepRecorder(self.user, self.layout, self.local.record_steps)
-        is_compiled = self.local.record_steps == "compile" and not self.is_trial
-        self.compiler = StepCompiler(self.layout, self.row, is_wanted=is_compiled)
         self.work = Work()
         shared = slice(self.layout.num_parameters)
         self._rows = self.grad[None, shared], self.row[None, shared]
         self.is_half = self.layout.dtype != self.layout.master_dtype
+        self._said: set[str] = set()
         self._components: dict[int, list[Any]] = {}
         self._shares: dict[int, list[float]] = {}
         self._look_at_module()
@@ -127,9 +123,17 @@ class Workbench:
         optimizer = LocalOptimizer(user, layout, row, grad, configured)
         return cls(user, layout, optimizer, row, grad, local, datamodule, seed)
 
-    def renewed(self, *, is_trial: bool = False) -> Workbench:
+    def renewed(self) -> Workbench:
         """Return a workbench on the same rows that has recorded and kept nothing yet."""
-        return replace(self, is_trial=is_trial)
+        new = replace(self)
+        new._said = self._said
+        return new
+
+    def say(self, text: str) -> None:
+        """Log a line once in a run; an empty text is not logged."""
+        if text and text not in self._said:
+            self._said.add(text)
+            rank_zero_info(text)
 
     def start_round(self, round: int, grad_scale: float, learning_rates: list[float] | None) -> None:
         """Take over what changes from round to round.
@@ -140,6 +144,7 @@ class Workbench:
             learning_rates: The learning rate of each group, or None for those of ``configure_optimizers``.
         """
         self.round, self.grad_scale = round, grad_scale
+        self.recorder.start_round(round)
         self.optimizer.learning_rates = learning_rates
 
     # what a step consists of

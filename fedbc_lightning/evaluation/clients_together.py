@@ -189,7 +189,7 @@ class ClientsTogether:
         with evaluator.evaluating(what.stage, what.round):
             if clients != self._clients:
                 self._clients, self._batch = clients, gathered_whole(evaluator.loaders(what.split, clients))
-            batch = [part.clone() for part in self._batch]  # a function that the user vouches for may write into it
+            batch = [part.clone() for part in self._batch]  # the step may write into it
             found = self._mapped.run(batch, self._weights(unit[0][0], clients))
         return dict(zip(unit, found, strict=True))
 

@@ -118,7 +118,7 @@ class Federation:
             check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
         initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters(), self.layout.read_kept()
         self.engine_kind: choice.Kind = (
-            choose_engine(fabric, self.bench, algorithm, self.participation, max_rounds) if engine == "auto" else engine
+            choose_engine(fabric, self.bench, algorithm, self.participation) if engine == "auto" else engine
         )
         self._continues = self.local.schedule_rounds is not None
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models

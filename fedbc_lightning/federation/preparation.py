@@ -13,7 +13,7 @@ from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.base import BaseEngine, no_kept_parameters
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.federation.participation import Participation, deal
+from fedbc_lightning.federation.participation import Participation
 from fedbc_lightning.module import local_schedules
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.client_optimizers import configure
@@ -25,9 +25,6 @@ from fedbc_lightning.state.layout import ParameterLayout
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-
-NUM_ROUNDS_LOOKED_AT = 10
-"""Number of first rounds whose sampled clients decide which engine ``auto`` takes."""
 
 
 def round_schedulers(user: UserModule, local: LocalTraining, participation: Participation) -> RoundSchedulers:
@@ -84,22 +81,10 @@ def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout
 
 
 def choose_engine(
-    fabric: Fabric, bench: Workbench, algorithm: FederatedAlgorithm, participation: Participation, max_rounds: int
+    fabric: Fabric, bench: Workbench, algorithm: FederatedAlgorithm, participation: Participation
 ) -> choice.Kind:
-    """Choose the faster engine by rank 0's clients of the first rounds; the choice is the same on all ranks."""
-    kind: choice.Kind = "sequential"
-    if algorithm.trains_pooled:
-        rank_zero_info("trainer.engine: auto takes sequential; there is one model, trained on all data.")
-    elif fabric.is_global_zero:
-        shares = []
-        for round in range(1, min(NUM_ROUNDS_LOOKED_AT, max_rounds) + 1):
-            ids = participation.sample(round)
-            steps = participation.num_steps(ids)
-            share = deal(steps, fabric.world_size)[0]
-            shares.append(choice.Workload([ids[p] for p in share], [steps[p] for p in share]))
-        with bench.layout.frozen.kept():
-            kind = choice.choose(bench, algorithm, shares, max_rounds)
-    return fabric.broadcast(kind)
+    """Choose an engine by the number of clients that a process trains in the first round."""
+    return choice.choose(bench, algorithm, len(participation.sample(1)) // fabric.world_size)
 
 
 def declare_state(

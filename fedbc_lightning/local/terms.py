@@ -84,16 +84,6 @@ class Proximal:
         torch.sub(w, self.center, out=self._space[0])
         grad.addcmul_(self._coefficient, self._space[0])
 
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that :meth:`gradient` depends on beside w."""
-        return self._coefficient, self.center
-
-    @staticmethod
-    def gradient(w: Tensor, coefficient: Tensor, center: Tensor) -> Tensor:
-        """Return ``c (w - z)`` as a function of tensors, for a compiled step."""
-        return coefficient * (w - center)
-
     def value(self, w: Tensor) -> Tensor:
         """Return ``c/2 ||w - z||^2``, (K,)."""
         return (self.coefficient / 2 * (w - self.center).square()).sum(dim=1)
@@ -135,16 +125,6 @@ class Linear:
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
         """Add v to ``grad`` (K, d), in place."""
         grad.add_(self.vector)
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that :meth:`gradient` depends on beside w."""
-        return (self.vector,)
-
-    @staticmethod
-    def gradient(w: Tensor, vector: Tensor) -> Tensor:
-        """Return v as a function of tensors, for a compiled step."""
-        return vector
 
     def value(self, w: Tensor) -> Tensor:
         """Return ``<v, w>``, (K,)."""

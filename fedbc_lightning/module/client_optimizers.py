@@ -27,7 +27,7 @@ from fedbc_lightning.core.private_torch import listens_to_steps
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.fast_forward import FastForward
 from fedbc_lightning.module.flat_sgd import FlatSGD
-from fedbc_lightning.module.foreign_step_code import is_known_scheduler, steps_as_torch
+from fedbc_lightning.module.foreign_step_code import steps_as_torch
 from fedbc_lightning.module.round_schedulers import is_of_rounds
 from fedbc_lightning.state.layout import ParameterLayout
 
@@ -186,26 +186,10 @@ class LocalOptimizer:
             return self.optimizer.step
         return self._bare_step if self._flat_sgd is None else self._flat_sgd.step
 
-    def only_sgd_group(self) -> tuple[dict[str, Any], Tensor] | None:
-        """Return settings and momentum if all steps are of SGD without dampening, in one group, and nobody listens."""
-        if self._flat_sgd is None or self.schedulers or self.has_step_hooks:
-            return None
-        return self._flat_sgd.only_group()
-
     @property
     def has_step_hooks(self) -> bool:
         """Whether step hooks are registered on this optimizer or on all, or a function is wrapped around its step."""
         return listens_to_steps(self.optimizer) or not steps_as_torch(self.optimizer)
-
-    @property
-    def has_visitors(self) -> bool:
-        """Whether unknown code may run when the optimizer or its schedulers step."""
-        if self.has_step_hooks or type(self.optimizer) not in ELEMENTWISE:
-            return True
-        if not self.schedulers:
-            return False
-        is_known = all(is_known_scheduler(config.scheduler) for config in self.schedulers)
-        return not is_known or overrides(self._user.module, "lr_scheduler_step", LightningModule)
 
     def show_gradient(self, is_there: bool = True) -> None:
         """Set the gradient row as the gradient of the flat parameters, or None if the step has no gradient."""

@@ -67,20 +67,6 @@ class FlatSGD:
                 direction = torch.add(direction, buffer, alpha=momentum, out=space) if group["nesterov"] else buffer
             row.add_(direction, alpha=-group["lr"])
 
-    def only_group(self) -> tuple[dict[str, Any], Tensor] | None:
-        """Return settings and momentum of the only group; None if there are more, or its steps are of another kind.
-
-        A momentum that no step has made yet is made here, of zeros; that is the same without dampening.
-        """
-        groups, parts = self._optimizer.param_groups, self._parts
-        if len(groups) != 1 or not _is_usual(groups[0], parts[0]) or groups[0]["dampening"]:
-            return None
-        state = self._optimizer.state[parts[0].leaf] if groups[0]["momentum"] else {}
-        momentum = state.get("momentum_buffer")
-        if momentum is None:
-            momentum = state["momentum_buffer"] = torch.zeros_like(parts[0].grad)
-        return groups[0], momentum
-
 
 def _is_usual(group: dict[str, Any], part: Part) -> bool:
     """Return whether a group holds the flat parameter with its gradient, and settings that are plain numbers."""

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.planned_round import PlannedRound, plan_round
-from fedbc_lightning.federation.preparation import NUM_ROUNDS_LOOKED_AT
 from fedbc_lightning.state.row_file import NUM_SLOTS
 
+NUM_FIRST = 10
+"""Number of first rounds whose clients' work is predicted."""
 MAX_DRAW_SECONDS = 2.0
 """Time limit for drawing rounds; rounds beyond it are estimated by the mean of those drawn."""
 
@@ -19,7 +20,7 @@ class Drawn(NamedTuple):
     """Totals over all rounds of a run, extrapolated if only some of the rounds were drawn.
 
     Attributes:
-        first: The first rounds, at most ``NUM_ROUNDS_LOOKED_AT``.
+        first: The first rounds, at most ``NUM_FIRST``.
         num_steps: Number of optimizer steps of all clients in all rounds.
         bytes_up: Bytes that clients send to the server in all rounds.
         bytes_down: Bytes that clients receive from the server in all rounds.
@@ -47,10 +48,10 @@ def draw_rounds(federation: Federation, num_rounds: int) -> Drawn:
     first: list[PlannedRound] = []
     times = Counter[int]()
     steps = up = down = sampled = count = 0
-    while count < num_rounds and (count < NUM_ROUNDS_LOOKED_AT or time.perf_counter() < until):
+    while count < num_rounds and (count < NUM_FIRST or time.perf_counter() < until):
         count += 1
         round = plan_round(federation, count)
-        if count <= NUM_ROUNDS_LOOKED_AT:
+        if count <= NUM_FIRST:
             first.append(round)
         times.update(round.ids)
         steps, sampled = steps + sum(round.steps), sampled + len(round.sampled)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,15 +14,19 @@ from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.base import BaseEngine
-from fedbc_lightning.engines.trial import Kind, Trial, Workload
+from fedbc_lightning.engines.choice import Kind
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.participation import deal
 from fedbc_lightning.federation.planned_round import PlannedRound
 
-SLOW_STEP = 0.1
-"""Seconds of a step above which it is timed once only."""
-MAX_TRIAL_SECONDS = 2.0
-"""Seconds that one step of each client of a round may take for the other engine to be timed as well."""
+NUM_STEPS = 20
+"""Largest number of steps of each client in one timing."""
+NUM_TIMINGS = 3
+"""Number of timings; the shortest is used, since other programs of the machine make timings longer only."""
+SLOW_STEPS = 0.5
+"""Seconds of a first timing above which nothing is timed again."""
+MAX_STEP_SECONDS = 2.0
+"""Seconds of a step above which the other engine is not timed."""
 MAX_ROUND_SECONDS = 3.0
 """Time limit for running the first round as a whole again and again; it is not run if it would take longer."""
 MAX_ROUNDS = 10
@@ -43,6 +48,18 @@ class WholeRounds(NamedTuple):
     seconds: float = 0.0
     num_metrics: int = 0
     record_bytes: int = 0
+
+
+class Cost(NamedTuple):
+    """Seconds that training takes for each client apart from its steps, and for each step of a client."""
+
+    client: float
+    step: float
+
+    def of(self, round: PlannedRound, num_processes: int) -> float:
+        """Return the seconds of a round's local training, in the process that has the most to do."""
+        shares = deal(round.steps, num_processes)
+        return max(len(share) * self.client + sum(round.steps[p] for p in share) * self.step for share in shares)
 
 
 class RoundTimer:
@@ -72,23 +89,67 @@ class RoundTimer:
             self.not_timed = "no client of the first rounds trains"
             return {kind: 0.0}
         self._begin(federation.engine, *trained[0])
-        shares = [Workload(round.ids, round.steps) for _, round in trained]
-        trial = Trial(
-            federation.engine, self._train, is_mapped=kind == "vectorized" and len(shares[0].ids) > 1,
-            slow_step=SLOW_STEP,
-        )  # fmt: skip
-        trial.measure(shares)
-        of_kinds = trial.predict(shares[0])
-        predicted = of_kinds.get(kind, of_kinds["sequential"])
+        cost = self._measure(federation.engine, trained[0][1])
+        predicted = cost.of(trained[0][1], 1)
         self.whole = self._take_rounds(trained[0][0], predicted)
-        seconds = self._local_seconds(trial, shares, len(rounds))
-        if kind == "sequential":
-            seconds |= self._try_vectorized(trained[0], shares, len(rounds), seconds["sequential"])
-        seconds.setdefault(kind, seconds["sequential"])  # one client at a time is trained sequentially
+        costs = {kind: cost}
+        if not (reason := self._why_not_both(cost, trained)):
+            try:
+                engine = choice.other_engine(federation.bench, other, federation.algorithm)
+                self._begin(engine, *trained[0])
+                costs[other] = self._measure(engine, trained[0][1])
+            except NotVectorizableError as error:
+                reason = error.reason
+            finally:
+                federation.algorithm.server_callbacks(federation.engine)  # for a method that keeps its parts
+                federation.load_global()
+        self.not_timed = reason
         measured = self.whole.seconds
         rest, scale = max(measured - predicted, 0.0), min(measured / predicted, 1.0) if measured and predicted else 1.0
-        found = {kind: seconds[kind] * scale + rest}
-        return found | ({other: seconds[other] + rest} if other in seconds else {})
+        local = {
+            name: sum(cost.of(round, self._num_processes) for _, round in trained) / len(rounds)
+            for name, cost in costs.items()
+        }
+        return {name: seconds * (scale if name == kind else 1.0) + rest for name, seconds in local.items()}
+
+    def _why_not_both(self, cost: Cost, trained: Sequence[tuple[int, PlannedRound]]) -> str:
+        """Return why the other engine is not timed; empty if it is."""
+        if self._federation.algorithm.trains_pooled:
+            return "there is one model, trained on all data"
+        if max(len(round.ids) for _, round in trained) < 2:
+            return "one process trains one client in a round"
+        return "steps are slow" if cost.step > MAX_STEP_SECONDS else ""
+
+    def _measure(self, engine: BaseEngine, round: PlannedRound) -> Cost:
+        """Time a few steps of the largest group of clients that the engine trains together."""
+        recorder, asked = engine.bench.recorder, engine.bench.local
+        recorder.record_after = {"single": 2, "mapped": 2}  # most steps of a long run are recorded
+        groups = engine.group(range(len(round.ids)), round.steps, ())
+        ids = [round.ids[p] for p in max(groups, key=len)]
+        try:
+            first, num_steps = self._timed(engine, ids, 2)
+            if first > SLOW_STEPS:  # this may include making the data
+                seconds, num_steps = self._timed(engine, ids, 1)
+                return Cost(0.0, seconds / num_steps)
+            self._timed(engine, ids, NUM_STEPS)
+            turns = [(self._timed(engine, ids, 1), self._timed(engine, ids, NUM_STEPS)) for _ in range(NUM_TIMINGS)]
+        finally:
+            engine.bench.local = asked
+        (short, few), (long, many) = (min(column) for column in zip(*turns, strict=True))
+        if many == few:  # some methods take as many steps as they like
+            return Cost(0.0, short / few)
+        step = max(long - short, 0.0) / (many - few)
+        return Cost(max(short - few * step, 0.0) / len(ids), step)
+
+    def _timed(self, engine: BaseEngine, ids: list[int], num_steps: int) -> tuple[float, int]:
+        """Return the seconds of training these clients for so many steps each, and the sum of their steps."""
+        bench = engine.bench
+        bench.local = replace(bench.local, epochs=None, steps=num_steps)
+        started = time.perf_counter()
+        steps = self._train(engine, ids)
+        if bench.user.device.type == "cuda":
+            torch.cuda.synchronize(bench.user.device)
+        return time.perf_counter() - started, max(1, sum(steps))
 
     def _begin(self, engine: BaseEngine, number: int, round: PlannedRound) -> None:
         server = self._federation.server
@@ -96,7 +157,7 @@ class RoundTimer:
         self._federation.user.shim.set(training=True)
         self._federation.start_round(engine.bench)
 
-    def _train(self, engine: BaseEngine, ids: list[int], num_steps: int) -> list[int]:
+    def _train(self, engine: BaseEngine, ids: list[int]) -> list[int]:
         """Do the clients' part of a round, keep nothing of it, and return the clients' numbers of steps."""
         federation, server = self._federation, self._federation.server
         cohort = federation.make_cohort(ids, [server.ids.index(client) for client in ids])
@@ -130,44 +191,3 @@ class RoundTimer:
                 federation.rollback()
                 federation.load_global()
         return whole
-
-    def _local_seconds(self, trial: Trial, shares: Sequence[Workload], num_rounds: int) -> Seconds:
-        """Predict the seconds of local training per round, in the process that has the most to do."""
-        totals: Seconds = {}
-        for share in shares:
-            parts = [
-                trial.predict(Workload([share.ids[p] for p in part], [share.steps[p] for p in part]))
-                for part in deal(share.steps, self._num_processes) if part
-            ]  # fmt: skip
-            for kind in parts[0]:
-                totals[kind] = totals.get(kind, 0.0) + max(part[kind] for part in parts)
-        return {kind: total / num_rounds for kind, total in totals.items()}
-
-    def _try_vectorized(
-        self, begun: tuple[int, PlannedRound], shares: Sequence[Workload], num_rounds: int, sequential: float
-    ) -> Seconds:
-        """Return the seconds of a round in the vectorized engine, if it can be timed; else set ``not_timed``.
-
-        The two engines are timed in turn, and the ratio scales ``sequential``, the seconds of the sequential engine.
-        """
-        federation = self._federation
-        if federation.algorithm.trains_pooled:
-            self.not_timed = "there is one model, trained on all data"
-            return {}
-        steps = sum(sum(share.steps) for share in shares) / sum(len(share.ids) for share in shares)
-        if sequential / max(steps, 1) > MAX_TRIAL_SECONDS:
-            self.not_timed = "steps are slow"
-            return {}
-        try:
-            engine = choice.make_trial_engine(federation.bench, federation.algorithm, len(shares[0].ids))
-            self._begin(engine, *begun)
-            trial = Trial(engine, self._train, slow_step=SLOW_STEP)
-            trial.measure(shares)
-        except NotVectorizableError as error:
-            self.not_timed = error.reason
-            return {}
-        finally:
-            federation.algorithm.server_callbacks(federation.engine)  # for a method that keeps its parts
-            federation.load_global()
-        both = self._local_seconds(trial, shares, num_rounds)  # timed in turn: their ratio is surer than either
-        return {"vectorized": sequential * both["vectorized"] / max(both["sequential"], 1e-9)}

@@ -301,11 +301,6 @@ class ParameterLayout:
         for parameter, gradient in zip(self._grouped, gradients, strict=False):
             parameter.grad = gradient.clone()
 
-    def hide_gradients(self) -> None:
-        """Let ``p.grad`` of the grouped parameters be None."""
-        for parameter in self._grouped:
-            parameter.grad = None
-
     # buffers
 
     def read_buffers(self) -> Tensor:

@@ -130,10 +130,8 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         wrong.append(f"trainer.engine: got {arguments['engine']}; use sequential, vectorized or auto")
     if arguments["local_schedules"] not in ("fresh", "continue"):
         wrong.append(f"trainer.local_schedules: got {arguments['local_schedules']}; use fresh or continue")
-    if arguments["record_steps"] not in (True, False, "auto", "compile"):
-        wrong.append(f"trainer.record_steps: got {arguments['record_steps']}; use auto, true, false or compile")
-    if arguments["record_steps"] == "compile" and arguments["engine"] == "vectorized":
-        wrong.append("trainer.record_steps: compile is for engine: sequential; use auto with engine: vectorized")
+    if arguments["record_steps"] not in (True, False, "auto"):
+        wrong.append(f"trainer.record_steps: got {arguments['record_steps']}; use auto, true or false")
     if arguments["client_dtype"] not in (None, "float32", "bfloat16"):
         wrong.append(f"trainer.client_dtype: got {arguments['client_dtype']}; use float32 or bfloat16, or leave it out")
     if wrong:

@@ -81,15 +81,15 @@ class FederatedTrainer(RunView):
             None: there is none. See ``docs/howto/simulated_time.md``.
         engine: ``"sequential"`` trains one client after another, with any module. ``"vectorized"`` trains many clients
             at once, by ``torch.func`` over ``training_step``, for small models; it also evaluates clients with equal
-            numbers of samples together, and raises an error that names what it cannot do. ``"auto"`` times both on a
-            few steps of the first round's clients, if that costs at most 2 % of the run's local training, and takes
-            ``"vectorized"`` if that saves a fifth; a resumed run keeps the choice.
+            numbers of samples together, and raises an error that names what it cannot do. To choose it is to promise
+            that the steps are functions of weights and batch; some are compared with the steps as written. ``"auto"``
+            takes ``"vectorized"`` if ``training_step`` is promised to be such a function (see ``record_steps``), it
+            can be mapped, the model has at most 2,000 parameters, and a process trains at least 50 clients in a round,
+            else ``"sequential"``.
         record_steps: Whether local steps that occur often are recorded and replayed, which gives the same numbers
-            faster. ``"auto"``: if ``training_step`` is proven to be a function of weights and batch; one line names
-            the obstacle if it is not. True: always; you guarantee that it is such a function. False: never.
-            ``"compile"``: as ``"auto"``, and steps of plain SGD that come often are compiled to C++, for long runs of
-            small models on a CPU in the sequential engine. The numbers then differ in last digits, also between a run
-            and its resumption; without a C++ compiler a line says so, and nothing is compiled.
+            faster. ``"auto"``: if ``training_step`` has the decorator :func:`fedbc_lightning.recordable`, as in all
+            models of this package, by which you promise that it is a function of weights and batch. True: always,
+            which is the same promise. False: never. Some steps are compared with the step as written in any case.
         accelerator: Kind of device, as in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         strategy: Way in which processes are started: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork`` or
             ``ddp_notebook``. Each process trains whole clients; gradients are never synchronised. A forked process
@@ -159,7 +159,7 @@ class FederatedTrainer(RunView):
         codec: Codecs | None = None,
         system: System | None = None,
         engine: Literal["sequential", "vectorized", "auto"] = "sequential",
-        record_steps: bool | Literal["auto", "compile"] = "auto",
+        record_steps: bool | Literal["auto"] = "auto",
         accelerator: str = "auto",
         strategy: str = "auto",
         devices: list[int] | str | int = "auto",

@@ -39,7 +39,7 @@ def test_the_table(script, monkeypatch, capsys):
         ("FedAvg-users", "time ", "FedAvg"), ("FedBC-users", "time ", "FedBC"),
         ("FedAvg-vectorized-users", "time ", "FedAvg-vectorized"),
         ("FedBC-vectorized-users", "time ", "FedBC-vectorized"),
-        ("FedAvg-compiled", None, "FedAvg"), ("FedBC-compiled", None, "FedBC"),
+        ("FedAvg-written", None, "FedAvg"), ("FedBC-written", None, "FedBC"),
     ]  # fmt: skip
     beside = {way: other for way, _, other in ways}
     assert beside["FedAvg-auto"] in ("FedAvg", "FedAvg-vectorized")

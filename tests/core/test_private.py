@@ -27,7 +27,6 @@ from lightning.pytorch.utilities.compile import from_compiled
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import nn
 from torch.func import functional_call
-from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torchmetrics import MaxMetric
@@ -51,15 +50,6 @@ def test_every_batch_norm_is_one():
         assert isinstance(layer, private_torch.BatchNorm), gone("_BatchNorm")
 
 
-def test_a_module_holds_what_it_has_under_the_known_names():
-    layer = nn.Sequential(nn.BatchNorm1d(2))
-    found = [set(vars(part)[name]) for part in layer.modules() for name in private_torch.REGISTRIES]
-    assert found[:3] == [set(), set(), {"0"}], gone("_modules")
-    assert found[3] == {"weight", "bias"}, gone("_parameters")
-    assert found[4] == {"running_mean", "running_var", "num_batches_tracked"}, gone("_buffers")
-    assert private_torch.parameters_of(layer[0]) is vars(layer[0])["_parameters"]
-
-
 def test_hooks_are_found_where_they_are_registered():
     def nothing(*args, **kwargs):
         return None
@@ -74,50 +64,6 @@ def test_hooks_are_found_where_they_are_registered():
         assert not vars(layer)[name], gone(name)
         getattr(layer, register)(nothing)
         assert vars(layer)[name], gone(name)
-    layer = nn.Linear(1, 1)
-    layer.register_forward_hook(nothing, with_kwargs=True, always_call=True)
-    layer.register_forward_pre_hook(nothing, with_kwargs=True)
-    layer._register_load_state_dict_pre_hook(nothing)
-    layer.register_load_state_dict_post_hook(nothing)
-    layer.register_state_dict_post_hook(nothing)
-    layer.register_state_dict_pre_hook(nothing)
-    for name in (*private_torch.CALL_HOOK_OPTIONS, *private_torch.STATE_HOOKS):
-        assert vars(layer)[name], gone(name)
-
-
-@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
-def test_global_hooks_are_found_where_they_are_registered(kind):
-    name = f"_global_{kind.removeprefix('full_')}s"
-    assert name in private_torch.GLOBAL_CALL_HOOKS
-    assert not getattr(nn.modules.module, name), gone(name)
-    handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *args: None)
-    assert getattr(nn.modules.module, name), gone(name)
-    handle.remove()
-
-
-@pytest.mark.parametrize("kind", ["module", "buffer", "parameter"])
-def test_registration_hooks_are_found_where_they_are_registered(kind):
-    name = f"_global_{kind}_registration_hooks"
-    assert name in private_torch.GLOBAL_REGISTRATION_HOOKS
-    handle = getattr(nn.modules.module, f"register_module_{kind}_registration_hook")(lambda *args: None)
-    assert getattr(nn.modules.module, name), gone(name)
-    handle.remove()
-
-
-def test_calls_and_walks_go_through_the_known_names():
-    for name in (*private_torch.CALL_NAMES, private_torch.COMPILED_CALL):
-        assert hasattr(nn.Module, name), gone(name)
-    assert private_torch.BACKWARD_HOOK_KIND in vars(nn.Linear(1, 1)), gone(private_torch.BACKWARD_HOOK_KIND)
-    seen = []
-
-    class Walked(nn.Linear):
-        def _named_members(self, *args, **kwargs):
-            seen.append(True)
-            return super()._named_members(*args, **kwargs)
-
-    list(Walked(1, 1).parameters())
-    assert seen, gone("_named_members")
-    assert private_torch.NAMED_MEMBERS is vars(nn.Module)["_named_members"]
 
 
 def test_a_module_knows_which_buffers_persist():
@@ -133,8 +79,7 @@ def test_a_recurrent_layer_keeps_a_list_of_the_weights_it_was_called_with():
     assert layer._flat_weights[0] is not layer.weight_ih_l0, "renew_flat_weights is no longer needed"
     private_torch.renew_flat_weights(layer)
     assert all(a is b for a, b in zip(layer._flat_weights, layer.parameters(), strict=True)), gone("_flat_weights")
-    found = {name for name in vars(layer) if name.startswith(private_torch.FLAT_WEIGHTS)}
-    assert private_torch.FLAT_WEIGHT_REFERENCES in found, gone("_flat_weight_refs")
+    assert any(name.startswith(private_torch.FLAT_WEIGHTS) for name in vars(layer)), gone("_flat_weight")
 
 
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
@@ -165,13 +110,6 @@ def test_a_write_into_a_tensor_is_counted():
     assert private_torch.writes_into(tensor) > before, gone("_version")
 
 
-def test_tensors_with_the_same_memory_have_the_same_key():
-    tensor, empty = torch.zeros(4), torch.zeros(0)
-    assert private_torch.storage_key(tensor[1:].view(3, 1)) == private_torch.storage_key(tensor), gone("_cdata")
-    keys = {private_torch.storage_key(one) for one in (tensor, tensor.clone(), empty, empty.clone())}
-    assert len(keys) == 4, gone("_cdata")
-
-
 def test_many_tensors_are_copied_in_one_call():
     into = [torch.zeros(2), torch.zeros(3)]
     private_torch.foreach_copy(into, [torch.ones(2), torch.full((3,), 2.0)])
@@ -193,52 +131,9 @@ def test_step_hooks_are_found(kind):
 # torch: operations and modes
 
 
-class Seen(private_torch.TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.made = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert isinstance(func, private_torch.OpOverload), gone("OpOverload")
-        self.made.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 def test_operations_come_down_to_the_known_ones():
-    x = torch.randn(4, 3, requires_grad=True)
-    with Seen() as seen:
-        x.detach().sum().item()
-    assert private_torch.ITEM in seen.made, gone(str(private_torch.ITEM))
     traced = private_torch.trace(lambda a, b: (a @ b,), [torch.ones(2, 3, 4), torch.ones(4, 5)])
     assert private_torch.UNSAFE_VIEW in [node.target for node in traced.graph.nodes], gone("_unsafe_view")
-
-
-def test_a_loop_repeats_a_body_that_writes_in_place():
-    written = torch.zeros(2)
-
-    def body(k, written):
-        written.add_(k)
-        return (k + 1,)
-
-    private_torch.repeat_while(lambda k, _: k < 4, body, (torch.zeros((), dtype=torch.int64),), (written,))
-    assert written.tolist() == [6.0, 6.0], gone("while_loop_op")
-
-
-def test_batch_norms_write_their_statistics_though_their_schemas_deny_it():
-    with Seen() as seen, torch.no_grad():
-        nn.BatchNorm1d(3)(torch.randn(4, 3))
-    called = private_torch.BATCH_NORMS & set(seen.made)
-    assert called, gone("native_batch_norm")
-    assert not any(private_torch.schema(operation).is_mutable for operation in called), gone("native_batch_norm")
-
-
-def test_c_functions_are_those_behind_the_public_ones():
-    held = [value for place in private_torch.C_FUNCTIONS for value in vars(place).values()]
-    for name in ("gelu", "linear", "softplus"):
-        assert any(getattr(functional, name) is value for value in held), gone(f"torch._C._nn.{name}")
-    for place, name in zip(private_torch.C_FUNCTIONS, ("_nn", "linalg_norm", "special_erf", "fft_fft"), strict=False):
-        assert name == "_nn" or any(name in key for key in vars(place)), gone(str(place))
-    assert private_torch.log_api_usage("tests") is None, gone("_log_api_usage_once")
 
 
 def test_a_schema_says_what_is_written():
@@ -262,25 +157,8 @@ def test_tracing_keeps_constants_and_computes_nothing():
     assert traced(torch.ones(2))[0].tolist() == [2, 2], gone("_allow_non_fake_inputs")
 
 
-def test_listeners_are_noticed():
-    assert not private_torch.has_listeners()
-    with Seen():
-        assert private_torch.has_listeners(), gone("_get_current_dispatch_mode_stack")
-    with torch.overrides.TorchFunctionMode():
-        assert private_torch.has_listeners(), gone("_get_current_function_mode_stack")
-        assert private_torch.num_function_modes() == 1, gone("_len_torch_function_stack")
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-        assert private_torch.has_listeners(), gone("_top_saved_tensors_default_hooks")
-    with torch.autograd.set_detect_anomaly(True):
-        assert private_torch.has_listeners()
-    with torch.device("meta"):
-        assert not private_torch.has_listeners(), gone("DeviceContext")
-        assert private_torch.num_function_modes() == 1, gone("_len_torch_function_stack")
-
-
 def test_nested_values_are_walked():
     tree = {"a": [torch.ones(1), 2], "b": (3,)}
-    assert private_torch.tree_leaves(tree)[1:] == [2, 3], gone("tree_leaves")
     assert private_torch.tree_map_only(int, str, tree)["b"] == ("3",), gone("tree_map_only")
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from test_federated_data import SIZES, Toy
 
-from fedbc_lightning.data import ArrayDataset
 from fedbc_lightning.data.client_loaders import ClientLoaders, LoadersOnDemand
 
 CLIENTS = [2, 0, 1]
@@ -65,7 +64,7 @@ def test_no_loader_is_made_but_the_first_one_until_it_is_asked_for():
     data = Counting()
     loaders = loaders_of(data)
     loaders.orders(3, loaders.sizes)
-    assert (loaders.num_batches.sum(), loaders.gathers, len(loaders.code_between)) == (3, True, 3)
+    assert (loaders.num_batches.sum(), loaders.gathers) == (3, True)
     assert data.num_made == 1
     assert loaders[2].num_samples == SIZES[1]
     assert data.num_made == 2
@@ -83,23 +82,6 @@ def test_a_method_of_the_users_own_makes_each_loader(kind):
     loaders = loaders_of(kind(batch_size=3))
     assert [loader.batch_size for loader in loaders] == [3, 5, 3]
     assert not loaders.gathers
-
-
-def test_code_that_runs_between_batches_is_seen_at_any_client():
-    class Halved(ArrayDataset):
-        pass
-
-    def scale(x):
-        return x / 2
-
-    class Mixed(Toy):
-        def client_train_dataset(self, client):
-            tensors = (torch.zeros(4), torch.zeros(4))
-            return Halved(tensors) if client == 1 else ArrayDataset(tensors, transform=scale if client == 0 else None)
-
-    found = loaders_of(Mixed()).code_between
-    assert Halved in found
-    assert scale in found
 
 
 def test_loaders_for_evaluation_are_those_of_each_client_and_none_if_one_has_no_data():

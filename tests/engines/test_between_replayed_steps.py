@@ -72,7 +72,7 @@ class LoggingInHook(Scheduled):
 @pytest.mark.parametrize("model", [Scheduled, Plateau, LoggingRates, LoggingSeldom, LoggingInHook])
 def test_what_runs_between_the_steps(tmp_path, monkeypatch, recordings, model):
     compare(tmp_path, monkeypatch, model)
-    assert recordings.replays > 3
+    assert (recordings.replays > 3) == (model is not LoggingInHook)  # a hook of the optimizer sees steps as written
     assert recordings.recorders[0].reason is None
 
 

@@ -10,9 +10,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from fedbc_lightning import ConfigurationError, FedAvg, FedBC
-from fedbc_lightning.algorithms import Centralized, Ditto, QFedAvg
+from fedbc_lightning.algorithms import Ditto
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.recorded import step_recorder
 from fedbc_lightning.server import WeightedAverage
 
@@ -75,7 +74,7 @@ class CountsTheTail(Model):
         (ClampedGradients, "hooks on its parameters"),
         (ClampedLate, "hooks on its parameters"),
         (Projected, "hooks on the steps of its optimizer"),
-        (CountsTheTail, "uses batch_idx"),
+        (CountsTheTail, "another batch_idx"),
     ],
 )
 def test_what_mapping_would_pass_over_is_refused(tmp_path, model, reason):
@@ -145,9 +144,15 @@ def metrics(trainer):
 
 def test_outside_clients_the_module_sees_no_client(tmp_path, monkeypatch):
     monkeypatch.setattr(step_recorder, "RECORD_AFTER", {"single": 2, "mapped": 2})
-    options = {"eval_every_n_rounds": 1, "clients_per_round": 3, "max_rounds": 5, "local_epochs": 2}
+    options = {
+        "eval_every_n_rounds": 1,
+        "clients_per_round": 3,
+        "max_rounds": 5,
+        "local_epochs": 2,
+        "record_steps": True,
+    }
     recorded = fit(tmp_path, ReadsInTest, **options)
-    written = fit(tmp_path, ReadsInTest, record_steps=False, **options)
+    written = fit(tmp_path, ReadsInTest, **options | {"record_steps": False})
     assert metrics(recorded) == metrics(written)
     assert [row["global_step/global"] for row in metrics(recorded)] == [f"{round}.0" for round in range(6)]
     stopped = fit(tmp_path, ReadsInTest, name="stopped", **{**options, "max_rounds": 3})
@@ -229,61 +234,3 @@ def test_fedbc_takes_its_terms_apart(tmp_path, monkeypatch):
     monkeypatch.setattr("fedbc_lightning.engines.sequential.MAX_COHORT", 1)
     alone = fit(tmp_path, algorithm=lambda: FedBC(dual_lr=0.1))
     assert torch.equal(together.server.z, alone.server.z)
-
-
-# engine: auto
-
-
-class Silent(Model):
-    """No loss in a last batch that is not full, which is the user's way to skip it."""
-
-    def training_step(self, batch, batch_idx):
-        return None if len(batch[0]) % 16 else super().training_step(batch, batch_idx)
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    """Let ``engine: auto`` time runs however short they are."""
-    monkeypatch.setattr(choice, "SECONDS_OF_RECORDING", -1.0)
-
-
-def test_auto_looks_at_every_size_of_a_last_batch(timed, tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        trainer = fit(tmp_path, Silent, data=Unequal, engine="auto")
-    assert trainer.federation.engine_kind == "sequential"
-    assert "auto takes sequential; vectorized" in caplog.text
-    assert "no loss" in caplog.text
-
-
-def test_auto_trains_one_after_another_what_draws(timed, tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        trainer = fit(tmp_path, Noisy, engine="auto")
-    assert trainer.federation.engine_kind == "sequential"
-    assert "auto takes sequential; vectorized would draw what training_step draws" in caplog.text
-
-
-class Planned:
-    """A sampler that has a plan for so many rounds."""
-
-    def __init__(self, *rounds):
-        self.rounds = rounds
-
-    def __call__(self, num_clients, num_sampled, seed, round):
-        return list(self.rounds[round - 1])
-
-
-def test_auto_asks_for_no_round_beyond_the_last(timed, tmp_path):
-    trainer = fit(tmp_path, sampler=Planned([0, 1, 2], [3, 4, 5]), engine="auto")
-    assert trainer.finished_round == 2
-
-
-def test_auto_says_why_pooled_data_are_not_mapped(tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        fit(tmp_path, algorithm=Centralized, engine="auto")
-    assert "auto takes sequential; there is one model" in caplog.text
-
-
-def test_a_mistake_is_told_as_one_not_as_a_choice(tmp_path, caplog):
-    with caplog.at_level("INFO"), pytest.raises(ConfigurationError, match=r"lipschitz"):
-        fit(tmp_path, lambda: Model("groups"), QFedAvg, engine="auto")
-    assert "auto takes" not in caplog.text

@@ -80,6 +80,25 @@ class BoringModel(LightningModule):
         return torch.optim.SGD(self.parameters(), self.hparams["lr"], momentum=0.5)
 
 
+class Plain(LightningModule):
+    """A step that is a function of weights and batch, and logs its accuracy; it has no buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+    def training_step(self, batch, batch_idx):
+        outputs = self(batch[0])
+        self.log("train_accuracy", (outputs.argmax(1) == batch[1]).float().mean())
+        return functional.cross_entropy(outputs, batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
 def make_model(model_class: type[BoringModel] = BoringModel, **kwargs: Any) -> BoringModel:
     """A module with the same initial weights every time."""
     torch.manual_seed(0)

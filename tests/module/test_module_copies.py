@@ -6,8 +6,7 @@ import pickle
 
 import pytest
 import torch
-from helpers.boring import BoringData, assert_equal_trees, make_trainer
-from helpers.stateful_steps import Plain
+from helpers.boring import BoringData, Plain, assert_equal_trees, make_trainer
 from lightning.pytorch import Callback
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -50,6 +49,7 @@ class Scheduled(Plain):
 def run(root, model, callbacks=(), **options):
     torch.manual_seed(0)
     module = model()
+    options = {"record_steps": True, **options}
     trainer = make_trainer(root, callbacks=list(callbacks), eval_every_n_rounds=0, local_epochs=3, **options)
     trainer.fit(module, BoringData(batch_size=8), FedAvg())
     return dict(module.state_dict()), trainer.federation.bench.recorder
@@ -75,6 +75,6 @@ def test_the_module_is_copied_without_its_run(tmp_path, engine):
 
 
 def test_a_scheduler_may_hold_the_module(tmp_path):
-    held, _ = run(tmp_path / "held", Scheduled, record_steps="auto")
+    held, _ = run(tmp_path / "held", Scheduled, record_steps=True)
     written, _ = run(tmp_path / "written", Scheduled, record_steps=False)
     assert_equal_trees(held, written)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,8 @@ from fedbc_lightning.core.devices import read, wide_dtype
 from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.local_training import RecordSteps
 from fedbc_lightning.core.private_torch import CALL_HOOKS, is_hooked
+from fedbc_lightning.core.recordable import is_promised
 from fedbc_lightning.core.seeding import preserved_globals
-from fedbc_lightning.engines.recorded.proof import Proof
 from fedbc_lightning.engines.recorded.recording import NotRecordableError, Replay, record
 from fedbc_lightning.engines.step_function import (
     LoggedCall,
@@ -47,11 +48,13 @@ NUM_TRIALS = 3
 COMPARE_EVERY, COMPARE_RARELY = 64, 1024
 """Once replays are trusted, one step in this many is still run as written and compared.
 
-The second number is that of a proven step which was compared ``NUM_OFTEN`` times. A comparison takes five times as long
-as a replay: one in 64 is 8 % of the training of a small model.
+The second number holds once a step was compared ``NUM_OFTEN`` times. A comparison takes five times as long as a replay:
+one in 64 is 8 % of the training of a small model.
 """
 NUM_OFTEN = 10
-"""Number of good comparisons of one recording after which a proven step is compared rarely."""
+"""Number of good comparisons of one recording after which its step is compared rarely."""
+SHORT_STEP = 1e-3
+"""Seconds of a step below which a line says what a promise would save."""
 MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
 """Largest numbers of recordings, and of shapes that are counted: they bound the memory of data with many shapes."""
 
@@ -67,8 +70,6 @@ class Recording:
         num_compared: Number of replays that were compared with the step as written.
         credit: Number of steps that may be replayed before one is compared again.
         compared_in: The last round in which a replay was compared.
-        compiled: Compiled steps that take the place of replays, by what is compiled into them.
-        counts: Number of replays that these would have taken the place of.
     """
 
     replay: Replay
@@ -77,19 +78,15 @@ class Recording:
     num_compared: int = 0
     credit: int = 0
     compared_in: int = -1
-    compiled: dict[Any, Any] = field(default_factory=dict)
-    counts: dict[Any, int] = field(default_factory=dict)
 
 
 class StepRecorder:
     """Records steps whose shapes come often, and replays their operations.
 
-    A recording holds what ``training_step`` did once, so the step must be a function of parameters and batch. With
-    ``record_steps: auto`` this is proven before a shape is recorded, see ``recorded/proof/``. The values that a proof
-    rests on are compared again before each client, after each step as written, and before each step if code runs in
-    between that is not known to leave the module alone. With ``true`` the user vouches for the step instead. In both
-    cases some steps are run as written and compared with the replay, bit for bit on a CPU: the first ones of each
-    shape, one in each round, and one in 64, later one in 1,024 of a proven step.
+    A recording holds what ``training_step`` did once, so the user must promise that the step is a function of weights
+    and batch: by the decorator :func:`fedbc_lightning.recordable`, or by ``record_steps: true``. Nevertheless some
+    steps are run as written and compared with the replay, bit for bit on a CPU: the first ones of each shape, one in
+    each round, and one in 64, later one in 1,024.
 
     Args:
         user: The user's module.
@@ -100,20 +97,20 @@ class StepRecorder:
         function: The step as a function of parameters and batch.
         record_after: Number of steps of one shape before it is recorded, by kind.
         reason: The reason why steps are not recorded, or None if they are.
+        lacks_promise: Whether the only reason is that nobody has given the promise.
     """
 
     def __init__(self, user: UserModule, layout: ParameterLayout, record_steps: RecordSteps = "auto") -> None:
         self._user, self._module, self._layout = user, user.module, layout
         self.function = StepFunction(user, layout)
         self.record_after: Mapping[str, float] = RECORD_AFTER
-        self._is_vouched = record_steps is True
-        self._proofs: dict[tuple, Proof] = {}
         self._counts: dict[tuple, int] = {}
         self._found: dict[tuple, Recording] = {}
         self._waiting: tuple[Recording, StepOutput] | None = None
         self._replayed: StepOutput | None = None
         self._heard: LoggedCalls | None = None
-        self._round, self._has_visitors, self._is_looked_at = -1, False, False
+        self._round, self._step = -1, user.module.training_step
+        self._num_written, self._started = 0, 0.0
         self.reason: str | None = None
         if record_steps is False:
             self.reason = "trainer.record_steps is false"
@@ -123,25 +120,27 @@ class StepRecorder:
             self.reason = f"precision {user.precision.precision}"
         elif any(map(user.hooks.listens, CLIENT_HOOKS)):
             self.reason = "hooks are called between clients"
+        self.lacks_promise = self.reason is None and record_steps == "auto" and not is_promised(user.module)
+        if self.lacks_promise:
+            self.reason = "nobody promises that it is a function of weights and batch"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, without recordings and proofs, which are about the objects of this process."""
-        nothing = dict.fromkeys(("_waiting", "_replayed", "_heard"))
-        return {**vars(self), "_proofs": {}, "_counts": {}, "_found": {}, **nothing}
+        """Return the state of a copy, without recordings, which are about the objects of this process."""
+        nothing = dict.fromkeys(("_waiting", "_replayed", "_heard", "_step"))
+        return {**vars(self), "_counts": {}, "_found": {}, **nothing}
 
-    def start(self, round: int, *, has_visitors: bool) -> None:
-        """Prepare for the steps of a client or cohort; forget everything if something that the step reads has changed.
+    def promise(self) -> None:
+        """Record steps without the decorator: who chooses ``engine: vectorized`` gives the same promise by that."""
+        if self.lacks_promise:
+            self.lacks_promise, self.reason = False, None
 
-        Args:
-            round: The current round.
-            has_visitors: Whether code of the user's, such as a dataset's, runs between these steps.
-        """
-        self._has_visitors = has_visitors
-        if (self._proofs or self._found) and _has_hooks(self._module):
-            self._forget()
-        if round != self._round and not all(proof.holds_for_torch() for proof in self._proofs.values()):
-            self._forget()
-        self._round, self._is_looked_at = round, False
+    def start_round(self, round: int) -> None:
+        """Let each recording be compared once in this round; forget all if the step or hooks on its layers are new."""
+        self._round, step = round, self._module.training_step
+        if step != self._step or (self._found and _has_hooks(self._module)):
+            self._found.clear()
+            self._counts.clear()
+        self._step = step
 
     def step(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> StepOutput | None:
         """Return the replayed step, or None if the caller must take it by :attr:`function` and call :meth:`compare`.
@@ -153,10 +152,8 @@ class StepRecorder:
             parameters: The parameters of one client, or of K clients.
             batch: The batch of one client, or those of K clients.
         """
-        found = self._ready(kind, parameters, batch)
+        found = self.ready(kind, parameters, batch)
         if found is None:
-            # Nothing but the step itself follows. It is known to change nothing if it is mapped, or its form is proven.
-            self._is_looked_at &= kind == "mapped" or (_has_form(batch) and _form(batch) in self._proofs)
             return None
         found.credit -= 1
         replayed, self._replayed = self._replayed, None
@@ -173,15 +170,11 @@ class StepRecorder:
             parameters: The parameters of one client, or of K clients.
             batch: The batch of one client, or those of K clients.
         """
-        found = self._ready(kind, parameters, batch)
-        self._is_looked_at &= found is not None
-        return found
-
-    def _ready(self, kind: str, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
         self._waiting = self._replayed = None
+        if self.lacks_promise:
+            self._suggest()
         if self.reason is not None or not _has_form(batch):
             return None
-        self._look()
         key = (kind, *_form(batch))
         found = self._found.get(key) or self._consider(kind, key, parameters, batch)
         if found is None:
@@ -197,51 +190,6 @@ class StepRecorder:
             except Exception as error:  # some kernels refuse the arguments with which they were traced
                 self._stop(f"torch cannot replay it: {first_line(error)}")
         return None
-
-    def prove(self, batch: Sequence[Tensor]) -> None:
-        """Prove, unless this was done, that a step on such a batch is a function of weights and batch.
-
-        Args:
-            batch: A batch of one client, on the device.
-
-        Raises:
-            NotRecordableError: It cannot be proven, and the user does not vouch for it.
-        """
-        if not self.knows(batch):
-            self._user.train_mode()
-            self._user.shim.set(training=True)
-            self._is_looked_at = False  # without a proof, the caller may take the step all the same
-            self._proofs[_form(batch)] = self.function.prove(batch)
-            self._is_looked_at = True
-
-    def knows(self, batch: Sequence[Tensor]) -> bool:
-        """Return whether a step on such a batch of one client is proven and the proof holds, or the user vouches."""
-        self._look()
-        return self._is_vouched or _form(batch) in self._proofs
-
-    def check_visit(self, batch: Sequence[Tensor]) -> None:
-        """Raise if making one client's batch of a stack has changed what the step reads.
-
-        All batches of a stack go into one step, which would see the changes of all of them at once.
-
-        Args:
-            batch: A batch of one client, on the device.
-
-        Raises:
-            NotRecordableError: What the step reads has changed.
-        """
-        if not self._has_visitors or self._is_vouched:
-            return
-        if not self._proofs:
-            with suppress(NotRecordableError):  # the step itself will report the obstacle
-                self.prove(batch)
-        elif not self._hold():
-            raise NotRecordableError("code that makes the batches changes what it reads")
-
-    def sight(self) -> list[Any]:
-        """Return what proven steps would read now in the places from which they read."""
-        with self._user.autocast():
-            return [value for proof in self._proofs.values() for value in proof.sight()]
 
     def listen(self) -> bool:
         """Return, before a step as written, whether it will be compared; if so, keep what it logs."""
@@ -270,6 +218,21 @@ class StepRecorder:
 
     # parts
 
+    def _suggest(self) -> None:
+        """Say once, after many short steps on a CPU, what a promise would save."""
+        self._num_written += 1
+        if self._num_written == 1:
+            self._started = time.perf_counter()
+        if self._num_written == RECORD_AFTER["single"] and self._user.device.type == "cpu":
+            seconds = (time.perf_counter() - self._started) / self._num_written
+            if seconds < SHORT_STEP:
+                log.info(
+                    f"{type(self._module).__name__}.training_step: a step takes {1000 * seconds:.2f} ms, of which much "
+                    "is Python and autograd. If it is a function of weights and batch (it keeps no state, and looks at "
+                    "no value), promise that by the decorator fedbc_lightning.recordable or by trainer.record_steps: "
+                    "true. Steps are then recorded and replayed: the same numbers, 1.1 to 1.7 times as fast."
+                )
+
     def _replay(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
         results = found.replay(*parameters, *batch)
         first = self._layout.num_grouped
@@ -280,7 +243,7 @@ class StepRecorder:
         """Return the number of steps of which one is compared."""
         if found.num_compared < NUM_TRIALS:
             return 1
-        return COMPARE_EVERY if self._is_vouched or found.num_compared < NUM_OFTEN else COMPARE_RARELY
+        return COMPARE_EVERY if found.num_compared < NUM_OFTEN else COMPARE_RARELY
 
     def _compare_first(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> bool:
         """Return whether for the first of K clients the replayed step is the step as written."""
@@ -302,21 +265,6 @@ class StepRecorder:
             return True
         self._stop_late(found)
         return False
-
-    def _look(self) -> None:
-        """Forget everything if something that was read has changed; look only if code has run since the last look."""
-        if (self._has_visitors or not self._is_looked_at) and not self._hold():
-            self._forget()
-        self._is_looked_at = True
-
-    def _hold(self) -> bool:
-        with self._user.autocast():  # as when the proofs were made: it sets the default dtype for double precision
-            return all(proof.holds() for proof in self._proofs.values())
-
-    def _forget(self) -> None:
-        self._proofs.clear()
-        self._found.clear()
-        self._counts.clear()
 
     def _consider(self, kind: str, key: tuple, parameters: Sequence[Tensor], batch: Any) -> Recording | None:
         """Return a recording of a shape once it has come often enough, or None."""
@@ -345,7 +293,6 @@ class StepRecorder:
             return (*output.gradients, output.loss, *tensors_of(output.logged))
 
         self.check_hooks()
-        self.prove(type(batch)(part[0] for part in batch) if kind == "mapped" else batch)
         self.check_metrics()
         with preserved_globals(self._user.device):
             replay, draws = record(flat, [*parameters, *batch], forbidden=self._layout.parameters)
@@ -396,7 +343,7 @@ def _has_form(batch: Any) -> bool:
 
 
 def _form(batch: Sequence[Tensor]) -> tuple:
-    """Return what a proof, and a recording, depends on of a batch."""
+    """Return what a recording depends on of a batch."""
     return type(batch), *[(part.shape, part.stride(), part.dtype) for part in batch]
 
 

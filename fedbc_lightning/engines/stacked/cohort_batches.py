@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ def padded(num_rows: int, most: int) -> int:
 
 
 def stacked_batches(
-    loaders: ClientLoaders, num_epochs: int, num_steps: Sequence[int], on_batch: Callable[[list[Tensor]], None]
+    loaders: ClientLoaders, num_epochs: int, num_steps: Sequence[int]
 ) -> Iterator[tuple[int, list[Stack]]]:
     """Yield, step by step, the number of clients that are still training, and their batches by shape.
 
@@ -61,11 +61,10 @@ def stacked_batches(
         loaders: The loaders of K clients, those with the most steps first.
         num_epochs: Number of epochs that contain all the steps.
         num_steps: Number of steps of each client, descending.
-        on_batch: Called with the batch of each client before the next one is made, if each loader makes its own.
     """
     pools = _pools(loaders)
     if pools is None:
-        return _collected(loaders, num_epochs, np.asarray(num_steps), on_batch)
+        return _collected(loaders, num_epochs, np.asarray(num_steps))
     return _gathered(loaders, pools, num_epochs, np.asarray(num_steps))
 
 
@@ -196,9 +195,7 @@ def _repeated(values: np.ndarray, counts: np.ndarray) -> Tensor:
     return torch.from_numpy(np.repeat(values, counts))
 
 
-def _collected(
-    loaders: ClientLoaders, num_epochs: int, num_steps: np.ndarray, on_batch: Callable[[list[Tensor]], None]
-) -> Iterator[tuple[int, list[Stack]]]:
+def _collected(loaders: ClientLoaders, num_epochs: int, num_steps: np.ndarray) -> Iterator[tuple[int, list[Stack]]]:
     """Make the batches from any loaders: each gives its next batch, and the batches of one shape are stacked."""
 
     def batches(loader: ClientLoader) -> Iterator[Any]:
@@ -216,7 +213,6 @@ def _collected(
                 raise NotVectorizableError(
                     f"stacks the tensors of batches, and these hold other things ({type(batch).__name__})"
                 )
-            on_batch(list(batch))
             found.setdefault(tuple(part.shape for part in batch), []).append((row, list(batch)))
         groups = sorted(found.values(), key=len, reverse=True)
         yield active, [_stacked(group, padded(active, len(loaders)) if k == 0 else 0) for k, group in enumerate(groups)]

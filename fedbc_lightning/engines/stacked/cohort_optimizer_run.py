@@ -54,10 +54,6 @@ class CohortOptimizerRun(CohortRun):
         steps = self.train()
         self.finish(steps, self.counted.means(), self.gradient_sum)
 
-    def parts(self) -> list[Any]:
-        """Return the terms, and what is applied after a step."""
-        return [*super().parts(), *([] if self.after_step is None else [self.after_step])]
-
     def place(self, row: int) -> str:
         """Return the client of a row, the round, and the batch within the epoch, for a note on an exception."""
         return f"{super().place(row)}, batch {self._steps_taken % int(self.loaders.num_batches[row])}"
@@ -71,7 +67,7 @@ class CohortOptimizerRun(CohortRun):
         num_epochs = self.local.epochs or int((-(-np.array(steps) // num_batches)).max())
         terms: list[Any] = self.terms
         num_rows, can_shrink = len(loaders), all(hasattr(term, "first") for term in terms)
-        batches = stacked_batches(loaders, num_epochs, steps, self.stacked.check_visit)
+        batches = stacked_batches(loaders, num_epochs, steps)
         for self._steps_taken, (active, stacks) in enumerate(batches):
             for stack in stacks:
                 for part, output in self.gradients(self.w, stack, self.grad):

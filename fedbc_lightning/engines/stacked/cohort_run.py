@@ -13,13 +13,9 @@ from torch import Tensor
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError, NotVectorizableError, first_line
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.core.seeding import derive, seed_globals
-from fedbc_lightning.data.client_loaders import ClientLoaders
-from fedbc_lightning.engines.recorded.proof.reads import are_same
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.stacked.cohort_batches import Stack
-from fedbc_lightning.engines.stacked.mappable import not_a_function
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
 from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.local import Term
@@ -70,35 +66,13 @@ class CohortRun:
             own, kept = slice(self.layout.num_parameters, None), self.cohort.start_kept
             self.w[:, own] = self.bench.row[own] if kept is None else kept
         self.user.put_scratch_back()
-        self.loaders = self._loaders()
-        self.bench.recorder.start(self.bench.round, has_visitors=self.has_visitors())
+        self.loaders = self.bench.train_loaders(self.cohort.ids)
         self.optimizer = self.stacked.optimizer
         self.optimizer.start(self.w, grad, self.bench.optimizer.learning_rates, lr_scale)
 
     def shared(self, rows: Tensor) -> Tensor:
         """Return a view of the shared parameters' columns, (k, d), of rows (k, d + p)."""
         return rows[:, : self.layout.num_parameters] if self.layout.num_kept else rows
-
-    def has_visitors(self) -> bool:
-        """Return whether code from outside of this package runs between the steps, in datasets or in the method."""
-        return not all(map(is_ours, [*self.parts(), *self.loaders.code_between]))
-
-    def parts(self) -> list[Any]:
-        """Return the parts of the method whose code runs in each step."""
-        return list(self.terms)
-
-    def _loaders(self) -> ClientLoaders:
-        bench, (first, *others) = self.bench, self.cohort.ids
-        if is_ours(bench.datamodule.client_train_dataloader):
-            return bench.train_loaders(self.cohort.ids)
-        loaders = [bench.train_loader(first)]
-        for client in others:
-            before = bench.recorder.sight()
-            loaders.append(bench.train_loader(client))
-            if not are_same(bench.recorder.sight(), before):
-                what = "the data module's client_train_dataloader changes what it reads"
-                raise not_a_function(NotRecordableError(what))
-        return ClientLoaders(loaders)
 
     # a gradient
 

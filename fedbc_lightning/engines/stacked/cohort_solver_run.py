@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ class CohortSolverRun(CohortRun):
         num_steps = int(steps)
         num_drawn = num_steps * solver.batches_per_step
         num_epochs = -(-num_drawn // min(lengths))
-        self._batches = stacked_batches(self.loaders, num_epochs, [num_drawn] * len(lengths), self.stacked.check_visit)
+        self._batches = stacked_batches(self.loaders, num_epochs, [num_drawn] * len(lengths))
         self.bench.work.begin(self.cohort.ids, num_steps * len(lengths))
         solver.begin(client)
         for _ in range(num_steps):
@@ -94,10 +94,6 @@ class CohortSolverRun(CohortRun):
     def batches_passed(self, steps: list[int]) -> list[int]:
         """Return the number of batches that the solver has drawn, which may be several per step."""
         return [self.num_drawn] * len(steps)
-
-    def parts(self) -> list[Any]:
-        """Return the terms and the solver."""
-        return [*super().parts(), self.solver]
 
     # what a solver asks for
 

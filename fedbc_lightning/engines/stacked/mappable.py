@@ -44,7 +44,7 @@ def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
             return output
 
     try:
-        _prove(bench, batch, lambda: taken(recorder.function.written, batch_idx=0))
+        recorder.check_hooks()
         output = taken(recorder.function.written, batch_idx=0)
         recorder.check_metrics()
         if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
@@ -63,20 +63,3 @@ def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
 def not_a_function(error: NotRecordableError) -> NotVectorizableError:
     """Return the error for a step that is not a function of weights and batch."""
     return NotVectorizableError(f"needs a training_step that is a function of weights and batch: {error}")
-
-
-def _prove(bench: Workbench, batch: list[Tensor], take_step: Callable[[], StepOutput]) -> None:
-    """Prove the step, if need be after a first step, in which a module may set up things; on trial none is taken."""
-    bench.recorder.check_hooks()
-    try:
-        bench.recorder.prove(batch)
-    except NotRecordableError as obstacle:
-        if bench.is_trial:
-            raise
-        try:
-            take_step()
-        except Exception as error:  # for instance because self.trainer.current_client is None here
-            raise obstacle from error
-        for metric in bench.user.metrics:
-            metric.reset()
-        bench.recorder.prove(batch)

@@ -13,7 +13,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning.core.lightning_names import overrides
-from fedbc_lightning.engines.recorded.proof import Proof
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.step_function import StepFunction
 from fedbc_lightning.engines.workbench import Workbench
@@ -25,8 +24,8 @@ log = logging.getLogger("lightning.pytorch." + __name__)
 class MappedEvaluation:
     """Runs the user's ``validation_step`` or ``test_step`` under ``vmap``, for clients of one batch each.
 
-    The step must be a function of weights and batch, which is proven for each form of a batch. Nevertheless the first
-    evaluation is done in both ways and compared, see
+    The step must be a function of weights and batch, which the user promises by ``engine: vectorized``. Nevertheless
+    the first evaluation is done in both ways and compared, see
     :class:`~fedbc_lightning.evaluation.clients_together.ClientsTogether`.
 
     Args:
@@ -44,7 +43,6 @@ class MappedEvaluation:
         self._user, self._layout, self._stage = bench.user, bench.layout, stage
         self._row = bench.row
         self._function = StepFunction(bench.user, bench.layout, f"{stage}_step")
-        self._proofs: dict[tuple, Proof] = {}
         self.most_models = max(1, most_rows)
         self.reasons: dict[str, str | None] = {}
         self._said: set[str] = set()
@@ -93,19 +91,12 @@ class MappedEvaluation:
         """
         self._user.start_collecting()  # puts scratch buffers back to what each client finds
         batch = self._user.to_device(batch)
-        self._prove([part[0] for part in batch])
         calls = self._function.evaluated(self._layout.views(w), batch, is_one_model=w.ndim == 1)
         collector = ColumnCollector(len(batch[0]))
         collector.start_batch(batch, batch[0].size(1))
         for call in calls:
             collector.log(call.name, call.value, reduce_fx=call.reduce_fx, batch_size=call.batch_size)
         return collector.results()
-
-    def _prove(self, batch: list[Tensor]) -> None:
-        form = tuple([(part.shape, part.stride(), part.dtype) for part in batch])
-        proof = self._proofs.get(form)
-        if proof is None or not proof.holds():
-            self._proofs[form] = self._function.prove(batch)
 
     def say(self, reason: str) -> None:
         """Log why clients are not evaluated together, each reason once."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fedbc_lightning.engines.recorded.recording import NotRecordableError
-from fedbc_lightning.engines.stacked.mappable import check_step, not_a_function
+from fedbc_lightning.engines.stacked.mappable import check_step
 from fedbc_lightning.engines.stacked.stacked_optimizer import StackedOptimizer
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.client_optimizers import configure
@@ -36,9 +34,10 @@ class StackedBench:
         self.draws_random_numbers = False
         self.most_rows = BYTES_OF_ROWS // (NUM_MATRICES * bench.row.nbytes)
         self._checked: set[tuple] = set()
+        self._checked_in = -1
 
     def check_step(self, w: Tensor, batch: list[Tensor]) -> None:
-        """Check a step once for each shape of a batch, while it is proven: see ``stacked/mappable.py``.
+        """Check once for each shape of a batch, and once in each round, that a step may be mapped.
 
         Args:
             w: Weights (K, d), of which the first client's are taken.
@@ -49,28 +48,13 @@ class StackedBench:
         """
         bench = self.bench
         shape = tuple([part.shape[1:] for part in batch])
-        if shape in self._checked and bench.recorder.knows([part[0] for part in batch]):
+        if shape in self._checked and bench.round == self._checked_in:
             return
         self._checked.add(shape)
-        draws_now = check_step(bench, w[0], [part[0] for part in batch])
-        is_new = draws_now and not self.draws_random_numbers
-        self.draws_random_numbers |= draws_now
-        if is_new and not bench.is_trial:
-            rank_zero_info(
+        self._checked_in = bench.round
+        self.draws_random_numbers |= check_step(bench, w[0], [part[0] for part in batch])
+        if self.draws_random_numbers:
+            bench.say(
                 "trainer.engine: vectorized draws what training_step draws, such as dropout, for a whole cohort at "
                 "once, so its masks depend on who is in it; the sequential engine's depend on the client alone."
             )
-
-    def check_visit(self, batch: list[Tensor]) -> None:
-        """Check, after a client's batch of a stack was made, that its making left alone what the clients' step reads.
-
-        Args:
-            batch: A batch of one client.
-
-        Raises:
-            NotVectorizableError: It has changed what the step reads.
-        """
-        try:
-            self.bench.recorder.check_visit(self.bench.user.to_device(batch))
-        except NotRecordableError as error:
-            raise not_a_function(error) from error

@@ -47,6 +47,7 @@ class VectorizedEngine(BaseEngine):
         for problem, is_there in _problems(bench).items():
             if is_there:
                 raise NotVectorizableError(f"cannot train with {problem}")
+        bench.recorder.promise()
         self.stacked = StackedBench(bench)
         self._one_by_one = SequentialEngine(bench)
         self._evaluations: dict[str, MappedEvaluation] = {}
