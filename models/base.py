@@ -8,15 +8,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fedbc_lightning.core.checks import check_at_least, check_share
+from fedbc_lightning.core.checks import Fraction, NotNegative, Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.recordable import recordable
-
-SIZES = (
-    "num_features", "hidden", "num_classes", "in_channels", "image_size", "num_groups", "vocabulary_size",
-    "embedding_dim",
-)  # fmt: skip
-"""Names of the models' arguments that must be at least 1."""
 
 
 class SupervisedModel(LightningModule):
@@ -40,16 +34,10 @@ class SupervisedModel(LightningModule):
 
     network: nn.Module
 
-    def __init__(self, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+    def __init__(self, lr: Positive = 0.01, momentum: Fraction = 0.0, weight_decay: NotNegative = 0.0) -> None:
         super().__init__()
         self.save_hyperparameters()  # saves the arguments of the subclass, too
-        for name, value in self.hparams.items():
-            if name in SIZES and value < 1:
-                raise ConfigurationError(f"model.{name}: got {value}; it must be at least 1.")
-        check_share("model.dropout", self.hparams.get("dropout", 0))
-        check_at_least("model.lr", lr, 0, strict=True)
-        check_share("model.momentum", momentum)
-        check_at_least("model.weight_decay", weight_decay, 0)
+        check_arguments(type(self), self.hparams, "model")
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the outputs for a batch of float inputs.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
+
 from .classifier import Classifier
 
 
@@ -26,12 +28,12 @@ class BatchNormMLP(Classifier):
 
     def __init__(
         self,
-        num_features: int = 784,
-        hidden: int = 128,
-        num_classes: int = 10,
-        lr: float = 0.01,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        num_features: Count = 784,
+        hidden: Count = 128,
+        num_classes: Count = 10,
+        lr: Positive = 0.01,
+        momentum: Fraction = 0.0,
+        weight_decay: NotNegative = 0.0,
     ) -> None:
         super().__init__(lr, momentum, weight_decay)
         self.network = nn.Sequential(

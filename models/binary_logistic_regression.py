@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 
 from .classifier import Classifier
@@ -41,7 +42,7 @@ class BinaryLogisticRegression(Classifier):
     """
 
     def __init__(
-        self, num_features: int = 123, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0
+        self, num_features: Count = 123, lr: Positive = 0.01, momentum: Fraction = 0.0, weight_decay: NotNegative = 0.0
     ) -> None:
         super().__init__(lr, momentum, weight_decay)
         linear = nn.Linear(num_features, 1, bias=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 
 from .next_token import NextToken
@@ -42,12 +43,12 @@ class CharLSTM(NextToken):
 
     def __init__(
         self,
-        vocabulary_size: int = 80,
-        embedding_dim: int = 8,
-        hidden: int = 256,
-        lr: float = 0.01,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        vocabulary_size: Count = 80,
+        embedding_dim: Count = 8,
+        hidden: Count = 256,
+        lr: Positive = 0.01,
+        momentum: Fraction = 0.0,
+        weight_decay: NotNegative = 0.0,
     ) -> None:
         super().__init__(lr, momentum, weight_decay)
         self.recurrent = TokenLSTM(vocabulary_size, embedding_dim, hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 
 from .base import check_images
@@ -35,12 +36,12 @@ class CIFARCNN(Classifier):
 
     def __init__(
         self,
-        in_channels: int = 3,
-        image_size: int = 32,
-        num_classes: int = 10,
-        lr: float = 0.01,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        in_channels: Count = 3,
+        image_size: Count = 32,
+        num_classes: Count = 10,
+        lr: Positive = 0.01,
+        momentum: Fraction = 0.0,
+        weight_decay: NotNegative = 0.0,
     ) -> None:
         super().__init__(lr, momentum, weight_decay)
         if image_size < 16:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
+
 from .base import check_images
 from .classifier import Classifier
 
@@ -34,11 +36,11 @@ class FEMNISTCNN(Classifier):
 
     def __init__(
         self,
-        num_classes: int = 62,
-        hidden: int = 2048,
-        lr: float = 0.01,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        num_classes: Count = 62,
+        hidden: Count = 2048,
+        lr: Positive = 0.01,
+        momentum: Fraction = 0.0,
+        weight_decay: NotNegative = 0.0,
     ) -> None:
         super().__init__(lr, momentum, weight_decay)
         self.network = nn.Sequential(

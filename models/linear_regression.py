@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
+
 from .regressor import Regressor
 
 
@@ -25,7 +27,7 @@ class LinearRegression(Regressor):
     """
 
     def __init__(
-        self, num_features: int = 1000, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0
+        self, num_features: Count = 1000, lr: Positive = 0.01, momentum: Fraction = 0.0, weight_decay: NotNegative = 0.0
     ) -> None:
         super().__init__(lr, momentum, weight_decay)
         self.network = nn.Sequential(nn.Flatten(), nn.Linear(num_features, 1))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import check_share
+from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 
 from .next_token import NextToken
@@ -53,23 +53,19 @@ class LoRAGPT2(NextToken):
 
     def __init__(
         self,
-        vocabulary_size: int = 80,
-        sequence_length: int = 80,
-        embedding_dim: int = 64,
-        num_layers: int = 2,
-        num_heads: int = 2,
-        rank: int = 8,
+        vocabulary_size: Count = 80,
+        sequence_length: Count = 80,
+        embedding_dim: Count = 64,
+        num_layers: Count = 2,
+        num_heads: Count = 2,
+        rank: Count = 8,
         alpha: float = 16.0,
-        dropout: float = 0.0,
+        dropout: Fraction = 0.0,
         gradient_checkpointing: bool = False,
-        lr: float = 0.01,
-        weight_decay: float = 0.0,
+        lr: Positive = 0.01,
+        weight_decay: NotNegative = 0.0,
     ) -> None:
         super().__init__(lr, weight_decay=weight_decay)
-        for name, value in {"num_layers": num_layers, "num_heads": num_heads, "rank": rank}.items():
-            if value < 1:
-                raise ConfigurationError(f"model.{name}: got {value}; it must be at least 1.")
-        check_share("model.dropout", dropout)
         if embedding_dim % num_heads:
             raise ConfigurationError(
                 f"model.embedding_dim: got {embedding_dim}; it must be a multiple of num_heads, {num_heads}."

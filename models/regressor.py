@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torchmetrics import MeanSquaredError
 
+from fedbc_lightning.core.checks import Fraction, NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 
 from .base import SupervisedModel
@@ -32,7 +33,7 @@ class Regressor(SupervisedModel):
         ConfigurationError: An argument is impossible.
     """
 
-    def __init__(self, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+    def __init__(self, lr: Positive = 0.01, momentum: Fraction = 0.0, weight_decay: NotNegative = 0.0) -> None:
         super().__init__(lr, momentum, weight_decay)
         self.val_rmse = MeanSquaredError(squared=False)
         self.test_rmse = MeanSquaredError(squared=False)

@@ -6,6 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 
 from .base import check_images
@@ -42,12 +43,12 @@ class ResNet18GroupNorm(Classifier):
 
     def __init__(
         self,
-        in_channels: int = 3,
-        num_classes: int = 10,
-        num_groups: int = 2,
-        lr: float = 0.01,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        in_channels: Count = 3,
+        num_classes: Count = 10,
+        num_groups: Count = 2,
+        lr: Positive = 0.01,
+        momentum: Fraction = 0.0,
+        weight_decay: NotNegative = 0.0,
     ) -> None:
         from torchvision.models import resnet18  # takes a second to import
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
+
 from .classifier import Classifier
 from .recurrent import TokenLSTM
 
@@ -38,13 +40,13 @@ class Sent140LSTM(Classifier):
 
     def __init__(
         self,
-        vocabulary_size: int = 10_000,
-        embedding_dim: int = 300,
-        hidden: int = 256,
-        num_classes: int = 2,
-        lr: float = 0.01,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        vocabulary_size: Count = 10_000,
+        embedding_dim: Count = 300,
+        hidden: Count = 256,
+        num_classes: Count = 2,
+        lr: Positive = 0.01,
+        momentum: Fraction = 0.0,
+        weight_decay: NotNegative = 0.0,
     ) -> None:
         super().__init__(lr, momentum, weight_decay)
         self.recurrent = TokenLSTM(vocabulary_size, embedding_dim, hidden, padding_token=0)

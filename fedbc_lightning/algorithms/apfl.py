@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import check_share
+from fedbc_lightning.core.checks import UnitInterval, check_arguments
 from fedbc_lightning.local import Mixture
 from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state.cohort import Cohort
@@ -64,13 +64,13 @@ class APFL(FedAvg):
 
     def __init__(
         self,
-        mixture: float = 0.5,
+        mixture: UnitInterval = 0.5,
         adaptive: bool = False,
         weighting: Literal["samples", "uniform"] = "samples",
         robust_rule: RobustRule | None = None,
     ) -> None:
+        check_arguments(APFL, locals(), "algorithm")
         super().__init__(weighting, robust_rule)
-        check_share("algorithm.mixture", mixture, closed=True)
         self.mixture, self.adaptive = mixture, adaptive
 
     def check(self, engine: Engine) -> None:

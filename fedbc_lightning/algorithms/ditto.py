@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import Count, NotNegative, check_arguments
 from fedbc_lightning.local import Proximal
 from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state.cohort import Cohort
@@ -61,15 +61,13 @@ class Ditto(FedAvg):
 
     def __init__(
         self,
-        penalty: float = 0.1,
-        personal_epochs: int | None = None,
+        penalty: NotNegative = 0.1,
+        personal_epochs: Count | None = None,
         weighting: Literal["samples", "uniform"] = "samples",
         robust_rule: RobustRule | None = None,
     ) -> None:
+        check_arguments(Ditto, locals(), "algorithm")
         super().__init__(weighting, robust_rule)
-        check_at_least("algorithm.penalty", penalty, 0)
-        if personal_epochs is not None:
-            check_at_least("algorithm.personal_epochs", personal_epochs, 1, whole=True)
         self.penalty, self.personal_epochs = penalty, personal_epochs
 
     def declare_state(self, state: StateDeclaration) -> None:

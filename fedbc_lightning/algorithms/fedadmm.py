@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_at_least, check_share
+from fedbc_lightning.core.checks import Fraction, Positive, check_arguments
 from fedbc_lightning.local import Linear, Proximal, Term
 from fedbc_lightning.server import AugmentedMean, CenterConsensus, ServerCallback, WeightedAverage
 from fedbc_lightning.state.cohort import Cohort
@@ -23,8 +23,8 @@ class _PrimalDual(FederatedAlgorithm):
     has_local_model = True
     scalars_up = 0
 
-    def __init__(self, rho: float = 0.01) -> None:
-        check_at_least("algorithm.rho", rho, 0, strict=True)
+    def __init__(self, rho: Positive = 0.01) -> None:
+        check_arguments(_PrimalDual, locals(), "algorithm")
         self.rho = rho
 
     def declare_state(self, state: StateDeclaration) -> None:
@@ -127,9 +127,9 @@ class FedPD(_PrimalDual):
     needs_all_clients = True
     partial_work = "refused"
 
-    def __init__(self, rho: float = 0.01, skip_probability: float = 0.0) -> None:
+    def __init__(self, rho: float = 0.01, skip_probability: Fraction = 0.0) -> None:
+        check_arguments(FedPD, locals(), "algorithm")
         super().__init__(rho)
-        check_share("algorithm.skip_probability", skip_probability)
         self.consensus = CenterConsensus(skip_probability)
 
     def declare_state(self, state: StateDeclaration) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
-from fedbc_lightning.core.checks import check_at_least, check_share
+from fedbc_lightning.core.checks import NotNegative, above, check_arguments, within
 from fedbc_lightning.local import Proximal
 from fedbc_lightning.server import MixedModels, ServerCallback, Staleness
-from fedbc_lightning.server.staleness import StalenessKind
+from fedbc_lightning.server.staleness import StalenessKind, StalenessNumber
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState
 
@@ -69,16 +69,13 @@ class FedAsync(FederatedAlgorithm):
 
     def __init__(
         self,
-        mixing: float = 0.6,
-        rho: float = 0.005,
+        mixing: Annotated[float, above(0), within(0, 1)] = 0.6,
+        rho: NotNegative = 0.005,
         staleness: StalenessKind = "polynomial",
-        staleness_a: float = 0.5,
-        staleness_b: float = 4.0,
+        staleness_a: StalenessNumber = 0.5,
+        staleness_b: StalenessNumber = 4.0,
     ) -> None:
-        check_at_least("algorithm.mixing", mixing, 0, strict=True)
-        check_share("algorithm.mixing", mixing, closed=True)
-        check_at_least("algorithm.rho", rho, 0)
-        Staleness(staleness, staleness_a, staleness_b)
+        check_arguments(FedAsync, locals(), "algorithm")
         self.mixing, self.rho = mixing, rho
         self.staleness: StalenessKind = staleness
         self.staleness_a, self.staleness_b = staleness_a, staleness_b

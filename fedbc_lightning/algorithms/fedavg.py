@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
-from fedbc_lightning.core.checks import check_choice
+from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.server import RobustRule, ServerCallback, WeightedAverage
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState
@@ -55,7 +55,7 @@ class FedAvg(FederatedAlgorithm):
     def __init__(
         self, weighting: Literal["samples", "uniform"] = "samples", robust_rule: RobustRule | None = None
     ) -> None:
-        check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
+        check_arguments(FedAvg, locals(), "algorithm")
         self.weighting, self.robust_rule = weighting, robust_rule
         self.scalars_up = int(weighting == "samples")  # n_i
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_choice
+from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.local import Proximal
 from fedbc_lightning.server import DualAscent, RobustRule, ServerCallback, WeightedAverage
 from fedbc_lightning.state.cohort import Cohort
@@ -85,7 +85,7 @@ class FedBC(FederatedAlgorithm):
         init_from: Literal["global", "local"] = "global",
         robust_rule: RobustRule | None = None,
     ) -> None:
-        check_choice("algorithm.init_from", init_from, ("global", "local"))
+        check_arguments(FedBC, locals(), "algorithm")
         self.init_from, self.robust_rule = init_from, robust_rule
         self.sends_update = init_from == "global"
         self.dual_ascent = DualAscent(

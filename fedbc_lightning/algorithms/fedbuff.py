@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm, PartialWork
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import Count, Positive, check_arguments
 from fedbc_lightning.server import BufferedUpdates, ServerCallback, Staleness
-from fedbc_lightning.server.staleness import StalenessKind
+from fedbc_lightning.server.staleness import StalenessKind, StalenessNumber
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState
 
@@ -67,15 +67,13 @@ class FedBuff(FederatedAlgorithm):
 
     def __init__(
         self,
-        buffer_size: int = 10,
-        server_lr: float = 1.0,
+        buffer_size: Count = 10,
+        server_lr: Positive = 1.0,
         staleness: StalenessKind = "polynomial",
-        staleness_a: float = 0.5,
-        staleness_b: float = 4.0,
+        staleness_a: StalenessNumber = 0.5,
+        staleness_b: StalenessNumber = 4.0,
     ) -> None:
-        check_at_least("algorithm.buffer_size", buffer_size, 1, whole=True)
-        check_at_least("algorithm.server_lr", server_lr, 0, strict=True)
-        Staleness(staleness, staleness_a, staleness_b)
+        check_arguments(FedBuff, locals(), "algorithm")
         self.buffer_size, self.server_lr = buffer_size, server_lr
         self.staleness: StalenessKind = staleness
         self.staleness_a, self.staleness_b = staleness_a, staleness_b

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import Positive, check_arguments
 from fedbc_lightning.local import Linear, Proximal, Term
 from fedbc_lightning.server import DynamicRegularization, RobustRule, ServerCallback, WeightedAverage
 from fedbc_lightning.state.cohort import Cohort
@@ -52,8 +52,8 @@ class FedDyn(FederatedAlgorithm):
 
     scalars_up = 0
 
-    def __init__(self, alpha: float = 0.01, robust_rule: RobustRule | None = None) -> None:
-        check_at_least("algorithm.alpha", alpha, 0, strict=True)
+    def __init__(self, alpha: Positive = 0.01, robust_rule: RobustRule | None = None) -> None:
+        check_arguments(FedDyn, locals(), "algorithm")
         self.alpha, self.robust_rule = alpha, robust_rule
 
     def declare_state(self, state: StateDeclaration) -> None:

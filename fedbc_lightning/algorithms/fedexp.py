@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_at_least, check_choice
+from fedbc_lightning.core.checks import Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server import Extrapolation, RobustRule, ServerCallback, WeightedAverage
 from fedbc_lightning.state.cohort import Cohort
@@ -61,13 +61,12 @@ class FedExP(FederatedAlgorithm):
 
     def __init__(
         self,
-        epsilon: float = 1e-3,
+        epsilon: Positive = 1e-3,
         style: Literal["paper", "public"] = "paper",
         average_last_two: bool = True,
         robust_rule: RobustRule | None = None,
     ) -> None:
-        check_at_least("algorithm.epsilon", epsilon, 0, strict=True)
-        check_choice("algorithm.style", style, ("paper", "public"))
+        check_arguments(FedExP, locals(), "algorithm")
         self.epsilon, self.style, self.average_last_two = epsilon, style, average_last_two
         self.robust_rule = robust_rule
         self.scalars_up = 2 if style == "public" else 1

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import check_at_least, check_choice
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.checks import SHARE, Positive, above, at_least, check_arguments
 from fedbc_lightning.local import Armijo
 from fedbc_lightning.server import FrankWolfe, LargestClientStep, RobustRule, ServerCallback
 from fedbc_lightning.state.cohort import Cohort
@@ -73,21 +72,16 @@ class FedLiLS(FedAvg):
     def __init__(
         self,
         server_step: Literal["max", "convex"] = "max",
-        sufficient_decrease: float = 0.1,
-        shrink: float = 0.9,
-        growth: float = 2.0,
-        max_step: float = 10.0,
+        sufficient_decrease: Positive = 0.1,
+        shrink: Annotated[float, above(0), SHARE] = 0.9,
+        growth: Annotated[float, at_least(1)] = 2.0,
+        max_step: Positive = 10.0,
         weighting: Literal["samples", "uniform"] = "samples",
         robust_rule: RobustRule | None = None,
     ) -> None:
+        check_arguments(FedLiLS, locals(), "algorithm")
         super().__init__(weighting, robust_rule)
         self.scalars_up += int(server_step == "max")
-        check_choice("algorithm.server_step", server_step, ("max", "convex"))
-        check_at_least("algorithm.sufficient_decrease", sufficient_decrease, 0, strict=True)
-        check_at_least("algorithm.growth", growth, 1)
-        check_at_least("algorithm.max_step", max_step, 0, strict=True)
-        if not 0 < shrink < 1:
-            raise ConfigurationError(f"algorithm.shrink: got {shrink}; it must lie in (0, 1).")
         self.server_step = server_step
         self.solver = Armijo(sufficient_decrease, shrink, growth, max_step)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_choice
+from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.server import NormalizedAverage, ServerCallback
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState
@@ -53,7 +53,7 @@ class FedNova(FederatedAlgorithm):
     """
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
-        check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
+        check_arguments(FedNova, locals(), "algorithm")
         self.weighting: Literal["samples", "uniform"] = weighting
         self.scalars_up = 1 + int(weighting == "samples")  # K_i, n_i
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_at_least, check_choice, check_share
+from fedbc_lightning.core.checks import NotNegative, UnitInterval, check_arguments
 from fedbc_lightning.local import AbsoluteNorm, MixWith, Norm, Penalty, SquaredNorm
 from fedbc_lightning.server import ServerCallback, SmoothedAverage
 from fedbc_lightning.state.cohort import Cohort
@@ -64,11 +64,13 @@ class FedPlus(FederatedAlgorithm):
     sends_update = False
 
     def __init__(
-        self, sigma: float, penalty: Penalty, mixing: float = 0.0, over: Literal["sampled", "all"] = "sampled"
+        self,
+        sigma: NotNegative,
+        penalty: Penalty,
+        mixing: UnitInterval = 0.0,
+        over: Literal["sampled", "all"] = "sampled",
     ) -> None:
-        check_at_least("algorithm.sigma", sigma, 0)
-        check_share("algorithm.mixing", mixing, closed=True)
-        check_choice("algorithm.over", over, ("sampled", "all"))
+        check_arguments(FedPlus, locals(), "algorithm")
         self.sigma, self.mixing = sigma, mixing
         self.average = SmoothedAverage(penalty, over)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import NotNegative, check_arguments
 from fedbc_lightning.local import Proximal
 from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state.cohort import Cohort
@@ -56,11 +56,11 @@ class FedProx(FedAvg):
 
     def __init__(
         self,
-        mu: float = 0.1,
+        mu: NotNegative = 0.1,
         weighting: Literal["samples", "uniform"] = "samples",
         robust_rule: RobustRule | None = None,
     ) -> None:
-        check_at_least("algorithm.mu", mu, 0)
+        check_arguments(FedProx, locals(), "algorithm")
         super().__init__(weighting, robust_rule)
         self.mu = mu
 

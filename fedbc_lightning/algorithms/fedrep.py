@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.base import PartialWork
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import Count, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import FineTuning
 from fedbc_lightning.server import RobustRule
@@ -59,12 +59,12 @@ class FedRep(FedAvg):
 
     def __init__(
         self,
-        head_epochs: int = 10,
+        head_epochs: Count = 10,
         weighting: Literal["samples", "uniform"] = "samples",
         robust_rule: RobustRule | None = None,
     ) -> None:
+        check_arguments(FedRep, locals(), "algorithm")
         super().__init__(weighting, robust_rule)
-        check_at_least("algorithm.head_epochs", head_epochs, 1, whole=True)
         self.head_epochs = head_epochs
 
     def check(self, engine: Engine) -> None:

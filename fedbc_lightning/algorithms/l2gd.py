@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import SHARE, Count, NotNegative, Positive, above, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import LooplessSteps
 from fedbc_lightning.server import MeanMessage, ServerCallback, WeightedAverage
@@ -101,11 +101,13 @@ class L2GD(FederatedAlgorithm):
     has_gradient_table = False
     num_sampled: int | None = None
 
-    def __init__(self, penalty: float, probability: float, lr: float) -> None:
-        check_at_least("algorithm.penalty", penalty, 0)
-        check_at_least("algorithm.lr", lr, 0, strict=True)
-        if not 0 < probability < 1:
-            raise ConfigurationError(f"algorithm.probability: got {probability}; it must lie in (0, 1).")
+    def __init__(
+        self,
+        penalty: NotNegative,
+        probability: Annotated[float, above(0), SHARE],
+        lr: Positive,
+    ) -> None:
+        check_arguments(L2GD, locals(), "algorithm")
         self.penalty, self.lr = penalty, lr
         self.coin = Coin(probability)
 
@@ -354,7 +356,7 @@ class L2SGDPlusPlus(L2SGDPlus):
         ConfigurationError: A value is out of range, or ``trainer.clients_per_round`` is less than all clients.
     """
 
-    def __init__(self, penalty: float, probability: float, lr: float, num_sampled: int) -> None:
+    def __init__(self, penalty: float, probability: float, lr: float, num_sampled: Count) -> None:
+        check_arguments(L2SGDPlusPlus, locals(), "algorithm")
         super().__init__(penalty, probability, lr)
-        check_at_least("algorithm.num_sampled", num_sampled, 1, whole=True)
         self.num_sampled = num_sampled

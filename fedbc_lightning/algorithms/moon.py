@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import NotNegative, Positive, check_arguments
 from fedbc_lightning.local import ModelContrast
 from fedbc_lightning.server import RobustRule
 from fedbc_lightning.state.cohort import Cohort
@@ -64,14 +64,13 @@ class MOON(FedAvg):
     def __init__(
         self,
         features: str,
-        mu: float = 1.0,
-        temperature: float = 0.5,
+        mu: NotNegative = 1.0,
+        temperature: Positive = 0.5,
         weighting: Literal["samples", "uniform"] = "samples",
         robust_rule: RobustRule | None = None,
     ) -> None:
+        check_arguments(MOON, locals(), "algorithm")
         super().__init__(weighting, robust_rule)
-        check_at_least("algorithm.mu", mu, 0)
-        check_at_least("algorithm.temperature", temperature, 0, strict=True)
         self.features, self.mu, self.temperature = features, mu, temperature
 
     def check(self, engine: Engine) -> None:

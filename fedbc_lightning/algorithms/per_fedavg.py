@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import check_at_least, check_choice
+from fedbc_lightning.core.checks import NotNegative, Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import FineTuning, ModelAgnostic
 from fedbc_lightning.server import RobustRule
@@ -68,18 +68,16 @@ class PerFedAvg(FedAvg):
 
     def __init__(
         self,
-        inner_lr: float = 0.01,
-        outer_lr: float = 0.001,
+        inner_lr: NotNegative = 0.01,
+        outer_lr: Positive = 0.001,
         variant: Literal["first_order", "hessian_free"] = "first_order",
         weighting: Literal["samples", "uniform"] = "samples",
         finetune_batch_size: int = 20,
         finetune_split: Literal["train", "test"] = "train",
         robust_rule: RobustRule | None = None,
     ) -> None:
+        check_arguments(PerFedAvg, locals(), "algorithm")
         super().__init__(weighting, robust_rule)
-        check_at_least("algorithm.inner_lr", inner_lr, 0)
-        check_at_least("algorithm.outer_lr", outer_lr, 0, strict=True)
-        check_choice("algorithm.variant", variant, ("first_order", "hessian_free"))
         self.solver = ModelAgnostic(inner_lr, outer_lr, hessian_free=variant == "hessian_free")
         self.fine_tuning = FineTuning(inner_lr, finetune_batch_size, finetune_split)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from fedbc_lightning.algorithms.fedbc import FedBC
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import Count, NotNegative, Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.local import FineTuning, ModelAgnostic, Proximal
 from fedbc_lightning.state.cohort import Cohort
@@ -63,19 +63,17 @@ class PerFedBC(FedBC):
     def __init__(
         self,
         dual_lr: float,
-        inner_lr: float = 0.01,
-        outer_lr: float = 0.001,
-        num_inner_steps: int = 1,
+        inner_lr: NotNegative = 0.01,
+        outer_lr: Positive = 0.001,
+        num_inner_steps: Count = 1,
         finetune_batch_size: int = 20,
         finetune_split: Literal["train", "test"] = "train",
         **fedbc: Any,
     ) -> None:
+        check_arguments(PerFedBC, locals(), "algorithm")
         super().__init__(dual_lr, **fedbc)
         if self.init_from != "global":
             raise ConfigurationError("algorithm.init_from: Per-FedBC starts from z; use global.")
-        check_at_least("algorithm.inner_lr", inner_lr, 0)
-        check_at_least("algorithm.outer_lr", outer_lr, 0, strict=True)
-        check_at_least("algorithm.num_inner_steps", num_inner_steps, 1, whole=True)
         self.inner_lr, self.outer_lr, self.num_inner_steps = inner_lr, outer_lr, num_inner_steps
         self.fine_tuning = FineTuning(inner_lr, finetune_batch_size, finetune_split)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fedbc_lightning.algorithms.fedavg import FedAvg
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import Count, Positive, check_arguments
 from fedbc_lightning.local import MoreauEnvelope
 from fedbc_lightning.server import RobustRule, ServerCallback, ServerSGD
 from fedbc_lightning.state.cohort import Cohort
@@ -63,17 +63,15 @@ class PFedMe(FedAvg):
 
     def __init__(
         self,
-        penalty: float = 15.0,
-        personal_lr: float = 0.005,
-        num_inner_steps: int = 5,
+        penalty: Positive = 15.0,
+        personal_lr: Positive = 0.005,
+        num_inner_steps: Count = 5,
         server_lr: float = 1.0,
         weighting: Literal["samples", "uniform"] = "uniform",
         robust_rule: RobustRule | None = None,
     ) -> None:
+        check_arguments(PFedMe, locals(), "algorithm")
         super().__init__(weighting, robust_rule)
-        check_at_least("algorithm.penalty", penalty, 0, strict=True)
-        check_at_least("algorithm.personal_lr", personal_lr, 0, strict=True)
-        check_at_least("algorithm.num_inner_steps", num_inner_steps, 1, whole=True)
         self.server_sgd = ServerSGD(server_lr)
         self.solver = MoreauEnvelope(penalty, personal_lr, num_inner_steps)
 

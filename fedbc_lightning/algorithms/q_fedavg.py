@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_at_least, check_choice
+from fedbc_lightning.core.checks import NotNegative, Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server import FairStep, ServerCallback, WeightedAverage
 from fedbc_lightning.state.cohort import Cohort
@@ -60,12 +60,12 @@ class QFedAvg(FederatedAlgorithm):
     """
 
     def __init__(
-        self, q: float = 1.0, lipschitz: float | None = None, style: Literal["paper", "public"] = "paper"
+        self,
+        q: NotNegative = 1.0,
+        lipschitz: Positive | None = None,
+        style: Literal["paper", "public"] = "paper",
     ) -> None:
-        check_at_least("algorithm.q", q, 0)
-        check_choice("algorithm.style", style, ("paper", "public"))
-        if lipschitz is not None:
-            check_at_least("algorithm.lipschitz", lipschitz, 0, strict=True)
+        check_arguments(QFedAvg, locals(), "algorithm")
         self.q, self.lipschitz, self.style = q, lipschitz, style
         self.scalars_up = 2 if style == "public" else 1  # h_i, and n_i
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from fedbc_lightning.algorithms.base import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_at_least, check_choice
+from fedbc_lightning.core.checks import Positive, check_arguments
 from fedbc_lightning.local import Linear
 from fedbc_lightning.server import ControlVariates, RobustRule, ServerCallback, ServerSGD, WeightedAverage
 from fedbc_lightning.state.cohort import Cohort
@@ -62,12 +62,11 @@ class SCAFFOLD(FederatedAlgorithm):
 
     def __init__(
         self,
-        server_lr: float = 1.0,
+        server_lr: Positive = 1.0,
         control: Literal["auto", "step_size", "gradient_mean"] = "auto",
         robust_rule: RobustRule | None = None,
     ) -> None:
-        check_at_least("algorithm.server_lr", server_lr, 0, strict=True)
-        check_choice("algorithm.control", control, ("auto", "step_size", "gradient_mean"))
+        check_arguments(SCAFFOLD, locals(), "algorithm")
         self.server_lr, self.control, self.robust_rule = server_lr, control, robust_rule
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:

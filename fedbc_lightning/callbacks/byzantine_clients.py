@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.core.checks import check_at_least, check_choice, check_share
+from fedbc_lightning.core.checks import Fraction, NotNegative, check_arguments
 from fedbc_lightning.core.seeding import generator, numpy_generator
 from fedbc_lightning.federation.sampling import num_sampled
 
@@ -38,11 +38,12 @@ class ByzantineClients(Callback):
     """
 
     def __init__(
-        self, fraction: float = 0.2, attack: Literal["sign_flip", "random"] = "sign_flip", scale: float = 1.0
+        self,
+        fraction: Fraction = 0.2,
+        attack: Literal["sign_flip", "random"] = "sign_flip",
+        scale: NotNegative = 1.0,
     ) -> None:
-        check_share("trainer.callbacks: ByzantineClients.fraction", fraction)
-        check_choice("trainer.callbacks: ByzantineClients.attack", attack, ("sign_flip", "random"))
-        check_at_least("trainer.callbacks: ByzantineClients.scale", scale, 0)
+        check_arguments(ByzantineClients, locals(), "trainer.callbacks: ByzantineClients")
         self.fraction, self.attack, self.scale = fraction, attack, scale
 
     def clients(self, num_clients: int, seed: int) -> list[int]:

@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedbc_lightning.core.errors import ConfigurationError
@@ -40,6 +41,11 @@ def above(bound: float) -> Bound:
     return Bound(lambda value: value > bound, f"> {bound:g}")
 
 
+def below(bound: float) -> Bound:
+    """Allow numbers smaller than ``bound``."""
+    return Bound(lambda value: value < bound, f"< {bound:g}")
+
+
 def within(low: float, high: float) -> Bound:
     """Allow numbers from ``low`` to ``high``, both included."""
     return Bound(lambda value: low <= value <= high, f"in [{low:g}, {high:g}]")
@@ -47,6 +53,12 @@ def within(low: float, high: float) -> Bound:
 
 SHARE = Bound(lambda value: 0 <= value < 1, "in [0, 1)")
 FINITE = Bound(math.isfinite, "that is finite")
+
+Count = Annotated[int, at_least(1)]
+Fraction = Annotated[float, SHARE]
+NotNegative = Annotated[float, at_least(0)]
+Positive = Annotated[float, above(0)]
+UnitInterval = Annotated[float, within(0, 1)]
 
 # Words for the types of numbers and texts; the types of objects are called by their names.
 _WORDS = {int: "a whole number", float: "a number", str: "a text", types.NoneType: "null"}
@@ -86,8 +98,11 @@ def check_arguments(owner: type, values: Mapping[str, Any], section: str) -> Non
 
 @cache
 def _hints(owner: type) -> dict[str, Any]:
-    constructor: Any = owner if is_dataclass(owner) else vars(owner)["__init__"]
-    return get_type_hints(constructor, include_extras=True)
+    constructor: Any = owner if is_dataclass(owner) else owner.__init__  # type: ignore[misc]
+    try:
+        return get_type_hints(constructor, include_extras=True)
+    except NameError:  # a class of the user, with types that it imports for type checkers alone
+        return {}
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -103,8 +118,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(value == choice and type(value) is type(choice) for choice in inner)
     if kind is list:
         return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
-    if hint in (int, float):  # a bool is an int for Python, but no number for a user
-        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    if hint in (int, float):  # also those of NumPy; a bool is an int for Python, but no number for a user
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
     is_plain_class = isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False)
     return isinstance(value, hint) if is_plain_class else True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedbc_lightning.core.checks import check_at_least, check_choice
+from fedbc_lightning.core.checks import Count, NotNegative, check_arguments
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class FineTuning:
         num_steps: Number of steps.
     """
 
-    lr: float = 0.01
-    batch_size: int = 20
+    lr: NotNegative = 0.01
+    batch_size: Count = 20
     split: Literal["train", "test"] = "train"
-    num_steps: int = 1
+    num_steps: Count = 1
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -34,7 +34,4 @@ class FineTuning:
         Raises:
             ConfigurationError: A value is out of range.
         """
-        check_at_least("algorithm.finetune_lr", self.lr, 0)
-        check_at_least("algorithm.finetune_batch_size", self.batch_size, 1, whole=True)
-        check_at_least("algorithm.finetune_steps", self.num_steps, 1, whole=True)
-        check_choice("algorithm.finetune_split", self.split, ("train", "test"))
+        check_arguments(FineTuning, vars(self), "algorithm: FineTuning")

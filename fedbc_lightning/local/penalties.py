@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedbc_lightning.core.checks import NotNegative, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -50,9 +51,8 @@ class Penalty:
 class _Scaled(Penalty):
     """Base class of penalties with one number, δ."""
 
-    def __init__(self, delta: float) -> None:
-        if not delta >= 0:
-            raise ConfigurationError(f"algorithm.penalty: {type(self).__name__}.delta={delta}: give 0 or more.")
+    def __init__(self, delta: NotNegative) -> None:
+        check_arguments(_Scaled, locals(), f"algorithm.penalty: {type(self).__name__}")
         self.delta = delta
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch.utils.data import default_collate
 
 from fedbc_lightning.algorithms import L2GD
-from fedbc_lightning.core.checks import check_share
+from fedbc_lightning.core.checks import Fraction, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.datamodule import FederatedDataModule
 from fedbc_lightning.models import BinaryLogisticRegression
@@ -235,9 +235,8 @@ class MixtureError(Callback):
             clients have unequal numbers of samples.
     """
 
-    def __init__(self, goal: float | None = None) -> None:
-        if goal is not None:
-            check_share("trainer.callbacks: MixtureError.goal", goal)
+    def __init__(self, goal: Fraction | None = None) -> None:
+        check_arguments(MixtureError, locals(), "trainer.callbacks: MixtureError")
         self.goal = goal
 
     def on_fit_start(self, trainer: FederatedTrainer, pl_module: LightningModule) -> None:  # type: ignore[override]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import check_at_least, check_share
+from fedbc_lightning.core.checks import Count, above, check_arguments, within
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.errors import ConfigurationError
 
@@ -71,10 +72,8 @@ class TopK(Codec):
         ConfigurationError: The fraction is out of range.
     """
 
-    def __init__(self, fraction: float, error_feedback: bool = True) -> None:
-        check_at_least("trainer.codec: TopK.fraction", fraction, 0, strict=True)
-        check_share("trainer.codec: TopK.fraction", fraction, closed=True)
-        _check_switch("TopK.error_feedback", error_feedback)
+    def __init__(self, fraction: Annotated[float, above(0), within(0, 1)], error_feedback: bool = True) -> None:
+        check_arguments(TopK, locals(), "trainer.codec: TopK")
         self.fraction, self.error_feedback = fraction, error_feedback
 
     def num_sent(self, size: int) -> int:
@@ -129,9 +128,8 @@ class QSGD(Codec):
 
     is_for_models = True
 
-    def __init__(self, levels: int = 127, bucket_size: int = 512) -> None:
-        check_at_least("trainer.codec: QSGD.levels", levels, 1, whole=True)
-        check_at_least("trainer.codec: QSGD.bucket_size", bucket_size, 1, whole=True)
+    def __init__(self, levels: Count = 127, bucket_size: Count = 512) -> None:
+        check_arguments(QSGD, locals(), "trainer.codec: QSGD")
         self.levels, self.bucket_size = levels, bucket_size
 
     def decoded(self, vector: Tensor, draws: torch.Generator) -> Tensor:
@@ -177,7 +175,7 @@ class Sign(Codec):
     """
 
     def __init__(self, error_feedback: bool = True) -> None:
-        _check_switch("Sign.error_feedback", error_feedback)
+        check_arguments(Sign, locals(), "trainer.codec: Sign")
         self.error_feedback = error_feedback
 
     def decoded(self, vector: Tensor, draws: torch.Generator) -> Tensor:
@@ -242,11 +240,6 @@ def check_codec(where: str, codec: object) -> None:
     """
     if not (codec is None or isinstance(codec, Codec)):
         raise ConfigurationError(f"{where}: got {codec!r}; give a codec, e.g. fedbc_lightning.server.TopK(0.01).")
-
-
-def _check_switch(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"trainer.codec: {name}: got {value!r}; give True or False.")
 
 
 def _packed(num_bits: int) -> int:

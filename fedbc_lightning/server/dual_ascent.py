@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from fedbc_lightning.core.checks import check_at_least, check_choice, check_finite, check_share
+from fedbc_lightning.core.checks import FINITE, Fraction, NotNegative, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.state.cohort import Cohort
@@ -51,23 +51,16 @@ class DualAscent(ServerCallback):
 
     def __init__(
         self,
-        dual_lr: float,
-        dual_init: float = 0.0,
-        tolerance: float | list[float] | Literal["learned"] = "learned",
-        tolerance_lr: float | None = None,
-        dual_min: float = 0.0,
-        dual_max: float = math.inf,
-        dual_momentum: float = 0.0,
+        dual_lr: Annotated[float, at_least(0), FINITE],
+        dual_init: Annotated[float, FINITE] = 0.0,
+        tolerance: NotNegative | list[NotNegative] | Literal["learned"] = "learned",
+        tolerance_lr: Annotated[float, at_least(0), FINITE] | None = None,
+        dual_min: NotNegative = 0.0,
+        dual_max: NotNegative = math.inf,
+        dual_momentum: Fraction = 0.0,
         dual_momentum_style: Literal["client", "public"] = "client",
     ) -> None:
-        check_choice("algorithm.dual_momentum_style", dual_momentum_style, ("client", "public"))
-        check_at_least("algorithm.dual_lr", dual_lr, 0)
-        check_at_least("algorithm.tolerance_lr", tolerance_lr or 0.0, 0)
-        for name, value in (("dual_lr", dual_lr), ("dual_init", dual_init), ("tolerance_lr", tolerance_lr or 0.0)):
-            check_finite(f"algorithm.{name}", value)
-        check_at_least("algorithm.dual_min", dual_min, 0)
-        check_at_least("algorithm.dual_max (with dual_min as its lower bound)", dual_max, dual_min)
-        check_share("algorithm.dual_momentum", dual_momentum)
+        check_arguments(DualAscent, locals(), "algorithm")
         if not dual_min <= dual_init <= dual_max:
             raise ConfigurationError(
                 f"algorithm.dual_init: got {dual_init}; it must lie in [dual_min, dual_max] = [{dual_min}, {dual_max}]."
@@ -76,8 +69,6 @@ class DualAscent(ServerCallback):
         if not is_learned and tolerance_lr is not None:
             raise ConfigurationError("algorithm.tolerance_lr: a fixed tolerance has none; use tolerance: learned.")
         start = 0.0 if tolerance == "learned" else tolerance
-        for value in start if isinstance(start, list) else [start]:
-            check_at_least("algorithm.tolerance", value, 0)
         self.tolerance_init = start
         self.dual_lr, self.dual_init = dual_lr, dual_init
         self.tolerance_lr = (dual_lr if tolerance_lr is None else tolerance_lr) if is_learned else 0.0

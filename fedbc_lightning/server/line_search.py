@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import check_at_least, check_share
+from fedbc_lightning.core.checks import Fraction, NotNegative, Positive, check_arguments
 from fedbc_lightning.server.base import Sums
 from fedbc_lightning.server.optimizers import ServerOptimizer
 from fedbc_lightning.state.cohort import Cohort
@@ -55,10 +55,13 @@ class FrankWolfe(ServerOptimizer):
         "Towards Hyper-parameter-free Federated Learning", FedLi-LU; Berrada et al. 2019.
     """
 
-    def __init__(self, lr: float = 0.01, momentum: float = 0.9, weight_decay: float = 1e-5) -> None:
-        check_at_least("algorithm.server_lr", lr, 0, strict=True)
-        check_share("algorithm.server_momentum", momentum)
-        check_at_least("algorithm.weight_decay", weight_decay, 0)
+    def __init__(
+        self,
+        lr: Positive = 0.01,
+        momentum: Fraction = 0.9,
+        weight_decay: NotNegative = 1e-5,
+    ) -> None:
+        check_arguments(FrankWolfe, locals(), "algorithm: FrankWolfe")
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
     def check(self, engine: Engine, num_sampled: int) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.checks import check_at_least, check_choice, check_share
+from fedbc_lightning.core.checks import Fraction, Positive, check_arguments
 from fedbc_lightning.server.base import ServerCallback, Sums
 from fedbc_lightning.state.declaration import ClientStore, ServerState, StateDeclaration
 
@@ -40,8 +40,8 @@ class ServerSGD(ServerOptimizer):
         lr: Server learning rate η_s; 1 takes the aggregate itself.
     """
 
-    def __init__(self, lr: float = 1.0) -> None:
-        check_at_least("algorithm.server_lr", lr, 0, strict=True)
+    def __init__(self, lr: Positive = 1.0) -> None:
+        check_arguments(ServerSGD, locals(), "algorithm: ServerSGD")
         self.lr = lr
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
@@ -65,9 +65,8 @@ class ServerMomentum(ServerOptimizer):
         Reddi et al. 2021, "Adaptive Federated Optimization".
     """
 
-    def __init__(self, lr: float = 1.0, momentum: float = 0.9) -> None:
-        check_at_least("algorithm.server_lr", lr, 0, strict=True)
-        check_share("algorithm.momentum", momentum)
+    def __init__(self, lr: Positive = 1.0, momentum: Fraction = 0.9) -> None:
+        check_arguments(ServerMomentum, locals(), "algorithm: ServerMomentum")
         self.lr, self.momentum = lr, momentum
 
     def declare_state(self, state: StateDeclaration) -> None:
@@ -104,16 +103,12 @@ class ServerAdaptive(ServerOptimizer):
     def __init__(
         self,
         kind: Literal["adam", "adagrad", "yogi"] = "adam",
-        lr: float = 0.01,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        tau: float = 1e-3,
+        lr: Positive = 0.01,
+        beta1: Fraction = 0.9,
+        beta2: Fraction = 0.99,
+        tau: Positive = 1e-3,
     ) -> None:
-        check_choice("algorithm.kind", kind, ("adam", "adagrad", "yogi"))
-        check_at_least("algorithm.server_lr", lr, 0, strict=True)
-        check_share("algorithm.beta1", beta1)
-        check_share("algorithm.beta2", beta2)
-        check_at_least("algorithm.tau", tau, 0, strict=True)
+        check_arguments(ServerAdaptive, locals(), "algorithm: ServerAdaptive")
         self.kind, self.lr, self.beta1, self.beta2, self.tau = kind, lr, beta1, beta2, tau
 
     def declare_state(self, state: StateDeclaration) -> None:

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Annotated
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from fedbc_lightning.core.checks import (
+    FINITE,
+    Count,
+    NotNegative,
+    Positive,
+    above,
+    at_least,
+    below,
+    check_arguments,
+)
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
@@ -156,12 +167,6 @@ class RobustRule:
         """Return what :meth:`aggregate` returns, for n ≥ 1 clients that all have a weight > 0."""
         raise NotImplementedError
 
-    def _require(self, name: str, fits: bool, remedy: str) -> None:
-        """Raise a ConfigurationError with the value of the attribute `name`, unless it `fits`."""
-        if not fits:
-            value = getattr(self, name)
-            raise ConfigurationError(f"algorithm.robust_rule: {type(self).__name__}.{name}={value!r}: {remedy}.")
-
 
 class CoordinateMedian(RobustRule):
     """Takes the weighted median of each coordinate; for even n and equal weights, the mean of the middle two values.
@@ -188,9 +193,9 @@ class TrimmedMean(RobustRule):
         ConfigurationError: β is out of range.
     """
 
-    def __init__(self, trim: float = 0.1) -> None:
+    def __init__(self, trim: Annotated[float, at_least(0), below(0.5)] = 0.1) -> None:
+        check_arguments(TrimmedMean, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.trim = trim
-        self._require("trim", 0 <= trim < 0.5, "give a number in [0, 0.5), else nothing is left")
 
     def num_trimmed(self, num_clients: int) -> int:
         """Return ⌊β n⌋ for β as a decimal number: 0.29 of 100 is 29, although floating point alone gives 28."""
@@ -224,22 +229,20 @@ class Krum(RobustRule):
         ConfigurationError: f is not a whole number ≥ 0.
     """
 
-    def __init__(self, num_byzantine: int = 1) -> None:
+    def __init__(self, num_byzantine: Annotated[int, at_least(0)] = 1) -> None:
+        check_arguments(Krum, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.num_byzantine = num_byzantine
         self._warned = False
-        whole = isinstance(num_byzantine, int) and not isinstance(num_byzantine, bool)
-        self._require("num_byzantine", whole and num_byzantine >= 0, "give a whole number, 0 or more")
 
     def check(self, num_sampled: int) -> None:
         """Raise a ConfigurationError unless S > 2f + 2."""
         needed = 2 * self.num_byzantine + 3
         smaller = f", or num_byzantine to at most {(num_sampled - 3) // 2}" if num_sampled >= 3 else ""
-        self._require(
-            "num_byzantine",
-            num_sampled >= needed,
-            f"needs 2f + 3 = {needed} clients in a round, got {num_sampled}; set trainer.clients_per_round to {needed} "
-            f"or more{smaller}",
-        )
+        if num_sampled < needed:
+            raise ConfigurationError(
+                f"algorithm.robust_rule: {type(self).__name__} needs 2f + 3 = {needed} clients in a round, got "
+                f"{num_sampled}; set trainer.clients_per_round to {needed} or more{smaller}."
+            )
 
     def tolerated(self, num_clients: int) -> int:
         """Return f for a round with n clients: the given f, or the largest one ≥ 0 with n > 2f + 2; warn then once."""
@@ -301,13 +304,16 @@ class GeometricMedian(RobustRule):
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(self, smoothing: float = 1e-5, max_iter: int = 100, rtol: float = 1e-6) -> None:
+    def __init__(
+        self,
+        smoothing: Annotated[float, above(0), FINITE] = 1e-5,
+        max_iter: Count = 100,
+        rtol: NotNegative = 1e-6,
+    ) -> None:
+        check_arguments(GeometricMedian, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.smoothing = smoothing
         self.max_iter = max_iter
         self.rtol = rtol
-        self._require("smoothing", 0 < smoothing < math.inf, "give a number above 0")
-        self._require("max_iter", max_iter >= 1, "give 1 or more")
-        self._require("rtol", rtol >= 0, "give 0 or more")
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
         """Return the means of the updates and of the buffers with the weights b_i."""
@@ -330,11 +336,10 @@ class CenteredClipping(RobustRule):
         ConfigurationError: A value is out of range.
     """
 
-    def __init__(self, radius: float = 10.0, num_iterations: int = 1) -> None:
+    def __init__(self, radius: Positive = 10.0, num_iterations: Count = 1) -> None:
+        check_arguments(CenteredClipping, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.radius = radius
         self.num_iterations = num_iterations
-        self._require("radius", radius > 0, "give a number above 0")
-        self._require("num_iterations", num_iterations >= 1, "give 1 or more")
 
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare ``clipping_center``, the aggregate of the round before."""
@@ -361,9 +366,9 @@ class NormBound(RobustRule):
         ConfigurationError: b is out of range.
     """
 
-    def __init__(self, bound: float = 10.0) -> None:
+    def __init__(self, bound: Positive = 10.0) -> None:
+        check_arguments(NormBound, locals(), f"algorithm.robust_rule: {type(self).__name__}")
         self.bound = bound
-        self._require("bound", bound > 0, "give a number above 0")
 
     def combine(self, updates: Tensor, weights: Tensor, buffers: Tensor, server: ServerState) -> tuple[Tensor, Tensor]:
         """Return the mean of the clipped updates, and the mean of the buffers."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from fedbc_lightning.core.checks import check_at_least, check_choice, check_finite
+from fedbc_lightning.core.checks import FINITE, at_least
 
 StalenessKind = Literal["constant", "polynomial", "hinge"]
+StalenessNumber = Annotated[float, at_least(0), FINITE]
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,6 @@ class Staleness:
         a: Exponent or slope a ≥ 0.
         b: Largest staleness b ≥ 0 that costs nothing under ``"hinge"``.
 
-    Raises:
-        ConfigurationError: The kind is unknown, or a number is out of range.
-
     References:
         Xie et al. 2019, "Asynchronous Federated Optimization", section 5.2.
 
@@ -31,15 +29,8 @@ class Staleness:
     """
 
     kind: StalenessKind = "constant"
-    a: float = 0.5
-    b: float = 4
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_choice("algorithm.staleness", self.kind, ("constant", "polynomial", "hinge"))
-        for name, value in (("a", self.a), ("b", self.b)):
-            check_at_least(f"algorithm.staleness_{name}", value, 0)
-            check_finite(f"algorithm.staleness_{name}", value)
+    a: StalenessNumber = 0.5
+    b: StalenessNumber = 4
 
     def __call__(self, staleness: int) -> float:
         """Return the weight of an update."""

@@ -307,12 +307,12 @@ def test_fednova_divides_updates_by_steps_and_takes_no_memory(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (partial(TopK, 0), "TopK.fraction: got 0; it must be > 0"),
-        (partial(TopK, 2), "TopK.fraction: got 2; it must lie in [0, 1]"),
-        (partial(QSGD, 0), "QSGD.levels: got 0; it must be >= 1"),
+        (partial(TopK, 0), "TopK.fraction: got 0; give a number > 0"),
+        (partial(TopK, 2), "TopK.fraction: got 2; give a number > 0 and in [0, 1]"),
+        (partial(QSGD, 0), "QSGD.levels: got 0; give a whole number >= 1"),
         (partial(QSGD, 1.5), "QSGD.levels: got 1.5; give a whole number"),
-        (partial(QSGD, 1, 0), "QSGD.bucket_size: got 0; it must be >= 1"),
-        (partial(Sign, "false"), "Sign.error_feedback: got 'false'; give True or False"),
+        (partial(QSGD, 1, 0), "QSGD.bucket_size: got 0; give a whole number >= 1"),
+        (partial(Sign, "false"), "Sign.error_feedback: got 'false'; give true or false"),
         (partial(Codecs, down=Sign()), "down: what Sign leaves of z is no model"),
         (partial(Codecs, down=TopK(1.0)), "down: what TopK leaves of z is no model"),
         (partial(Codecs, up="TopK"), "up: got 'TopK'; give a codec, e.g. fedbc_lightning.server.TopK(0.01)"),

@@ -157,7 +157,7 @@ MISTAKES = [
     ),
     ("test --ckpt_path .", 2, "no checkpoints/last.ckpt in --ckpt_path ."),
     ("fit --config tiny.yaml --model CIFARCNN --model.image_size 8", 1, "image_size=8 is too small"),
-    ("fit --config tiny.yaml --algorithm FedProx --algorithm.mu=-1", 1, "algorithm.mu: got -1.0; it must be >= 0"),
+    ("fit --config tiny.yaml --algorithm FedProx --algorithm.mu=-1", 1, "algorithm.mu: got -1.0; give a number >= 0"),
     ("fit --config tiny.yaml --lr_scheduler StepLR --lr_scheduler.step_size 1", 1, "lr_scheduler needs an optimizer"),
     ("fit --config tiny.yaml --trainer.clients_per_round 9", 1, "clients_per_round"),
 ]

@@ -120,7 +120,9 @@ def test_closed_forms():
 @simple_penalties
 @pytest.mark.parametrize("delta", [-1.0, math.nan])
 def test_delta_is_not_negative(penalty, delta):
-    with pytest.raises(ConfigurationError, match=rf"^algorithm.penalty: {penalty.__name__}.delta={delta}: give 0 or"):
+    with pytest.raises(
+        ConfigurationError, match=rf"^algorithm.penalty: {penalty.__name__}.delta: got {delta}; give a number >= 0"
+    ):
         penalty(delta)
 
 

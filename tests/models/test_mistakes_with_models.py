@@ -23,16 +23,16 @@ from fedbc_lightning.core.errors import ConfigurationError
 @pytest.mark.parametrize(
     ("model_class", "arguments", "message"),
     [
-        (LogisticRegression, {"num_features": 0}, "model.num_features: got 0; it must be at least 1"),
-        (MLP, {"dropout": 1.0}, r"model.dropout: got 1.0; it must lie in \[0, 1\)"),
-        (MLP, {"lr": 0.0}, "model.lr: got 0.0; it must be > 0"),
-        (LinearRegression, {"momentum": 1.0}, r"model.momentum: got 1.0; it must lie in \[0, 1\)"),
-        (LinearRegression, {"weight_decay": -1.0}, "model.weight_decay: got -1.0; it must be >= 0"),
+        (LogisticRegression, {"num_features": 0}, "model.num_features: got 0; give a whole number >= 1"),
+        (MLP, {"dropout": 1.0}, r"model.dropout: got 1.0; give a number in \[0, 1\)"),
+        (MLP, {"lr": 0.0}, "model.lr: got 0.0; give a number > 0"),
+        (LinearRegression, {"momentum": 1.0}, r"model.momentum: got 1.0; give a number in \[0, 1\)"),
+        (LinearRegression, {"weight_decay": -1.0}, "model.weight_decay: got -1.0; give a number >= 0"),
         (CIFARCNN, {"image_size": 15}, "image_size=15 is too small"),
         (ResNet18GroupNorm, {"num_groups": 3}, "model.num_groups: got 3; it must divide 64"),
-        (ResNet18GroupNorm, {"num_groups": 0}, "model.num_groups: got 0; it must be at least 1"),
-        (CharLSTM, {"vocabulary_size": 0}, "model.vocabulary_size: got 0; it must be at least 1"),
-        (Sent140LSTM, {"embedding_dim": 0}, "model.embedding_dim: got 0; it must be at least 1"),
+        (ResNet18GroupNorm, {"num_groups": 0}, "model.num_groups: got 0; give a whole number >= 1"),
+        (CharLSTM, {"vocabulary_size": 0}, "model.vocabulary_size: got 0; give a whole number >= 1"),
+        (Sent140LSTM, {"embedding_dim": 0}, "model.embedding_dim: got 0; give a whole number >= 1"),
     ],
 )
 def test_arguments(model_class, arguments, message):

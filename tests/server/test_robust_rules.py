@@ -347,7 +347,7 @@ def test_krum_scores_see_small_distances_of_points_far_out(n, f, dtype, offset):
 def test_krum_needs_more_than_two_f_and_two_clients(rule):
     rule(2).check(7)
     rule(0).check(3)
-    with pytest.raises(ConfigurationError, match=r"num_byzantine=2: needs 2f \+ 3 = 7 clients.* to at most 1"):
+    with pytest.raises(ConfigurationError, match=r"needs 2f \+ 3 = 7 clients.* to at most 1"):
         rule(2).check(6)
     with pytest.raises(ConfigurationError, match=r"clients_per_round to 3 or more\.$"):
         rule(0).check(2)
@@ -431,18 +431,18 @@ def test_only_centered_clipping_keeps_state(name):
 @pytest.mark.parametrize(
     ("rule", "arguments", "message"),
     [
-        (TrimmedMean, {"trim": 0.5}, r"TrimmedMean.trim=0.5: give a number in \[0, 0.5\)"),
-        (TrimmedMean, {"trim": -0.1}, "TrimmedMean.trim=-0.1"),
-        (TrimmedMean, {"trim": math.nan}, "TrimmedMean.trim=nan"),
-        (Krum, {"num_byzantine": -1}, "Krum.num_byzantine=-1: give a whole number, 0 or more"),
-        (MultiKrum, {"num_byzantine": 1.5}, "MultiKrum.num_byzantine=1.5: give a whole number"),
-        (GeometricMedian, {"smoothing": 0.0}, "GeometricMedian.smoothing=0.0: give a number above 0"),
-        (GeometricMedian, {"smoothing": math.inf}, "GeometricMedian.smoothing=inf"),
-        (GeometricMedian, {"max_iter": 0}, "GeometricMedian.max_iter=0: give 1 or more"),
-        (GeometricMedian, {"rtol": -1e-6}, "GeometricMedian.rtol=-1e-06: give 0 or more"),
-        (CenteredClipping, {"radius": 0.0}, "CenteredClipping.radius=0.0: give a number above 0"),
-        (CenteredClipping, {"num_iterations": 0}, "CenteredClipping.num_iterations=0: give 1 or more"),
-        (NormBound, {"bound": -1.0}, "NormBound.bound=-1.0: give a number above 0"),
+        (TrimmedMean, {"trim": 0.5}, "TrimmedMean.trim: got 0.5; give a number >= 0 and < 0.5"),
+        (TrimmedMean, {"trim": -0.1}, "TrimmedMean.trim: got -0.1"),
+        (TrimmedMean, {"trim": math.nan}, "TrimmedMean.trim: got nan"),
+        (Krum, {"num_byzantine": -1}, "Krum.num_byzantine: got -1; give a whole number >= 0"),
+        (MultiKrum, {"num_byzantine": 1.5}, "MultiKrum.num_byzantine: got 1.5; give a whole number"),
+        (GeometricMedian, {"smoothing": 0.0}, "GeometricMedian.smoothing: got 0.0; give a number > 0"),
+        (GeometricMedian, {"smoothing": math.inf}, "GeometricMedian.smoothing: got inf"),
+        (GeometricMedian, {"max_iter": 0}, "GeometricMedian.max_iter: got 0; give a whole number >= 1"),
+        (GeometricMedian, {"rtol": -1e-6}, "GeometricMedian.rtol: got -1e-06; give a number >= 0"),
+        (CenteredClipping, {"radius": 0.0}, "CenteredClipping.radius: got 0.0; give a number > 0"),
+        (CenteredClipping, {"num_iterations": 0}, "CenteredClipping.num_iterations: got 0; give a whole number >= 1"),
+        (NormBound, {"bound": -1.0}, "NormBound.bound: got -1.0; give a number > 0"),
     ],
 )
 def test_arguments_out_of_range(rule, arguments, message):
