@@ -30,7 +30,7 @@ from fedbc_lightning.server import (
     ServerCallback,
     ServerOptimizer,
 )
-from fedbc_lightning.trainer.arguments import _REFUSED_CALLBACKS
+from fedbc_lightning.trainer.arguments import REFUSED_CALLBACKS
 from fedbc_lightning.trainer.trainer import FederatedTrainer
 
 PART_KINDS: dict[type, str] = {
@@ -47,7 +47,7 @@ PART_KINDS: dict[type, str] = {
 NO_CHOICES = (Coin, ServerOptimizer, BasePredictionWriter, Checkpoint, FederatedDataModule, IndexedDataModule)
 """Classes that are not offered: bases of others, or parts that a method makes itself."""
 
-UNWANTED: tuple[type, ...] = (SaveConfigCallback, *_REFUSED_CALLBACKS)
+UNWANTED: tuple[type, ...] = (SaveConfigCallback, *REFUSED_CALLBACKS)
 """Classes that are not offered, together with all classes derived from them."""
 
 NEED_CLIENT_HALF = (AugmentedMean, CenterConsensus, DynamicRegularization, FairStep, LargestClientStep, MeanMessage)

@@ -52,6 +52,7 @@ def within(low: float, high: float) -> Bound:
 
 
 SHARE = Bound(lambda value: 0 <= value < 1, "in [0, 1)")
+POSITIVE_SHARE = Bound(lambda value: 0 < value <= 1, "in (0, 1]")
 FINITE = Bound(math.isfinite, "that is finite")
 
 Count = Annotated[int, at_least(1)]

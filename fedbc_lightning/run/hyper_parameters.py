@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +14,11 @@ from fedbc_lightning.run.run import Run
 
 def hyper_parameters(run: Run) -> dict[str, Any]:
     """Return the hyper-parameters of a run under dotted names, to compare them on resume."""
-    settings = run.settings
-    local = dict(vars(settings.local))
-    rounds, finetune_steps = local.pop("schedule_rounds"), settings.heldout_finetune_steps
-    described: dict[str, Any] = {
-        "trainer.clients_per_round": settings.clients_per_round,
-        "trainer.engine": run.federation.engine_kind,
-        "trainer.precision": settings.precision,
-        "trainer.deterministic": settings.deterministic,
-        "trainer.buffers": settings.buffers,
-        **({"trainer.local_parameters": settings.local_parameters} if settings.local_parameters else {}),
-        "trainer.sampler": type(settings.sampler).__name__,
-        **_flat("trainer.stragglers", vars(settings.stragglers) if settings.stragglers else {}),
-        **_flat("trainer.privacy", vars(replace(settings.privacy, secret="")) if settings.privacy else {}),
-        **_flat("trainer.codec", vars(settings.codec) if settings.codec else {}),
-        **_flat("trainer.system", vars(settings.system) if settings.system else {}),
-        "trainer.eval_every_n_rounds": settings.eval_every_n_rounds,
-        "trainer.eval_clients": settings.eval_clients,
-        **({"trainer.heldout_finetune_steps": finetune_steps} if finetune_steps else {}),
-        "trainer.keep_local_models": settings.keep_local_models,
-        "trainer.client_dtype": settings.client_dtype,
-        "trainer.local_schedules": rounds and f"continue (for max_rounds: {rounds})",
+    described = {
+        **_flat("trainer", run.settings.compared()),
+        "trainer.engine": run.federation.engine_kind,  # the choice of ``auto``, which a resumed run keeps
         "seed": run.seed,
         "data.batch_size": run.datamodule.batch_size,
-        **_flat("trainer", local),
         **_flat("algorithm", vars(run.federation.algorithm)),
         **_flat("model", dict(run.user.module.hparams)),
     }
@@ -67,7 +47,9 @@ def refuse_other_seed(saved: dict[str, Any], seed: int, path: Path | None) -> No
 def warn_of_other_settings(saved: dict[str, Any], current: dict[str, Any]) -> None:
     """Warn of every hyper-parameter that differs between a checkpoint and the run that resumes from it."""
     for name in sorted({*saved, *current}):
-        if saved.get(name) != current.get(name):
+        # Another version of this package may lack an option of the trainer, or call it by another name.
+        is_known = not name.startswith("trainer.") or (name in saved and name in current)
+        if is_known and saved.get(name) != current.get(name):
             warnings.warn(
                 f"{name} was {saved.get(name)} when the checkpoint was written and is {current.get(name)} now; "
                 "the run goes on with the new value.",

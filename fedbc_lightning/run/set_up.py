@@ -56,19 +56,19 @@ def set_up(
     """
     datamodule, algorithm = request.datamodule, request.algorithm
     seed = global_seed() if settings.seed is None else settings.seed
-    shim = _make_shim(settings, fabric, datamodule)
+    shim = _make_shim(settings, fabric, datamodule, hooks)
     shim.show_module(request.model, progress, fabric)
     _set_users_parts_up(request, fabric, shim, hooks, beginning.saved)
     user = UserModule(request.model, fabric, hooks, shim, datamodule)
     user.attach()
     simulation = Simulation(
-        datamodule, algorithm, settings.local, settings.sampler, settings.clients_per_round, settings.stragglers, seed,
-        settings.system,
+        datamodule, algorithm, settings.local, settings.chosen_sampler, settings.clients_per_round,
+        settings.stragglers, seed, settings.system,
     )  # fmt: skip
     client_dtype = None if settings.client_dtype is None else getattr(torch, settings.client_dtype)
     federation = Federation(
         fabric, user, datamodule, algorithm, simulation, settings.buffers, settings.keep_local_models, client_dtype,
-        _engine(request, settings, beginning.saved), settings.max_rounds, settings.local_parameters,
+        _engine(request, settings, beginning.saved), settings.max_rounds, settings.local_parameters or [],
         _channel(settings, simulation.participation),
     )  # fmt: skip
     evaluator = Evaluator(fabric, federation, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed)
@@ -98,16 +98,16 @@ def _engine(request: Request, settings: RunSettings, saved: dict[str, Any] | Non
     return "sequential" if saved is None else saved[checkpoint.KEY]["settings"]["trainer.engine"]
 
 
-def _make_shim(settings: RunSettings, fabric: Fabric, datamodule: FederatedDataModule) -> ModuleTrainer:
+def _make_shim(settings: RunSettings, fabric: Fabric, datamodule: FederatedDataModule, hooks: Hooks) -> ModuleTrainer:
     return ModuleTrainer(
         max_rounds=settings.max_rounds, current_round=0, datamodule=datamodule, logger=None, loggers=[],
-        callback_metrics={}, callbacks=settings.callbacks, is_global_zero=fabric.is_global_zero,
+        callback_metrics={}, callbacks=hooks.callbacks, is_global_zero=fabric.is_global_zero,
         # One process trains a client, so world_size is 1; the rank lets a module print or write on rank 0 only.
         global_rank=fabric.global_rank, local_rank=fabric.local_rank, world_size=1, num_nodes=1, num_devices=1,
         progress_bar_callback=None, precision=settings.precision,
         default_root_dir=str(settings.default_root_dir), log_dir=None,
-        accumulate_grad_batches=settings.local.accumulate_grad_batches,
-        gradient_clip_val=settings.local.gradient_clip_val,
+        accumulate_grad_batches=settings.accumulate_grad_batches,
+        gradient_clip_val=settings.gradient_clip_val,
         gradient_clip_algorithm=settings.local.gradient_clip_algorithm,
     )  # fmt: skip
 

@@ -1,70 +1,258 @@
-"""The settings of a run: the arguments of FederatedTrainer, after they were checked."""
+"""The settings of a run: the arguments of FederatedTrainer, each with its type, bounds and default."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
 
-from lightning.pytorch import Callback
-
-from fedbc_lightning.core.lightning_names import AnyLogger
+from fedbc_lightning.core.checks import POSITIVE_SHARE, at_least, check_arguments
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
-from fedbc_lightning.federation.sampling import ClientSampler
+from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.federation.system import Stragglers, System
 from fedbc_lightning.state.declaration import BufferPolicy
 
+Count = Annotated[int, at_least(1)]
+Number = Annotated[int, at_least(0)]
+Share = Annotated[float, POSITIVE_SHARE]
 
-@dataclass
+# Marks what changes no number of a run, such as its name: a resumed run may have another value without a warning.
+FREE = "free"
+
+Arguments = ParamSpec("Arguments")
+
+
+@dataclass(kw_only=True)
 class RunSettings:
-    """What the user chose for a run.
+    """What the user chose for a run: the arguments of ``FederatedTrainer``.
 
-    Attributes:
-        local: The arguments that tell how long and how a client trains.
+    To add an option, add it here, with its bounds, default and description, and use it. The trainer, its command line
+    and the comparison on resume read it from here.
 
-    All other attributes are named after the arguments of ``FederatedTrainer``, whose docstring describes them.
+    Args:
+        max_rounds: T, the total number of rounds; rounds before a resume count.
+        clients_per_round: S, the clients sampled in a round: an int is a number, a float a fraction of N, 1.0 all.
+        local_epochs: E, passes over a client's data per round; default 1 if ``local_steps`` is None. Each client gets a
+            new optimizer in every round, so momentum and Adam's moments start at zero.
+        local_steps: Optimizer steps per client and round, instead of ``local_epochs``.
+        local_schedules: ``"fresh"``: ``current_epoch``, ``global_step`` and schedulers of interval ``epoch`` or
+            ``step`` start anew for each client and round. ``"continue"``: they continue over the rounds in which a
+            client takes part, and ``max_epochs``, ``max_steps`` and ``estimated_stepping_batches`` are those of one
+            round times ``max_rounds``. The epochs and steps that a client has taken are columns of ``clients.csv``; an
+            epoch that is broken off counts by the fraction of its batches that were done. If a method trains a client
+            twice in a round, its last training counts.
+        sampler: Rule that samples the clients of a round; default uniform without replacement, or with ``privacy`` each
+            client independently.
+        stragglers: Simulation of sampled clients that do less work or drop out; None: there are none.
+        privacy: Differential privacy of z for whole clients, by a bound of their updates and noise; None: there is
+            none. See ``docs/howto/private_training.md``.
+        codec: Codecs that shorten what clients send (``up``: ``TopK``, ``QSGD``, ``Sign``, ``BFloat16`` or ``Float8``)
+            and receive (``down``: ``QSGD``, ``BFloat16`` or ``Float8``); None: all travels as it is. See
+            ``docs/howto/coded_messages.md``.
+        system: A simulated clock: how fast clients compute and send, when they are there, and how long a round waits;
+            None: there is none. See ``docs/howto/simulated_time.md``.
+        engine: ``"sequential"`` trains one client after another, with any module. ``"vectorized"`` trains many clients
+            at once, by ``torch.func`` over ``training_step``, for small models; it also evaluates clients with equal
+            numbers of samples together, and raises an error that names what it cannot do. To choose it is to promise
+            that the steps are functions of weights and batch; some are compared with the steps as written. ``"auto"``
+            takes ``"vectorized"`` if ``training_step`` is promised to be such a function (see ``record_steps``), it
+            can be mapped, the model has at most 2,000 parameters, and a process trains at least 50 clients in a round,
+            else ``"sequential"``.
+        record_steps: Whether local steps that occur often are recorded and replayed, which gives the same numbers
+            faster. ``"auto"``: if ``training_step`` has the decorator :func:`fedbc_lightning.recordable`, as in all
+            models of this package, by which you promise that it is a function of weights and batch. True: always,
+            which is the same promise. False: never. Some steps are compared with the step as written in any case.
+        accelerator: Kind of device, as in Lightning: ``auto``, ``cpu``, ``gpu``, ...
+        strategy: Way in which processes are started: ``auto``, ``ddp``, ``ddp_spawn``, ``ddp_fork`` or
+            ``ddp_notebook``. Each process trains whole clients; gradients are never synchronised. A forked process
+            (``ddp_fork``, and ``ddp_notebook``, which ``auto`` takes in a notebook) computes with one thread, because
+            threads do not survive a fork.
+        devices: Number of processes on the CPU, number of GPUs, or a list of GPU indices, as in Lightning.
+        num_nodes: Number of machines.
+        precision: ``32-true``, ``64-true``, ``16-mixed``, ``bf16-mixed``, ``16-true`` or ``bf16-true``. The server's
+            state is at least float32.
+        deterministic: Whether runs on GPUs must repeat bit for bit. True: an operation without a deterministic
+            algorithm raises an error; ``"warn"``: it gives a warning. None: cuDNN takes its deterministic algorithms,
+            which suffices for most networks. False: torch's settings stay as they are.
+        callbacks: Lightning callbacks, with the hooks of the table in ``docs/howto/hooks.md``.
+        logger: None or True: TensorBoard in the run folder; False: no logger; or Lightning loggers.
+        eval_every_n_rounds: Evaluate after every n-th round and after the last one; 0: never.
+        eval_clients: Clients that are evaluated one by one: a number, a fraction, or ``all``; None: all clients up to
+            1,000, or 1,000 of more, the same ones in every round. 0: none, and the global model is evaluated on the
+            pooled data alone. The same number, fraction or ``all`` holds for clients that are held out.
+        heldout_finetune_steps: Optimizer steps that a copy of the global model takes on each held-out client's training
+            data before ``accuracy/heldout_finetuned`` is measured; 0: none, and only ``accuracy/heldout`` is measured.
+            Who is held out is said by ``heldout_clients`` of the data module.
+        gradient_clip_val: Bound of the gradient, the algorithm's terms included; None: the gradient is not clipped.
+        gradient_clip_algorithm: Clip by ``norm`` (default) or by ``value``.
+        accumulate_grad_batches: Number of batches per optimizer step.
+        buffers: Treatment of floating-point buffers such as BatchNorm's. ``average``: the server averages them like
+            parameters (integer buffers take the maximum). ``local``: every client keeps its own, and the server's mean
+            is for evaluation only. ``global``: they stay as in the initial model. The same holds for parameters with
+            ``requires_grad=False`` that training writes, such as those of a teacher network.
+        local_parameters: Names or patterns (``head.*``) of parameters that stay with each client, or ``batch_norm`` for
+            those of all BatchNorm layers; the algorithm sees and sends the others alone. None: all are shared. See
+            ``docs/howto/partial_sharing.md``.
+        keep_local_models: Whether every client's last model is kept for metrics such as ``accuracy/local`` if the
+            algorithm does not keep it; None: if all of them take at most 64 MiB and there are no ``local_parameters``.
+        client_dtype: Data type in which the clients' vectors are kept between rounds: ``float32``, or ``bfloat16``,
+            which rounds them and takes half the space; None: that of the model. If the vectors of all N clients take
+            more than 64 MiB, they lie in ``checkpoints/clients.bin``.
+        histogram_every_n_rounds: Rounds between two histograms over clients in TensorBoard, which stand behind all
+            curves; 0: there are none.
+        enable_checkpointing: Whether ``checkpoints/last.ckpt`` is written, from which a run resumes.
+        checkpoint_every_n_rounds: Rounds between two checkpoints; None: as often as writing them takes at most 5 % of
+            the time.
+        enable_progress_bar: Whether to show progress over rounds and a final table.
+        default_root_dir: Folder of all runs; a run is written to ``<default_root_dir>/<name>/<method>-<seed>``.
+        name: Name of the experiment; its runs are written to ``<default_root_dir>/<name>/<method>-<seed>``.
+        seed: Seed of everything random; None: that of ``seed_everything``, or else 0.
     """
 
-    max_rounds: int
-    clients_per_round: int | float
-    local: LocalTraining
-    sampler: ClientSampler
-    stragglers: Stragglers | None
-    privacy: Privacy | None
-    codec: Codecs | None
-    system: System | None
-    engine: Literal["sequential", "vectorized", "auto"]
-    accelerator: str
-    strategy: str
-    devices: list[int] | str | int
-    num_nodes: int
-    precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
-    deterministic: bool | Literal["warn"] | None
-    callbacks: list[Callback]
-    logger: AnyLogger | Iterable[AnyLogger] | bool | None
-    eval_every_n_rounds: int
-    eval_clients: int | float | Literal["all"] | None
-    heldout_finetune_steps: int
-    buffers: BufferPolicy
-    local_parameters: list[str]
-    keep_local_models: bool | None
-    client_dtype: Literal["float32", "bfloat16"] | None
-    histogram_every_n_rounds: int
-    enable_checkpointing: bool
-    checkpoint_every_n_rounds: int | None
-    default_root_dir: Path
-    name: str
-    seed: int | None
+    max_rounds: Annotated[Number, FREE] = 100
+    clients_per_round: Count | Share = 1.0
+    local_epochs: Count | None = None
+    local_steps: Count | None = None
+    local_schedules: Literal["fresh", "continue"] = "fresh"
+    sampler: ClientSampler | None = None
+    stragglers: Stragglers | None = None
+    privacy: Privacy | None = None
+    codec: Codecs | None = None
+    system: System | None = None
+    engine: Literal["sequential", "vectorized", "auto"] = "sequential"
+    record_steps: bool | Literal["auto"] = "auto"
+    accelerator: Annotated[str, FREE] = "auto"
+    strategy: Annotated[str, FREE] = "auto"
+    devices: Annotated[list[int] | str | int, FREE] = "auto"
+    num_nodes: Annotated[Count, FREE] = 1
+    precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"] = "32-true"
+    deterministic: bool | Literal["warn"] | None = None
+    callbacks: Annotated[list[AnyCallback] | AnyCallback | None, FREE] = None
+    logger: Annotated[AnyLogger | Iterable[AnyLogger] | bool | None, FREE] = None
+    eval_every_n_rounds: Number = 1
+    eval_clients: Number | Share | Literal["all"] | None = None
+    heldout_finetune_steps: Number = 0
+    gradient_clip_val: Annotated[float, at_least(0)] | None = None
+    gradient_clip_algorithm: Literal["norm", "value"] | None = None
+    accumulate_grad_batches: Count = 1
+    buffers: BufferPolicy = "average"
+    local_parameters: list[str] | None = None
+    keep_local_models: bool | None = None
+    client_dtype: Literal["float32", "bfloat16"] | None = None
+    histogram_every_n_rounds: Annotated[Number, FREE] = 10
+    enable_checkpointing: Annotated[bool, FREE] = True
+    checkpoint_every_n_rounds: Annotated[Count | None, FREE] = None
+    enable_progress_bar: Annotated[bool, FREE] = True
+    default_root_dir: Annotated[str | os.PathLike, FREE] = "runs"
+    name: Annotated[str, FREE] = "default"
+    seed: Annotated[int | None, FREE] = None
+
+    def __post_init__(self) -> None:
+        """Check all values, also those that are impossible only together."""
+        check_arguments(RunSettings, vars(self), "trainer")
+        wrong = [message for is_wrong, message in self._conflicts() if is_wrong]
+        if wrong:
+            raise ConfigurationError(" ".join(wrong))
+        if self.privacy is not None:
+            self.privacy.sampler(self.sampler)  # raises unless it samples each client independently
+        if self.local_steps is None:
+            self.local_epochs = self.local_epochs or 1
+
+    def _conflicts(self) -> list[tuple[bool, str]]:
+        """Return pairs: whether values are impossible together, and what is said then."""
+        is_private, folder = self.privacy is not None, Path(self.name)
+        return [
+            (
+                self.local_epochs is not None and self.local_steps is not None,
+                "trainer.local_epochs and trainer.local_steps: give one of them and set the other to null.",
+            ),
+            (
+                not self.name or folder.is_absolute() or ".." in folder.parts,
+                f"trainer.name: got '{self.name}'; give the name of a folder below default_root_dir.",
+            ),
+            # ε is counted for clients that are sampled independently and whose updates are clipped as they are sent.
+            (
+                is_private and self.stragglers is not None,
+                "trainer.stragglers: they are drawn among all sampled clients together, so ε of trainer.privacy does "
+                "not hold; leave one of the two out.",
+            ),
+            (
+                is_private and self.codec is not None,
+                "trainer.codec: a coded update is not within the bound of trainer.privacy any more; leave one of the "
+                "two out.",
+            ),
+            (
+                is_private and self.system is not None and self.system.availability is not None,
+                "trainer.system.availability: the clients who are there are not sampled with the probability on which "
+                "ε of trainer.privacy depends; leave one of the two out.",
+            ),
+        ]
+
+    @property
+    def local(self) -> LocalTraining:
+        """What tells how long and how a client trains."""
+        return LocalTraining(
+            epochs=self.local_epochs,
+            steps=self.local_steps,
+            accumulate_grad_batches=self.accumulate_grad_batches,
+            gradient_clip_val=self.gradient_clip_val,
+            gradient_clip_algorithm=self.gradient_clip_algorithm or "norm",
+            record_steps=self.record_steps,
+            schedule_rounds=max(1, self.max_rounds) if self.local_schedules == "continue" else None,
+        )
+
+    @property
+    def chosen_sampler(self) -> ClientSampler:
+        """The rule that samples the clients of a round: that of the user, of ``privacy``, or uniform sampling."""
+        return self.privacy.sampler(self.sampler) if self.privacy is not None else self.sampler or UniformSampler()
+
+    @property
+    def experiment(self) -> Path:
+        """Folder of all runs of this name."""
+        return Path(self.default_root_dir, self.name)
 
     def has_histograms(self, round: int) -> bool:
         """Return whether an evaluated round is the first at or behind a multiple of their interval, or the last one."""
         every = self.histogram_every_n_rounds
         return bool(every) and (round % every < self.eval_every_n_rounds or round == self.max_rounds)
 
-    @property
-    def experiment(self) -> Path:
-        """Folder of all runs of this name."""
-        return self.default_root_dir / self.name
+    def compared(self) -> dict[str, Any]:
+        """Return the values by name that a resumed run is expected to share with the run before."""
+        hints = get_type_hints(RunSettings, include_extras=True)
+        names = [name for name, hint in hints.items() if FREE not in getattr(hint, "__metadata__", ())]
+        values = {name: getattr(self, name) for name in names}
+        sampler = type(self.chosen_sampler).__name__  # its attributes may be what it has drawn
+        privacy = None if self.privacy is None else replace(self.privacy, secret="")
+        schedules = f"continue (for max_rounds: {self.max_rounds})" if self.local_schedules == "continue" else "fresh"
+        return values | {"sampler": sampler, "privacy": privacy, "local_schedules": schedules}
+
+
+def with_arguments_of(
+    settings: Callable[Arguments, RunSettings],
+) -> Callable[[Callable[[Any, RunSettings], None]], Callable[Concatenate[Any, Arguments], None]]:
+    """Let an ``__init__`` take the arguments of the settings and receive the settings.
+
+    Type checkers see the arguments by the ParamSpec; jsonargparse, Sphinx and ``help`` see them by ``__signature__``
+    and ``__doc__``. So an argument stands in one place.
+    """
+
+    def decorate(init: Callable[[Any, RunSettings], None]) -> Callable[Concatenate[Any, Arguments], None]:
+        def with_settings(self: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+            init(self, settings(*args, **kwargs))
+
+        signature, hints = inspect.signature(settings), get_type_hints(settings)
+        one_by_one = [p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        with_settings.__signature__ = inspect.Signature([first, *one_by_one])  # type: ignore[attr-defined]
+        settings.__init__.__qualname__ = init.__qualname__  # an unknown argument is one of the trainer  # type: ignore
+        with_settings.__name__, with_settings.__doc__ = init.__name__, settings.__doc__
+        return with_settings
+
+    return decorate

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from lightning.fabric import Fabric
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.distributed.fabric import make_fabric
 from fedbc_lightning.evaluation.evaluator import Evaluator
 from fedbc_lightning.evaluation.summary import Evaluation
-from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.federation import Federation
-from fedbc_lightning.federation.privacy import Privacy
-from fedbc_lightning.federation.sampling import ClientSampler
-from fedbc_lightning.federation.system import Stragglers, System
 from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_progress import Progress
 from fedbc_lightning.run.run_writer import Recorder
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.run.spawn_result import Outcome
-from fedbc_lightning.state.declaration import BufferPolicy, ClientStore, ServerState
+from fedbc_lightning.state.declaration import ClientStore, ServerState
 from fedbc_lightning.state.layout import ParameterLayout
 
 Value = TypeVar("Value")
@@ -104,46 +99,24 @@ class RunView:
 
     Args:
         settings: What the user chose; its attributes are attributes of the trainer.
-        fabric: Fabric of the trainer's runs.
 
     Attributes:
+        callbacks: The user's callbacks and the progress bar.
         progress: How far the last run has come; its attributes are attributes of the trainer.
         state: Lightning's name for the verb that runs, ``state.fn``.
     """
 
-    def __init__(self, settings: RunSettings, fabric: Fabric) -> None:
+    callbacks: list[Callback]
+
+    def __init__(self, settings: RunSettings) -> None:
         self.settings, self.progress = settings, Progress()
         self.state = SimpleNamespace(fn=None, stage=None)
-        self._fabric = fabric
+        self._fabric = make_fabric(
+            settings.accelerator, settings.strategy, settings.devices, settings.num_nodes, settings.precision
+        )
         self._run: Run | None = None
         self._recorder: Recorder | None = None
         self._outcome: Outcome | None = None
-
-    max_rounds = Shown[int](_settings)
-    clients_per_round = Shown[int | float](_settings)
-    local = Shown[LocalTraining](_settings)
-    sampler = Shown[ClientSampler](_settings)
-    stragglers = Shown[Stragglers | None](_settings)
-    privacy = Shown[Privacy | None](_settings)
-    codec = Shown[Codecs | None](_settings)
-    system = Shown[System | None](_settings)
-    engine = Shown[Literal["sequential", "vectorized", "auto"]](_settings)
-    num_nodes = Shown[int](_settings)
-    precision = Shown[str](_settings)
-    deterministic = Shown[bool | Literal["warn"] | None](_settings)
-    callbacks = Shown[list[Callback]](_settings)
-    eval_every_n_rounds = Shown[int](_settings)
-    eval_clients = Shown[int | float | Literal["all"] | None](_settings)
-    heldout_finetune_steps = Shown[int](_settings)
-    buffers = Shown[BufferPolicy](_settings)
-    local_parameters = Shown[list[str]](_settings)
-    keep_local_models = Shown[bool | None](_settings)
-    client_dtype = Shown[Literal["float32", "bfloat16"] | None](_settings)
-    histogram_every_n_rounds = Shown[int](_settings)
-    enable_checkpointing = Shown[bool](_settings)
-    checkpoint_every_n_rounds = Shown[int | None](_settings)
-    default_root_dir = Shown[Path](_settings)
-    name = Shown[str](_settings)
 
     current_round = Shown[int](_progress)
     finished_round = Shown[int](_progress)
@@ -227,3 +200,17 @@ class RunView:
     fast_dev_run = False
     val_check_interval = None  # makes EarlyStopping check after evaluations, not after local epochs
     check_val_every_n_epoch = 1
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a setting, see below the class."""
+
+
+# An option is an attribute of the trainer without being named here. Those that mean something else in a run are above:
+# ``seed`` is that which a run has taken, ``logger`` the first of its loggers, ``strategy`` Lightning's object.
+for _field in fields(RunSettings):
+    if not hasattr(RunView, _field.name) and _field.name != "callbacks":
+        _shown = Shown[Any](_settings)
+        _shown.__set_name__(RunView, _field.name)
+        setattr(RunView, _field.name, _shown)

@@ -137,7 +137,7 @@ def test_an_exception_in_a_method_says_where(tmp_path):
             FederatedAlgorithm(),
             r"algorithm: FederatedAlgorithm has no client_update; define client_update\(self, engine, c",
         ),
-        (FedAvg, r"algorithm: got the class FedAvg; give an object: FedAvg\(...\)"),
+        (FedAvg, r"algorithm: got the class FedAvg, not an object such as FedAvg\(...\)"),
         (BoringModel(), r"algorithm: got BoringModel.*The order is \(model, datamodule, algorithm\)"),
     ],
     ids=["nothing", "class", "order"],

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from jsonargparse import ArgumentParser
 
-from fedbc_lightning.core.checks import FINITE, SHARE, above, at_least, check_arguments, within
+from fedbc_lightning.core.checks import FINITE, POSITIVE_SHARE, SHARE, above, at_least, check_arguments, within
 from fedbc_lightning.core.errors import ConfigurationError
 
 Count = Annotated[int, at_least(1)]
@@ -23,9 +23,10 @@ class Settings:
     count: Count = 1
     maybe: Count | None = None
     bounded_or_none: Annotated[int | None, at_least(1)] = None
-    clients: Count | Annotated[float, above(0), within(0, 1)] | Literal["all"] = 1.0
+    clients: Count | Annotated[float, POSITIVE_SHARE] | Literal["all"] = 1.0
     share: Annotated[float, SHARE] = 0.0
     scale: Annotated[float, FINITE] = 1.0
+    rate: Annotated[float, above(0), within(-1, 2)] = 1.0
     mode: bool | Literal["auto"] = "auto"
     patterns: list[str] | None = None
     part: Part | None = None
@@ -56,12 +57,14 @@ def test_values_that_are_allowed(values):
         ({"count": None}, "trainer.count: got None; give a whole number >= 1."),
         ({"maybe": 0}, "trainer.maybe: got 0; give a whole number >= 1 or null."),
         ({"bounded_or_none": 0}, "trainer.bounded_or_none: got 0; give a whole number >= 1 or null."),
-        ({"clients": 1.5}, "got 1.5; give a whole number >= 1, a number > 0 and in [0, 1] or all."),
+        ({"clients": 1.5}, "got 1.5; give a whole number >= 1, a number in (0, 1] or all."),
         ({"clients": 0}, "trainer.clients: got 0; "),
         ({"clients": "none"}, "trainer.clients: got 'none'; "),
         ({"share": 1}, "trainer.share: got 1; give a number in [0, 1)."),
         ({"share": float("nan")}, "trainer.share: got nan; "),
         ({"scale": float("inf")}, "trainer.scale: got inf; give a number that is finite."),
+        ({"rate": 3}, "trainer.rate: got 3; give a number > 0 and in [-1, 2]."),
+        ({"rate": 0}, "trainer.rate: got 0; "),
         ({"mode": 1}, "trainer.mode: got 1; give true, false or auto."),
         ({"patterns": "head"}, "trainer.patterns: got 'head'; give a list, each item a text or null."),
         ({"patterns": [1]}, "trainer.patterns: got [1]; "),

@@ -113,7 +113,7 @@ def use(library: Path) -> None:
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, Module)
     torch.utils.generate_methods_for_privateuse1_backend()
-    fedbc_lightning.trainer.trainer.make_fabric = _make_fabric
+    fedbc_lightning.run.trainer_attributes.make_fabric = _make_fabric
     for name in ("all_reduce", "all_gather"):
         setattr(distributed, name, partial(_as_nccl, getattr(distributed, name)))
     distributed.get_backend = lambda: "nccl"

@@ -333,7 +333,7 @@ def test_a_refusal_carries_its_reason_to_another_process(tmp_path):
 
 
 def test_an_unknown_engine(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"trainer\.engine: got fast; use sequential, vectorized or auto"):
+    with pytest.raises(ConfigurationError, match=r"trainer\.engine: got 'fast'; give sequential, vectorized or auto"):
         make_trainer(tmp_path, engine="fast")
 
 

@@ -350,5 +350,5 @@ def test_a_scheduler_that_cannot_be_carried_on_is_refused(tmp_path, options, sai
 
 
 def test_an_unknown_value_is_named(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"trainer\.local_schedules: got kept; use fresh or continue"):
+    with pytest.raises(ConfigurationError, match=r"trainer\.local_schedules: got 'kept'; give fresh or continue"):
         make_trainer(tmp_path, local_schedules="kept")

@@ -269,12 +269,12 @@ def raises(*tensors):
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (NoMethods, "data: NoMethods has no client_train_dataset and no client_test_dataset; define"),
-        (NoTest, r"data: NoTest has no client_test_dataset; define client_test_dataset\(self, client\); it may return"),
+        (NoMethods, "data: NoMethods has no client_train_dataset; define"),
+        (NoTest, r"data: NoTest has no client_test_dataset; define client_test_dataset\(self, client\)"),
         (NoNumber, "data: NoNumber has no num_clients; set it"),
         (NoBase, r"data: NoBase.__init__ does not call super\(\).__init__\(\)"),
-        (lambda: BoringData, "data: got the class BoringData; give an object"),
-        (FedAvg, r"data: got FedAvg, an algorithm; the order is \(model, datamodule, algorithm\)"),
+        (lambda: BoringData, "data: got the class BoringData, not an object"),
+        (FedAvg, r"data: got FedAvg; give a FederatedDataModule.*The order is \(model, datamodule, algorithm\)"),
         (lambda: OtherData(lambda *tensors: tensors), r"client_train_dataset\(0\) returned a tuple of tensors"),
         (lambda: OtherData(lambda *tensors: DataLoader(TensorDataset(*tensors))), "returned a DataLoader; return its"),
         (lambda: OtherData(lambda *tensors: NoLength()), "returned an object of NoLength, which has no __len__;"),

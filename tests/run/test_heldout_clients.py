@@ -273,9 +273,9 @@ def test_a_bad_value_is_one_clear_error(tmp_path, value, message):
 def test_settings_that_ask_for_what_is_not_there_are_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"heldout_finetune_steps: got 2, but no client is held out; set data"):
         fit(tmp_path, BoringData(), heldout_finetune_steps=2)
-    with pytest.raises(ConfigurationError, match=r"heldout_finetune_steps: got -1; it must be at least 0"):
+    with pytest.raises(ConfigurationError, match=r"heldout_finetune_steps: got -1; give a whole number >= 0"):
         make_trainer(tmp_path, heldout_finetune_steps=-1)
-    with pytest.raises(ConfigurationError, match=r"heldout_finetune_steps: got 0.5; it must be a whole number"):
+    with pytest.raises(ConfigurationError, match=r"heldout_finetune_steps: got 0.5; give a whole number"):
         make_trainer(tmp_path, heldout_finetune_steps=0.5)
     for monitor, data, message in (
         ("loss/heldout", BoringData(), "no client is held out; set data.heldout_clients"),

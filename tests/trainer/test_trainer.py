@@ -369,9 +369,11 @@ def test_evaluation_interval_and_client_subset(tmp_path):
 
 def test_impossible_arguments_are_all_named_at_once():
     with pytest.raises(ConfigurationError) as error:
-        make_trainer(".", max_rounds=-1, clients_per_round=2.5, local_epochs=1, local_steps=1, gradient_clip_val=-1.0)
+        make_trainer(".", max_rounds=-1, clients_per_round=2.5, local_steps=0, gradient_clip_val=-1.0)
     for name in ("max_rounds", "clients_per_round", "local_steps", "gradient_clip_val"):
         assert f"trainer.{name}" in str(error.value)
+    with pytest.raises(ConfigurationError, match="local_epochs and trainer.local_steps: give one.* trainer.name: got"):
+        make_trainer(".", local_epochs=1, local_steps=1, name="../elsewhere")
 
 
 def test_the_callers_generators_are_untouched(tmp_path):
