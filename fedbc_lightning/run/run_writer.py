@@ -173,11 +173,13 @@ class Recorder:
 
     def _is_due(self, round: int) -> bool:
         every = self._run.settings.checkpoint_every_n_rounds
-        if round == 0:
+        minutes = self._run.settings.checkpoint_every_minutes
+        passed = time.perf_counter() - self._last_written
+        if round == 0 or (minutes is not None and passed >= 60 * minutes):
             return True
         if every is not None:
             return round % every == 0
-        return self._write_seconds <= MAX_SHARE_OF_TIME * (time.perf_counter() - self._last_written)
+        return self._write_seconds <= MAX_SHARE_OF_TIME * passed
 
     def _describe_run(self) -> None:
         from fedbc_lightning.data.partition_report import save_partition_report

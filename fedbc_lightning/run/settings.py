@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
 
-from fedbc_lightning.core.checks import POSITIVE_SHARE, at_least, check_arguments
+from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, Positive, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
@@ -19,7 +19,6 @@ from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
 from fedbc_lightning.federation.system import Stragglers, System
 from fedbc_lightning.state.declaration import BufferPolicy
 
-Count = Annotated[int, at_least(1)]
 Number = Annotated[int, at_least(0)]
 Share = Annotated[float, POSITIVE_SHARE]
 
@@ -110,6 +109,8 @@ class RunSettings:
         enable_checkpointing: Whether ``checkpoints/last.ckpt`` is written, from which a run resumes.
         checkpoint_every_n_rounds: Rounds between two checkpoints; None: as often as writing them takes at most 5 % of
             the time.
+        checkpoint_every_minutes: Minutes after which the checkpoint is also written at the end of a round, since it was
+            written last; None: ``checkpoint_every_n_rounds`` alone decides.
         enable_progress_bar: Whether to show progress over rounds and a final table.
         default_root_dir: Folder of all runs; a run is written to ``<default_root_dir>/<name>/<method>-<seed>``.
         name: Name of the experiment; its runs are written to ``<default_root_dir>/<name>/<method>-<seed>``.
@@ -149,6 +150,7 @@ class RunSettings:
     histogram_every_n_rounds: Annotated[Number, FREE] = 10
     enable_checkpointing: Annotated[bool, FREE] = True
     checkpoint_every_n_rounds: Annotated[Count | None, FREE] = None
+    checkpoint_every_minutes: Annotated[Positive | None, FREE] = None
     enable_progress_bar: Annotated[bool, FREE] = True
     default_root_dir: Annotated[str | os.PathLike, FREE] = "runs"
     name: Annotated[str, FREE] = "default"

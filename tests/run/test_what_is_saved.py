@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from helpers.boring import BoringData, BoringModel, make_model, make_trainer, re
 from lightning.pytorch import Callback
 
 from fedbc_lightning import ConfigurationError, FedAvg
+from fedbc_lightning.run import run_writer
 from fedbc_lightning.run.tables import CSVFile
 from fedbc_lightning.state import checkpoint
 
@@ -48,6 +50,32 @@ def fit(root, callback=None, model=None, **options):
 
 def saved_round(root):
     return checkpoint.load(root / "default" / "FedAvg-1" / "checkpoints" / "last.ckpt")[checkpoint.KEY]["round"]
+
+
+def test_a_checkpoint_by_time_is_one_to_go_on_from(tmp_path, monkeypatch):
+    """A round takes 40 s of this clock, so that a minute has passed after every second one."""
+    clock, saved = SimpleNamespace(seconds=0.0), {}
+    monkeypatch.setattr(run_writer, "time", SimpleNamespace(perf_counter=lambda: clock.seconds))
+
+    class Ticks(Callback):
+        def on_round_start(self, trainer, pl_module):
+            saved[trainer.current_round] = saved_round(tmp_path)
+            clock.seconds += 40
+
+    often = {"checkpoint_every_n_rounds": 100, "checkpoint_every_minutes": 1.0}
+    fit(tmp_path, Ticks(), max_rounds=6, **often)
+    assert saved == {1: 0, 2: 0, 3: 2, 4: 2, 5: 4, 6: 4}
+    saved.clear()
+    resumed = fit(tmp_path, Ticks(), max_rounds=9, **often)
+    assert saved == {7: 6, 8: 6, 9: 8}
+    whole = fit(tmp_path / "whole", max_rounds=9)
+    names = ("metrics.csv", "clients.csv")
+    left, right = ([read_csv(Path(run.log_dir) / name) for name in names] for run in (resumed, whole))
+    times = {"time/round_seconds", "time/eval_seconds"}
+    for one, other in zip(left, right, strict=True):
+        assert [{k: v for k, v in row.items() if k not in times} for row in one] == [
+            {k: v for k, v in row.items() if k not in times} for row in other
+        ]
 
 
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
