@@ -32,9 +32,10 @@ class ImageFolderDataModule(IndexedDataModule):
     """Federates images in folders: ``root/<class>/...``, or ``root/{train,val,test}/<class>/...``.
 
     Every image is decoded once, to uint8 in memory. If the images do not fit into memory, each is decoded when it is
-    needed, and once before training, to find those that cannot be read or differ in size. Grey images of 16 bits are scaled to 8 bits (65535 becomes 255); images of 32 bits
-    or of floats are refused, because it is unknown which value is white. Inputs are float32 ``(B, 3, H, W)``, or
-    ``(B, 1, H, W)`` with ``grayscale``; targets are int64 ``(B,)``, the position of the class among the sorted names.
+    needed, and once before training, to find those that cannot be read or differ in size. Grey images of 16 bits are
+    scaled to 8 bits (65535 becomes 255); images of 32 bits or of floats are refused, because it is unknown which value
+    is white. Inputs are float32 ``(B, 3, H, W)``, or ``(B, 1, H, W)`` with ``grayscale``; targets are int64 ``(B,)``,
+    the position of the class among the sorted names.
 
     Args:
         root: Folder of the tree.
