@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from dataclasses import dataclass
 from hashlib import sha256
@@ -225,10 +224,7 @@ class IndexedDataModule(FederatedDataModule):
                     "labels"
                 )
             values = np.zeros(num_samples, dtype=np.int64)
-        try:
-            parts = Partition.from_parts(partitioner(values, seeding.derive(self.split_seed, "partition")))
-        except ConfigurationError as error:
-            raise ConfigurationError(re.sub(r"^(?=\w+[=:])", "data.partitioner.", str(error))) from None
+        parts = Partition.from_parts(partitioner(values, seeding.derive(self.split_seed, "partition")))
         if partitioner.num_clients not in (None, len(parts)):
             raise ConfigurationError(
                 f"data.partitioner: {name} gave {len(parts)} index arrays for num_clients={partitioner.num_clients}"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import Annotated, Any, ClassVar, overload
 
 import numpy as np
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.checks import at_least
+from fedbc_lightning.core.errors import ConfigurationError, first_line
+
+NumClients = Annotated[int, at_least(1)]
 
 
 class Partition(Sequence[np.ndarray]):
@@ -175,16 +176,13 @@ class Partition(Sequence[np.ndarray]):
             label_histogram: Number of samples of each class at each client, integers ``(N, num_classes)``.
         """
         contents: dict[str, Any] = {
-            "indices": self.indices,
-            "offsets": self.offsets,
-            "num_samples": np.int64(num_samples),
+            **{"indices": self.indices, "offsets": self.offsets, "num_samples": np.int64(num_samples)},
+            **({} if seed is None else {"seed": np.int64(seed)}),
+            **({} if label_histogram is None else {"label_histogram": label_histogram}),
+            "hash": np.array(self.hash()),
         }
-        if seed is not None:
-            contents["seed"] = np.int64(seed)
-        if label_histogram is not None:
-            contents["label_histogram"] = label_histogram
         with Path(path).open("wb") as file:
-            np.savez_compressed(file, hash=np.array(self.hash()), **contents)
+            np.savez_compressed(file, **contents)
 
     @classmethod
     def load(cls, path: str | Path) -> SavedPartition:
@@ -197,42 +195,19 @@ class Partition(Sequence[np.ndarray]):
             with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 found = {name: file[name] for name in file.files}
             partition = cls(found["indices"], found["offsets"])
-            saved = SavedPartition(
-                partition,
-                num_samples=int(found["num_samples"]),
-                seed=int(found["seed"]) if "seed" in found else None,
-                label_histogram=found.get("label_histogram"),
-                hash=str(found["hash"]),
-            )
-            intact = partition.hash() == saved.hash
-        except FileNotFoundError:
-            raise ConfigurationError(f"path: there is no file '{path}'; give the partition.npz of a run") from None
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            EOFError,
-            RuntimeError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ):
-            intact = False
-        if not intact:
+            seed = int(found["seed"]) if "seed" in found else None
+            saved = SavedPartition(partition, int(found["num_samples"]), seed, found.get("label_histogram"))
+            if partition.hash() != str(found["hash"]):
+                raise ValueError("its hash is another one")
+        # NumPy raises exceptions of zipfile, zlib and ast, and nearly all of Python's, for damaged files
+        except Exception as error:
             raise ConfigurationError(
-                f"path: '{path}' is damaged or is no partition file of Partition.save; write it again"
-            )
+                f"data.partitioner.path='{path}': cannot be read ({first_line(error)}); give the partition.npz of a run"
+            ) from None
         return saved
 
     def _client_at(self, position: int) -> int:
         return int(np.searchsorted(self.offsets, position, side="right")) - 1
-
-
-DAMAGED = (
-    OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error
-)  # fmt: skip
-"""Exceptions that NumPy raises for a damaged ``.npz`` file."""
 
 
 @dataclass
@@ -245,14 +220,12 @@ class SavedPartition:
         seed: Seed that the partition was drawn with; None if it is unknown.
         label_histogram: Number of samples of each class at each client, ``(N, num_classes)``; None if the data have no
             classes.
-        hash: Hash of the partition, see :meth:`Partition.hash`.
     """
 
     partition: Partition
     num_samples: int
     seed: int | None
     label_histogram: np.ndarray | None
-    hash: str
 
 
 class Partitioner(ABC):
@@ -286,3 +259,27 @@ class Partitioner(ABC):
         Raises:
             ConfigurationError: The samples cannot be split as asked.
         """
+
+
+def check_enough_samples(num_samples: int, num_clients: int, least: int = 1, argument: str = "min_samples") -> None:
+    """Check that there are ``least`` samples for every client.
+
+    Args:
+        num_samples: Number of samples M.
+        num_clients: Number of clients N.
+        least: Number of samples that each client needs.
+        argument: Name of the argument that gives ``least``, for the message.
+
+    Raises:
+        ConfigurationError: There are fewer samples.
+    """
+    if num_clients > num_samples:
+        raise ConfigurationError(
+            f"data.partitioner.num_clients={num_clients}: the data has only {num_samples} samples; give at most "
+            f"{num_samples} clients"
+        )
+    if num_clients * least > num_samples:
+        raise ConfigurationError(
+            f"data.partitioner.{argument}={least}: num_clients={num_clients} clients need {num_clients * least} "
+            f"samples, the data has {num_samples}; give at most {num_samples // num_clients}"
+        )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
+from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition.base import Partition, Partitioner
-from fedbc_lightning.partition.dealing import (
-    apportion,
-    check_enough_samples,
-    check_spread,
-    shuffled_by_class,
-    whole,
-)
-from fedbc_lightning.partition.sizes import equal_sizes
+from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
+from fedbc_lightning.partition.dealing import apportion, check_num_classes, shuffled_by_class
+from fedbc_lightning.partition.sizes import SPREAD, equal_sizes
 
-SWAPS_PER_CLASS = 10
+SWAPS_PER_CLASS = 10  # after about five swaps of each place nothing is left of the order in which places were dealt
 
 
 class ClassesPerClient(Partitioner):
@@ -44,47 +41,34 @@ class ClassesPerClient(Partitioner):
 
     num_clients: int
 
-    def __init__(self, num_clients: int, classes_per_client: int = 2, size_spread: float = 0.0) -> None:
-        self.num_clients = whole("num_clients", num_clients, 1)
-        self.classes_per_client = whole("classes_per_client", classes_per_client, 1)
-        self.size_spread = check_spread("size_spread", size_spread)
+    def __init__(
+        self,
+        num_clients: NumClients,
+        classes_per_client: Annotated[int, at_least(1)] = 2,
+        size_spread: Annotated[float, SPREAD] = 0.0,
+    ) -> None:
+        check_arguments(ClassesPerClient, locals(), "data.partitioner")
+        self.num_clients, self.classes_per_client, self.size_spread = num_clients, classes_per_client, size_spread
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """Split the samples with :func:`split_classes`."""
+        """Choose the clients that hold each class, then share the samples of each class among its holders.
+
+        Raises:
+            ConfigurationError: Clients cannot all have C classes, or a class would have no holder.
+        """
         rng = np.random.default_rng(seed)
-        return split_classes(values, self.num_clients, self.classes_per_client, self.size_spread, rng)
-
-
-def split_classes(
-    labels: np.ndarray, num_clients: int, classes_per_client: int, size_spread: float, rng: np.random.Generator
-) -> Partition:
-    """Choose the clients that hold each class, then share the samples of each class among its holders.
-
-    Args:
-        labels: Class of each sample, integers ``(M,)``.
-        num_clients: Number of clients N.
-        classes_per_client: Number of classes per client C.
-        size_spread: Sigma of the log-normal parts of a class; with 0 the parts are equal.
-        rng: Generator of the order of samples, the holders of each class, and the sizes of their parts.
-
-    Returns:
-        The partition, with each client's samples ordered by class.
-
-    Raises:
-        ConfigurationError: Clients cannot all have C classes, or a class would have no holder.
-    """
-    check_enough_samples(len(labels), num_clients)
-    by_class, class_sizes = shuffled_by_class(labels, rng)
-    num_holders = count_holders(class_sizes, num_clients, classes_per_client)
-    held = _draw_held(num_holders, num_clients, classes_per_client, rng).ravel()
-    holders = np.argsort(held + rng.random(len(held))) // classes_per_client  # class by class, shuffled within each
-    parts = []
-    for size, number in zip(class_sizes, num_holders, strict=True):
-        if size_spread:
-            parts.append(apportion(size, rng.lognormal(0.0, size_spread, number)))
-        else:
-            parts.append(equal_sizes(size, number))
-    return Partition.from_owners(np.repeat(holders, np.concatenate(parts)), num_clients, by_class)
+        check_enough_samples(len(values), self.num_clients)
+        by_class, class_sizes = shuffled_by_class(values, rng)
+        num_holders = count_holders(class_sizes, self.num_clients, self.classes_per_client)
+        held = _draw_held(num_holders, self.num_clients, self.classes_per_client, rng).ravel()
+        holders = np.argsort(held + rng.random(len(held))) // self.classes_per_client  # by class, shuffled within each
+        parts = []
+        for size, number in zip(class_sizes, num_holders, strict=True):
+            if self.size_spread:
+                parts.append(apportion(size, rng.lognormal(0.0, self.size_spread, number)))
+            else:
+                parts.append(equal_sizes(size, number))
+        return Partition.from_owners(np.repeat(holders, np.concatenate(parts)), self.num_clients, by_class)
 
 
 def count_holders(class_sizes: np.ndarray, num_clients: int, classes_per_client: int) -> np.ndarray:
@@ -106,21 +90,13 @@ def count_holders(class_sizes: np.ndarray, num_clients: int, classes_per_client:
         [5, 3, 2]
     """
     num_classes, places = len(class_sizes), num_clients * classes_per_client
-    if classes_per_client > num_classes:
-        raise ConfigurationError(
-            f"classes_per_client={classes_per_client}: the data has {num_classes} classes; give 1 to {num_classes}"
-        )
-    if places < num_classes:
-        raise ConfigurationError(
-            f"classes_per_client={classes_per_client}: num_clients={num_clients} clients hold at most {places} of the "
-            f"data's {num_classes} classes; give at least {-(-num_classes // num_clients)}, or more clients"
-        )
+    check_num_classes(classes_per_client, num_classes)
     most = np.minimum(class_sizes, num_clients)
-    if places > most.sum():
+    if not num_classes <= places <= most.sum():
         raise ConfigurationError(
-            f"classes_per_client={classes_per_client}: num_clients={num_clients} clients need {places} (client, class) "
-            f"pairs with a sample each, the data's class sizes allow {most.sum()}; give at most "
-            f"{most.sum() // num_clients}, or fewer clients"
+            f"data.partitioner.classes_per_client={classes_per_client}: num_clients={num_clients} clients hold "
+            f"{places} (client, class) pairs, the data's {num_classes} classes and their sizes allow {num_classes} to "
+            f"{most.sum()}; give {-(-num_classes // num_clients)} to {most.sum() // num_clients}"
         )
     return apportion(places, class_sizes, 1, most)
 

@@ -1,4 +1,4 @@
-"""Tools that partitioners share: checks of arguments, samples ordered by class, and proportional whole numbers."""
+"""Tools that partitioners share: samples ordered by class, and whole numbers in proportion to weights."""
 
 from __future__ import annotations
 
@@ -21,34 +21,6 @@ def shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> tuple[np.
     order = order[np.argsort(labels[order], kind="stable")]
     ends = np.append(np.flatnonzero(np.diff(labels[order])) + 1, len(labels))
     return order, np.diff(ends, prepend=0)
-
-
-def whole(name: str, value: int, minimum: int) -> int:
-    """Return ``value`` as an ``int`` after checking that it is a whole number of at least ``minimum``.
-
-    Args:
-        name: Name of the argument, for the message.
-        value: Value that the user gave.
-        minimum: Smallest value allowed.
-
-    Raises:
-        ConfigurationError: ``value`` is not whole, or is too small.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
-        raise ConfigurationError(f"{name}={value}: give a whole number, {minimum} or more")
-    return int(value)
-
-
-def check_enough_samples(num_samples: int, num_clients: int) -> None:
-    """Check that there is at least one sample for every client.
-
-    Raises:
-        ConfigurationError: There are fewer samples than clients.
-    """
-    if num_clients > num_samples:
-        raise ConfigurationError(
-            f"num_clients={num_clients}: the data has only {num_samples} samples; give at most {num_samples} clients"
-        )
 
 
 def apportion(
@@ -77,6 +49,7 @@ def apportion(
     high = 1.0
     while np.clip(high * weights, least, most).sum() < total:
         high *= 2
+    # Bisection down to neighbouring floats: the sum of clipped shares grows with t, but has no inverse in closed form
     low = 0.0
     while low < (middle := (low + high) / 2) < high:
         if np.clip(middle * weights, least, most).sum() < total:
@@ -86,31 +59,21 @@ def apportion(
     shares = np.clip(high * weights, least, most)
     free = (least < shares) & (shares < most)
     shares[free] = (total - shares[~free].sum()) * (weights[free] / weights[free].sum())
+    # 1e-9: the t that was found is exact up to rounding, and must not turn a whole share of 3 into 2.99..., then 2
     whole_shares = np.floor(shares + 1e-9)
     missing = int(total - whole_shares.sum())
     whole_shares[np.argsort(whole_shares - shares, kind="stable")[:missing]] += 1
     return whole_shares.astype(np.int64)
 
 
-def check_spread(name: str, sigma: float) -> float:
-    """Return ``sigma``, the spread of a log-normal distribution, after checking that it is in [0, 10].
+def check_num_classes(classes_per_client: int, num_classes: int) -> None:
+    """Check that the data have as many classes as each client shall hold.
 
     Raises:
-        ConfigurationError: ``sigma`` is outside [0, 10].
+        ConfigurationError: They have fewer.
     """
-    if not 0 <= sigma <= 10:
-        raise ConfigurationError(f"{name}={sigma}: the sigma of the log-normal sizes must be in [0, 10]; give e.g. 1.0")
-    return sigma
-
-
-def check_min_samples(num_samples: int, num_clients: int, min_samples: int) -> None:
-    """Check that there are enough samples to give every client ``min_samples``.
-
-    Raises:
-        ConfigurationError: There are not enough samples.
-    """
-    if num_clients * min_samples > num_samples:
+    if classes_per_client > num_classes:
         raise ConfigurationError(
-            f"min_samples={min_samples}: num_clients={num_clients} clients would need {num_clients * min_samples} "
-            f"samples, the data has {num_samples}; give at most {num_samples // num_clients}"
+            f"data.partitioner.classes_per_client={classes_per_client}: the data has {num_classes} classes; give 1 to "
+            f"{num_classes}"
         )

@@ -55,69 +55,33 @@ class Explicit(Partitioner):
         Raises:
             ConfigurationError: The file was made for other data.
         """
-        if self._saved is not None and self._saved.num_samples != len(values):
-            raise ConfigurationError(
-                f"path: '{self.path}': it splits {self._saved.num_samples} samples, the data has {len(values)}; use "
-                "the data it was made for, or another file"
+        saved, partition = self._saved, self._partition
+        if saved is not None and saved.num_samples != len(values):
+            raise self._refuse(
+                f"it splits {saved.num_samples} samples, the data has {len(values)}; use the data it was made for"
             )
         try:
-            self._partition.check(len(values), complete=False)
+            partition.check(len(values), complete=False)
         except ConfigurationError as error:
-            raise ConfigurationError(f"path: '{self.path}': {error}") from None
-        if self._saved is not None and self._saved.label_histogram is not None and values.any():
-            self._compare_classes(values, self._saved.label_histogram)
-        return self._partition
+            raise self._refuse(str(error)) from None
+        if saved is not None and saved.label_histogram is not None and values.any():
+            found = count_labels(values[partition.indices], partition.client_of_each(), len(partition))
+            if found is None or not np.array_equal(found, saved.label_histogram):
+                raise self._refuse("its clients had other classes; use the data it was made for, in the same order")
+        return partition
 
-    def _compare_classes(self, labels: np.ndarray, saved: np.ndarray) -> None:
-        partition = self._partition
-        found = count_labels(labels[partition.indices], partition.client_of_each(), len(partition))
-        if found is None or found.shape != saved.shape:
-            raise ConfigurationError(
-                f"path: '{self.path}': it was made for data of {saved.shape[1]} classes, here there are "
-                f"{len(np.unique(labels))}; use the data it was made for, or another file"
-            )
-        different = np.flatnonzero((found != saved).any(axis=1))
-        if len(different):
-            client = different[0]
-            raise ConfigurationError(
-                f"path: '{self.path}': client {client} had {saved[client].tolist()} samples of the classes, here it "
-                f"would have {found[client].tolist()}; use the data it was made for, in the same order, or another file"
-            )
-
-    def _read_names(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigurationError(f"path: '{self.path}': client {twice!r} is there twice; give each its own name")
-        return dict(pairs)
+    def _refuse(self, what: str) -> ConfigurationError:
+        return ConfigurationError(f"data.partitioner.path='{self.path}': {what}")
 
     def _read_lists(self) -> Partition:
         try:
-            content: Any = json.loads(self.path.read_text(encoding="utf-8"), object_pairs_hook=self._read_names)
-        except FileNotFoundError:
-            raise ConfigurationError(
-                f"path: there is no file '{self.path}'; give the partition.npz of a run, or a JSON file of lists"
-            ) from None
-        except (OSError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigurationError(f"path: '{self.path}': cannot be read ({error}); give a JSON file") from None
-        except json.JSONDecodeError as error:
-            raise ConfigurationError(f"path: '{self.path}', line {error.lineno}: no valid JSON ({error.msg})") from None
-        if isinstance(content, dict) and "num_clients" in content:
-            raise ConfigurationError(
-                f"path: '{self.path}' describes a partition; the samples are in the partition.npz beside it: give that"
-            )
+            content: Any = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._refuse(f"cannot be read ({error}); give a JSON file of lists, or a partition.npz") from None
         if isinstance(content, dict):
             self.client_names = list(content)
             content = list(content.values())
-        names = self.client_names or range(len(content) if isinstance(content, list) else 0)
-        if not isinstance(content, list) or not content:
-            raise ConfigurationError(
-                f"path: '{self.path}': give a list of sample indices for each client, e.g. [[0, 5], [2]]"
-            )
-        for name, part in zip(names, content, strict=True):
-            if not isinstance(part, list) or not part or not all(type(index) is int for index in part):
-                raise ConfigurationError(
-                    f"path: '{self.path}': client {name} has {str(part)[:60]}; give it a list of sample indices, "
-                    "whole numbers"
-                )
+        is_lists = isinstance(content, list) and all(isinstance(part, list) and part for part in content)
+        if not content or not is_lists or not all(type(index) is int for part in content for index in part):
+            raise self._refuse("give a list of sample indices for each client, e.g. [[0, 5], [2]]")
         return Partition.from_parts([np.array(part) for part in content])

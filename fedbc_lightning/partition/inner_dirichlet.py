@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
+from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition.base import Partition, Partitioner
-from fedbc_lightning.partition.dealing import check_spread, shuffled_by_class, whole
-from fedbc_lightning.partition.dirichlet import check_alpha
-from fedbc_lightning.partition.sizes import equal_sizes, log_normal_sizes
+from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
+from fedbc_lightning.partition.dealing import shuffled_by_class
+from fedbc_lightning.partition.dirichlet import Concentration
+from fedbc_lightning.partition.sizes import SPREAD, equal_sizes, log_normal_sizes
 
-SHARES_PER_BLOCK = 2**17
+SHARES_PER_BLOCK = 2**17  # shares that are drawn at once, 1 MiB of float64
 
 
 class InnerDirichlet(Partitioner):
@@ -41,67 +43,62 @@ class InnerDirichlet(Partitioner):
     num_clients: int
 
     def __init__(
-        self, num_clients: int, alpha: float = 0.5, sizes: Sequence[int] | None = None, size_spread: float = 0.0
+        self,
+        num_clients: NumClients,
+        alpha: Concentration = 0.5,
+        sizes: Sequence[int] | None = None,
+        size_spread: Annotated[float, SPREAD] = 0.0,
     ) -> None:
-        self.num_clients = whole("num_clients", num_clients, 1)
-        self.alpha = check_alpha(alpha)
-        self.sizes = None if sizes is None else np.array([whole("sizes", size, 1) for size in sizes])
-        self.size_spread = check_spread("size_spread", size_spread)
-        if self.sizes is not None and len(self.sizes) != num_clients:
-            raise ConfigurationError(f"sizes: there are {len(self.sizes)} of them for num_clients={num_clients}")
-        if self.sizes is not None and size_spread:
-            raise ConfigurationError(f"size_spread={size_spread}: the sizes are given; leave out one of the two")
+        check_arguments(InnerDirichlet, locals(), "data.partitioner")
+        if sizes is not None and (len(sizes) != num_clients or min(sizes) < 1 or size_spread):
+            raise ConfigurationError(
+                f"data.partitioner.sizes: got {list(sizes)}; give num_clients={num_clients} whole numbers >= 1, and no "
+                "size_spread"
+            )
+        self.num_clients, self.alpha, self.sizes, self.size_spread = num_clients, alpha, sizes, size_spread
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """Split the samples with :func:`split_inner_dirichlet`."""
+        """Fill clients of the given sizes according to class shares that are drawn for each client.
+
+        In each turn, every free place of a client draws a class from the client's shares of the classes that have
+        samples left. If a class is drawn more often than it has samples, random places get them, and the others draw
+        again in the next turn. Each client's samples are ordered by class.
+
+        Raises:
+            ConfigurationError: The sizes do not sum to M.
+        """
         rng = np.random.default_rng(seed)
-        sizes = self.sizes
-        if sizes is None and self.size_spread:
-            sizes = log_normal_sizes(len(values), self.num_clients, self.size_spread, 1, rng)
-        elif sizes is None:
-            sizes = equal_sizes(len(values), self.num_clients)
-        return split_inner_dirichlet(values, sizes, self.alpha, rng)
+        sizes = self._draw_sizes(len(values), rng)
+        by_class, left = shuffled_by_class(values, rng)
+        shares_seed = int(rng.integers(2**63))
+        client_of_place = np.repeat(np.arange(len(sizes)), sizes)
+        class_of_place = np.empty(len(values), dtype=np.int64)
+        free = np.arange(len(values))
+        while len(free):
+            drawn = _draw_classes(client_of_place[free], len(sizes), left > 0, self.alpha, shares_seed, rng)
+            order = rng.permutation(len(free))
+            order = order[np.argsort(drawn[order], kind="stable")]
+            asked = np.bincount(drawn, minlength=len(left))
+            rank = np.arange(len(free)) - np.repeat(np.cumsum(asked) - asked, asked)
+            served = np.zeros(len(free), dtype=bool)
+            served[order] = rank < np.repeat(left, asked)
+            class_of_place[free[served]] = drawn[served]
+            left = left - np.minimum(asked, left)
+            free = free[~served]
+        owners = client_of_place[np.argsort(class_of_place, kind="stable")]
+        return Partition.from_owners(owners, len(sizes), by_class)
 
-
-def split_inner_dirichlet(labels: np.ndarray, sizes: np.ndarray, alpha: float, rng: np.random.Generator) -> Partition:
-    """Fill clients of given sizes according to class shares that are drawn for each client.
-
-    In each turn, every free place of a client draws a class from the client's shares of the classes that have samples
-    left. If a class is drawn more often than it has samples, random places get them, and the others draw again in the
-    next turn.
-
-    Args:
-        labels: Class of each sample, integers ``(M,)``.
-        sizes: Number of samples of each client, ``(N,)``, with sum M.
-        alpha: Concentration of the Dirichlet distribution, above 0.
-        rng: Generator of the shares and of the assignment of samples.
-
-    Returns:
-        The partition, with each client's samples ordered by class.
-
-    Raises:
-        ConfigurationError: The sizes do not sum to M.
-    """
-    if sizes.sum() != len(labels):
-        raise ConfigurationError(f"sizes: they sum to {sizes.sum()}, the data has {len(labels)} samples")
-    by_class, left = shuffled_by_class(labels, rng)
-    shares_seed = int(rng.integers(2**63))
-    client_of_place = np.repeat(np.arange(len(sizes)), sizes)
-    class_of_place = np.empty(len(labels), dtype=np.int64)
-    free = np.arange(len(labels))
-    while len(free):
-        drawn = _draw_classes(client_of_place[free], len(sizes), left > 0, alpha, shares_seed, rng)
-        order = rng.permutation(len(free))
-        order = order[np.argsort(drawn[order], kind="stable")]
-        asked = np.bincount(drawn, minlength=len(left))
-        rank = np.arange(len(free)) - np.repeat(np.cumsum(asked) - asked, asked)
-        served = np.zeros(len(free), dtype=bool)
-        served[order] = rank < np.repeat(left, asked)
-        class_of_place[free[served]] = drawn[served]
-        left = left - np.minimum(asked, left)
-        free = free[~served]
-    owners = client_of_place[np.argsort(class_of_place, kind="stable")]
-    return Partition.from_owners(owners, len(sizes), by_class)
+    def _draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
+        check_enough_samples(num_samples, self.num_clients)
+        if self.sizes is not None and sum(self.sizes) != num_samples:
+            raise ConfigurationError(
+                f"data.partitioner.sizes: they sum to {sum(self.sizes)}, the data has {num_samples} samples"
+            )
+        if self.sizes is not None:
+            return np.array(self.sizes)
+        if self.size_spread:
+            return log_normal_sizes(num_samples, self.num_clients, self.size_spread, 1, rng)
+        return equal_sizes(num_samples, self.num_clients)
 
 
 def _draw_classes(
@@ -133,6 +130,7 @@ def _draw_classes(
         bounds = np.cumsum(shares, axis=1)
         bounds = bounds / bounds[:, -1:] + np.arange(number)[:, None]
         rows = clients[start:end] - first
+        # Below 1, since the last bound of a row is its number plus 1 only up to rounding
         below_one = rng.random(end - start) * (1 - 1e-9)
         drawn[start:end] = np.searchsorted(bounds.ravel(), rows + below_one, side="right") - rows * num_classes
     return drawn

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition.base import Partition, Partitioner
-from fedbc_lightning.partition.dealing import whole
+from fedbc_lightning.partition.base import NumClients, Partition, Partitioner
 
 
 class Natural(Partitioner):
@@ -34,43 +34,29 @@ class Natural(Partitioner):
     needs_clients: ClassVar[bool] = True
     complete: ClassVar[bool] = False
 
-    def __init__(self, num_clients: int | None = None, min_samples: int = 1) -> None:
-        self.num_clients = None if num_clients is None else whole("num_clients", num_clients, 1)
-        self.min_samples = whole("min_samples", min_samples, 1)
+    def __init__(self, num_clients: NumClients | None = None, min_samples: Annotated[int, at_least(1)] = 1) -> None:
+        check_arguments(Natural, locals(), "data.partitioner")
+        self.num_clients, self.min_samples = num_clients, min_samples
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """Split the samples with :func:`split_natural`."""
-        return split_natural(values, self.num_clients, self.min_samples, np.random.default_rng(seed))
+        """Keep the clients with at least ``min_samples`` samples, or ``num_clients`` of these.
 
+        Args:
+            values: Natural client of each sample, integers from 0, ``(M,)``.
+            seed: Seed of the draw of clients.
 
-def split_natural(
-    clients: np.ndarray, num_clients: int | None, min_samples: int, rng: np.random.Generator
-) -> Partition:
-    """Keep the natural clients with at least ``min_samples`` samples, or ``num_clients`` of these.
-
-    Args:
-        clients: Natural client of each sample, integers from 0, ``(M,)``.
-        num_clients: Number of clients to draw; None keeps all.
-        min_samples: Smallest number of samples of a client that is kept.
-        rng: Generator of the draw of clients.
-
-    Raises:
-        ConfigurationError: Fewer clients have ``min_samples`` than are asked for.
-    """
-    sizes = np.bincount(clients)
-    kept = np.flatnonzero(sizes >= min_samples)
-    if not len(kept):
-        raise ConfigurationError(
-            f"min_samples={min_samples}: none of the data's {np.count_nonzero(sizes)} natural clients has so many "
-            f"samples; give at most {sizes.max(initial=0)}"
-        )
-    if num_clients is not None and num_clients > len(kept):
-        raise ConfigurationError(
-            f"num_clients={num_clients}: of the data's {np.count_nonzero(sizes)} natural clients {len(kept)} have "
-            f"min_samples={min_samples} samples; give at most {len(kept)}, or lower min_samples"
-        )
-    if num_clients is not None:
-        kept = np.sort(rng.choice(kept, num_clients, replace=False))
-    new_number = np.full(len(sizes), -1)
-    new_number[kept] = np.arange(len(kept))
-    return Partition.from_owners(new_number[clients], len(kept))
+        Raises:
+            ConfigurationError: Fewer clients have ``min_samples`` than are asked for.
+        """
+        sizes = np.bincount(values)
+        kept = np.flatnonzero(sizes >= self.min_samples)
+        if len(kept) < (self.num_clients or 1):
+            raise ConfigurationError(
+                f"data.partitioner.num_clients={self.num_clients}: of the data's {np.count_nonzero(sizes)} natural "
+                f"clients {len(kept)} have min_samples={self.min_samples} samples; lower one of the two"
+            )
+        if self.num_clients is not None:
+            kept = np.sort(np.random.default_rng(seed).choice(kept, self.num_clients, replace=False))
+        new_number = np.full(len(sizes), -1)
+        new_number[kept] = np.arange(len(kept))
+        return Partition.from_owners(new_number[values], len(kept))

@@ -6,15 +6,16 @@ import math
 import random
 from array import array
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
+from fedbc_lightning.core.checks import FINITE, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition.base import Partition, Partitioner
-from fedbc_lightning.partition.dealing import check_enough_samples, shuffled_by_class, whole
+from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
+from fedbc_lightning.partition.dealing import check_num_classes, shuffled_by_class
 
-CLIENTS_PER_BLOCK = 4096
+CLIENTS_PER_BLOCK = 4096  # bounds the memory of the orders of classes, which are drawn for so many clients at once
 
 
 class PowerLaw(Partitioner):
@@ -33,8 +34,9 @@ class PowerLaw(Partitioner):
         classes_per_client: C of the paper (1, 2 or 3 there), from 1 to the number of classes.
         exponent: e of the paper (1.1 to 1.5 there), at least 1. With 1 sizes are equal, except that the last client
             takes all that is left over.
-        style: How the draws are made. ``"own"``: the classes of each client come in an order of its own
-            (:func:`split_power_law`). ``"public"``: as in the public code (:func:`split_power_law_publicly`).
+        style: How the draws are made. ``"own"``: the classes of each client come in an order of its own. ``"public"``,
+            as in the public code: one list of the classes is shuffled anew for each client, and each class gives its
+            samples in the order of the data.
         seed: Seed of the draws; None: a seed that the data module derives from its own.
 
     Raises:
@@ -50,33 +52,49 @@ class PowerLaw(Partitioner):
 
     def __init__(
         self,
-        num_clients: int,
-        classes_per_client: int = 2,
-        exponent: float = 1.2,
+        num_clients: NumClients,
+        classes_per_client: Annotated[int, at_least(1)] = 2,
+        exponent: Annotated[float, at_least(1), FINITE] = 1.2,
         style: Literal["own", "public"] = "own",
-        seed: int | None = None,
+        seed: Annotated[int, at_least(0)] | None = None,
     ) -> None:
-        self.num_clients = whole("num_clients", num_clients, 1)
-        self.classes_per_client = whole("classes_per_client", classes_per_client, 1)
-        self.exponent = exponent
-        if not 1 <= exponent < math.inf:
-            raise ConfigurationError(
-                f"exponent={exponent}: each client is `exponent` times the one before; give 1 or more"
-            )
-        if style not in ("own", "public"):
-            raise ConfigurationError(f"style={style!r}: give 'own' or 'public'")
-        self.style = style
-        self.seed = None if seed is None else whole("seed", seed, 0)
+        check_arguments(PowerLaw, locals(), "data.partitioner")
+        self.num_clients, self.classes_per_client, self.exponent = num_clients, classes_per_client, exponent
+        self.style, self.seed = style, seed
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """Split the samples by the draws of the chosen style; `seed` is that of the data module."""
+        """Fill clients of :func:`power_law_sizes`, the smallest first, each from the classes in a random order.
+
+        Each class gives at most ⌈s_k / C⌉ samples to client k, until the client is full. The samples left at the end
+        are handed out class by class from the largest client down, ⌈left / e⌉ to each.
+
+        Args:
+            values: Class of each sample, integers ``(M,)``; for the style ``public`` the training data come first.
+            seed: Seed of the draws, unless ``self.seed`` is another one.
+
+        Raises:
+            ConfigurationError: There are more clients than samples, or C is above the number of classes.
+        """
         seed = seed if self.seed is None else self.seed
-        if self.style == "public":
-            return split_power_law_publicly(
-                values, self.num_clients, self.classes_per_client, self.exponent, random.Random(seed)
-            )
-        rng = np.random.default_rng(seed)
-        return split_power_law(values, self.num_clients, self.classes_per_client, self.exponent, rng)
+        sizes = power_law_sizes(len(values), self.num_clients, self.exponent)
+        is_public, num_classes = self.style == "public", len(np.unique(values))
+        check_num_classes(self.classes_per_client, num_classes)
+        classes = list(range(num_classes))
+        if is_public:
+            by_class = np.argsort(values, kind="stable")
+            orders = _shuffled_again(random.Random(seed), classes)
+        else:
+            rng = np.random.default_rng(seed)
+            by_class, _ = shuffled_by_class(values, rng)
+            orders = _independent_orders(rng, self.num_clients, num_classes)
+        filling = _Filling(sizes, self.classes_per_client, np.unique(values, return_counts=True)[1])
+        filling.fill(orders)
+        # The public code goes through the classes in the last order of its list, which has been shuffled in place, and
+        # the largest client takes the first of the samples that are left; in the own style it takes the last ones.
+        for label in classes:
+            takers = _hand_out(filling.left[label], self.num_clients, self.exponent)
+            filling.give(label, takers if is_public else reversed(takers))
+        return filling.deal(by_class)
 
 
 def power_law_sizes(num_samples: int, num_clients: int, exponent: float) -> np.ndarray:
@@ -104,76 +122,13 @@ def power_law_sizes(num_samples: int, num_clients: int, exponent: float) -> np.n
     unit = num_samples // powers.sum()
     if unit < 1:
         raise ConfigurationError(
-            f"exponent={exponent}: {num_samples} samples cannot be split by this power law over num_clients="
-            f"{num_clients} without empty clients; lower the exponent or the number of clients"
+            f"data.partitioner.exponent={exponent}: {num_samples} samples cannot be split by this power law over "
+            f"num_clients={num_clients} without empty clients; lower the exponent or the number of clients"
         )
     sizes = np.floor(powers * unit).astype(np.int64)
     for client, share in _hand_out(int(num_samples - sizes.sum()), num_clients, exponent):
         sizes[client] += share
     return sizes
-
-
-def split_power_law(
-    labels: np.ndarray, num_clients: int, classes_per_client: int, exponent: float, rng: np.random.Generator
-) -> Partition:
-    """Fill clients of the sizes :func:`power_law_sizes`, the smallest first, each from the classes in a random order.
-
-    Each class gives at most ⌈s_k / C⌉ samples to client k, until the client is full. The samples left at the end are
-    handed out class by class from the largest client down, ⌈left / e⌉ to each.
-
-    Args:
-        labels: Class of each sample, integers ``(M,)``.
-        num_clients: Number of clients N.
-        classes_per_client: Number of classes per client C.
-        exponent: e of the paper, at least 1.
-        rng: Generator of the order of samples and classes.
-
-    Returns:
-        The partition, with each client's samples in the order in which it was filled.
-
-    Raises:
-        ConfigurationError: There are more clients than samples, or C is above the number of classes.
-    """
-    by_class, class_sizes = shuffled_by_class(labels, rng)
-    sizes = power_law_sizes(len(labels), num_clients, exponent)
-    filling = _Filling(sizes, classes_per_client, class_sizes)
-    filling.fill(_independent_orders(rng, num_clients, len(class_sizes)))
-    for label in range(len(class_sizes)):
-        filling.give(label, reversed(_hand_out(filling.left[label], num_clients, exponent)))
-    return filling.deal(by_class)
-
-
-def split_power_law_publicly(
-    labels: np.ndarray, num_clients: int, classes_per_client: int, exponent: float, rng: random.Random
-) -> Partition:
-    """Fill clients as :func:`split_power_law` does, with the draws of the FedBC authors' public code.
-
-    One list of the classes is shuffled anew for each client, from the order that the client before has left. What is
-    left over at the end goes from the largest client down, class by class in the last order of that list. Each class
-    gives its samples in the order of the data.
-
-    Args:
-        labels: Class of each sample, integers ``(M,)``, the training data before the test data.
-        num_clients: Number of clients N.
-        classes_per_client: Number of classes per client C.
-        exponent: e of the paper, at least 1.
-        rng: Python's generator, which draws the orders of the classes; ``random.Random(1)`` in the public scripts.
-
-    Returns:
-        The partition, with each client's samples in the order in which it was filled.
-
-    Raises:
-        ConfigurationError: There are more clients than samples, or C is above the number of classes.
-    """
-    by_class = np.argsort(labels, kind="stable")
-    class_sizes = np.unique(labels, return_counts=True)[1]
-    sizes = power_law_sizes(len(labels), num_clients, exponent)
-    filling = _Filling(sizes, classes_per_client, class_sizes)
-    classes = list(range(len(class_sizes)))
-    filling.fill(_shuffled_again(rng, classes))
-    for label in classes:
-        filling.give(label, _hand_out(filling.left[label], num_clients, exponent))
-    return filling.deal(by_class)
 
 
 def _independent_orders(rng: np.random.Generator, num_clients: int, num_classes: int) -> Iterator[list[int]]:
@@ -200,17 +155,9 @@ class _Filling:
 
     Attributes:
         left: Number of samples of each class that nobody has got yet.
-
-    Raises:
-        ConfigurationError: C is above the number of classes.
     """
 
     def __init__(self, sizes: np.ndarray, classes_per_client: int, class_sizes: np.ndarray) -> None:
-        num_classes = len(class_sizes)
-        if classes_per_client > num_classes:
-            raise ConfigurationError(
-                f"classes_per_client={classes_per_client}: the data has {num_classes} classes; give 1 to {num_classes}"
-            )
         self.sizes, self.classes_per_client = sizes, classes_per_client
         self.left: list[int] = class_sizes.tolist()
         self._gifts = array("q"), array("q"), array("q")  # client, class, number of samples, in the order of filling
@@ -250,7 +197,17 @@ class _Filling:
             by_class: Sample indices ordered by class, ``(M,)``; each gift takes the next ones of its class.
         """
         clients, classes, counts = (np.array(column) for column in self._gifts)
-        return _deal(by_class, clients, classes, counts, len(self.sizes))
+        order = np.argsort(classes, kind="stable")
+        starts = np.empty_like(counts)  # place in by_class at which each gift begins
+        starts[order] = np.cumsum(counts[order]) - counts[order]
+        order = np.argsort(clients, kind="stable")
+        starts, counts = starts[order], counts[order]
+        # Position k of the result is in the gift that covers it: the gift's start, moved by k minus the gift's end
+        shift = starts - (np.cumsum(counts) - counts)
+        positions = np.repeat(shift, counts) + np.arange(len(by_class))
+        sizes = np.zeros(len(self.sizes), dtype=np.int64)
+        np.add.at(sizes, clients[order], counts)
+        return Partition.from_sizes(by_class[positions], sizes)
 
 
 def _hand_out(left: int, num_clients: int, exponent: float) -> list[tuple[int, int]]:
@@ -264,29 +221,3 @@ def _hand_out(left: int, num_clients: int, exponent: float) -> list[tuple[int, i
         takers.append(((-1 - len(takers)) % num_clients, math.ceil(left / exponent)))
         left -= takers[-1][1]
     return takers
-
-
-def _deal(
-    by_class: np.ndarray, clients: np.ndarray, classes: np.ndarray, counts: np.ndarray, num_clients: int
-) -> Partition:
-    """Make the partition in which gift k gives the next ``counts[k]`` samples of ``classes[k]`` to ``clients[k]``.
-
-    Together the gifts must take all samples of every class.
-
-    Args:
-        by_class: Sample indices ordered by class, ``(M,)``.
-        clients: Client of each gift.
-        classes: Class of each gift.
-        counts: Number of samples of each gift.
-        num_clients: Number of clients N.
-    """
-    order = np.argsort(classes, kind="stable")
-    starts = np.empty_like(counts)
-    starts[order] = np.cumsum(counts[order]) - counts[order]
-    order = np.argsort(clients, kind="stable")
-    starts, counts = starts[order], counts[order]
-    shift = starts - (np.cumsum(counts) - counts)
-    positions = np.repeat(shift, counts) + np.arange(len(by_class))
-    sizes = np.zeros(num_clients, dtype=np.int64)
-    np.add.at(sizes, clients[order], counts)
-    return Partition.from_sizes(by_class[positions], sizes)

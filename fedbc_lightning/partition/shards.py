@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition.base import Partition, Partitioner
-from fedbc_lightning.partition.dealing import check_enough_samples, shuffled_by_class, whole
+from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
+from fedbc_lightning.partition.dealing import shuffled_by_class
 from fedbc_lightning.partition.sizes import equal_sizes
 
 
@@ -32,35 +34,20 @@ class Shards(Partitioner):
 
     num_clients: int
 
-    def __init__(self, num_clients: int, shards_per_client: int = 2) -> None:
-        self.num_clients = whole("num_clients", num_clients, 1)
-        self.shards_per_client = whole("shards_per_client", shards_per_client, 1)
+    def __init__(self, num_clients: NumClients, shards_per_client: Annotated[int, at_least(1)] = 2) -> None:
+        check_arguments(Shards, locals(), "data.partitioner")
+        self.num_clients, self.shards_per_client = num_clients, shards_per_client
 
     def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """Split the samples with :func:`split_shards`."""
-        return split_shards(values, self.num_clients, self.shards_per_client, np.random.default_rng(seed))
+        """Cut the samples, sorted by class, into shards, and give random shards to each client.
 
-
-def split_shards(labels: np.ndarray, num_clients: int, shards_per_client: int, rng: np.random.Generator) -> Partition:
-    """Cut the samples, sorted by class, into shards, and give ``shards_per_client`` random shards to each client.
-
-    Args:
-        labels: Class of each sample, integers ``(M,)``.
-        num_clients: Number of clients N.
-        shards_per_client: Number of shards per client k.
-        rng: Generator of the order of samples within a class and of the shards of each client.
-
-    Raises:
-        ConfigurationError: There are more shards than samples.
-    """
-    check_enough_samples(len(labels), num_clients)
-    num_shards = num_clients * shards_per_client
-    if num_shards > len(labels):
-        raise ConfigurationError(
-            f"shards_per_client={shards_per_client}: num_clients={num_clients} clients make {num_shards} shards, the "
-            f"data has {len(labels)} samples; give at most {len(labels) // num_clients}"
-        )
-    by_class, _ = shuffled_by_class(labels, rng)
-    owner_of_shard = rng.permutation(num_shards) // shards_per_client
-    owners = np.repeat(owner_of_shard, equal_sizes(len(labels), num_shards))
-    return Partition.from_owners(owners, num_clients, by_class)
+        Raises:
+            ConfigurationError: There are more shards than samples.
+        """
+        rng = np.random.default_rng(seed)
+        check_enough_samples(len(values), self.num_clients, self.shards_per_client, "shards_per_client")
+        num_shards = self.num_clients * self.shards_per_client
+        by_class, _ = shuffled_by_class(values, rng)
+        owner_of_shard = rng.permutation(num_shards) // self.shards_per_client
+        owners = np.repeat(owner_of_shard, equal_sizes(len(values), num_shards))
+        return Partition.from_owners(owners, self.num_clients, by_class)

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-import math
-from typing import ClassVar
+from abc import abstractmethod
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.partition.base import Partition, Partitioner
-from fedbc_lightning.partition.dealing import (
-    apportion,
-    check_enough_samples,
-    check_min_samples,
-    check_spread,
-    whole,
-)
+from fedbc_lightning.core.checks import FINITE, at_least, check_arguments, within
+from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
+from fedbc_lightning.partition.dealing import apportion
+
+# Of the sigma of log-normal sizes; with 10 one of 100 clients holds nearly all samples, with 700 exp overflows.
+SPREAD = within(0, 10)
 
 
-class IID(Partitioner):
+class SizesPartitioner(Partitioner):
+    """Base class of partitioners that shuffle all samples and cut them into parts of some sizes."""
+
+    num_clients: int
+    needs_labels: ClassVar[bool] = False
+
+    @abstractmethod
+    def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the size of each client, int64 ``(N,)`` with sum ``num_samples``."""
+
+    def __call__(self, values: np.ndarray, seed: int) -> Partition:
+        """Cut a random permutation of the samples into parts of the sizes.
+
+        Raises:
+            ConfigurationError: There are more clients than samples.
+        """
+        rng = np.random.default_rng(seed)
+        check_enough_samples(len(values), self.num_clients)
+        sizes = self.draw_sizes(len(values), rng)
+        return Partition.from_sizes(rng.permutation(len(values)), sizes)
+
+
+class IID(SizesPartitioner):
     """Shuffles the samples and cuts them into equal parts (sizes differ by at most one).
 
     Args:
@@ -32,18 +51,16 @@ class IID(Partitioner):
         [4, 3, 3]
     """
 
-    num_clients: int
-    needs_labels: ClassVar[bool] = False
+    def __init__(self, num_clients: NumClients) -> None:
+        check_arguments(IID, locals(), "data.partitioner")
+        self.num_clients = num_clients
 
-    def __init__(self, num_clients: int) -> None:
-        self.num_clients = whole("num_clients", num_clients, 1)
-
-    def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """Split the samples with :func:`split_iid`."""
-        return split_iid(len(values), self.num_clients, np.random.default_rng(seed))
+    def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
+        """Return equal sizes; nothing is drawn."""
+        return equal_sizes(num_samples, self.num_clients)
 
 
-class LogNormalSizes(Partitioner):
+class LogNormalSizes(SizesPartitioner):
     """Gives client k a size in proportion to exp(sigma * z_k), z_k ~ N(0, 1), with samples drawn from the whole data.
 
     Args:
@@ -60,22 +77,21 @@ class LogNormalSizes(Partitioner):
         [202, 156, 339, 198, 105]
     """
 
-    num_clients: int
-    needs_labels: ClassVar[bool] = False
+    def __init__(
+        self,
+        num_clients: NumClients,
+        sigma: Annotated[float, SPREAD] = 1.0,
+        min_samples: Annotated[int, at_least(1)] = 1,
+    ) -> None:
+        check_arguments(LogNormalSizes, locals(), "data.partitioner")
+        self.num_clients, self.sigma, self.min_samples = num_clients, sigma, min_samples
 
-    def __init__(self, num_clients: int, sigma: float = 1.0, min_samples: int = 1) -> None:
-        self.num_clients = whole("num_clients", num_clients, 1)
-        self.sigma = check_spread("sigma", sigma)
-        self.min_samples = whole("min_samples", min_samples, 1)
-
-    def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """Split the samples into parts of :func:`log_normal_sizes`."""
-        rng = np.random.default_rng(seed)
-        sizes = log_normal_sizes(len(values), self.num_clients, self.sigma, self.min_samples, rng)
-        return split_by_sizes(sizes, rng)
+    def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw the sizes with :func:`log_normal_sizes`."""
+        return log_normal_sizes(num_samples, self.num_clients, self.sigma, self.min_samples, rng)
 
 
-class LinearSizes(Partitioner):
+class LinearSizes(SizesPartitioner):
     """Gives clients sizes in proportion to k = 1..N, at least 1, with samples drawn from the whole data.
 
     Args:
@@ -89,18 +105,16 @@ class LinearSizes(Partitioner):
         [10, 20, 30, 40]
     """
 
-    num_clients: int
-    needs_labels: ClassVar[bool] = False
+    def __init__(self, num_clients: NumClients) -> None:
+        check_arguments(LinearSizes, locals(), "data.partitioner")
+        self.num_clients = num_clients
 
-    def __init__(self, num_clients: int) -> None:
-        self.num_clients = whole("num_clients", num_clients, 1)
-
-    def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """Split the samples into parts of :func:`linear_sizes`."""
-        return split_by_sizes(linear_sizes(len(values), self.num_clients), np.random.default_rng(seed))
+    def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
+        """Return sizes in proportion to k = 1..N; nothing is drawn."""
+        return apportion(num_samples, np.arange(1.0, self.num_clients + 1))
 
 
-class ExponentialSizes(Partitioner):
+class ExponentialSizes(SizesPartitioner):
     """Gives clients sizes in proportion to base^k, k = 1..N, at least 1, with samples drawn from the whole data.
 
     :class:`PowerLaw` has such sizes, too, with few classes per client.
@@ -117,42 +131,18 @@ class ExponentialSizes(Partitioner):
         [10, 20, 40, 80]
     """
 
-    num_clients: int
-    needs_labels: ClassVar[bool] = False
+    def __init__(self, num_clients: NumClients, base: Annotated[float, at_least(1), FINITE] = 1.2) -> None:
+        check_arguments(ExponentialSizes, locals(), "data.partitioner")
+        self.num_clients, self.base = num_clients, base
 
-    def __init__(self, num_clients: int, base: float = 1.2) -> None:
-        self.num_clients = whole("num_clients", num_clients, 1)
-        if not 1 <= base < math.inf:
-            raise ConfigurationError(f"base={base}: each client is `base` times the one before; give 1 or more")
-        self.base = base
-
-    def __call__(self, values: np.ndarray, seed: int) -> Partition:
-        """Split the samples into parts of :func:`exponential_sizes`."""
-        sizes = exponential_sizes(len(values), self.num_clients, self.base)
-        return split_by_sizes(sizes, np.random.default_rng(seed))
-
-
-def split_iid(num_samples: int, num_clients: int, rng: np.random.Generator) -> Partition:
-    """Cut a random permutation of the samples into ``num_clients`` parts whose sizes differ by at most one.
-
-    Raises:
-        ConfigurationError: There are more clients than samples.
-    """
-    return split_by_sizes(equal_sizes(num_samples, num_clients), rng)
-
-
-def split_by_sizes(sizes: np.ndarray, rng: np.random.Generator) -> Partition:
-    """Cut a random permutation of ``sum(sizes)`` samples into parts of these sizes."""
-    return Partition.from_sizes(rng.permutation(sizes.sum()), sizes)
+    def draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
+        """Return sizes in proportion to base^k; nothing is drawn."""
+        # Divided by the largest, base^N, which float64 could not hold for many clients
+        return apportion(num_samples, np.float64(self.base) ** np.arange(1.0 - self.num_clients, 1.0))
 
 
 def equal_sizes(num_samples: int, num_clients: int) -> np.ndarray:
-    """Return N sizes with sum ``num_samples`` that differ by at most one, the larger first, int64 ``(N,)``.
-
-    Raises:
-        ConfigurationError: There are more clients than samples.
-    """
-    check_enough_samples(num_samples, num_clients)
+    """Return N sizes with sum ``num_samples`` that differ by at most one, the larger first, int64 ``(N,)``."""
     least, more = divmod(num_samples, num_clients)
     return np.where(np.arange(num_clients) < more, least + 1, least).astype(np.int64)
 
@@ -175,26 +165,5 @@ def log_normal_sizes(
     Raises:
         ConfigurationError: There are not enough samples for ``min_samples`` per client.
     """
-    check_enough_samples(num_samples, num_clients)
-    check_min_samples(num_samples, num_clients, min_samples)
+    check_enough_samples(num_samples, num_clients, min_samples)
     return apportion(num_samples, rng.lognormal(0.0, sigma, num_clients), min_samples)
-
-
-def linear_sizes(num_samples: int, num_clients: int) -> np.ndarray:
-    """Return sizes in proportion to k = 1..N, at least 1, int64 ``(N,)`` with sum ``num_samples``.
-
-    Raises:
-        ConfigurationError: There are more clients than samples.
-    """
-    check_enough_samples(num_samples, num_clients)
-    return apportion(num_samples, np.arange(1.0, num_clients + 1))
-
-
-def exponential_sizes(num_samples: int, num_clients: int, base: float) -> np.ndarray:
-    """Return sizes in proportion to base^k, k = 1..N, at least 1, int64 ``(N,)`` with sum ``num_samples``.
-
-    Raises:
-        ConfigurationError: There are more clients than samples.
-    """
-    check_enough_samples(num_samples, num_clients)
-    return apportion(num_samples, np.float64(base) ** np.arange(1.0 - num_clients, 1.0))

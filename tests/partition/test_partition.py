@@ -131,53 +131,38 @@ def test_in_a_configuration_file(partitioner):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: IID(0), ["num_clients=0"]),
-        (lambda: IID(2.5), ["num_clients=2.5", "whole number"]),
-        (lambda: IID(True), ["num_clients=True", "whole number"]),
-        (lambda: PowerLaw(5, 0), ["classes_per_client=0"]),
-        (lambda: PowerLaw(5, 1, 0.9), ["exponent=0.9"]),
-        (lambda: PowerLaw(5, 1, float("nan")), ["exponent=nan"]),
-        (lambda: Dirichlet(5, 0.0), ["alpha=0.0"]),
-        (lambda: Dirichlet(5, 0.1, 0), ["min_samples=0"]),
-        (lambda: InnerDirichlet(5, -1.0), ["alpha=-1.0"]),
-        (lambda: InnerDirichlet(2, sizes=[3]), ["sizes", "num_clients=2"]),
-        (lambda: InnerDirichlet(2, sizes=[3, 0]), ["sizes=0"]),
-        (lambda: InnerDirichlet(2, sizes=[3, 1], size_spread=1.0), ["size_spread=1.0", "sizes"]),
-        (lambda: InnerDirichlet(2, sizes=[3, 1])(np.zeros(5, int), 0), ["sum to 4", "5 samples"]),
-        (lambda: LogNormalSizes(2, -0.1), ["sigma=-0.1"]),
-        (lambda: LogNormalSizes(2, 1.0, 3)(np.zeros(5, int), 0), ["min_samples=3", "at most 2"]),
-        (lambda: ExponentialSizes(2, 0.5), ["base=0.5"]),
-        (lambda: Shards(2, 0), ["shards_per_client=0"]),
-        (lambda: Shards(4, 30)(np.zeros(100, int), 0), ["shards_per_client=30", "120 shards", "at most 25"]),
-        (lambda: ClassesPerClient(2, 1, 11.0), ["size_spread=11.0"]),
-        (lambda: ClassesPerClient(4, 11)(CIFAR10, 0), ["classes_per_client=11", "10 classes"]),
-        (lambda: ClassesPerClient(4, 2)(CIFAR10, 0), ["classes_per_client=2", "8 of the data's 10", "at least 3"]),
-        (lambda: ClassesPerClient(6, 2)(np.arange(11) // 9, 0), ["classes_per_client=2", "12", "8", "at most 1"]),
-        (lambda: Natural(0), ["num_clients=0"]),
-        (lambda: Natural(3, 2)(np.array([0, 0, 1, 2, 2, 2]), 0), ["num_clients=3", "3 natural clients 2 have"]),
-        (lambda: Natural(None, 9)(np.array([0, 0, 1]), 0), ["min_samples=9", "2 natural clients", "at most 2"]),
-        (lambda: IID(200)(np.zeros(100, int), 0), ["num_clients=200", "100 samples"]),
-        (lambda: PowerLaw(200)(np.arange(100) % 10, 0), ["num_clients=200", "100 samples"]),
-        (lambda: PowerLaw(1000, 1, 1.5)(CIFAR10, 0), ["exponent=1.5", "num_clients=1000"]),
-        (lambda: PowerLaw(5000, 1, 1.5)(CIFAR10, 0), ["exponent=1.5", "num_clients=5000"]),
-        (lambda: PowerLaw(5, 11)(CIFAR10, 0), ["classes_per_client=11", "10 classes"]),
-        (lambda: Dirichlet(200, 1.0)(np.zeros(100, int), 0), ["num_clients=200"]),
-        (lambda: Dirichlet(20, 1.0, 6)(np.zeros(100, int), 0), ["min_samples=6", "at most 5"]),
-        (lambda: Dirichlet(300, 0.01, 10)(np.arange(6000) % 2, 0), ["min_samples=10", "alpha=0.01", "1000 draws"]),
+        (lambda: IID(2.5), "num_clients: got 2.5; give a whole number >= 1"),
+        (lambda: PowerLaw(5, 0, float("nan"), "publik", -1), "classes_per_client: got 0.*exponent.*style.*seed"),
+        (lambda: Dirichlet(0, 0.0, 0), "num_clients: got 0.*alpha: got 0.0.*min_samples: got 0"),
+        (lambda: InnerDirichlet(2, -1.0, size_spread=11.0), "alpha: got -1.0.*size_spread: got 11.0"),
+        (lambda: LogNormalSizes(2, -0.1), "sigma: got -0.1"),
+        (lambda: ExponentialSizes(2, 0.5), "base: got 0.5"),
+        (lambda: Shards(2, 0), "shards_per_client: got 0"),
+        (lambda: Natural(0), "num_clients: got 0"),
+        (lambda: InnerDirichlet(2, sizes=[3]), "sizes: got .3.; give num_clients=2"),
+        (lambda: InnerDirichlet(2, sizes=[3, 1], size_spread=1.0), "sizes: got .* and no size_spread"),
+        (lambda: InnerDirichlet(2, sizes=[3, 1])(np.zeros(5, int), 0), "sizes: they sum to 4, the data has 5 samples"),
+        (lambda: Shards(4, 30)(np.zeros(100, int), 0), "shards_per_client=30: .* need 120 samples.*at most 25"),
+        (lambda: Dirichlet(20, 1.0, 6)(np.zeros(100, int), 0), "min_samples=6: .*at most 5"),
+        (lambda: Dirichlet(300, 0.01, 10)(np.arange(6000) % 2, 0), "min_samples=10: .*1000 draws with alpha=0.01"),
+        (lambda: PowerLaw(5, 11, style="public")(CIFAR10, 0), "classes_per_client=11: the data has 10 classes"),
+        (lambda: ClassesPerClient(4, 2)(CIFAR10, 0), "classes_per_client=2: .*hold 8 .*10 to 40; give 3 to 10"),
+        (lambda: ClassesPerClient(6, 2)(np.arange(11) // 9, 0), "classes_per_client=2: .*hold 12 .*; give 1 to 1"),
+        (lambda: Natural(3, 2)(np.array([0, 0, 1, 2, 2, 2]), 0), "num_clients=3: of the data's 3 natural clients 2"),
+        (lambda: Natural(None, 9)(np.array([0, 0, 1]), 0), "num_clients=None: .* 0 have min_samples=9"),
+        (lambda: PowerLaw(5000, 1, 1.5)(CIFAR10, 0), "exponent=1.5: .*num_clients=5000"),
         *[
-            (lambda one=one: one(np.zeros(100, int), 0), ["num_clients=200", "100 samples; give at most 100"])
-            for one in (Shards(200), ClassesPerClient(200), LinearSizes(200), ExponentialSizes(200))
+            (lambda one=one: one(np.zeros(100, int), 0), "num_clients=200: .*100 samples; give at most 100")
+            for one in (IID(200), Shards(200), ClassesPerClient(200), InnerDirichlet(200), PowerLaw(200))
         ],
     ],
 )  # fmt: skip
 def test_the_impossible_is_refused_by_name(make, words):
-    with pytest.raises(ConfigurationError) as error:
+    with pytest.raises(ConfigurationError, match=rf"^data\.partitioner\.{words}"):
         make()
-    assert "\n" not in str(error.value)
-    assert all(word in str(error.value) for word in words), str(error.value)
 
 
-SAMPLES, CLIENTS = 300_000, 100_000
+SAMPLES, CLIENTS = 120_000, 40_000
 
 
 @pytest.mark.parametrize(
@@ -191,13 +176,13 @@ SAMPLES, CLIENTS = 300_000, 100_000
         ClassesPerClient(CLIENTS, 2, 1.0),
         LogNormalSizes(CLIENTS, 1.0),
         LinearSizes(CLIENTS),
-        ExponentialSizes(CLIENTS, 1.00002),
+        ExponentialSizes(CLIENTS, 1.00005),
         Natural(CLIENTS),
     ],
     ids=name_of,
 )
 def test_memory_is_proportional_to_the_data(partitioner):
-    """At 100,000 clients: a few arrays of M + N numbers, no Python object per client, no table of N x classes."""
+    """At 40,000 clients: a few arrays of M + N numbers, no Python object per client, no table of N x classes."""
     values = np.random.default_rng(0).permutation(SAMPLES) % (CLIENTS if partitioner.needs_clients else 100)
     if isinstance(partitioner, Dirichlet):
         values %= 2  # with 3 samples each, the shares of more classes hardly ever leave nobody without

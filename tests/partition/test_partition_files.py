@@ -67,9 +67,6 @@ def test_the_hash_is_of_who_has_what_in_which_order():
 def test_check_names_the_first_wrong_sample(parts, complete, words):
     message = refusal(lambda: Partition.from_parts([np.array(part, int) for part in parts]).check(5, complete=complete))
     assert all(word in message for word in words), message
-
-
-def test_leftovers_pass_where_they_are_allowed():
     Partition.from_parts([np.array([3]), np.array([0])]).check(5, complete=False)
 
 
@@ -82,7 +79,7 @@ def test_save_and_load_round_trip(tmp_path):
     partition = Dirichlet(8, 0.5, 3)(LABELS, 4)
     partition.save(tmp_path / "p.npz", num_samples=500, seed=4, label_histogram=histogram_of(partition))
     saved = Partition.load(tmp_path / "p.npz")
-    assert saved.partition.hash() == saved.hash == partition.hash()
+    assert saved.partition.hash() == partition.hash()
     assert (saved.num_samples, saved.seed) == (500, 4)
     assert np.array_equal(saved.label_histogram, histogram_of(partition))
     IID(3)(LABELS, 0).save(tmp_path / "p.npz", num_samples=500)
@@ -121,15 +118,13 @@ def test_a_damaged_file_is_named(tmp_path, how):
     path = tmp_path / "p.npz"
     IID(3)(LABELS, 0).save(path, num_samples=500)
     damage(path, how)
-    message = refusal(lambda: Explicit(path))
-    assert message.startswith(f"path: '{path}' is damaged")
-    assert "damaged" in message
+    assert refusal(lambda: Explicit(path)).startswith(f"data.partitioner.path='{path}': cannot be read")
 
 
 def test_a_missing_file_is_named(tmp_path):
     for name in ("p.npz", "p.json"):
         message = refusal(lambda name=name: Explicit(tmp_path / name))
-        assert message.startswith(f"path: there is no file '{tmp_path / name}'; give the partition.npz of a run")
+        assert message.startswith(f"data.partitioner.path='{tmp_path / name}': cannot be read")
 
 
 def test_a_saved_partition_is_used_again(tmp_path):
@@ -147,8 +142,8 @@ def test_a_file_of_other_data_is_refused(tmp_path):
     partition.save(path, num_samples=500, label_histogram=histogram_of(partition))
     explicit = Explicit(path)
     assert "it splits 500 samples, the data has 400" in refusal(lambda: explicit(LABELS[:400], 0))
-    assert "10 classes, here there are 7" in refusal(lambda: explicit(np.arange(500) % 7, 0))
-    assert "client 0 had" in refusal(lambda: explicit(LABELS[::-1], 0))
+    for other in (np.arange(500) % 7, LABELS[::-1]):
+        assert "its clients had other classes" in refusal(lambda other=other: explicit(other, 0))
     partition.save(path, num_samples=500)
     assert Explicit(path)(LABELS[::-1], 0).hash() == partition.hash()  # nothing known of the classes
 
@@ -168,41 +163,17 @@ def test_lists_written_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("content", "words"),
     [
-        ("[[0, 1],\n [2", ["line 2", "no valid JSON"]),
-        ("3", ["give a list of sample indices for each client"]),
-        ("[]", ["give a list of sample indices for each client"]),
-        ("[[0], 1]", ["client 1 has 1"]),
-        ("[[0], []]", ["client 1 has []"]),
-        ('{"Romeo": [0.5]}', ["client Romeo has [0.5]"]),
-        ("[[true]]", ["client 0 has [True]"]),
-        ("[[0, 1], [1]]", ["sample 1 is given to client 0 and again to client 1", "at most once"]),
+        *[(text.encode(), "give a list of sample indices for each client") for text in (
+            "3", "[]", "[[0], 1]", "[[0], []]", '{"Romeo": [0.5]}', "[[true]]", '{"num_clients": 2, "sizes": {}}'
+        )],
+        *[(text, "cannot be read") for text in (b"[[0, 1],\n [2", b"\xff\xfe\x00", b"[" * 100_000)],
+        (b"[[0, 1], [1]]", "sample 1 is given to client 0 and again to client 1"),
     ],
-)
-def test_lists_with_mistakes_are_refused(tmp_path, text, words):
+)  # fmt: skip
+def test_lists_with_mistakes_are_refused(tmp_path, content, words):
     path = tmp_path / "p.json"
-    path.write_text(text)
+    path.write_bytes(content)
     message = refusal(lambda: Explicit(path)(LABELS, 0))
-    assert message.startswith(f"path: '{path}'")
-    assert all(word in message for word in words), message
-
-
-def test_a_json_file_that_is_no_text(tmp_path):
-    (tmp_path / "p.json").write_bytes(b"\xff\xfe\x00")
-    assert "cannot be read" in refusal(lambda: Explicit(tmp_path / "p.json"))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"num_clients": 2, "sizes": {}}', "describes a partition.*partition.npz beside it"),
-        ('{"A": [0], "B": [1], "A": [2]}', "client 'A' is there twice"),
-        ("[" * 100_000, "cannot be read"),
-    ],
-)
-def test_json_that_is_no_list_of_samples(tmp_path, content, message):
-    path = tmp_path / "partition.json"
-    path.write_text(content)
-    with pytest.raises(ConfigurationError, match=message):
-        Explicit(path)
+    assert message.startswith(f"data.partitioner.path='{path}': {words}")

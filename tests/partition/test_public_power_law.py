@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.splits import split_partition
 from fedbc_lightning.papers.partition_tables import CLASS_SIZES, EXPONENTS, TABLE_4, classes_held
 from fedbc_lightning.partition import PowerLaw
@@ -92,18 +91,3 @@ def test_a_seed_of_its_own_fixes_the_draws_of_either_style():
         free = PowerLaw(5, style=style)
         assert [part.tolist() for part in free(labels, 0)] != [part.tolist() for part in free(labels, 1)]
         assert [part.tolist() for part in free(labels, 3)] == [part.tolist() for part in fixed(labels, 0)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"style": "publik"}, "style='publik': give 'own' or 'public'"), ({"seed": -1}, "seed=-1: give a whole number")],
-)
-def test_impossible_arguments_are_refused(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        PowerLaw(5, **arguments)
-
-
-def test_more_classes_than_there_are_is_refused_by_both_styles():
-    for style in ("own", "public"):
-        with pytest.raises(ConfigurationError, match="classes_per_client=11: the data has 10 classes"):
-            PowerLaw(5, 11, style=style)(np.arange(600) % 10, 0)
