@@ -84,6 +84,15 @@ def test_there_is_a_config(cls):
     assert cls.__name__ in SCRIPT.overlays()
 
 
+def test_the_page_of_settings_is_up_to_date_and_explains_every_key():
+    with imported_script("docs/make_settings.py") as script:
+        page = script.make_page()
+    assert script.PAGE.read_text(encoding="utf-8") == page, "run: python docs/make_settings.py"
+    keys = re.findall(r"^\| `([\w.]+)` \| .* \|(.*)\|$", page, re.M)
+    assert len(keys) > 300
+    assert [key for key, meaning in keys if not meaning.strip()] == []
+
+
 def test_an_algorithm_in_no_family_is_noticed(monkeypatch):
     monkeypatch.setitem(SCRIPT.FAMILIES, "Baselines", SCRIPT.FAMILIES["Baselines"][1:])
     with pytest.raises(ValueError, match=r"in no family: .'FedAvg'"):

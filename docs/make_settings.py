@@ -1,0 +1,107 @@
+"""Write docs/reference/settings.md, every key of a config with its default: python docs/make_settings.py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+from make_algorithms import anchor, families, first_line, inline  # noqa: E402
+
+from fedbc_lightning import (  # noqa: E402
+    Codecs,
+    FederatedTrainer,
+    Privacy,
+    System,
+    datamodules,
+    models,
+    partition,
+)
+from fedbc_lightning.cli.docstrings import Parameter, import_path, read_docstring, read_parameters  # noqa: E402
+from fedbc_lightning.data import FederatedDataModule  # noqa: E402
+from fedbc_lightning.federation.system import Stragglers  # noqa: E402
+from fedbc_lightning.partition import Partitioner  # noqa: E402
+from fedbc_lightning.studies.study import Study  # noqa: E402
+
+PAGE = ROOT / "docs" / "reference" / "settings.md"
+
+TRAINER_PARTS = {"stragglers": Stragglers, "privacy": Privacy, "codec": Codecs, "system": System}
+"""Keys of the trainer that are mappings with keys of their own."""
+
+HEAD = """\
+# Settings
+
+<!-- Made by `python docs/make_settings.py` from signatures and docstrings. Do not edit. -->
+
+A config names what differs from the defaults on this page.
+`--print_config` prints all settings of a run, and `config.yaml` in its folder holds them.
+A key below is an option as well: `--trainer.max_rounds 20`.
+"""
+
+RUN = [
+    Parameter("seed_everything", "0", "Seed of everything random: initial model, partition, sampling, shuffling, ..."),
+    Parameter(
+        "optimizer", "null", "Optimizer in place of the model's own: ``{class_path: AdamW, init_args: {lr: 0.001}}``."
+    ),
+    Parameter("lr_scheduler", "null", "Scheduler of that optimizer, stepped once per local epoch."),
+    Parameter("ckpt_path", "null", "Checkpoint or run folder to resume; ``last``: the newest run of this name."),
+    Parameter("other_seed", "false", "Whether a checkpoint that was trained with another seed may be resumed."),
+]
+"""Keys outside of the sections, which :class:`~fedbc_lightning.cli.FederatedCLI` adds itself."""
+
+
+def classes_of(package: object, base: type | None = None) -> list[type]:
+    """Return the classes that a package exports, those derived from ``base`` if it is given, sorted by name."""
+    found = [getattr(package, name) for name in package.__all__]  # type: ignore[attr-defined]
+    return [
+        cls for cls in found if isinstance(cls, type) and cls is not base and (base is None or issubclass(cls, base))
+    ]
+
+
+def table(parameters: Iterable[Parameter], prefix: str = "") -> str:
+    """Return a table of keys, defaults and meanings."""
+    rows = [
+        f"| `{prefix}{p.name}` | {'*required*' if p.default is None else f'`{p.default}`'} | "
+        f"{inline(p.meaning, cell=True)} |"
+        for p in parameters
+    ]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows]) if rows else "No settings of its own."
+
+
+def section(cls: type, shared: Iterable[Parameter] = ()) -> str:
+    """Return the section of a class, without the settings that it shares with all classes of its kind."""
+    known = {(p.name, p.default) for p in shared}
+    own = [p for p in read_parameters(cls) if (p.name, p.default) not in known]
+    return f"### {cls.__name__}\n\n`{import_path(cls)}`: {first_line(cls)}\n\n{table(own)}"
+
+
+def make_page() -> str:
+    """Return the whole page."""
+    shared = read_parameters(FederatedDataModule)
+    text = [HEAD.rstrip(), "## The whole run", table(RUN), "## trainer", table(read_parameters(FederatedTrainer))]
+    for key, cls in TRAINER_PARTS.items():
+        text += [f"### trainer.{key}", table(read_parameters(cls), f"{key}.")]
+    methods = ", ".join(
+        f"[{read_docstring(cls).name}](../algorithms.md#{anchor(cls)})" for part in families().values() for cls in part
+    )
+    text += ["## algorithm", f"Each method has a table of its settings beside its formulas: {methods}."]
+    text += ["## model", *map(section, classes_of(models))]
+    text += ["## data", "All data modules have these settings:", table(shared)]
+    text += [section(cls, shared) for cls in classes_of(datamodules, FederatedDataModule)]
+    text += ["## data.partitioner", *map(section, classes_of(partition, Partitioner))]
+    of_study = [p for p in read_parameters(Study) if p.name != "tuning"]  # its keys follow one by one
+    text += ["## A study", "A config of `compare` has other keys:", table(of_study)]
+    return "\n\n".join(text) + "\n"
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(make_page(), encoding="utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()
