@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import generator
+from fedbc_lightning.core.tracebacks import locate
 from fedbc_lightning.federation.channel import ChannelPart, Exchange
-from fedbc_lightning.federation.user_methods import checked_bytes, read_coded
+from fedbc_lightning.federation.user_methods import checked_count, returned
 from fedbc_lightning.server import NormalizedAverage
 from fedbc_lightning.server.codecs import Codec, check_codec
 from fedbc_lightning.state.cohort import Cohort
@@ -77,19 +80,19 @@ class CodedMessages(ChannelPart):
         Raises:
             ConfigurationError: The method is such a one; the message names it and says why.
         """
-        if not self._settings:
-            return
-        if self._has_memory and any(isinstance(part, NormalizedAverage) for part in exchange.server_parts):
+        algorithm, parts = exchange.algorithm, exchange.server_parts
+        vectors = exchange.declaration.client_vectors
+        takers = [
+            type(part).__name__ for part in parts if part.vectors_up or any(name in vectors for name in part.reads)
+        ]
+        # An update divided by its client's steps (FedNova) cannot be added to a memory of other rounds.
+        if self._has_memory and any(isinstance(part, NormalizedAverage) for part in parts):
+            takers.append("NormalizedAverage beside error feedback")
+        if takers or algorithm.trains_pooled or algorithm.vectors_up != 1 or not algorithm.sends_update:
             raise ConfigurationError(
-                f"trainer.codec.up: {exchange.algorithm} divides each update by its client's number of steps, and a "
-                "memory of earlier updates would be divided by that of another round; take QSGD, BFloat16 or Float8, "
-                "or error_feedback: false."
-            )
-        problem = _problem(exchange)
-        if problem:
-            raise ConfigurationError(
-                f"trainer.codec: {exchange.algorithm} {problem}. Take a method whose clients send one update of z: "
-                "FedAvg, FedBC, FedProx, FedAdam, FedNova, MOON, Ditto, ...; or leave trainer.codec out."
+                f"trainer.codec: clients of {algorithm} send more than one update of the z that they receive"
+                f"{f' ({takers[0]})' if takers else ''}, or none. Take FedAvg, FedBC (init_from: global), FedProx, "
+                "FedAdam, MOON, Ditto, ...; for FedNova a codec without error feedback; or leave trainer.codec out."
             )
 
     def declare(self, state: StateDeclaration) -> None:
@@ -102,7 +105,7 @@ class CodedMessages(ChannelPart):
         if self._down is None:
             return z
         draws = generator(server.seed, "coded broadcast", server.round)
-        return read_coded(self._down, z, draws, f"round {server.round}, broadcast")
+        return _read(self._down, z, draws, f"round {server.round}, broadcast")
 
     def send(self, updates: Tensor, cohort: Cohort, server: ServerState) -> Tensor:
         """Return C(u_i), and stage what is lost, e_i."""
@@ -114,7 +117,7 @@ class CodedMessages(ChannelPart):
         # One client after another, each with draws of its own: no number depends on who else is in the cohort.
         for k in cohort.valid.nonzero()[:, 0].tolist():
             draws = generator(server.seed, "coded update", server.round, cohort.ids[k])
-            read[k] = read_coded(self._up, updates[k], draws, f"client {cohort.ids[k]}, round {server.round}")
+            read[k] = _read(self._up, updates[k], draws, f"client {cohort.ids[k]}, round {server.round}")
         if self._has_memory:
             errors = updates - read
             cohort.stage(ERROR, errors)
@@ -123,31 +126,26 @@ class CodedMessages(ChannelPart):
 
     def bytes(self, down: int, up: int, size: int, number_bytes: int) -> tuple[int, int]:
         """Return the bytes of the codes; buffers and scalars are no part of them."""
-        if self._down is not None:
-            down = checked_bytes(self._down, self._down.num_bytes(size, number_bytes))
-        if self._up is not None:
-            up = checked_bytes(self._up, self._up.num_bytes(size, number_bytes))
-        return down, up
+        return _bytes(self._down, down, size, number_bytes), _bytes(self._up, up, size, number_bytes)
 
     def describe(self) -> dict[str, str]:
         """Return the codecs by the names of their settings."""
         return self._settings
 
 
-def _problem(exchange: Exchange) -> str:
-    """Return why the messages of a method cannot be coded; empty if they can."""
-    algorithm, parts = exchange.algorithm, exchange.server_parts
-    if algorithm.trains_pooled:
-        return "trains on the data of all clients together"
-    senders = [type(part).__name__ for part in parts if part.vectors_up]
-    if senders or algorithm.vectors_up != 1:
-        num_vectors = algorithm.vectors_up + sum(part.vectors_up for part in parts)
-        return f"lets each client send {num_vectors} vectors" + (f" ({', '.join(senders)})" if senders else "")
-    for part in parts:
-        vectors = [name for name in part.reads if name in exchange.declaration.client_vectors]
-        if vectors:
-            return f"takes '{vectors[0]}' from each client by {type(part).__name__}, not its update alone"
-    if not algorithm.sends_update:
-        how = " (init_from: local)" if getattr(algorithm, "init_from", "") == "local" else ""
-        return f"has clients that do not train from z{how}, so that they send no update of it"
-    return ""
+def _read(codec: Codec, vector: Tensor, draws: torch.Generator, place: str) -> Tensor:
+    """Decode a copy of ``vector`` with ``codec``, and check the result."""
+    try:
+        read: Any = codec.decoded(vector.clone(), draws)
+    except Exception as error:
+        locate(error, place)
+        raise
+    is_right = isinstance(read, Tensor) and (read.shape, read.dtype) == (vector.shape, vector.dtype)
+    expected = f"a vector of {len(vector)} elements of {vector.dtype}, as it was given ({place})"
+    return returned(codec, "decoded", read, is_right, expected, "trainer.codec").to(vector.device)
+
+
+def _bytes(codec: Codec | None, uncoded: int, size: int, number_bytes: int) -> int:
+    if codec is None:
+        return uncoded
+    return checked_count(codec, "num_bytes", codec.num_bytes(size, number_bytes), "trainer.codec")

@@ -16,7 +16,6 @@ from fedbc_lightning.engines import choice
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.evaluation.measurement import ClientModel, Models
 from fedbc_lightning.federation.channel import Channel, Exchange, received_by_clients
-from fedbc_lightning.federation.fingerprint import describe_run
 from fedbc_lightning.federation.local_models import LocalModels
 from fedbc_lightning.federation.participation import deal
 from fedbc_lightning.federation.preparation import (
@@ -30,15 +29,14 @@ from fedbc_lightning.federation.reduce import Trained, join_processes
 from fedbc_lightning.federation.round_rows import (
     bytes_of_client,
     check_records,
-    missing_records,
     record_arrivals,
     record_bytes,
-    record_seconds,
+    record_missing,
     round_metrics,
 )
 from fedbc_lightning.federation.simulation import Costs, Simulation
-from fedbc_lightning.federation.undeclared_state import UndeclaredState
 from fedbc_lightning.federation.user_methods import (
+    UndeclaredState,
     call_parts,
     check_left_behind,
     checked_count,
@@ -74,7 +72,6 @@ class Federation:
             if all of them together take at most 64 MiB.
         client_dtype: Dtype in which the clients' vectors are kept; None takes the dtype of z.
         engine: The engine that does local training; ``"auto"`` takes the faster one.
-        max_rounds: Number of rounds, T; the sampler is asked for no later round.
         local_parameters: Patterns of the names of parameters that stay with each client.
         channel: What every message between clients and server passes; None: messages travel as they are.
 
@@ -101,18 +98,18 @@ class Federation:
         keep_local_models: bool | None,
         client_dtype: torch.dtype | None,
         engine: choice.Kind | Literal["auto"],
-        max_rounds: int,
         local_parameters: Sequence[str] = (),
         channel: Channel | None = None,
     ) -> None:
         self.fabric, self.user, self.datamodule, self.algorithm = fabric, user, datamodule, algorithm
-        self.simulation, self.participation, self.local = simulation, simulation.participation, simulation.local
+        self.simulation, self.participation = simulation, simulation.participation
+        self.local = self.participation.local
         self.channel = channel or Channel()
         self._num_samples = datamodule.num_samples("train")
         show_largest_client(self.user, self.local, self.participation)
         self.schedule = round_schedulers(user, self.local, self.participation)
         kept = kept_names(user.module, local_parameters, buffers)
-        self.bench = Workbench.of_module(user, configure(user), self.local, datamodule, simulation.seed, kept)
+        self.bench = Workbench.of_module(user, configure(user), self.local, datamodule, self.participation.seed, kept)
         self.layout = self.bench.layout
         if kept:
             check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
@@ -120,7 +117,6 @@ class Federation:
         self.engine_kind: choice.Kind = (
             choose_engine(fabric, self.bench, algorithm, self.participation) if engine == "auto" else engine
         )
-        self._continues = self.local.schedule_rounds is not None
         self._buffer_policy, self._client_dtype, self._keep_local_models = buffers, client_dtype, keep_local_models
         self._prepare(*initial)
 
@@ -138,28 +134,40 @@ class Federation:
             algorithm, self.layout, self._buffer_policy, self._keep_local_models, num_clients, size
         )
         declaration = declare_state(algorithm, self.server_parts, self.engine, self.participation.num_sampled)
-        self.local_models.declare(declaration)
-        self.simulation.declare(declaration)
+        # What a client keeps beside the method's state: its model, and where its own schedules stand.
+        self._client_parts: list[Any] = [local_schedules] if self.local.schedule_rounds is not None else []
+        self._client_parts.append(self.local_models)
+        for part in (*self._client_parts, self.simulation):
+            part.declare(declaration)
         scaler = self.bench.scaler
         self.channel.open(
             Exchange(algorithm, self.server_parts, declaration, self.layout, self._buffer_policy, scaler is not None)
         )
-        if self._continues:
-            local_schedules.declare(declaration)
         self.declaration = declaration
         self.make_state(parameters, buffers, counters, kept)
         declared = (*declaration.client_scalars, *declaration.client_vectors)
         Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
         self.simulation.start(self._costs)
-        self.fingerprint = describe_run(
-            self.layout,
-            self.datamodule,
-            algorithm,
-            declaration,
-            continues_schedules=self._continues,
-            settings=self.channel.describe() | self.simulation.describe(),
-        )
+        self.fingerprint = self._describe()
+
+    def _describe(self) -> dict[str, Any]:
+        """Return what must be equal in a checkpoint for this run to resume from it; this reads the whole partition."""
+        datamodule, kept = self.datamodule, [entry.name for entry in self.layout.kept_entries]
+        return {
+            "model": self.layout.fingerprint(),
+            "partition": {
+                "number of clients": datamodule.num_clients,
+                **{f"{s} samples": int(datamodule.num_samples(s).sum()) for s in ("train", "val", "test")},
+                "sha256 of the indices": datamodule.partition_hash()[:16],
+            },
+            "algorithm": type(self.algorithm).__name__,
+            "state": self.declaration.fingerprint(),
+            **({"trainer.local_schedules": "continue"} if self.local.schedule_rounds is not None else {}),
+            **self.channel.describe(),
+            **self.simulation.describe(),
+            **({"trainer.local_parameters": ", ".join(kept)} if kept else {}),
+        }
 
     def _costs(self, round: int, asked: list[int]) -> Costs:
         """Return what a round costs a client, from (seed, round) alone."""
@@ -167,9 +175,12 @@ class Federation:
         present, server.round = server.round, round
         try:
             steps = [checked_count(algorithm, "num_steps", algorithm.num_steps(server, number)) for number in asked]
-            return Costs(steps, *bytes_of_client(algorithm, self.server_parts, self.layout, server, self.channel))
+            return Costs(steps, *self._bytes_of_client())
         finally:
             server.round = present
+
+    def _bytes_of_client(self) -> tuple[int, int]:
+        return bytes_of_client(self.algorithm, self.server_parts, self.layout, self.server, self.channel)
 
     def take_as_buffers(self, names: Sequence[str]) -> None:
         """Treat frozen parameters that training writes as buffers, with their present values.
@@ -198,7 +209,7 @@ class Federation:
         num_clients, declaration = len(self.participation.clients), self.declaration
         self.server = ServerState(
             parameters, buffers, counters, declaration, self._buffer_policy, num_clients=num_clients,
-            seed=self.simulation.seed, kept=kept if self.layout.num_kept else None,
+            seed=self.participation.seed, kept=kept if self.layout.num_kept else None,
         )  # fmt: skip
         self.clients = ClientStore(
             self.datamodule.num_clients,
@@ -236,10 +247,8 @@ class Federation:
             self.channel.receive(server, sums)
             call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
             call_parts(self.server_parts, "on_round_end", server, server, self.clients)
-        server.records += missing_records(participants, self._num_samples)
-        record_seconds(server, participants)
-        down, up = bytes_of_client(self.algorithm, self.server_parts, self.layout, server, self.channel)
-        record_bytes(server, self.algorithm, down, up)
+        record_missing(server, participants, self._num_samples)
+        record_bytes(server, self.algorithm, *self._bytes_of_client())
         return round_metrics(server)
 
     def start_local_steps(self, round: int) -> None:
@@ -293,10 +302,9 @@ class Federation:
         cohort.local = local
         with received_by_clients(self.server, received):
             update_clients(self.algorithm, self.engine, cohort, self.server)
-        if self._continues:
-            local_schedules.end(cohort)
+        for part in self._client_parts:
+            part.end(cohort)
         cohort.check_finite()
-        self.local_models.stage(cohort)
         self.channel.send(cohort, self.server, received)
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
@@ -318,9 +326,8 @@ class Federation:
         )
         cohort = Cohort(clients, positions, sizes, self.clients, self.user.device)
         cohort.start_counters = self.server["counters"]
-        self.local_models.begin(cohort)
-        if self._continues:
-            local_schedules.begin(cohort)
+        for part in self._client_parts:
+            part.begin(cohort)
         return cohort
 
     def commit(self, round: int, metrics: dict[str, float]) -> None:

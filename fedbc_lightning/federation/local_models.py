@@ -72,13 +72,13 @@ class LocalModels:
             declaration.client_counters(LOCAL_COUNTERS)
 
     def begin(self, cohort: Cohort) -> None:
-        """Let the clients of a cohort start from their own parameters and buffers, where they have some."""
+        """Set each client's start to its stored parameters and buffers, if any."""
         if self._keeps_parameters:
             cohort.start_kept = cohort[KEPT]
         if self._has_local_buffers:
             cohort.start_buffers, cohort.start_counters = cohort["local_buffers"], cohort["local_counters"][0]
 
-    def stage(self, cohort: Cohort) -> None:
+    def end(self, cohort: Cohort) -> None:
         """Stage what is kept of the clients that a cohort has trained."""
         if self._keeps_last:
             cohort.stage(LOCAL_MODEL, cohort.model)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.core.checks import check_at_least, check_finite, check_share
+from fedbc_lightning.core.checks import FINITE, SHARE, above, at_least, check_arguments
 from fedbc_lightning.core.devices import wide_dtype
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import EPSILON
@@ -63,22 +64,15 @@ class Privacy:
         2021, "Differentially Private Learning with Adaptive Clipping", Algorithm 1.
     """
 
-    clip: float
-    noise_multiplier: float
-    delta: float
-    adaptive_clip: float | None = None
+    clip: Annotated[float, above(0), FINITE]
+    noise_multiplier: Annotated[float, at_least(LEAST_NOISE), FINITE]
+    delta: Annotated[float, above(0), SHARE]
+    adaptive_clip: Annotated[float | None, above(0), SHARE] = None
     secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_at_least("trainer.privacy.clip", self.clip, 0, strict=True)
-        check_finite("trainer.privacy.clip", self.clip)
-        check_at_least("trainer.privacy.noise_multiplier", self.noise_multiplier, LEAST_NOISE)
-        check_finite("trainer.privacy.noise_multiplier", self.noise_multiplier)
-        for name, value in (("delta", self.delta), ("adaptive_clip", self.adaptive_clip)):
-            if value is not None:
-                check_share(f"trainer.privacy.{name}", value)
-                check_at_least(f"trainer.privacy.{name}", value, 0, strict=True)
+        check_arguments(Privacy, vars(self), "trainer.privacy")
 
     def sampler(self, given: ClientSampler | None) -> ClientSampler:
         """Return the sampler of the rounds.
@@ -134,13 +128,16 @@ class PrivateMessages(ChannelPart):
         Raises:
             ConfigurationError: The method takes more from the clients than a sum in which each of them is bounded.
         """
-        problem = _problem(parts, algorithm)
-        if problem:
+        means = [part for part in parts if type(part) is WeightedAverage and part.by == "uniform" and part.rule is None]
+        others = [type(part).__name__ for part in parts if part not in means and type(part) not in ONLY_ON_Z]
+        if algorithm.trains_pooled or len(means) != 1 or others:
             raise ConfigurationError(
-                f"trainer.privacy: {algorithm} {problem}. Take a method whose clients send their model alone, with "
-                "uniform weights: FedAvg, FedProx, MOON, FedAvgM, FedAdam, ... with algorithm.weighting: uniform."
+                f"trainer.privacy: {algorithm} takes more from each client than one sum of bounded updates"
+                f"{f' ({others[0]})' if others else ''}, also by its weights if they are not uniform. Take a method "
+                "whose clients send their model alone, with uniform weights: FedAvg, FedProx, MOON, FedAvgM, FedAdam, "
+                "... with algorithm.weighting: uniform."
             )
-        return [ClippedMean(self) if isinstance(part, WeightedAverage) else part for part in parts]
+        return [ClippedMean(self) if part in means else part for part in parts]
 
     def check(self, exchange: Exchange) -> None:
         """Refuse what else travels from the clients to the server, and too few clients for an adaptive bound.
@@ -148,11 +145,10 @@ class PrivateMessages(ChannelPart):
         Raises:
             ConfigurationError: Buffers or a scale of gradients travel, or the noise of a count costs too much.
         """
-        layout, buffers = exchange.layout, exchange.buffers
-        if (layout.num_buffers or layout.read_counters().numel()) and buffers != "global":
+        if exchange.layout.has_buffers and exchange.buffers != "global":
             raise ConfigurationError(
-                f"trainer.buffers: under trainer.privacy, '{buffers}' would send buffers, such as those of BatchNorm "
-                "or frozen parameters that training writes, without noise; give global, or take GroupNorm."
+                f"trainer.buffers: under trainer.privacy, '{exchange.buffers}' would send buffers, such as those of "
+                "BatchNorm or frozen parameters that training writes, without noise; give global, or take GroupNorm."
             )
         if exchange.scales_gradients:
             raise ConfigurationError(
@@ -282,23 +278,3 @@ def epsilons(noise_multiplier: float, share: float, delta: float) -> Callable[[i
         return float(one.self_compose(num_rounds).get_epsilon_for_delta(delta)) if num_rounds else 0.0
 
     return epsilon
-
-
-def _problem(parts: Sequence[ServerCallback], algorithm: FederatedAlgorithm) -> str:
-    """Return why the method cannot train privately; empty if it can."""
-    means = [part for part in parts if type(part) is WeightedAverage]
-    others = [part for part in parts if type(part) not in (WeightedAverage, *ONLY_ON_Z)]
-    if algorithm.trains_pooled:
-        return "trains on the data of all clients together"
-    if others:
-        name = type(others[0]).__name__
-        return f"forms z by {name}, which takes more from each client than one sum of bounded updates"
-    if len(means) != 1:
-        return "does not form z by one mean"
-    if means[0].rule is not None:
-        return f"takes {type(means[0].rule).__name__}, and how much one client can move such a rule is not bounded"
-    if means[0].by == "samples":
-        return "weights clients by their numbers of samples, which are not bounded, and which the total gives away"
-    if means[0].by != "uniform":
-        return f"weights clients by their '{means[0].by}', which are not bounded, and which the total gives away"
-    return ""

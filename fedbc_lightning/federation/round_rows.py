@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, hides_participants: bool) -> None:
-    """Say which clients drop out of the round; stop if nobody is left, or nobody had a loss.
+    """Say which clients drop out of the round; stop if the method cannot go on without them.
 
     Args:
         server: The server's state, with the records of the round.
@@ -36,60 +36,46 @@ def check_records(server: ServerState, algorithm: FederatedAlgorithm, *, hides_p
         ConfigurationError: No client came out finite, the method cannot do without one that did not, or no client had
             a loss.
     """
-    round, records = server.round, server.records
+    records = server.records
     dropped = [record["client"] for record in records if record["status"] != "ok"]
-    goes_on = hides_participants or algorithm.buffer_size is not None  # others are in flight
-    if records and len(dropped) == len(records) and not goes_on:
+    is_nobody_left = len(dropped) == len(records) and algorithm.buffer_size is None  # else others are in flight
+    who = "all clients" if is_nobody_left else f"client {', '.join(map(str, dropped))}"
+    problem = f"round {server.round}: loss or weights of {who} became NaN or infinite"
+    if dropped and (algorithm.needs_all_clients or (is_nobody_left and not hides_participants)):
         raise ConfigurationError(
-            f"round {round}: loss or weights of all {len(server.ids)} sampled clients became NaN or infinite, "
-            "so nothing can be aggregated; the state of the round before is kept. Lower the learning rate or clip "
-            "(trainer.gradient_clip_val)."
-        )
-    if dropped and algorithm.needs_all_clients:
-        raise ConfigurationError(
-            f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite, and "
-            f"{type(algorithm).__name__} needs every client in every round; the state of the round before is "
-            "kept. Lower its step size."
+            f"{problem}, so {algorithm} cannot form z; the state of the round before is kept. Lower the learning rate, "
+            "or clip (trainer.gradient_clip_val)."
         )
     if dropped:
-        rank_zero_only(log.warning)(
-            f"round {round}: loss or weights of client {', '.join(map(str, dropped))} became NaN or infinite; "
-            "left out of the round (status=nonfinite in clients.csv)."
-        )
+        rank_zero_only(log.warning)(f"{problem}; left out of the round (status=nonfinite in clients.csv).")
     if records and not any("train_loss" in record for record in records) and not hides_participants:
         raise ConfigurationError(
-            f"round {round}: training_step returned no loss in any step of any client; is a 'return loss' missing?"
+            f"round {server.round}: training_step returned no loss in any step of any client; is a 'return loss' "
+            "missing?"
         )
 
 
-def missing_records(participants: Participants, num_samples: np.ndarray) -> list[dict[str, Any]]:
-    """Make the rows of the sampled clients that sent nothing, in the order of sampling.
+def record_missing(server: ServerState, participants: Participants, num_samples: np.ndarray) -> None:
+    """Add the rows of the sampled clients that sent nothing, and the simulated seconds of all.
 
     Args:
+        server: The server's state, with the records of the clients that took part.
         participants: The clients that were sampled in the round.
         num_samples: Number of training samples of every client, (N,).
     """
-    return [
-        {
-            "client": client,
-            "num_samples": int(num_samples[client]),
-            "num_steps": 0,
-            "status": participants.missing[client],
-            "weight": 0.0,
-        }
-        for client in participants.sampled
-        if client in participants.missing
-    ]
-
-
-def record_seconds(server: ServerState, participants: Participants) -> None:
-    """Write what each client took on the simulated clock into its row, and log the time at the end of the round."""
-    if participants.ended is None:
-        return
+    for client in participants.sampled:
+        if client in participants.missing:
+            server.records.append(_row(client, num_samples, participants.missing[client]))
     for record in server.records:
         if record["client"] in participants.seconds:
             record["seconds"] = participants.seconds[record["client"]]
-    server.log(SIMULATED_SECONDS, participants.ended)
+    if participants.ended is not None:
+        server.log(SIMULATED_SECONDS, participants.ended)
+
+
+def _row(client: int, num_samples: np.ndarray, status: str) -> dict[str, Any]:
+    size = int(num_samples[client])
+    return {"client": client, "num_samples": size, "num_steps": 0, "status": status, "weight": 0.0}
 
 
 def bytes_of_client(
@@ -143,8 +129,7 @@ def record_arrivals(server: ServerState, num_samples: np.ndarray) -> None:
     found = [server.round - 1 - version for _, version in server.arrivals]
     for (client, _), staleness in zip(server.arrivals, found, strict=True):
         if client not in records:
-            new = {"num_samples": int(num_samples[client]), "num_steps": 0, "status": "arrived", "weight": 0.0}
-            records[client] = {"client": client, **new}
+            records[client] = _row(client, num_samples, "arrived")
             server.records.append(records[client])
         records[client].setdefault("staleness", staleness)  # an older update arrives first
     server.log("staleness/mean", sum(found) / len(found))

@@ -16,12 +16,11 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation.clock import Clock
 from fedbc_lightning.federation.participation import Participants, Participation
 from fedbc_lightning.federation.sampling import ClientSampler
-from fedbc_lightning.federation.system import Stragglers, System
+from fedbc_lightning.federation.system import System
 from fedbc_lightning.state.declaration import Arrival, ServerState, StateDeclaration
 
 log = logging.getLogger(__name__)
@@ -54,37 +53,32 @@ class Simulation:
     All of it is a function of the settings and the seed, so that every process knows every round in advance.
 
     Args:
+        participation: Tells how clients are sampled, and what they are asked.
         datamodule: The data module, after its set-up.
-        algorithm: The method, which may need all clients or refuse partial work.
-        local: Local training that every client is asked for.
-        sampler: Sampler that chooses the clients of a round.
-        clients_per_round: Number of clients per round, or a fraction of N.
-        stragglers: Settings of the clients that do less than asked, or vanish; None if there are no such clients.
-        seed: The run's seed.
+        algorithm: The method, whose clients may train asynchronously.
         system: Settings of the simulated clock; None if there is none. Methods whose clients train asynchronously
             always have one.
 
     Attributes:
         participation: Tells how clients are sampled, and what they are asked.
-        local: Local training that every client is asked for.
-        seed: The run's seed.
 
     Raises:
         ConfigurationError: The settings do not fit the data or the method.
     """
 
     def __init__(
-        self, datamodule: FederatedDataModule, algorithm: FederatedAlgorithm, local: LocalTraining,
-        sampler: ClientSampler, clients_per_round: int | float, stragglers: Stragglers | None, seed: int,
+        self,
+        participation: Participation,
+        datamodule: FederatedDataModule,
+        algorithm: FederatedAlgorithm,
         system: System | None = None,
-    ) -> None:  # fmt: skip
-        self.participation = Participation(datamodule, algorithm, local, sampler, clients_per_round, stragglers, seed)
-        self.local, self.seed, self._buffer_size = local, seed, algorithm.buffer_size
-        if self._buffer_size is not None:
+    ) -> None:
+        self.participation, self._buffer_size = participation, algorithm.buffer_size
+        self._clock: Clock | None = None
+        if system is not None or self._buffer_size is not None:
             system = system or System()
-        if system is not None:
-            _check(system, algorithm, sampler)
-        self._clock = None if system is None else Clock(system, datamodule, local.accumulate_grad_batches, seed)
+            _check(system, algorithm, participation.sampler)
+            self._clock = Clock(system, datamodule, participation.local.accumulate_grad_batches, participation.seed)
         self._time_line: TimeLine | None = None
         self._has_said_nobody = False
 
@@ -99,12 +93,9 @@ class Simulation:
         Args:
             costs: Tells the steps and bytes of the clients in a round.
 
-        Raises:
-            ConfigurationError: No client can keep the deadline, or there are too few clients to fill a buffer.
         """
         if self._clock is None:
             return
-        _check_deadline(self.participation, self._clock, costs)
         self._time_line = (
             TimeLine(self.participation, self._clock, costs)
             if self._buffer_size is None
@@ -252,18 +243,9 @@ class ArrivalQueue(TimeLine):
         clock: Tells how long they take.
         costs: Tells the steps and bytes of the clients in a round.
         buffer_size: Number of updates K that end a round.
-
-    Raises:
-        ConfigurationError: There are fewer than K clients.
     """
 
     def __init__(self, participation: Participation, clock: Clock, costs: CostsOfRound, buffer_size: int) -> None:
-        num_clients = len(participation.clients)
-        if buffer_size > num_clients:
-            raise ConfigurationError(
-                f"algorithm.buffer_size: got {buffer_size}, but only {num_clients} clients train, and each starts at "
-                f"most once in a round; give at most {num_clients}."
-            )
         self._buffer_size = buffer_size
         super().__init__(participation, clock, costs)
 
@@ -325,8 +307,9 @@ class ArrivalQueue(TimeLine):
         time = min(arrives, self._clock.next_start(self.now, self._idle)) if has_place else arrives
         if not np.isfinite(time):
             raise ConfigurationError(
-                f"algorithm.buffer_size: round {round} waits for {self._buffer_size} updates, but too few clients are "
-                "ever there by trainer.system.availability; give a smaller one."
+                f"algorithm.buffer_size: round {round} waits for {self._buffer_size} updates, but each client starts "
+                "at most once in a round, and too few ever do; give a smaller one, or another "
+                "trainer.system.availability."
             )
         return time
 
@@ -338,36 +321,17 @@ def _check(system: System, algorithm: FederatedAlgorithm, sampler: ClientSampler
         ConfigurationError: A setting has no meaning for this method.
     """
     is_asynchronous = algorithm.buffer_size is not None
+    for name, is_wrong in (
+        ("trainer.system", algorithm.trains_pooled),
+        ("trainer.system.deadline", system.deadline and (is_asynchronous or algorithm.partial_work == "refused")),
+        ("trainer.system.availability", system.availability and algorithm.needs_all_clients),
+        ("trainer.sampler", is_asynchronous and sampler.may_be_empty),  # trainer.privacy brings one that may be
+    ):
+        if is_wrong:
+            raise ConfigurationError(f"{name}: {algorithm} {_waits(algorithm)}; leave this setting out.")
+
+
+def _waits(algorithm: FederatedAlgorithm) -> str:
     if algorithm.trains_pooled:
-        raise ConfigurationError(f"trainer.system: {algorithm} trains without clients; leave system out.")
-    if system.deadline is not None and (is_asynchronous or algorithm.partial_work == "refused"):
-        whom = "nobody" if is_asynchronous else "all clients"
-        raise ConfigurationError(f"trainer.system.deadline: {algorithm} waits for {whom}; leave deadline out.")
-    if system.availability is not None and algorithm.needs_all_clients:
-        raise ConfigurationError(
-            f"trainer.system.availability: {algorithm} takes all clients in every round; leave availability out."
-        )
-    if is_asynchronous and sampler.may_be_empty:
-        raise ConfigurationError(
-            f"trainer.sampler: {algorithm} keeps a number of clients in training, and {type(sampler).__name__} may "
-            "return none; leave out the sampler, or trainer.privacy, which brings it."
-        )
-
-
-def _check_deadline(participation: Participation, clock: Clock, costs: CostsOfRound) -> None:
-    """Refuse a deadline that no client can keep in the first round.
-
-    Raises:
-        ConfigurationError: The fastest client is late.
-    """
-    if clock.system.deadline is None:
-        return
-    clients, is_shortened = participation.clients.tolist(), clock.system.late == "partial" or participation.stragglers
-    steps, down, up = costs(1, [1] * len(clients) if is_shortened else participation.num_steps(clients))
-    needed = min(clock.seconds(*each, down, up) for each in zip(clients, steps, strict=True))
-    if needed > clock.latest:
-        what = "one step" if is_shortened else "its work"
-        raise ConfigurationError(
-            f"trainer.system.deadline: got {clock.system.deadline:.10g}, but the fastest client needs {needed:.10g} "
-            f"seconds for {what}, so every round would be empty; give more seconds, or ask for fewer local steps."
-        )
+        return "trains without clients"
+    return "waits for all clients" if algorithm.buffer_size is None else "keeps a number of clients in training"

@@ -1,23 +1,27 @@
-"""Calls the methods of algorithms and codecs that a user may have written, and checks what they return and leave."""
+"""Calls the methods of algorithms that a user may have written, and checks what they return and leave."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.tracebacks import locate
 from fedbc_lightning.module.mistakes import place_of
-from fedbc_lightning.server import Codec, ServerCallback
+from fedbc_lightning.module.shared_state import Budget
+from fedbc_lightning.server import ServerCallback
 from fedbc_lightning.state.cohort import EMPTY, Cohort
 from fedbc_lightning.state.declaration import ServerState
 
 if TYPE_CHECKING:
     from fedbc_lightning.engines.base import BaseEngine
+
+NUM_ROUNDS = 5
+"""Number of rounds after which attributes are no longer compared: state changes in every round."""
 
 
 def update_clients(algorithm: FederatedAlgorithm, engine: BaseEngine, cohort: Cohort, server: ServerState) -> None:
@@ -72,104 +76,53 @@ def call_parts(parts: Sequence[ServerCallback], hook: str, server: ServerState, 
 
 
 def server_parts(algorithm: FederatedAlgorithm, engine: BaseEngine) -> list[ServerCallback]:
-    """Return the server's parts of a method.
-
-    Raises:
-        ConfigurationError: The method returns something else than a list of parts.
-    """
+    """Return the server's parts of a method."""
     found: Any = algorithm.server_callbacks(engine)
-    where = f"algorithm: {place_of(algorithm, 'server_callbacks')} returned"
-    if found is None:
-        raise ConfigurationError(f"{where} None; is a 'return' missing? Return a list, e.g. [WeightedAverage()].")
-    if not isinstance(found, (list, tuple)):
-        raise ConfigurationError(f"{where} {_kind(found)}; return a list, e.g. [WeightedAverage()].")
-    for part in found:
-        if isinstance(part, type):
-            raise ConfigurationError(f"{where} the class {part.__name__}; return an object of it: {part.__name__}().")
-        if not isinstance(part, ServerCallback):
-            raise ConfigurationError(f"{where} {_kind(part)} in its list; return objects of ServerCallback's classes.")
-    return list(found)
+    is_right = isinstance(found, (list, tuple)) and all(isinstance(part, ServerCallback) for part in found)
+    return list(returned(algorithm, "server_callbacks", found, is_right, "a list of parts, e.g. [WeightedAverage()]"))
 
 
-def read_coded(codec: Codec, vector: Tensor, draws: torch.Generator, place: str) -> Tensor:
-    """Return what is read of a vector's code; the codec gets a copy, which it may change.
+def returned(owner: Any, method: str, value: Any, is_right: bool, expected: str, section: str = "algorithm") -> Any:
+    """Return what a user's method returned, if it is right.
 
     Args:
-        codec: The codec.
-        vector: The vector, (d,).
-        draws: Its random draws.
-        place: The place in the run, for a note on an exception.
+        owner: The object whose method it is.
+        method: Name of the method.
+        value: What the method returned.
+        is_right: Whether it can be used.
+        expected: What is expected, for the message.
+        section: Section of the configuration in which the object stands.
 
     Raises:
-        ConfigurationError: The codec returned no such vector.
+        ConfigurationError: The value is not right.
     """
-    try:
-        read: Any = codec.decoded(vector.clone(), draws)
-    except Exception as error:
-        locate(error, place)
-        raise
-    if not isinstance(read, Tensor) or (read.shape, read.dtype) != (vector.shape, vector.dtype):
-        kind = f" of {read.dtype}" if isinstance(read, Tensor) else ""
-        raise ConfigurationError(
-            f"trainer.codec: {place_of(codec, 'decoded')} returned {_kind(read)}{kind} for a vector of shape "
-            f"{tuple(vector.shape)} of {vector.dtype}; return one of the same shape and dtype ({place})."
-        )
-    return read.to(vector.device)
+    if is_right:
+        return value
+    hint = "is a 'return' missing? Return" if value is None else "return"
+    raise ConfigurationError(f"{section}: {place_of(owner, method)} returned {_kind(value)}; {hint} {expected}.")
 
 
-def checked_bytes(codec: Codec, value: Any) -> int:
-    """Return the number of bytes that a codec has returned.
-
-    Raises:
-        ConfigurationError: It is no whole number of at least 0.
-    """
-    if not _is_count(value):
-        raise ConfigurationError(
-            f"trainer.codec: {place_of(codec, 'num_bytes')} returned {_kind(value)}; return a whole number of bytes."
-        )
-    return int(value)
-
-
-def checked_count(algorithm: FederatedAlgorithm, method: str, value: Any) -> int:
-    """Return the number of steps or exchanges that a method of the algorithm has returned.
-
-    Raises:
-        ConfigurationError: It is no whole number of at least 0.
-    """
-    if not _is_count(value):
-        raise _not_returned(algorithm, method, value, "a whole number")
-    return int(value)
-
-
-def _is_count(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and value >= 0
+def checked_count(owner: Any, method: str, value: Any, section: str = "algorithm") -> int:
+    """Return the number of steps, exchanges or bytes that a method has returned."""
+    is_right = hasattr(value, "__index__") and not isinstance(value, bool) and value >= 0
+    return int(returned(owner, method, value, is_right, "a whole number", section))
 
 
 def checked_model(algorithm: FederatedAlgorithm, method: str, value: Any, size: int) -> Tensor:
-    """Return the model (d + b,) that a method of the algorithm has returned.
-
-    Raises:
-        ConfigurationError: It is no vector of this size.
-    """
-    if not isinstance(value, Tensor) or value.shape != (size,):
-        raise _not_returned(algorithm, method, value, f"a model, a vector of {size} elements (d + b)")
-    return value
-
-
-def _not_returned(algorithm: FederatedAlgorithm, method: str, value: Any, expected: str) -> ConfigurationError:
-    missing = "; is a 'return' missing?" if value is None else ";"
-    return ConfigurationError(
-        f"algorithm: {place_of(algorithm, method)} returned {_kind(value)}{missing} "
-        f"{'R' if value is None else 'r'}eturn {expected}."
-    )
+    """Return the model (d + b,) that a method of the algorithm has returned."""
+    is_right = isinstance(value, Tensor) and value.shape == (size,)
+    return returned(algorithm, method, value, is_right, f"a model, a vector of {size} elements (d + b)")
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return f"{value!r}" if isinstance(value, (int, float, str)) else f"an object of {type(value).__name__}"
+        return f"a tensor of shape {tuple(value.shape)} of {value.dtype}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_kind, value))}]"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    is_short = value is None or isinstance(value, (int, float, str))
+    return repr(value) if is_short else f"an object of {type(value).__name__}"
 
 
 def _who(cohort: Cohort) -> str:
@@ -177,3 +130,48 @@ def _who(cohort: Cohort) -> str:
     if len(ids) == 1:
         return f"client {ids[0]}"
     return f"clients {', '.join(map(str, ids[:3]))}" + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+
+
+class UndeclaredState:
+    """Prints once which attributes of a method and its server parts change from round to round.
+
+    No checkpoint holds them, so that a resumed run would go on without them. The first round is not compared, since
+    values that are computed once, when they are first needed, are no state. Neither are booleans, which say that
+    something was said.
+
+    Args:
+        algorithm: The method.
+        parts: Its server parts.
+    """
+
+    def __init__(self, algorithm: FederatedAlgorithm, parts: Sequence[ServerCallback]) -> None:
+        self._owners = [*parts, algorithm]
+        self._after: dict[str, Any] = {}
+        self._num_rounds = 0
+
+    def compare(self) -> None:
+        """Compare the attributes with those after the round before; call this after each round."""
+        self._num_rounds += 1
+        if self._num_rounds > NUM_ROUNDS:
+            return
+        left = Budget(map(id, self._owners))
+        values = {
+            f"{type(owner).__name__}.{name}": value for owner in self._owners for name, value in vars(owner).items()
+        }
+        before, self._after = self._after, {name: left.describe(value) for name, value in values.items()}
+        changed = [
+            name
+            for name, now in self._after.items()
+            if self._num_rounds > 1 and before.get(name) != now and not isinstance(values[name], bool)
+        ]
+        if changed:
+            self._num_rounds = NUM_ROUNDS
+            name = changed[0].partition(".")[2]
+            kind = "vector" if isinstance(values[changed[0]], Tensor) else "scalar"
+            rank_zero_info(
+                f"algorithm: {', '.join(changed[:3])} changed from one round to the next and is not declared: no "
+                "checkpoint holds it, so a resumed run loses it. Declare it in declare_state with "
+                f"state.server_{kind}('{name}'), read server['{name}'] and write server.stage('{name}', value); state "
+                f"of clients is state.client_{kind}. If it is not needed after its round, set it to None in "
+                "on_round_end (see docs/howto/new_method.md; said once)."
+            )

@@ -61,15 +61,15 @@ def set_up(
     _set_users_parts_up(request, fabric, shim, hooks, beginning.saved)
     user = UserModule(request.model, fabric, hooks, shim, datamodule)
     user.attach()
-    simulation = Simulation(
+    participation = Participation(
         datamodule, algorithm, settings.local, settings.chosen_sampler, settings.clients_per_round,
-        settings.stragglers, seed, settings.system,
+        settings.stragglers, seed,
     )  # fmt: skip
     client_dtype = None if settings.client_dtype is None else getattr(torch, settings.client_dtype)
     federation = Federation(
-        fabric, user, datamodule, algorithm, simulation, settings.buffers, settings.keep_local_models, client_dtype,
-        _engine(request, settings, beginning.saved), settings.max_rounds, settings.local_parameters or [],
-        _channel(settings, simulation.participation),
+        fabric, user, datamodule, algorithm, Simulation(participation, datamodule, algorithm, settings.system),
+        settings.buffers, settings.keep_local_models, client_dtype, _engine(request, settings, beginning.saved),
+        settings.local_parameters or [], _channel(settings, participation),
     )  # fmt: skip
     evaluator = Evaluator(fabric, federation, datamodule, settings.eval_clients, settings.heldout_finetune_steps, seed)
     is_trained = beginning.saved is not None or beginning.previous is not None

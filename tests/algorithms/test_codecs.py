@@ -200,8 +200,8 @@ def test_a_codec_that_changes_its_vector_changes_a_copy(tmp_path):
             Halves(lambda vector: vector[:1]),
             r"Halves.decoded \(test_codecs.py, line \d+\) returned a tensor of shape \(1,\)",
         ),
-        (Halves(lambda vector: vector.half()), r"of torch.float16 for a vector of shape \(4,\) of torch.float64"),
-        (Halves(lambda vector: None), r"returned None for a vector .*same shape and dtype \(client \d, round 1\)"),
+        (Halves(lambda vector: vector.half()), r"of torch.float16; return a vector of 4 elements of torch.float64"),
+        (Halves(lambda vector: None), r"returned None; .*Return a vector of 4 .*\(client \d, round 1\)"),
         (Halves(num_bytes=1.5), r"Halves.num_bytes \(test_codecs.py, line \d+\) returned 1.5; return a whole number"),
     ],
 )
@@ -277,29 +277,29 @@ def test_steps_below_the_precision_of_the_broadcast_are_not_lost(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "message"),
+    ("algorithm", "name", "part"),
     [
-        (methods.SCAFFOLD(), "SCAFFOLD lets each client send 2 vectors (ControlVariates)"),
-        (methods.FedDyn(0.1), "FedDyn takes 'correction' from each client by DynamicRegularization"),
-        (methods.FedADMM(0.1), "FedADMM takes 'local_model' from each client by AugmentedMean"),
-        (methods.FedPD(0.1), "FedPD takes 'center' from each client by CenterConsensus"),
-        (methods.Centralized(), "Centralized trains on the data of all clients together"),
-        (methods.Local(), "Local has clients that do not train from z"),
-        (methods.L2GD(0.1, 0.5, 0.1), "L2GD has clients that do not train from z"),
-        (methods.FedAvgPlus(0.1), "FedAvg+ has clients that do not train from z"),
-        (methods.FedBC(0.1, init_from="local"), "FedBC has clients that do not train from z (init_from: local), so"),
+        (methods.SCAFFOLD(), "SCAFFOLD", "ControlVariates"),
+        (methods.FedDyn(0.1), "FedDyn", "DynamicRegularization"),
+        (methods.FedADMM(0.1), "FedADMM", "AugmentedMean"),
+        (methods.FedPD(0.1), "FedPD", "CenterConsensus"),
+        (methods.Centralized(), "Centralized", ""),
+        (methods.Local(), "Local", ""),
+        (methods.L2GD(0.1, 0.5, 0.1), "L2GD", ""),
+        (methods.FedAvgPlus(0.1), "FedAvg+", ""),
+        (methods.FedBC(0.1, init_from="local"), "FedBC", ""),
     ],
     ids=str,
 )
-def test_methods_whose_message_is_no_update_are_refused_by_name(tmp_path, algorithm, message):
+def test_methods_whose_message_is_no_update_are_refused_by_name(tmp_path, algorithm, name, part):
     options = {"codec": Codecs(down=BFloat16()), "clients_per_round": 5}
-    with pytest.raises(ConfigurationError, match=rf"^trainer\.codec: {re.escape(message)}.*$"):
+    with pytest.raises(ConfigurationError, match=rf"^trainer\.codec: clients of {re.escape(name)} send .*{part}"):
         fit(tmp_path, algorithm, QuadraticData(sample_quadratics()), Recorder(), **options)
 
 
 def test_fednova_divides_updates_by_steps_and_takes_no_memory(tmp_path):
     data = QuadraticData(sample_quadratics())
-    with pytest.raises(ConfigurationError, match=r"^trainer\.codec\.up: FedNova divides each update by .* steps"):
+    with pytest.raises(ConfigurationError, match=r"^trainer\.codec: clients of FedNova .*beside error feedback"):
         fit(tmp_path, methods.FedNova(), data, Recorder(), codec=Codecs(up=TopK(0.5)))
     fit(tmp_path, methods.FedNova(), data, Recorder(), codec=Codecs(up=QSGD()), max_rounds=1)
 

@@ -84,9 +84,12 @@ def putting(name):
             r"engine.solve was given a start of shape \(5,\)",
         ),
         ({"server_callbacks": lambda *_: None}, rf"Mine.server_callbacks {HERE} returned None; is a 'return' missing"),
-        ({"server_callbacks": lambda *_: WeightedAverage()}, "returned an object of WeightedAverage; return a list"),
-        ({"server_callbacks": lambda *_: [WeightedAverage]}, "returned the class WeightedAverage; return an object"),
-        ({"server_callbacks": lambda *_: [FedAvg()]}, "returned an object of FedAvg in its list; return objects of"),
+        (
+            {"server_callbacks": lambda *_: WeightedAverage()},
+            "an object of WeightedAverage; return a list of parts",
+        ),
+        ({"server_callbacks": lambda *_: [WeightedAverage]}, r"returned \[the class WeightedAverage\]; return a list"),
+        ({"server_callbacks": lambda *_: [FedAvg()]}, r"returned \[an object of FedAvg\]; return a list"),
         ({"num_exchanges": lambda *_: None}, rf"Mine.num_exchanges {HERE} returned None; .* Return a whole number"),
         ({"num_exchanges": lambda *_: 0.5}, "num_exchanges .* returned 0.5; return a whole number"),
         (
@@ -95,7 +98,7 @@ def putting(name):
         ),
         (
             {"has_local_model": True, "local_model": lambda *_: torch.zeros(3)},
-            r"local_model .* a tensor of shape \(3,\); r",
+            r"local_model .* a tensor of shape \(3,\) of torch.float32; return a model",
         ),
     ],
 )

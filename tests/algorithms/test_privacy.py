@@ -220,13 +220,13 @@ def test_two_processes_equal_one(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        (FedAvg(), "FedAvg weights clients by their numbers of samples"),
-        (FedBC(dual_lr=0.1), "FedBC forms z by DualAscent, which takes more from each client"),
-        (FedAvg("uniform", CoordinateMedian()), "takes CoordinateMedian, and how much one client can move such a rule"),
-        (SCAFFOLD(), "SCAFFOLD forms z by ControlVariates"),
-        (FedNova("uniform"), "FedNova forms z by NormalizedAverage"),
-        (QFedAvg(), "q-FedAvg forms z by"),
-        (Centralized(), "Centralized trains on the data of all clients together"),
+        (FedAvg(), "FedAvg .*WeightedAverage"),
+        (FedBC(dual_lr=0.1), "FedBC .*DualAscent"),
+        (FedAvg("uniform", CoordinateMedian()), "Coordinate.*WeightedAverage"),
+        (SCAFFOLD(), "SCAFFOLD .*ControlVariates"),
+        (FedNova("uniform"), "FedNova .*NormalizedAverage"),
+        (QFedAvg(), "q-FedAvg takes more"),
+        (Centralized(), "Centralized takes more"),
     ],
     ids=str,
 )

@@ -77,8 +77,6 @@ def test_deadline(tmp_path, late):
         assert (slow["status"], slow["num_steps"], slow["bytes_up"], slow["weight"]) == ("straggler", "0", "0", "0.0")
         assert float(slow["seconds"]) == 16.64
         assert ends(trainer) == [10.0, 20.0]
-        with pytest.raises(ConfigurationError, match=r"deadline: got 2, but the fastest client needs 2\.32 seconds"):
-            fit(tmp_path, System(str(file), bandwidth_up=str(file), deadline=2.0))
     else:
         assert (slow["status"], slow["num_steps"], slow["weight"]) == ("ok", "2", "0.2")
         assert ends(trainer) == pytest.approx([8.64, 17.28])
@@ -97,8 +95,9 @@ def test_who_needs_the_whole_deadline_is_in_time(tmp_path, late):
         rows = of_round(trainer, 1).values()
         assert [(row["status"], row["num_steps"]) for row in rows] == [("ok", str(fitting))] * 5
         assert ends(trainer) == pytest.approx([deadline])
-    with pytest.raises(ConfigurationError, match=r"got 0\.3, but the fastest client needs 0\.3000003 seconds"):
-        fit(tmp_path, System(0.1000001, deadline=0.3), local_steps=3)
+    trainer = fit(tmp_path, System(0.1000001, deadline=0.3, late=late), max_rounds=1, local_steps=3)
+    expected = ("straggler", "0") if late == "dropped" else ("ok", "2")
+    assert [(row["status"], row["num_steps"]) for row in of_round(trainer, 1).values()] == [expected] * 5
 
 
 def test_nobody_waits_for_work_that_is_dropped(tmp_path):
@@ -239,7 +238,7 @@ def test_resumed_run_equals_unbroken_run_and_another_system_is_refused(tmp_path)
         (
             partial(L2GD, 1.0, 0.5, 0.1),
             System(availability=Diurnal()),
-            r"trainer\.system\.availability: L2GD takes all clients",
+            r"trainer\.system\.availability: L2GD waits for all clients",
         ),
     ],
 )
