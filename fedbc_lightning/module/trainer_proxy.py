@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.private_lightning import show_optimizers
-from fedbc_lightning.module.trainer_names import DERIVED, FIXED, INSTEAD, ModuleStrategy
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -15,9 +23,21 @@ if TYPE_CHECKING:
 
     from fedbc_lightning.module.collector import MetricCollector
 
+STAGES = ("training", "validating", "testing", "predicting")
 
-PLAIN = (bool, int, float, str, type(None))
-"""Classes of values that a copy in another process keeps."""
+# Lightning's defaults of settings of its Trainer that have no counterpart here, and values before the first client.
+DEFAULTS: dict[str, Any] = {
+    "limit_train_batches": 1.0, "limit_val_batches": 1.0, "limit_test_batches": 1.0, "limit_predict_batches": 1.0,
+    "overfit_batches": 0.0, "log_every_n_steps": 50, "check_val_every_n_epoch": 1, "val_check_interval": 1.0,
+    "val_check_batch": None, "num_sanity_val_steps": 0, "num_sanity_val_batches": [], "min_epochs": None,
+    "min_steps": None, "checkpoint_callback": None, "checkpoint_callbacks": [], "ckpt_path": None,
+    "distributed_sampler_kwargs": None, "enable_validation": True, "interrupted": False, "received_sigterm": False,
+    "enable_autolog_hparams": True, "node_rank": 0, "scaler": None, "barebones": False, "fast_dev_run": False,
+    "profiler": PassThroughProfiler(), "print": rank_zero_only(print), "sanity_checking": False,
+    "optimizers": [], "lr_scheduler_configs": [], "current_epoch": 0, "global_step": 0, "current_client": None,
+    "train_dataloader": None, "val_dataloaders": None, "test_dataloaders": None, "predict_dataloaders": None,
+    **dict.fromkeys(STAGES, False),
+}  # fmt: skip
 
 
 class Stoppable(Protocol):
@@ -30,73 +50,108 @@ class MissingNameError(ConfigurationError, AttributeError):
     """A name of ``self.trainer`` has no meaning in federated training; ``hasattr`` returns False for it."""
 
 
+class ModuleStrategy:
+    """Stands for ``self.trainer.strategy`` with one process, because each process trains clients of its own.
+
+    Args:
+        trainer: The module's trainer, which knows whether a client trains or a model is evaluated.
+
+    Attributes:
+        fabric: Connects the processes in hooks that all of them call; None before they are started.
+    """
+
+    world_size = 1
+    global_rank = local_rank = node_rank = 0
+
+    def __init__(self, trainer: ModuleTrainer) -> None:
+        self._trainer = trainer
+        self._lightning_optimizers: list[Any] = []
+        self.fabric: Fabric | None = None
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device on which the module computes."""
+        return torch.device("cpu") if self.fabric is None else self.fabric.device
+
+    @property
+    def lightning_module(self) -> Any:
+        """The user's module, which no strategy wraps here."""
+        return self._trainer.lightning_module
+
+    model = lightning_module
+
+    @property
+    def _connecting(self) -> Fabric | None:
+        """Fabric in hooks that all processes call; None where each is busy with clients and may wait for nobody."""
+        return None if self._trainer.stage is not None else self.fabric
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all processes in ``setup`` and in the hooks of the run and of rounds, but not inside a client."""
+        if self._connecting is not None:
+            self._connecting.barrier(name)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the object of process ``src`` in hooks where :meth:`barrier` waits, and ``obj`` itself elsewhere."""
+        return obj if self._connecting is None else self._connecting.broadcast(obj, src)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Return the tensor itself, as on one device in Lightning: no other process has the same client."""
+        return tensor
+
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the tensor itself, as on one device in Lightning."""
+        return tensor
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Return the decision itself, as on one device in Lightning."""
+        return decision
+
+
 class ModuleTrainer:
-    """Gives the module the attributes of its trainer; others raise an error that says what to use instead.
+    """Gives the module the attributes of its trainer; names without a meaning here raise an error.
 
     Inside a client the words mean the client's training: ``max_epochs`` are the local epochs, ``current_epoch`` the
     local epoch, ``global_step`` the local steps so far, ``estimated_stepping_batches`` all local steps; of one round,
     or with ``local_schedules: continue`` of all rounds. Outside, ``current_epoch`` is the round.
 
     Attributes:
-        reads: Names that were read since the set was last cleared; a computed name counts as the names it is computed
-            from.
+        reads: Names that were read since the set was last cleared. A ``configure_optimizers`` that reads any must be
+            called again for each client.
         lightning_module: The user's module; None until :meth:`show_module`.
         run: The run that the module belongs to.
         collector: Returns the collector of the client or evaluation that runs.
         is_client_stopped: Whether the module has set ``should_stop`` in the client that trains.
     """
 
+    reads: set[str]
+    is_client_stopped: bool
+
     def __init__(self, **values: Any) -> None:
-        self.__dict__["_values"] = {
-            "optimizers": [],
-            "lr_scheduler_configs": [],
-            "strategy": ModuleStrategy(self),
-            "training": False,
-            "validating": False,
-            "testing": False,
-            "predicting": False,
-            "sanity_checking": False,
-            "fast_dev_run": False,
-            "current_epoch": 0,
-            "global_step": 0,
-            "current_client": None,
-            "barebones": False,
-            "train_dataloader": None,
-            "val_dataloaders": None,
-            "test_dataloaders": None,
-            "predict_dataloaders": None,
-            **FIXED,
-            **values,
+        own: dict[str, Any] = {
+            "reads": set(),
+            "lightning_module": None,
+            "collector": None,
+            "is_client_stopped": False,
+            "run": None,
         }
-        self.__dict__["reads"] = set()
-        self.__dict__["lightning_module"] = None
-        self.__dict__["collector"] = None
-        self.__dict__["is_client_stopped"] = False
-        self.__dict__["run"] = None
+        self.__dict__.update(own, _values={**DEFAULTS, "strategy": ModuleStrategy(self), **values})
 
     def __getattr__(self, name: str) -> Any:
-        """Return the value of a name, or raise an error that says what to use instead."""
+        """Return the value of a name, or raise an error that says which names there are."""
         values = self.__dict__.get("_values", {})
-        if name in DERIVED:
-            sources, compute = DERIVED[name]
-            self.__dict__["reads"].update(sources)
-            return compute(self, values)
         if name.startswith("_") or name not in values:
-            raise MissingNameError(self._why_missing(name))
+            computed = [key for key, part in vars(type(self)).items() if isinstance(part, property)]
+            raise MissingNameError(
+                f"self.trainer.{name} does not exist in federated training; there is: "
+                f"{', '.join(sorted([*values, *computed]))}."
+            )
         self.__dict__["reads"].add(name)
         return values[name]
-
-    def _why_missing(self, name: str) -> str:
-        if name in INSTEAD:
-            return f"self.trainer.{name} does not exist in federated training: {INSTEAD[name]}."
-        known = ", ".join(sorted({*self.__dict__.get("_values", {}), *DERIVED}))
-        return f"self.trainer.{name} does not exist in federated training; there is: {known}."
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set ``should_stop``; other names cannot be set."""
         if name != "should_stop":
             raise MissingNameError(f"self.trainer.{name} cannot be set from the module in federated training.")
-        self.__dict__["reads"].add("max_steps")  # a step that stops its client is no function of weights and batch
         if not self._values["training"]:
             self.run.should_stop = bool(value)
         elif self._values["current_client"] is None:
@@ -107,16 +162,94 @@ class ModuleTrainer:
         else:
             self.__dict__["is_client_stopped"] = bool(value)
 
+    # A copy of a module must not copy the whole run: in this process it shares its trainer, and a pickled one keeps
+    # those values alone that mean something without the run.
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleTrainer:
-        """Return this object itself, because a copy of a module must not copy the whole run."""
+        """Return this object itself."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to rebuild it in another process or after the run, with its plain values only."""
-        values = {name: value for name, value in self._values.items() if isinstance(value, PLAIN)}
-        return _with_values, (values,)
+        plain = (bool, int, float, str, type(None))
+        return _with_values, ({name: value for name, value in self._values.items() if isinstance(value, plain)},)
 
-    # for the framework
+    # Names that are computed. A read of ``self.name`` counts as one of the user's, of ``self._values`` it does not.
+
+    @property
+    def model(self) -> LightningModule:
+        """The user's module, without a wrapper."""
+        return self.lightning_module
+
+    @property
+    def stage(self) -> str | None:
+        """What this process does with clients: one of :data:`STAGES`, or None in the hooks of rounds and runs."""
+        return next((stage for stage in reversed(STAGES) if self._values[stage]), None)
+
+    @property
+    def state(self) -> SimpleNamespace:
+        """Lightning's ``TrainerState`` of a running fit or evaluation."""
+        names = {"training": "TRAINING", "validating": "VALIDATING", "testing": "TESTING", "predicting": "PREDICTING"}
+        stage = None if self.stage is None else RunningStage[names[self.stage]]
+        fn = self._values.get("fn", TrainerFn.FITTING)
+        return SimpleNamespace(fn=fn, status=TrainerStatus.RUNNING, stage=stage, finished=False, stopped=False)
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether a model is validated or tested."""
+        return self.stage in ("validating", "testing")
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the batch is the last of its local epoch."""
+        if self.current_client is None or self.collector is None:
+            return False
+        return self.collector().num_batches == self._values["num_training_batches"]
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the client's training ends after this step; outside of clients, whether the run ends."""
+        return self.is_client_stopped if self.training else self.run.should_stop
+
+    @property
+    def logged_metrics(self) -> dict[str, Tensor]:
+        """The same as ``callback_metrics``."""
+        return self.callback_metrics
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """The same as ``callback_metrics``, as numbers."""
+        return {name: float(value) for name, value in self.callback_metrics.items()}
+
+    @property
+    def early_stopping_callbacks(self) -> list[Any]:
+        """The callbacks that are an EarlyStopping."""
+        return [each for each in self._values["callbacks"] if isinstance(each, both(EarlyStopping))]
+
+    @property
+    def early_stopping_callback(self) -> Any:
+        """The first EarlyStopping, or None."""
+        return next(iter(self.early_stopping_callbacks), None)
+
+    @property
+    def num_val_batches(self) -> list[int]:
+        """Number of batches of the client's validation data, in a list as for one loader."""
+        return self._num_batches("val_dataloaders")
+
+    @property
+    def num_test_batches(self) -> list[int]:
+        """Number of batches of the client's test data."""
+        return self._num_batches("test_dataloaders")
+
+    @property
+    def num_predict_batches(self) -> list[int]:
+        """Number of batches that are predicted."""
+        return self._num_batches("predict_dataloaders")
+
+    def _num_batches(self, loaders: str) -> list[int]:
+        return [] if getattr(self, loaders) is None else [len(self._values[loaders])]
+
+    # For the framework
 
     def set(self, **values: Any) -> None:
         """Set values by name."""
