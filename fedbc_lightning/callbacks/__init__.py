@@ -2,8 +2,7 @@
 
 from fedbc_lightning.callbacks.aggregation_moves import AggregationMoves
 from fedbc_lightning.callbacks.byzantine_clients import ByzantineClients
-from fedbc_lightning.callbacks.notebook_progress import NotebookProgressBar
 from fedbc_lightning.callbacks.progress_bar import RoundProgressBar
 from fedbc_lightning.callbacks.round_checkpoint import RoundCheckpoint
 
-__all__ = ["AggregationMoves", "ByzantineClients", "NotebookProgressBar", "RoundCheckpoint", "RoundProgressBar"]
+__all__ = ["AggregationMoves", "ByzantineClients", "RoundCheckpoint", "RoundProgressBar"]

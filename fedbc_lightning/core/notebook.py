@@ -6,13 +6,6 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-
-
-def is_notebook() -> bool:
-    """Return whether the program is a notebook, as Rich finds out for Jupyter, Colab and Databricks."""
-    return Console().is_jupyter
-
 
 def show_markdown(text: str) -> None:
     """Show text in Markdown as an output of the cell that is running."""

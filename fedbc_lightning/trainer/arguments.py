@@ -24,10 +24,9 @@ from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from lightning.pytorch.core.hooks import DataHooks
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.callbacks import NotebookProgressBar, RoundProgressBar
+from fedbc_lightning.callbacks import RoundProgressBar
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyCallback, both, overrides
-from fedbc_lightning.core.notebook import is_notebook
 from fedbc_lightning.core.private_lightning import stops_after_epochs
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.run.settings import RunSettings
@@ -46,9 +45,9 @@ def callbacks_of_settings(settings: RunSettings) -> list[Callback]:
     given = settings.callbacks
     callbacks: list[Any] = [given] if isinstance(given, AnyCallback) else list(given or [])
     check_callbacks(callbacks)
-    has_bar = any(isinstance(callback, (NotebookProgressBar, RoundProgressBar)) for callback in callbacks)
+    has_bar = any(isinstance(callback, RoundProgressBar) for callback in callbacks)
     if settings.enable_progress_bar and not has_bar:
-        callbacks.append(NotebookProgressBar() if is_notebook() else RoundProgressBar())
+        callbacks.append(RoundProgressBar())
     return callbacks
 
 

@@ -132,7 +132,7 @@ MISTAKES = [
         "fit --config tiny.yaml --trainer.callbacks Xyzzy",
         2,
         "trainer.callbacks: no class 'Xyzzy'; there are AggregationMoves, ByzantineClients, "
-        "NotebookProgressBar, RoundCheckpoint, RoundProgressBar\n",
+        "RoundCheckpoint, RoundProgressBar\n",
     ),
     *[
         (
