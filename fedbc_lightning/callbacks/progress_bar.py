@@ -99,7 +99,7 @@ class RoundProgressBar(Callback):
             self._view = None
 
     def _say_where(self, trainer: RunView, max_rounds: int | None = None) -> bool:
-        """Print the run folder, how to go on, and the command for curves; return whether a terminal shows how to go on."""
+        """Print the run folder and how to go on; return whether a terminal shows how to go on."""
         if self._console is None or self._console.is_jupyter:
             return False
         resume = how_to_go_on(Path(trainer.log_dir or ""), max_rounds)
