@@ -82,10 +82,11 @@ def set_up(
 
 
 def _channel(settings: RunSettings, participation: Participation) -> Channel:
-    """Return the channel of the run; updates are coded first, since ε counts on what the server reads."""
+    """Return the channel of the run; privacy comes last, since ε counts on what the server reads."""
     parts = list[ChannelPart]()
     if settings.codec is not None and settings.codec != Codecs():
         parts.append(CodedMessages(settings.codec))
+    parts += settings.channel or []
     if settings.privacy is not None:
         parts.append(PrivateMessages(settings.privacy, participation.num_sampled, len(participation.clients)))
     return Channel(parts)

@@ -13,6 +13,7 @@ from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, Positive, at_leas
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyCallback, AnyLogger
 from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.federation.channel import ChannelPart
 from fedbc_lightning.federation.coding import Codecs
 from fedbc_lightning.federation.privacy import Privacy
 from fedbc_lightning.federation.sampling import ClientSampler, UniformSampler
@@ -55,6 +56,9 @@ class RunSettings:
         codec: Codecs that shorten what clients send (``up``: ``TopK``, ``QSGD``, ``Sign``, ``BFloat16`` or ``Float8``)
             and receive (``down``: ``QSGD``, ``BFloat16`` or ``Float8``); None: all travels as it is. See
             ``docs/howto/coded_messages.md``.
+        channel: Further parts that every message between clients and server passes, behind ``codec`` and before
+            ``privacy``: objects of your own classes on
+            :class:`~fedbc_lightning.federation.channel.ChannelPart`; None: there are none.
         system: A simulated clock: how fast clients compute and send, when they are there, and how long a round waits;
             None: there is none. See ``docs/howto/simulated_time.md``.
         engine: ``"sequential"`` trains one client after another, with any module. ``"vectorized"`` trains many clients
@@ -126,6 +130,7 @@ class RunSettings:
     stragglers: Stragglers | None = None
     privacy: Privacy | None = None
     codec: Codecs | None = None
+    channel: Annotated[list[ChannelPart] | None, FREE] = None  # its parts say in describe() what a resumed run needs
     system: System | None = None
     engine: Literal["sequential", "vectorized", "auto"] = "sequential"
     record_steps: bool | Literal["auto"] = "auto"

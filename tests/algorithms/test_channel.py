@@ -14,9 +14,7 @@ from algorithms.test_codecs import Spoils
 from fedbc_lightning import Codecs, ConfigurationError
 from fedbc_lightning.algorithms import SCAFFOLD, FedAvg
 from fedbc_lightning.core.seeding import generator
-from fedbc_lightning.federation.channel import Channel, ChannelPart, Exchange
-from fedbc_lightning.federation.coding import CodedMessages
-from fedbc_lightning.run import set_up
+from fedbc_lightning.federation.channel import ChannelPart, Exchange
 from fedbc_lightning.server import BFloat16, ServerAdaptive, Sums, WeightedAverage
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState
@@ -69,37 +67,28 @@ class PairwiseMasks(ChannelPart):
         return total
 
 
-def train(root: Any, monkeypatch: pytest.MonkeyPatch, parts: list[ChannelPart], algorithm: Any, **options: Any) -> Any:
-    """Train with the parts in the channel of the run."""
-    monkeypatch.setattr(set_up, "_channel", lambda settings, participation: Channel(parts))
-    options = {"max_rounds": 3, "clients_per_round": 4, "callbacks": [Spoils()]} | options
+def train(root: Any, algorithm: Any, **options: Any) -> Any:
+    options = {"max_rounds": 3, "clients_per_round": 4} | options
     return fit(root, algorithm, QuadraticData(sample_quadratics()), Recorder(), **options)[0]
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_masks_cancel_in_the_sum_even_if_a_client_drops_out(tmp_path, monkeypatch, engine):
-    callbacks = [Spoils()] if engine == "sequential" else []
-    plain = train(tmp_path, monkeypatch, [], FedAvg("uniform"), engine=engine, callbacks=callbacks)
-    masks = PairwiseMasks()
-    masked = train(tmp_path, monkeypatch, [masks], FedAvg("uniform"), engine=engine, callbacks=callbacks)
+def test_masks_cancel_in_the_sum_even_if_a_client_drops_out(tmp_path, engine):
+    options = {"engine": engine, "callbacks": [Spoils()] if engine == "sequential" else []}
+    plain, masks = train(tmp_path, FedAvg("uniform"), **options), PairwiseMasks()
+    masked = train(tmp_path, FedAvg("uniform"), channel=[masks], **options)
     torch.testing.assert_close(masked.server.z, plain.server.z, rtol=0, atol=1e-12)
-    assert len(masked.server.valid_records) == 4 - len(callbacks)
+    assert len(masked.server.valid_records) == 4 - len(options["callbacks"])
     assert all(messages.nan_to_num(99.0).abs().max() > 10 for messages in masks.seen)  # updates are below 5
 
 
-def test_parts_are_passed_in_order(tmp_path, monkeypatch):
-    """What the masks hide is the code of an update, so the sum is that of the codes."""
-    options = {"callbacks": []}
-    coded = train(tmp_path, monkeypatch, [CodedMessages(Codecs(up=BFloat16()))], FedAvg("uniform"), **options)
-    both = [CodedMessages(Codecs(up=BFloat16())), PairwiseMasks()]
-    torch.testing.assert_close(
-        train(tmp_path, monkeypatch, both, FedAvg("uniform"), **options).server.z, coded.server.z, rtol=0, atol=1e-12
-    )
-    wrong = train(tmp_path, monkeypatch, both[::-1], FedAvg("uniform"), **options).server.z
-    assert (wrong - coded.server.z).abs().max() > 1e-3  # rounded masks no longer cancel
+def test_what_the_masks_hide_is_the_code_of_an_update(tmp_path):
+    codec = Codecs(up=BFloat16())
+    coded, both = (train(tmp_path, FedAvg("uniform"), codec=codec, channel=c) for c in (None, [PairwiseMasks()]))
+    torch.testing.assert_close(both.server.z, coded.server.z, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg("samples"), SCAFFOLD()])
-def test_a_method_that_needs_more_than_the_sum_is_refused(tmp_path, monkeypatch, algorithm):
+def test_a_method_that_needs_more_than_the_sum_is_refused(tmp_path, algorithm):
     with pytest.raises(ConfigurationError, match=r"masks: (WeightedAverage|ControlVariates) needs more than the sum"):
-        train(tmp_path, monkeypatch, [PairwiseMasks()], algorithm)
+        train(tmp_path, algorithm, channel=[PairwiseMasks()])
