@@ -7,8 +7,6 @@ shows a group as one block, and sorts the blocks by their names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import cache
 from typing import NamedTuple
 
 GLOBAL = ("global",)
@@ -134,85 +132,3 @@ def is_lower_better(metric: str) -> bool:
     """
     name = metric.lower()
     return any(part in name for part in PARTS) or not WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name))
-
-
-# Names of runs that were made before metrics were groups
-
-_OTHERS = {
-    "train_loss": TRAIN_LOSS, "fairness/num_clients": NUM_EVALUATED, "num_nonfinite": "num_clients/nonfinite",
-    "num_absent": "num_clients/absent", "num_straggler": "num_clients/straggler",
-    "server_lr": "server/lr", "frank_wolfe_gamma": "server/frank_wolfe_gamma",
-}  # fmt: skip
-_MODELS = re.compile("(global|local)/(test|val)_(.+?)(_weighted)?")
-_FAIRNESS = re.compile(f"fairness/(.+)_({'|'.join(EVEN)})")
-
-
-def current_name(name: str, known: Iterable[str] = ()) -> str:
-    """Return the name of today for a name of an older version, and every other name as it is.
-
-    Args:
-        name: The name.
-        known: Other old names: ``global/test_f1_weighted`` says that the metric is called ``f1_weighted``.
-
-    Example:
-        >>> current_name("global/val_loss"), current_name("local/test_f1_weighted"), current_name("fairness/f1_std")
-        ('loss/val_global', 'f1/local_weighted', 'f1/std')
-        >>> current_name("local/test_f1_weighted", ["global/test_f1_weighted"])
-        'f1_weighted/local'
-    """
-    if name in _OTHERS or measured(name) is not None:
-        return _OTHERS.get(name, name)
-    if found := _FAIRNESS.fullmatch(name):
-        return Measured(found[1], found[2]).name
-    if not (found := _MODELS.fullmatch(name)):
-        return name
-    place, split, metric, weighted = found.groups(default="")
-    if weighted and (place == "global" or f"global/{split}_{metric}{weighted}" in known):
-        return Measured(metric + weighted, place, split).name
-    return Measured(metric, place + weighted, split).name
-
-
-def current_names(names: Iterable[str]) -> dict[str, str]:
-    """Map the names of a table of metrics to those of today; a table of today keeps all of its names.
-
-    Example:
-        >>> current_names(["round", "train_loss", "global/test_accuracy"])
-        {'round': 'round', 'train_loss': 'train/loss', 'global/test_accuracy': 'accuracy/global'}
-        >>> current_names(["train/loss", "train_loss"])
-        {'train/loss': 'train/loss', 'train_loss': 'train_loss'}
-    """
-    known = list(names)
-    if any(name.startswith(train_name("")) for name in known):
-        return {name: name for name in known}
-    trained = {name: train_name(name.removeprefix("train_")) for name in known if name.startswith("train_")}
-    return {name: trained.get(name) or current_name(name, known) for name in known}
-
-
-def accepted(name: str, place: str) -> str:
-    """Return the name of today for a name that a user gave, and say so, once, if it is that of an older version.
-
-    Args:
-        name: The given name.
-        place: Argument that it was given for.
-    """
-    new = current_name(name)
-    if new != name:
-        _say(f"{place}: '{name}' is read as '{new}', as this metric is called now.")
-    return new
-
-
-@cache
-def _say(text: str) -> None:
-    from lightning.pytorch.utilities import rank_zero_info  # here, because the program must begin without this import
-
-    rank_zero_info(text)
-
-
-def with_current_names(text: str) -> str:
-    """Replace the old names between quotes in a text, such as the key of a callback's state.
-
-    Example:
-        >>> with_current_names("RoundCheckpoint{'monitor': 'global/test_loss', 'mode': 'min'}")
-        "RoundCheckpoint{'monitor': 'loss/global', 'mode': 'min'}"
-    """
-    return re.sub(r"(?<=')[^']+(?=')", lambda found: current_name(found[0]), text)

@@ -1,4 +1,4 @@
-"""Errors of the file system as one-line messages: disk full, folder gone, no permission, a folder where a file was."""
+"""Errors of the file system as one line: which file of a run cannot be written, and why."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from typing import Any
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.units import bytes_said
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
-_WRONG_KIND = {errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST}
-_GONE = {errno.ENOENT, errno.ESTALE, errno.ENODEV, errno.ENOTCONN}
-_BROKEN = {errno.EIO, errno.ENXIO, errno.EBUSY, errno.ENAMETOOLONG}
+# Reported by writes into an open file, which name no file.
+_NAMELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 @contextmanager
@@ -37,10 +34,18 @@ def told(folder: Path, go_on: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         cause = os_error(error)
-        problem = None if cause is None else _problem(cause, folder)
-        if problem is None:
+        # os.replace names two files: the temporary one, and the one that the user knows
+        name = None if cause is None else cause.filename2 or cause.filename
+        place = folder if name is None else Path(str(name))
+        is_other = name is None and (cause is None or cause.errno not in _NAMELESS)  # such as a logger's server
+        if cause is None or is_other or not place.absolute().is_relative_to(folder.absolute()):
             raise
-        raise ConfigurationError(f"trainer.default_root_dir: {problem} {go_on}".rstrip()) from error
+        free = ""
+        with suppress(OSError):  # there is no such folder any more
+            free = f"; {bytes_said(shutil.disk_usage(folder).free)} are free on its disk"
+        raise ConfigurationError(
+            f"trainer.default_root_dir: '{place}' cannot be written ({cause.strerror}{free}). {go_on}".rstrip()
+        ) from error
 
 
 def os_error(error: BaseException | None) -> OSError | None:
@@ -48,37 +53,6 @@ def os_error(error: BaseException | None) -> OSError | None:
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _problem(error: OSError, folder: Path) -> str | None:
-    name = error.filename2 or error.filename  # os.replace names two: the temporary file, and the one the user knows
-    place = folder if name is None else Path(str(name))
-    if error.errno is None or not place.absolute().is_relative_to(folder.absolute()):
-        return None
-    said = error.strerror
-    if error.errno in _FULL:
-        return f"the disk of '{folder}' is full ({said}{_room(folder)}). Make room, or raise your quota."
-    if not folder.is_dir():
-        return f"the run folder '{folder}' is no longer there ({said}): was it moved or deleted, is its disk mounted?"
-    if error.errno in _FORBIDDEN:
-        return f"'{place}' cannot be written ({said}): it may be another user's; give a folder that you can write to."
-    if error.errno in _WRONG_KIND:
-        return f"'{place}' cannot be written ({said}): a file and a folder stand in each other's place; move it away."
-    if error.errno in _GONE:
-        return f"'{place}' is no longer there ({said}): was it moved or deleted while the run wrote to it?"
-    if error.errno in _BROKEN:
-        return f"'{place}' cannot be written ({said}): look after its disk."
-    return None
-
-
-def _room(folder: Path) -> str:
-    """Return how much space is free and how much the next checkpoint needs, as far as both are known."""
-    last = folder / "checkpoints" / "last.ckpt"
-    said = ""
-    with suppress(OSError):  # there is no last.ckpt yet, or no folder
-        said = f"; {bytes_said(shutil.disk_usage(folder).free)} are free"
-        said += f", last.ckpt needs {bytes_said(last.stat().st_size)} once more while it is written anew"
-    return said
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedbc_lightning.core.metric_names import NUM_EVALUATED, Measured, accepted, current_name, measured, train_name
+from fedbc_lightning.core.metric_names import NUM_EVALUATED, Measured, measured, train_name
 from fedbc_lightning.module.collector import plain_name
 
 OF_VALIDATION = tuple(f"{stage}{separator}" for stage in ("val", "valid", "validation") for separator in "_/")
@@ -24,7 +24,7 @@ OF_TRAINING = ("train_", "train/")
 
 def is_of_evaluation(name: str) -> bool:
     """Return whether a name is one under which evaluation logs."""
-    return name == NUM_EVALUATED or measured(current_name(name)) is not None
+    return name == NUM_EVALUATED or measured(name) is not None
 
 
 def name_in_log(monitor: str, metrics: Collection[str]) -> str:
@@ -45,7 +45,7 @@ def name_in_log(monitor: str, metrics: Collection[str]) -> str:
             return Measured(plain_name(monitor), split=split).name
     if monitor.startswith(OF_TRAINING):
         return train_name(plain_name(monitor))
-    return accepted(monitor, "monitor")
+    return monitor
 
 
 @contextmanager

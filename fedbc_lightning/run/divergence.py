@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fedbc_lightning.core.metric_names import GLOBAL, TRAIN_LOSS, Measured, current_names, is_lower_better, measured
+from fedbc_lightning.core.metric_names import GLOBAL, TRAIN_LOSS, Measured, is_lower_better, measured
 
 GROWN = 2.0
 """Least factor by which the global loss has grown: that of a model that overfits grows, too, but not in training."""
@@ -29,7 +29,7 @@ def divergence(rows: Sequence[Mapping[str, str]]) -> str | None:
     Args:
         rows: Rows of ``metrics.csv`` as texts by name; an empty text is a metric that the round does not have.
     """
-    losses = {now: _values(rows, name) for name, now in current_names(rows[0] if rows else []).items() if _is_loss(now)}
+    losses = {name: _values(rows, name) for name in (rows[0] if rows else []) if _is_loss(name)}
     since = {name: round for name, values in losses.items() if (round := _not_finite_since(values)) is not None}
     overall = Measured("loss").name
     shown = [name for name in losses if losses[name] and name in (TRAIN_LOSS, overall, *since)]

@@ -11,7 +11,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from fedbc_lightning.core.errors import ConfigurationError, nearest
-from fedbc_lightning.core.metric_names import with_current_names
 from fedbc_lightning.federation import checkpoint_content
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run import slurm
@@ -97,12 +96,11 @@ def _restore(run: Run, saved: dict[str, Any], *, takes_other_seed: bool) -> None
     if run.fn == TrainerFn.FITTING and not takes_other_seed:
         refuse_other_seed(ours["settings"], run.seed, path)
     warn_of_other_settings(ours["settings"], hyper_parameters(run))
-    states = {with_current_names(key): state for key, state in saved["callbacks"].items()}
+    states = saved["callbacks"]
     for callback in run.hooks.callbacks:
         run.hooks.call_callback(callback, "on_load_checkpoint", saved)
-        key = with_current_names(callback.state_key)
-        if key in states:
-            callback.load_state_dict(states[key])
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
 
 
 def _find_checkpoint(ckpt_path: str | os.PathLike | None, experiment: Path, fn: TrainerFn) -> Path | None:

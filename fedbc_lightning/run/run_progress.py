@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.metric_names import current_names
 from fedbc_lightning.evaluation.summary import Evaluation
 
 
@@ -63,9 +62,7 @@ class Progress:
         self.current_round = self.finished_round = saved["round"]
         self.should_stop = saved["should_stop"] and max_rounds <= saved["max_rounds"]
         self.num_rows = saved.get("rows", {})
-        metrics = saved["callback_metrics"]
-        names = current_names(metrics)
-        self.callback_metrics = {names[name]: torch.tensor(value) for name, value in metrics.items()}
+        self.callback_metrics = {name: torch.tensor(value) for name, value in saved["callback_metrics"].items()}
 
     def write_to(self, folder: str, loggers: list[Any]) -> None:
         """Show where the run writes."""

@@ -15,7 +15,6 @@ import pandas as pd
 import yaml
 
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.metric_names import current_names
 from fedbc_lightning.run.folder import TABLES, run_folders
 from fedbc_lightning.run.tables import complete_lines, read_rows
 
@@ -149,7 +148,7 @@ def read_table(path: Path) -> pd.DataFrame:
         raise _unreadable(path, error) from None
     if "round" not in found:
         raise _unreadable(path, ValueError("there is no column 'round'"))
-    return found if path.name == "clients.csv" else found.rename(columns=current_names(found.columns))
+    return found
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import replacing
-from fedbc_lightning.core.metric_names import TRAIN_LOSS, current_names, order
+from fedbc_lightning.core.metric_names import TRAIN_LOSS, order
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +65,8 @@ class CSVFile:
             )
         self.num_rows = len(kept)
         if self.path.is_file():
-            columns = list(rows[0]) if rows else self._header()
-            names = current_names(columns) if self._has_metrics else {name: name for name in columns}
-            self._columns = [*names.values()]
-            self._rewrite([{names[name]: cell for name, cell in row.items()} for row in kept])
+            self._columns = list(rows[0]) if rows else self._header()
+            self._rewrite(kept)
 
     def _header(self) -> list[str]:
         with self.path.open(newline="", encoding="utf-8") as file:

@@ -6,14 +6,14 @@ import itertools
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import filelock
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
-from fedbc_lightning.core.metric_names import accepted, is_lower_better, on_split
+from fedbc_lightning.core.metric_names import is_lower_better, on_split
 from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, check_keys, full_key, plain_key, short
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.reported_round import Report
@@ -115,7 +115,6 @@ class Study:
 
     def __post_init__(self) -> None:
         self.given = asdict(self)  # as plain values, before factors are crossed and names completed
-        self._use_current_names()
         self._check_that_runs_are_given()
         self.variants = dict(self.variants)
         self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
@@ -145,18 +144,6 @@ class Study:
             paper.check(f"papers.{name}", list(self.algorithms), list(self.levels.values()), self.metrics)
         self._keep_names()
         self.narrow(self.only)
-
-    def _use_current_names(self) -> None:
-        """Read the names of metrics as those of today; studies of older versions have others."""
-        self.metrics = [accepted(name, "metrics") for name in self.metrics]
-        self.better = {accepted(name, "better"): said for name, said in self.better.items()}
-        if self.tuning.metric is not None:
-            self.tuning = replace(self.tuning, metric=accepted(self.tuning.metric, "tuning.metric"))
-        self.targets = {accepted(name, "targets"): list(values) for name, values in self.targets.items()}
-        self.papers = {
-            name: replace(paper, metric=accepted(paper.metric, f"papers.{name}.metric"))
-            for name, paper in self.papers.items()
-        }
 
     def _check_that_runs_are_given(self) -> None:
         if not self.algorithms:

@@ -38,20 +38,11 @@ def fit(root, *callbacks, **options):
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (
-            full("last.ckpt"),
-            r"the disk of '\S*-1' is full \(No space left on device; .* are free, last\.ckpt needs",
-        ),
-        (
-            full("best.ckpt"),
-            r"the disk of '\S*-1' is full .* Make room, or raise your quota\. Go on by the same",
-        ),
+        (full("last.ckpt"), r"-1' cannot be written \(No space left on device; .* are free on its disk\)"),
+        (full("best.ckpt"), r"-1' cannot be written \(No space .*\)\. Go on by the same"),
         (lambda run: (run / "checkpoints" / "last.ckpt.tmp").mkdir(), r"last\.ckpt\.tmp' cannot be written \(Is a dir"),
-        (
-            lambda run: (run / "metrics.csv").rename(run / "mine.csv"),
-            r"metrics\.csv' is no longer there \(No such",
-        ),
-        (shutil.rmtree, r"the run folder '\S*FedAvg-1' is no longer there \(No such .* There is no checkpoint to go"),
+        (lambda run: (run / "metrics.csv").rename(run / "mine.csv"), r"metrics\.csv' cannot be written \(No such"),
+        (shutil.rmtree, r"FedAvg-1\S*' cannot be written \(No such .* There is no checkpoint to go"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path, act, message, caplog):
@@ -68,14 +59,18 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, act, message, caplog):
     assert [row["round"] for row in read_csv(run / "metrics.csv")] == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize(("number", "message"), [(errno.EACCES, "another user's"), (errno.EIO, "look after its disk")])
-def test_errors_of_other_files_pass(tmp_path, number, message):
-    for folder, kind in ((tmp_path, ConfigurationError), (tmp_path / "elsewhere", OSError)):
-        folder.mkdir(exist_ok=True)
-        with pytest.raises(kind, match=message if folder == tmp_path else "elsewhere|file"), storage.told(folder):
-            raise OSError(number, os.strerror(number), str(tmp_path / "file"))
+def test_errors_of_other_files_pass(tmp_path):
+    def broken(*arguments):
+        with storage.told(tmp_path):
+            raise OSError(*arguments)
+
+    denied = errno.EACCES, os.strerror(errno.EACCES)
+    with pytest.raises(ConfigurationError, match=r"file' cannot be written \(Permission denied"):
+        broken(*denied, str(tmp_path / "file"))
+    with pytest.raises(OSError, match="elsewhere"):
+        broken(*denied, str(tmp_path.parent / "elsewhere"))
     table = str(tmp_path / "metrics.csv")  # the name that the user knows, where one file was to replace another
-    with pytest.raises(ConfigurationError, match=r"metrics\.csv' cannot be written"), storage.told(tmp_path):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), f"{table}.tmp", None, table)
-    with pytest.raises(ConnectionRefusedError), storage.told(tmp_path):
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "a logger's server")
+    with pytest.raises(ConfigurationError, match=r"metrics\.csv' cannot be written"):
+        broken(errno.EISDIR, os.strerror(errno.EISDIR), f"{table}.tmp", None, table)
+    with pytest.raises(ConnectionRefusedError):
+        broken(errno.ECONNREFUSED, "a logger's server")
