@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from fedbc_lightning.core.checks import check_choice
+from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import Partitioner
 
@@ -71,7 +71,7 @@ class EMNISTDataModule(IdxDataModule):
         transform: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
-        check_choice("data.split", split, tuple(NUM_CLASSES))
+        check_arguments(EMNISTDataModule, locals(), "data")
         count = NUM_CLASSES[split]
         self.split = split
         self.classes = list(range(count)) if classes is None else list(classes)

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import Count, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, first_line
 from fedbc_lightning.data import IndexedDataModule, LoadedData
 from fedbc_lightning.data.labels import natural_clients
@@ -95,7 +95,7 @@ class HuggingFaceDataModule(IndexedDataModule):
         path: str,
         text: str | None = None,
         tokenizer: str | None = None,
-        max_length: int = 128,
+        max_length: Count = 128,
         *,
         columns: list[str] | None = None,
         label: str | None = None,
@@ -107,9 +107,9 @@ class HuggingFaceDataModule(IndexedDataModule):
         test_fraction: float | None = None,
         **kwargs: Any,
     ) -> None:
+        check_arguments(HuggingFaceDataModule, locals(), "data")
         default = IID(10) if client is None else Natural()
         super().__init__(partitioner or default, test_fraction=test_fraction, **kwargs)
-        check_at_least("data.max_length", max_length, 1, whole=True)
         if (text is None) != (tokenizer is None):
             raise ConfigurationError("data.text: a column of texts needs data.tokenizer, and a tokenizer data.text")
         if text is None and not columns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from torch.utils.data import Dataset
 
-from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.core.checks import Count, NotNegative, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import Partitioner, PowerLaw
@@ -70,13 +70,13 @@ class ImageFolderDataModule(IndexedDataModule):
         self,
         root: str | Path,
         partitioner: Partitioner | None = None,
-        image_size: Annotated[int, at_least(1)] | None = None,
+        image_size: Count | None = None,
         grayscale: bool = False,
         augment: bool | nn.Module = False,
         transform: nn.Module | None = None,
         mean: tuple[float, ...] = (0.5,),
         std: tuple[float, ...] = (0.5,),
-        max_memory_gib: Annotated[float, at_least(0)] = 4.0,
+        max_memory_gib: NotNegative = 4.0,
         test: OwnTest = "split",
         **kwargs: Any,
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import Count, Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Partitioner
@@ -50,17 +50,13 @@ class LibSVMDataModule(IndexedDataModule):
         path: str,
         partitioner: Partitioner | None = None,
         *,
-        num_features: int | None = None,
-        row_norm: float | None = None,
-        max_memory_gib: float = 4.0,
+        num_features: Count | None = None,
+        row_norm: Positive | None = None,
+        max_memory_gib: Positive = 4.0,
         **kwargs: Any,
     ) -> None:
+        check_arguments(LibSVMDataModule, locals(), "data")
         super().__init__(partitioner or IID(5), **kwargs)
-        if num_features is not None:
-            check_at_least("data.num_features", num_features, 1, whole=True)
-        if row_norm is not None:
-            check_at_least("data.row_norm", row_norm, 0, strict=True)
-        check_at_least("data.max_memory_gib", max_memory_gib, 0, strict=True)
         self.path = Path(path).expanduser()
         self.num_features = num_features
         self.row_norm = row_norm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import check_at_least, check_finite, check_share
+from fedbc_lightning.core.checks import FINITE, UnitInterval, at_least, check_arguments
 from fedbc_lightning.data import ArrayDataset, LoadedData
 from fedbc_lightning.partition import IID, Partition
 
@@ -56,14 +56,14 @@ class MNISTRobustDataModule(MNISTDataModule):
         self,
         root: str = "data",
         num_clients: int = 10,
-        negated_fraction: float | None = None,
+        negated_fraction: UnitInterval | None = None,
         test_fraction: float = 0.5,
         download: bool = True,
         **kwargs: Any,
     ) -> None:
+        check_arguments(MNISTRobustDataModule, locals(), "data")
         if negated_fraction is None:
             negated_fraction = 0.2 if num_clients == 50 else 0.1
-        check_share("data.negated_fraction", negated_fraction, closed=True)
         super().__init__(root, IID(num_clients), download, test="split", test_fraction=test_fraction, **kwargs)
         self.negated_fraction = negated_fraction
 
@@ -114,14 +114,13 @@ class MNISTPersonalDataModule(MNISTRobustDataModule):
         self,
         root: str = "data",
         num_clients: int = 10,
-        noise_scale: float = 0.5,
+        noise_scale: Annotated[float, at_least(0), FINITE] = 0.5,
         negated_fraction: float | None = None,
         test_fraction: float = 0.5,
         download: bool = True,
         **kwargs: Any,
     ) -> None:
-        check_at_least("data.noise_scale", noise_scale, 0)
-        check_finite("data.noise_scale", noise_scale)
+        check_arguments(MNISTPersonalDataModule, locals(), "data")
         super().__init__(
             root, num_clients, negated_fraction, test_fraction, download, augment=False, transform=None, **kwargs
         )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import Count, check_arguments
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 
 NOISE, MEAN, MODEL, OUTLIER = 2.0, 0.5, 5.0, 50.0
@@ -49,9 +49,9 @@ class SyntheticRegressionDataModule(IndexedDataModule):
 
     def __init__(
         self,
-        num_clients: int = 10,
-        samples_per_client: int = 100,
-        dimension: int = 1000,
+        num_clients: Count = 10,
+        samples_per_client: Count = 100,
+        dimension: Count = 1000,
         std: bool = False,
         *,
         test_fraction: float | None = 0.5,
@@ -59,9 +59,7 @@ class SyntheticRegressionDataModule(IndexedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(None, test_fraction=test_fraction, batch_size=batch_size, **kwargs)
-        sizes = {"num_clients": num_clients, "samples_per_client": samples_per_client, "dimension": dimension}
-        for name, value in sizes.items():
-            check_at_least(f"data.{name}", value, 1, whole=True)
+        check_arguments(SyntheticRegressionDataModule, locals(), "data")
         self.samples_per_client, self.dimension, self.std = samples_per_client, dimension, std
         self._num_clients = num_clients
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import Count, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.data.labels import natural_clients
@@ -60,13 +60,12 @@ class Sent140DataModule(IndexedDataModule):
         path: str,
         partitioner: Partitioner | None = None,
         *,
-        sequence_length: int = 25,
-        vocabulary_size: int = 10_000,
+        sequence_length: Count = 25,
+        vocabulary_size: Annotated[int, at_least(3)] = 10_000,
         **kwargs: Any,
     ) -> None:
+        check_arguments(Sent140DataModule, locals(), "data")
         super().__init__(partitioner or Natural(min_samples=30), **kwargs)
-        check_at_least("data.sequence_length", sequence_length, 1, whole=True)
-        check_at_least("data.vocabulary_size", vocabulary_size, 3, whole=True)
         self.path = Path(path).expanduser()
         self.sequence_length = sequence_length
         self.vocabulary_size = vocabulary_size

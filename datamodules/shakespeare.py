@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedbc_lightning.core.checks import check_at_least, check_choice
+from fedbc_lightning.core.checks import Count, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.data.splits import SplitOrder, split_partition
@@ -71,18 +71,15 @@ class ShakespeareDataModule(IndexedDataModule):
         partitioner: Partitioner | None = None,
         *,
         targets: Literal["all", "last"] | None = None,
-        sequence_length: int = 80,
-        stride: int | None = None,
+        sequence_length: Count = 80,
+        stride: Count | None = None,
         test_fraction: float | None = None,
         split_order: SplitOrder = "ordered",
         **kwargs: Any,
     ) -> None:
+        check_arguments(ShakespeareDataModule, locals(), "data")
         partitioner = partitioner or Natural(min_samples=10)
         super().__init__(partitioner, test_fraction=test_fraction, split_order=split_order, **kwargs)
-        check_choice("data.targets", targets or "all", ("all", "last"))
-        check_at_least("data.sequence_length", sequence_length, 1, whole=True)
-        if stride is not None:
-            check_at_least("data.stride", stride, 1, whole=True)
         self.path = Path(path).expanduser()
         self.targets = targets
         self.sequence_length = sequence_length

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import check_at_least
+from fedbc_lightning.core.checks import Count, NotNegative, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 
@@ -60,29 +60,20 @@ class SyntheticDataModule(IndexedDataModule):
 
     def __init__(
         self,
-        alpha: float = 0.5,
-        beta: float = 0.5,
-        num_clients: int = 30,
+        alpha: NotNegative = 0.5,
+        beta: NotNegative = 0.5,
+        num_clients: Count = 30,
         iid: bool = False,
-        dimension: int = 60,
-        num_classes: int = 10,
+        dimension: Count = 60,
+        num_classes: Annotated[int, at_least(2)] = 10,
         style: Literal["own", "public"] = "own",
         **kwargs: Any,
     ) -> None:
         super().__init__(None, **kwargs)
-        for name, value, least in (
-            ("alpha", alpha, 0),
-            ("beta", beta, 0),
-            ("num_clients", num_clients, 1),
-            ("dimension", dimension, 1),
-            ("num_classes", num_classes, 2),
-        ):
-            check_at_least(f"data.{name}", value, least, whole=name not in ("alpha", "beta"))
+        check_arguments(SyntheticDataModule, locals(), "data")
         self.alpha, self.beta, self.iid = alpha, beta, iid
         self.dimension, self.num_classes = dimension, num_classes
         self._num_clients = num_clients
-        if style not in ("own", "public"):
-            raise ConfigurationError(f"data.style={style!r}: give 'own' or 'public'")
         if style == "public" and iid:
             raise ConfigurationError("data.iid: the public draws have no IID variant; give style 'own' or iid false")
         self.style = style

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import Dataset
 
-from fedbc_lightning.core.checks import check_choice
+from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Natural, Partition, Partitioner
@@ -94,10 +94,9 @@ class TableDataModule(IndexedDataModule):
         test_fraction: float | None = None,
         **kwargs: Any,
     ) -> None:
+        check_arguments(TableDataModule, locals(), "data")
         default = IID(10) if client is None else Natural()
         super().__init__(partitioner or default, test_fraction=test_fraction, **kwargs)
-        check_choice("data.task", task, ("auto", "classification", "regression"))
-        check_choice("data.missing", missing, ("refuse", "drop_rows"))
         if features is not None and exclude:
             raise ConfigurationError("data.exclude: data.features names all inputs already; give one of the two")
         self.path = Path(path).expanduser()

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import check_at_least, check_share
+from fedbc_lightning.core.checks import Count, UnitInterval, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 
 CPU = torch.device("cpu")
@@ -118,9 +118,9 @@ class RandomCrop(BatchAugmentation):
             CIFAR-10.
     """
 
-    def __init__(self, padding: int) -> None:
+    def __init__(self, padding: Count) -> None:
+        check_arguments(RandomCrop, locals(), "data.augment: RandomCrop")
         super().__init__()
-        check_at_least("padding", padding, 1, whole=True)
         self.padding = padding
 
     def forward(self, images: Tensor, generator: Generator) -> Tensor:
@@ -140,9 +140,9 @@ class RandomHorizontalFlip(BatchAugmentation):
         probability: Probability that an image is mirrored, in [0, 1].
     """
 
-    def __init__(self, probability: float = 0.5) -> None:
+    def __init__(self, probability: UnitInterval = 0.5) -> None:
+        check_arguments(RandomHorizontalFlip, locals(), "data.augment: RandomHorizontalFlip")
         super().__init__()
-        check_share("probability", probability, closed=True)
         self.probability = probability
 
     def forward(self, images: Tensor, generator: Generator) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
-from fedbc_lightning.core.checks import check_choice
+from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import Partitioner, PowerLaw
@@ -76,7 +76,7 @@ class VisionDataModule(IndexedDataModule):
         test: OwnTest = "split",
         **kwargs: Any,
     ) -> None:
-        check_choice("data.test", test, ("split", "shared"))
+        check_arguments(VisionDataModule, locals(), "data")
         super().__init__(partitioner or PowerLaw(20, classes_per_client=2, exponent=1.2), **kwargs)
         self.test = test
         if test == "shared":

@@ -49,7 +49,7 @@ def test_the_public_draws_are_those_of_their_description(seed):
 
 
 def test_other_styles_an_iid_variant_and_other_seeds_are_refused():
-    with pytest.raises(ConfigurationError, match=r"data\.style='mine': give 'own' or 'public'"):
+    with pytest.raises(ConfigurationError, match=r"data\.style: got 'mine'; give own or public"):
         SyntheticDataModule(style="mine")
     with pytest.raises(ConfigurationError, match=r"data\.iid: the public draws have no IID variant"):
         SyntheticDataModule(style="public", iid=True)
