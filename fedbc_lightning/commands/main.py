@@ -140,8 +140,8 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: objec
 
 def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
     from fedbc_lightning.cli.federated import FederatedCLI, resume_hint
+    from fedbc_lightning.distributed.heartbeat import LostProcessError
     from fedbc_lightning.distributed.interrupts import StoppedError
-    from fedbc_lightning.distributed.lifeline import LostProcessError
 
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:

@@ -7,7 +7,6 @@ import io
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -32,8 +31,7 @@ from fedbc_lightning.core.private_lightning import (
     forget_exit_handler,
     start_method,
 )
-from fedbc_lightning.distributed import joining
-from fedbc_lightning.distributed.meeting import meet
+from fedbc_lightning.distributed.heartbeat import leave_process_group, meet
 
 Value = TypeVar("Value")
 START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
@@ -41,13 +39,13 @@ START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_
 
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
 LONGEST_ROUND = timedelta(days=7)
-"""Timeout of the process group: longer than any round, because the lifeline finds dead processes, not a timeout."""
+"""Timeout of the process group: longer than any round, because heartbeats find dead processes, not a timeout."""
+
+SECONDS_TO_MEET = 600.0
+"""Seconds that a process waits for the others at the start before the run ends."""
 
 FEW_RANKS = 4
 """Largest number of CPU processes for which :func:`travels_along` joins two exchanges into one."""
-
-PARENT = "FEDBC_LIGHTNING_PARENT"
-"""Name of the environment variable that holds the id of the process that started this one."""
 
 
 class ClientParallelStrategy(LaunchedStrategy):
@@ -66,25 +64,51 @@ class ClientParallelStrategy(LaunchedStrategy):
 
     def setup_environment(self) -> None:
         """Join the process group, and leave it when Python exits; gloo's threads would abort the process otherwise."""
-        parent = os.environ.pop(PARENT, None)
-        if parent is not None:
-            threading.Thread(target=self._watch_parent, args=(int(parent),), daemon=True).start()
         if start_method(self) == "fork":
             torch.set_num_threads(1)  # OpenMP's other threads do not survive a fork: the first shared loop would hang
-        self._timeout = timedelta(seconds=joining.SECONDS_TO_MEET)
-        with joining.joining(self):
+        self._timeout = timedelta(seconds=SECONDS_TO_MEET)
+        with self._joining():
             super().setup_environment()
         self.is_joined = True
         private_torch.set_group_timeout(LONGEST_ROUND)
         forget_exit_handler()
         atexit.register(leave_process_group)
 
-    def _watch_parent(self, parent: int) -> None:
-        """End this process if its parent dies before the process group exists."""
-        while not self.is_joined:
-            if os.getppid() != parent:
-                os._exit(1)
-            time.sleep(0.5)
+    @contextmanager
+    def _joining(self) -> Iterator[None]:
+        """Say that this process waits for the others, let Ctrl-C end the wait, and explain its limit.
+
+        Raises:
+            ConfigurationError: Not all processes came in time.
+        """
+        environment = self.cluster_environment
+        assert environment is not None
+        node = environment.node_rank()
+        host, port, num_processes = environment.main_address, environment.main_port, self.num_nodes * self.num_processes
+        said = f"this is node {node}, waiting at {host}:{port} for the others, {num_processes} processes in all."
+        if self.num_nodes > 1:
+            said += f" On each machine start the same command with MASTER_ADDR={host} MASTER_PORT={port} NODE_RANK=..."
+        waits = threading.Timer(5 if self.num_nodes > 1 else 60, lambda: print(said, file=sys.stderr, flush=True))
+        waits.daemon = True
+        if environment.local_rank() == 0:
+            waits.start()
+        # While torch waits, no Python code runs, so Python's handler of Ctrl-C would not run: the system must end us.
+        is_ours = threading.current_thread() is threading.main_thread()
+        is_ours &= signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if is_ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            yield
+        except (torch.distributed.DistError, TimeoutError) as error:
+            raise ConfigurationError(
+                f"trainer.devices: process {environment.global_rank()} of {num_processes} (counted from 0) at "
+                f"{host}:{port} waited {SECONDS_TO_MEET:g} s for the others, and not all came. See what those say that "
+                "ended, and start all of them again."
+            ) from error
+        finally:
+            waits.cancel()
+            if is_ours:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Wait until all processes have reached this call."""
@@ -118,7 +142,8 @@ class ClientParallelStrategy(LaunchedStrategy):
 class WatchingLauncher(ScriptLauncher):
     """Starts this command once more for each further process, and ends all of them if one ends before the run begins.
 
-    Lightning's launcher watches the processes during the whole run, and kills this one without a message if one fails.
+    Lightning's launcher watches the processes during the whole run, and kills this one without a message if one fails;
+    during the run the heartbeats do that.
     """
 
     def __init__(self, strategy: ClientParallelStrategy) -> None:
@@ -130,9 +155,7 @@ class WatchingLauncher(ScriptLauncher):
         """Start the other processes, and run ``function`` in this one."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
-            os.environ[PARENT] = str(os.getpid())
             self.start_others()
-            del os.environ[PARENT]
             threading.Thread(target=self._watch_arrival, daemon=True).start()
         self.share_cores()
         return function(*args, **kwargs)
@@ -141,25 +164,15 @@ class WatchingLauncher(ScriptLauncher):
         while not self._strategy.is_joined:
             for rank, process in enumerate(self.procs, start=1):
                 if process.poll() is not None:
-                    self._give_up(rank, process)
+                    how = f"status {process.returncode}" if process.returncode >= 0 else f"signal {-process.returncode}"
+                    print(
+                        f"error: process {rank} of {self.num_processes} (counted from 0) ended with {how} before the "
+                        "run began, see its own message. All others were stopped.", file=sys.stderr, flush=True,
+                    )  # fmt: skip
+                    for other in self.procs:
+                        other.terminate()
+                    os._exit(1)
             time.sleep(0.1)
-
-    def wake(self) -> None:
-        """Continue processes that were stopped (SIGSTOP), so that they notice the end of the run and end, too."""
-        for process in self.procs:
-            if hasattr(signal, "SIGCONT"):
-                process.send_signal(signal.SIGCONT)  # does nothing if the process has ended
-
-    def _give_up(self, rank: int, ended: subprocess.Popen) -> None:
-        how = f"by signal {-ended.returncode}" if ended.returncode < 0 else f"with status {ended.returncode}"
-        print(
-            f"error: process {rank} of {self.num_processes} (counted from 0) ended {how} before the run began, see its "
-            "own message. All others were stopped.", file=sys.stderr, flush=True,
-        )  # fmt: skip
-        for process in self.procs:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        os._exit(1)
 
 
 @contextmanager
@@ -217,22 +230,6 @@ def make_fabric(
             f"trainer.accelerator: {accelerator} would use {type(fabric.strategy).__name__}, which is not supported."
         )
     return fabric
-
-
-def leave_process_group(seconds: int = 0) -> None:
-    """Destroy the process group before Python exits; gloo's threads would abort the process otherwise.
-
-    Args:
-        seconds: Time limit, after which SIGALRM ends the process; a collective begun with a process that is stopped or
-            dead may never return. 0 sets no limit.
-    """
-    has_limit = seconds > 0 and hasattr(signal, "alarm")
-    if torch.distributed.is_initialized():
-        if has_limit:
-            signal.alarm(seconds)
-        torch.distributed.destroy_process_group()
-        if has_limit:
-            signal.alarm(0)
 
 
 def gather_objects(fabric: Fabric, value: Any) -> list[Any]:

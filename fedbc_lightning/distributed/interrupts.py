@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,8 +62,7 @@ class Interrupts:
         self.pending: BaseException | None = None
         self._is_spokesman = is_spokesman
         self._previous: dict[int, Any] = {}
-        self._is_deferred = self._is_over = False
-        self._must_raise = False
+        self._is_over = False
         self._num_signals, self._last = 0, -SECONDS_OF_ONE
         self._show: Callable[[str], object] | None = None
 
@@ -96,15 +94,6 @@ class Interrupts:
         is_echo = isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
         return self.pending if is_echo and self.pending is not None else error
 
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Protect the code inside the context from being broken off when another process is lost."""
-        self._is_deferred = True
-        try:
-            yield
-        finally:
-            self._is_deferred = False
-
     @classmethod
     def show_by(cls, show: Callable[[str], object] | None) -> None:
         """Hand the messages about signals to a function, because a live display would be torn by a line of its own.
@@ -122,19 +111,7 @@ class Interrupts:
         if cls._active is not None and cls._active.pending is None:
             cls._active.pending = error
 
-    @classmethod
-    def insist(cls) -> None:
-        """Raise the pending exception in the middle of a long step of the main thread; called from another thread."""
-        if cls._active is not None:
-            cls._active._must_raise = True
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)  # type: ignore[arg-type]
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._must_raise:
-            self._must_raise = False
-            if self.pending is not None and not (self._is_deferred or self._is_over or sys.exc_info()[0]):
-                raise self.pending
-            return
         now = time.monotonic()
         if now - self._last < SECONDS_OF_ONE:
             return

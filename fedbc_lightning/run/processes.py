@@ -17,8 +17,8 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.storage import quiet_event_writers
 from fedbc_lightning.core.tracebacks import add_note
 from fedbc_lightning.distributed.fabric import missing_kernels_told
+from fedbc_lightning.distributed.heartbeat import WAS_KILLED, Heartbeat, LostProcessError
 from fedbc_lightning.distributed.interrupts import passed_on
-from fedbc_lightning.distributed.lifeline import WAS_KILLED, Lifeline, LostProcessError
 from fedbc_lightning.run import slurm
 from fedbc_lightning.run.folder import how_to_resume, how_to_resume_last
 from fedbc_lightning.run.lock import RunLock
@@ -82,11 +82,11 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
     settings, progress = trainer.settings, trainer.progress
     alike = determinism.deterministic_algorithms(settings.deterministic)
     told = missing_kernels_told(settings.precision)
-    lifeline = Lifeline(fabric, lambda: progress.current_round).held(
+    heartbeat = Heartbeat(fabric, lambda: progress.current_round).held(
         lambda: _how_to_resume(trainer, request, progress.log_dir)
     )
     requeued = slurm.requeued(settings.experiment, request.fn, progress, is_writer=fabric.is_global_zero)
-    with lifeline, requeued, told, alike, quiet_event_writers(), RunLock() as lock:
+    with heartbeat, requeued, told, alike, quiet_event_writers(), RunLock() as lock:
         try:
             run, result = perform(request, lock)
         except KeyboardInterrupt:

@@ -151,32 +151,31 @@ class RoundLoop:
         return evaluation
 
     def _finish(self, metrics: dict[str, float], evaluation: Evaluation) -> None:
-        """Commit the round and call the hooks that see its numbers; signals are deferred meanwhile."""
+        """Commit the round and call the hooks that see its numbers."""
         run, progress = self._run, self._progress
         round = progress.current_round
         progress.evaluation = evaluation
         metrics |= evaluation.metrics
         self._publish(metrics)
-        with self._interrupts.deferred():
+        if round:
+            self._federation.commit(round, metrics)
+        run.user.best_metrics.commit()
+        progress.finish_round()
+        collector = run.user.start_collecting()
+        run.shim.set(current_epoch=round, global_step=round)
+        seed_globals(derive(run.seed, "round end", round), run.user.device)
+        try:
             if round:
-                self._federation.commit(round, metrics)
-            run.user.best_metrics.commit()
-            progress.finish_round()
-            collector = run.user.start_collecting()
-            run.shim.set(current_epoch=round, global_step=round)
-            seed_globals(derive(run.seed, "round end", round), run.user.device)
-            try:
-                if round:
-                    with kept_from_round_hooks(self._federation, "on_round_end"):
-                        self._hooks.call("on_round_end")
-                    self._federation.server.commit()
-                metrics |= collector.logged()
-                self._publish(metrics)
-                with self._not_kept_from("on_validation_end"):
-                    self._call_validation_end(metrics, bool(evaluation.metrics))
-            finally:
-                records = self._federation.server.records if round else []
-                self._recorder.record(round, metrics, records, evaluation)
+                with kept_from_round_hooks(self._federation, "on_round_end"):
+                    self._hooks.call("on_round_end")
+                self._federation.server.commit()
+            metrics |= collector.logged()
+            self._publish(metrics)
+            with self._not_kept_from("on_validation_end"):
+                self._call_validation_end(metrics, bool(evaluation.metrics))
+        finally:
+            records = self._federation.server.records if round else []
+            self._recorder.record(round, metrics, records, evaluation)
 
     def _call_validation_end(self, metrics: dict[str, float], is_evaluated: bool) -> None:
         """Call ``on_validation_end`` after each evaluated round; if a callback monitors a name, when that was logged.

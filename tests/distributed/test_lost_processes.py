@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from contextlib import AbstractContextManager
@@ -24,13 +25,13 @@ import torch
 from lightning.pytorch import LightningModule
 from torch.nn import functional
 
-from fedbc_lightning.distributed import joining, meeting
+from fedbc_lightning.distributed import fabric, heartbeat
 
 if os.environ.get("LOCAL_RANK") == os.environ.get("ABSENT_RANK", "none"):
     os._exit(3)
-for name in ("SECONDS_OF_SILENCE", "SECONDS_TO_ANSWER", "MOST_SECONDS_WITHOUT_ANSWER"):
-    setattr(meeting, name, int(os.environ.get(name, getattr(meeting, name))))
-joining.SECONDS_TO_MEET = float(os.environ.get("SECONDS_TO_MEET", joining.SECONDS_TO_MEET))
+for name in ("SECONDS_OF_SILENCE", "MOST_SECONDS_WITHOUT_ANSWER"):
+    setattr(heartbeat, name, int(os.environ.get(name, getattr(heartbeat, name))))
+fabric.SECONDS_TO_MEET = float(os.environ.get("SECONDS_TO_MEET", fabric.SECONDS_TO_MEET))
 
 
 class Module(LightningModule):
@@ -89,12 +90,17 @@ def last(folder: Path, run: str = "FedAvg-0") -> dict:
     return {key: saved[key] for key in ("state_dict", "fedbc_lightning", "callbacks")}
 
 
-def kill(folder: Path, rank: int, *words: object, after: int, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
+def kill(folder: Path, rank: int, *words: object, after: int, **given: Any) -> tuple[int, str]:
     """Exit status and words of a run of which one process is killed in the round ``after``."""
-    with started(folder, *words, "--model.seconds", 0.03, launcher=launcher) as program:
+    with started(folder, *words, "--model.seconds", 0.03, **given) as program:
         wait_until(lambda: has_done(folder, after), program)
         os.kill(int((folder / f"rank{rank}.pid").read_text()), signal.SIGKILL)
-        status, said = ended(program)
+        return ended(program)
+
+
+def named(folder: Path, rank: int, *words: object, **given: Any) -> tuple[int, str]:
+    """The same, where a process that is left names the one that was killed."""
+    status, said = kill(folder, rank, *words, **given)
     assert said.count(f"process {rank} of 2 (counted from 0) was killed") == 1, said
     assert "Go on by the same command with ckpt_path: " in said
     assert "runs/tiny/FedAvg-0/checkpoints/last.ckpt" in said
@@ -103,11 +109,11 @@ def kill(folder: Path, rank: int, *words: object, after: int, launcher: tuple[st
 
 
 def test_a_run_goes_on_after_each_process_was_killed(project):
-    status, said = kill(project, 1, after=3)
+    status, said = named(project, 1, after=3)
     assert status == 1
     assert "Traceback" not in said
     assert 2 <= last(project)["fedbc_lightning"]["round"] < 12
-    status, said = kill(project, 0, "--ckpt_path", "last", after=6)
+    status, said = named(project, 0, "--ckpt_path", "last", after=6)
     assert status == -signal.SIGKILL
     assert "Traceback" not in said
     fit(project, "--ckpt_path", "last")
@@ -115,13 +121,16 @@ def test_a_run_goes_on_after_each_process_was_killed(project):
     assert_equal_trees(last(project), last(project, "FedAvg-0-1"))
 
 
-@pytest.mark.parametrize("start_method", ["ddp_spawn", "torchrun"])
-def test_a_killed_process_ends_all(project, start_method):
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-    if start_method == "torchrun":
-        assert kill(project, 1, after=2, launcher=torchrun)[0] == 1
-    else:
-        assert kill(project, 1, "--trainer.strategy", start_method, after=2)[0] == 1
+def test_a_killed_process_ends_those_that_torch_has_spawned(project):
+    assert named(project, 1, "--trainer.strategy", "ddp_spawn", after=2)[0] == 1
+
+
+def test_torchrun_ends_all_and_the_run_says_how_to_go_on(project):
+    status, said = kill(project, 1, after=2, launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2"))
+    assert status == 1
+    assert "rank : 1 (local_rank: 1) exitcode : -9" in said
+    assert "SIGTERM: stopping after this step" in said
+    assert "interrupted; go on with: fedbc-cli fit" in said
 
 
 @pytest.mark.parametrize(("strategy", "rank"), [("auto", 0), ("auto", 1), ("ddp_spawn", 1)])
@@ -129,7 +138,7 @@ def test_a_mistake_on_one_rank_is_told_once(project, strategy, rank):
     status, said = fit(project, "--trainer.strategy", strategy, "--model.failing_rank", rank)
     assert status == 1
     assert said.count("ValueError: a mistake of the user's") == 1, said
-    assert said.count("process 1 of 2 (counted from 0) failed") == (1 if (strategy, rank) == ("auto", 1) else 0)
+    assert said.count("process 1 of 2 (counted from 0) failed") == (1 if (strategy, rank) == ("auto", 1) else 0), said
     assert last(project)["fedbc_lightning"]["round"] == 2
 
 
@@ -152,12 +161,12 @@ def stop(folder: Path, program: Forked, rank: int) -> None:
 
 
 def test_a_wait_for_a_stopped_process_is_said_and_answers_signals(project):
-    seconds = {"SECONDS_OF_SILENCE": 1, "SECONDS_TO_ANSWER": 2}
+    seconds = {"SECONDS_OF_SILENCE": 1}
     with started(project, "--model.seconds", 0.01, "--trainer.max_rounds", 1000, **seconds) as program:
         stop(project, program, 1)
-        wait_until(lambda: "no answer from process 1: stopped, or the machine hangs" in program.printed[1], program)
-        said = program.printed[1]
-        assert "Waiting for process 1 since 1 s (round " in said
+        wait_until(
+            lambda: re.search(r"process 1 \(last heartbeat [2-9] s ago\) since \d s", program.printed[1]), program
+        )
         program.send_signal(signal.SIGTERM)
         status, said = ended(program)  # that of the other, too, which was woken
     assert status == 143
@@ -166,12 +175,12 @@ def test_a_wait_for_a_stopped_process_is_said_and_answers_signals(project):
 
 
 def test_a_process_that_answers_no_more_ends_the_run(project):
-    seconds = {"SECONDS_OF_SILENCE": 1, "MOST_SECONDS_WITHOUT_ANSWER": 2}
+    seconds = {"SECONDS_OF_SILENCE": 1, "MOST_SECONDS_WITHOUT_ANSWER": 4}
     with started(project, "--model.seconds", 0.01, "--trainer.max_rounds", 1000, **seconds) as program:
         stop(project, program, 1)
         status, said = ended(program)
     assert status == 1
-    assert "process 1 of 2 (counted from 0) has not answered for 2 s: it is stopped, or its machine hangs" in said
+    assert "process 1 of 2 (counted from 0) has not answered for 4 s: it is stopped, or its machine hangs" in said
     assert "by the same command with ckpt_path: runs/tiny/FedAvg-0/checkpoints/last.ckpt" in said
 
 

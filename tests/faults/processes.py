@@ -16,7 +16,7 @@ from helpers.row_processes import Killer
 
 from faults.registry import Case, kind
 from faults.runs import REFUSED, ROUNDS, Bench, Child, is_one_line, train
-from fedbc_lightning.distributed import interrupts, joining, meeting
+from fedbc_lightning.distributed import fabric, heartbeat, interrupts
 
 MOMENTS = ("client", "evaluation", "before commit", "after commit")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -58,8 +58,8 @@ class Pair:
     def _be(self, rank: int, **options: Any) -> None:
         if rank == self._absent:
             os.kill(os.getpid(), signal.SIGKILL)
-        joining.SECONDS_TO_MEET = 20.0 if self._absent is None else 1.0
-        meeting.MOST_SECONDS_WITHOUT_ANSWER = 2
+        fabric.SECONDS_TO_MEET = 20.0 if self._absent is None else 1.0
+        heartbeat.MOST_SECONDS_WITHOUT_ANSWER = 4
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": self._port, "RANK": rank, "LOCAL_RANK": rank}
         world = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "faults"}
         os.environ.update({name: str(value) for name, value in {**place, **world}.items()})

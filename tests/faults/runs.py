@@ -18,7 +18,7 @@ from helpers.row_processes import fit, state_of
 from matplotlib.figure import Figure
 
 from fedbc_lightning import ConfigurationError
-from fedbc_lightning.distributed.lifeline import LostProcessError
+from fedbc_lightning.distributed.heartbeat import LostProcessError
 from fedbc_lightning.state import client_rows
 
 ROUNDS = 4

@@ -1,0 +1,329 @@
+"""Heartbeats of processes in torch's key-value store: they name a process that was lost, and limit the wait for it.
+
+torchrun, SLURM and torch's spawned processes end a group when one of its processes dies, and gloo breaks off what the
+others wait in. What is added here is the name of the process, a limit for one that hangs, and the end of processes that
+wait inside NCCL.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.distributed import TCPStore
+
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.private_lightning import start_method
+from fedbc_lightning.distributed.interrupts import Interrupts, check
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+SECONDS_OF_SILENCE = 60
+"""Seconds after which a waiting process prints who is missing; it prints again each time its wait has doubled."""
+
+SECONDS_TO_NAME = 5
+"""Seconds without a heartbeat after which a broken connection is put down to a process."""
+
+MOST_SECONDS_WITHOUT_ANSWER = 120
+"""Seconds without a heartbeat after which the run ends if no connection broke: the process or its machine hangs."""
+
+SECONDS_FOR_ALIKE = 0.5
+"""Seconds that rank 0 has to report a mistake first: most mistakes raise the same error on all ranks."""
+
+SECONDS_TO_END = 20.0
+"""Seconds after which a process that does not notice the loss of another, e.g. inside NCCL, is ended."""
+
+SECONDS_FOR_PARENT = 3.0
+"""Seconds that a forked or spawned process lets the failed one end first, which is the one its parent reports."""
+
+WAS_KILLED = "was killed: from outside, or by the system because memory ran out. All others were stopped."
+
+
+class LostProcessError(RuntimeError):
+    """Another process of the run ended, so that this one cannot go on; the message says which, and how to resume."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of a process, which ended the run.
+
+    Attributes:
+        rank: Rank of the process that failed.
+        error: Class and message of its exception; None if the process died without one.
+        is_silent: Whether the process still exists but does not answer.
+    """
+
+    rank: int
+    error: str | None = None
+    is_silent: bool = False
+
+
+class Heartbeat:
+    """Tells the other processes once a second that this one is alive, and learns which process failed first.
+
+    Rank 0 holds the store, so it watches all others and they watch rank 0; a failure is written into the store, where
+    all find it. Two threads do this: one talks to the store, and hangs while rank 0 is stopped; one counts.
+
+    Args:
+        fabric: Fabric that has been launched; all ranks create their heartbeat at the same time.
+        current_round: Function that returns the current round, for messages.
+
+    Attributes:
+        meeting: Number of collectives that this process has begun.
+    """
+
+    current: Heartbeat | None = None
+    """The heartbeat of this process; None outside a run."""
+
+    def __init__(self, fabric: Fabric, current_round: Callable[[], int]) -> None:
+        self._rank, self._world_size, self._current_round = fabric.global_rank, fabric.world_size, current_round
+        self._has_parent = start_method(fabric.strategy) != "popen"
+        self._children = getattr(fabric.strategy.launcher, "procs", [])  # those that Lightning's launcher has started
+        self.meeting = 0
+        self._watched = [0] if self._rank else list(range(1, self._world_size))
+        self._silence, self._meetings = dict.fromkeys(self._watched, 0), dict.fromkeys(self._watched, 0)
+        self._over: set[int] = set()
+        self._failure: Failure | None = None
+        self._message: str | None = None
+        self._own_error: str | None = None
+        self._is_broken = False
+        self._lock, self._wake = threading.Lock(), threading.Event()
+        self._is_known, self._is_ending, self._is_closed = threading.Event(), threading.Event(), threading.Event()
+        if self._world_size > 1:
+            self._connect(fabric)
+            Heartbeat.current = self
+
+    def _connect(self, fabric: Fabric) -> None:
+        # A store beside the one of the process group, whose only connection a waiting collective may hold.
+        connect = partial(TCPStore, cast(Any, fabric.strategy).cluster_environment.main_address, wait_for_workers=False)
+        if self._rank == 0:
+            self._store = connect(port=0, is_master=True)
+            for key in ("failure", "broken", *map(str, range(self._world_size))):
+                self._store.set(key, "")
+            fabric.broadcast(self._store.port)
+        else:
+            self._store = connect(port=fabric.broadcast(0), is_master=False)
+        self._beats = threading.Thread(target=self._beat, daemon=True)
+        self._beats.start()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _beat(self) -> None:
+        """Exchange heartbeats and failures with the others through the store, until the run is over."""
+        last: dict[int, bytes] = {}
+        keys = ["failure", "broken", *map(str, self._watched)]
+        try:
+            for number in count(1):
+                is_last = self._is_closed.is_set()  # read first, so that the last failure is written, too
+                self._store.set(str(self._rank), f"{self.meeting} {number}")
+                if self._is_broken:
+                    self._store.set("broken", "yes")
+                if self._message is not None:  # the first failure of all stays
+                    self._store.compare_set("failure", "", self._message)
+                failure, broken, *beats = self._store.multi_get(keys)
+                self._is_broken |= bool(broken)
+                if failure:
+                    self._learn(Failure(**json.loads(failure)))
+                for rank, beat in zip(self._watched, beats, strict=True):
+                    if beat == b"over":
+                        self._over.add(rank)
+                    elif beat and beat != last.get(rank):
+                        self._silence[rank], self._meetings[rank], last[rank] = 0, int(beat.split()[0]), beat
+                if is_last and not (self._rank == 0 and self._has_others()):
+                    break
+                self._wake.wait(1.0)
+                self._wake.clear()
+            self._store.set(str(self._rank), "over")
+        except torch.distributed.DistError:  # the store has gone, and rank 0 with it
+            self._learn(Failure(0))
+
+    def _watch(self) -> None:
+        """Count the seconds since the others' last beats, so that none passes while this process itself is stopped."""
+        while self._beats.is_alive():
+            time.sleep(1.0)
+            for number, child in enumerate(self._children, start=1):
+                if (child.poll() or 0) < 0:  # ended by a signal, so that it has written no failure
+                    self._learn(Failure(self._rank + number))
+            limit = SECONDS_TO_NAME if self._is_broken else MOST_SECONDS_WITHOUT_ANSWER
+            for rank in self._watched:
+                self._silence[rank] += 1
+                if self._silence[rank] >= limit and rank not in self._over:
+                    self._learn(Failure(rank, is_silent=not self._is_broken))
+
+    def _has_others(self) -> bool:
+        """Return whether processes that answer are still in the run."""
+        lost = self._failure.rank if self._failure is not None else None
+        here = set(self._watched) - self._over - {lost}
+        return any(self._silence[rank] < SECONDS_TO_NAME for rank in here)
+
+    def _learn(self, failure: Failure) -> None:
+        """Keep the first failure as the reason for the end of the run, tell the others, and stop the main thread."""
+        with self._lock:
+            if self._failure is not None or self._is_closed.is_set():
+                return
+            self._failure = failure
+        if failure.rank or self._rank == 0:
+            self._message = json.dumps(asdict(failure))
+        self._is_known.set()
+        self._wake.set()
+        if failure.rank != self._rank:
+            Interrupts.lose(LostProcessError(self._describe(failure)))
+            threading.Thread(target=self._end_if_stuck, args=(failure,), daemon=True).start()
+
+    def _end_if_stuck(self, failure: Failure) -> None:
+        """End this process if its main thread does not, because it waits inside NCCL or in a long step."""
+        if not self._is_ending.wait(SECONDS_TO_END):
+            if self._is_spokesman(failure):
+                print(f"error: {self._describe(failure)}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def _describe(self, failure: Failure) -> str:
+        who = f"process {failure.rank} of {self._world_size} (counted from 0)"
+        if failure.error is not None:
+            return f"{who} failed, see its own message. All others were stopped."
+        if failure.is_silent:
+            return (
+                f"{who} has not answered for {MOST_SECONDS_WITHOUT_ANSWER} s: it is stopped, or its machine hangs. "
+                "All others were stopped."
+            )
+        return f"{who} {WAS_KILLED}"
+
+    def _is_spokesman(self, failure: Failure) -> bool:
+        """Return whether this process reports the failure to the user: rank 0, or rank 1 if rank 0 was lost."""
+        return self._rank == (1 if failure.rank == 0 and failure.error is None else 0)
+
+    @contextmanager
+    def held(self, resume: Callable[[], str]) -> Iterator[None]:
+        """Keep the processes together during the run: an exception inside the context, on any rank, ends all of them.
+
+        Args:
+            resume: Function that returns a sentence on how to resume.
+
+        Raises:
+            LostProcessError: Another process failed, and this one reports it to the user.
+            SystemExit: Another process failed, and yet another one reports it.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self._world_size == 1:
+                raise
+            failure = self._report(error)
+            for child in self._children:  # a stopped one is to notice the end, too; nothing happens to others
+                child.send_signal(getattr(signal, "SIGCONT", 0))
+            atexit.unregister(leave_process_group)
+            atexit.register(leave_process_group, int(SECONDS_TO_END))
+            if failure.rank == self._rank:
+                raise
+            if self._own_error == failure.error and isinstance(error, ConfigurationError):
+                error.is_said_elsewhere = True
+                raise
+            if self._has_parent:  # the parent reports the process that ends first
+                time.sleep(0.0 if failure.error is None else SECONDS_FOR_PARENT)
+            elif self._is_spokesman(failure):
+                raise LostProcessError(f"{self._describe(failure)} {resume()}") from None
+            raise SystemExit(1) from None
+        finally:
+            self._close()
+
+    def explained(self, error: Exception) -> Exception:
+        """Return the error to raise for a broken connection, once it is known which process was lost.
+
+        Raises:
+            SystemExit: A signal came in the meantime, such as that of torchrun, which ends the other processes, too.
+        """
+        self._is_broken = True
+        self._wake.set()
+        until = time.monotonic() + SECONDS_TO_END
+        while not self._is_known.wait(0.1) and time.monotonic() < until:
+            check()
+        return error if self._failure is None else LostProcessError(self._describe(self._failure))
+
+    def _report(self, error: BaseException) -> Failure:
+        """Tell the others of this process's error, unless it only follows from theirs; return what ended the run."""
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, torch.distributed.DistError):  # NCCL's
+            self.explained(error)
+        elif not isinstance(error, LostProcessError):
+            self._own_error = text
+            if self._rank:
+                self._is_known.wait(SECONDS_FOR_ALIKE)
+            self._learn(Failure(self._rank, text))
+        self._is_ending.set()
+        return self._failure or Failure(self._rank, text)
+
+    def _close(self) -> None:
+        """Leave the others; rank 0 stays until they have left, too, since the store ends with it."""
+        if self._world_size > 1:
+            Heartbeat.current = None
+            self._is_closed.set()
+            until = time.monotonic() + SECONDS_TO_NAME
+            while self._beats.is_alive() and (self._failure is None or time.monotonic() < until):
+                self._wake.set()
+                time.sleep(0.01)
+
+    def say_missing(self, seconds: int) -> None:
+        """Print for whom this process waits: rank 0 says so of the others, and rank 1 of rank 0."""
+        times, rest = divmod(seconds, SECONDS_OF_SILENCE)
+        missing = [rank for rank in self._watched if self._meetings[rank] < self.meeting]
+        if not missing or self._rank > 1 or rest or times & (times - 1):
+            return
+        who = ", ".join(f"{rank} (last heartbeat {self._silence[rank]} s ago)" for rank in missing)
+        said = f"Waiting for process {who} since {seconds} s, in round {self._current_round()}. The run ends after"
+        print(f"{said} {MOST_SECONDS_WITHOUT_ANSWER} s without a heartbeat.", file=sys.stderr, flush=True)
+
+
+def meet(collective: Callable[..., Any], *arguments: Any) -> None:
+    """Call a collective of ``torch.distributed``; a signal ends the wait for the other processes within a second.
+
+    With NCCL this function does not wait: the collective stands in the device's queue, and a wait with a time limit
+    would break it off.
+    """
+    if torch.distributed.get_backend() == "nccl":
+        collective(*arguments)
+        return
+    heartbeat = Heartbeat.current
+    if heartbeat is not None:
+        heartbeat.meeting += 1
+    work = None
+    for seconds in count(1):
+        try:
+            work = work or collective(*arguments, async_op=True)
+            # While torch waits, Python handles no signal: so it waits for one second again and again.
+            work.wait(timedelta(seconds=1))
+            return
+        except RuntimeError as error:
+            if "Operation timed out" not in str(error):  # an error of gloo's, which names no process
+                raise error if heartbeat is None else heartbeat.explained(error) from None
+        check()
+        if heartbeat is not None:
+            heartbeat.say_missing(seconds)
+
+
+def leave_process_group(seconds: int = 0) -> None:
+    """Destroy the process group before Python exits; gloo's threads would abort the process otherwise.
+
+    Args:
+        seconds: Time limit, after which SIGALRM ends the process; a collective begun with a process that is stopped or
+            dead may never return. 0 sets no limit.
+    """
+    has_limit = seconds > 0 and hasattr(signal, "alarm")
+    if torch.distributed.is_initialized():
+        if has_limit:
+            signal.alarm(seconds)
+        torch.distributed.destroy_process_group()
+        if has_limit:
+            signal.alarm(0)
