@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,49 +13,14 @@ from torch import Tensor
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import first_line
 from fedbc_lightning.core.seeding import Generators
-from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.distributed.fabric import gather_objects
-from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.engines.stacked.cohort_batches import gathered_whole
 from fedbc_lightning.engines.stacked.cohort_run import FEW
 from fedbc_lightning.evaluation.measurement import Measurement, Results, Task
+from fedbc_lightning.evaluation.single_models import SingleModels
 
 if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-
     from fedbc_lightning.engines.stacked.mapped_evaluation import MappedEvaluation
-
-
-class OneByOne(Protocol):
-    """Evaluates tasks one after another, as :class:`~fedbc_lightning.evaluation.evaluator.Evaluator` does.
-
-    Attributes:
-        fabric: Fabric that has been launched.
-        datamodule: Data of the clients.
-    """
-
-    fabric: Fabric
-    datamodule: FederatedDataModule
-
-    @property
-    def engine(self) -> BaseEngine:
-        """The engine whose module and workbench are used."""
-
-    def share(self, parts: list) -> list:
-        """Return the parts that are assigned to this rank."""
-
-    def one_by_one(self, tasks: Sequence[Task], what: Measurement) -> Results:
-        """Evaluate tasks one after another on this rank, and return the values of each by name."""
-
-    def evaluating(self, stage: str, round: int) -> AbstractContextManager[None]:
-        """Put the module into evaluation mode, without gradients and with Lightning's attributes set for ``stage``."""
-
-    def loaders(self, split: str, clients: Sequence[int]) -> ClientLoaders | None:
-        """Return the loaders of K clients' data; None if one of them has none."""
-
-    def seed_client(self, client: int, round: int) -> None:
-        """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""
 
 
 class ClientsTogether:
@@ -68,7 +32,7 @@ class ClientsTogether:
         what: Description of the measurement.
     """
 
-    def __init__(self, evaluator: OneByOne, mapped: MappedEvaluation, what: Measurement) -> None:
+    def __init__(self, evaluator: SingleModels, mapped: MappedEvaluation, what: Measurement) -> None:
         self._evaluator, self._mapped, self._what = evaluator, mapped, what
         self._clients: list[int] = []  # of the last mapped step, and their batch: own models come after z
         self._batch: list[Tensor] = []

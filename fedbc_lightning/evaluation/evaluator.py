@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-
-from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.seeding import derive, numpy_generator, seed_globals
+from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.data.client_loaders import ClientLoaders
-from fedbc_lightning.distributed.fabric import gather_objects
-from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.clients_together import ClientsTogether
 from fedbc_lightning.evaluation.fine_tuned import FineTunedClients
-from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models, Task, read_results
+from fedbc_lightning.evaluation.measurement import Measurement, Models, Results, Task
+from fedbc_lightning.evaluation.single_models import EngineHolder, SingleModels
 from fedbc_lightning.evaluation.summary import Evaluation, summarise
 from fedbc_lightning.module.adapter import step_stage
-from fedbc_lightning.module.mistakes import locate_step, place_in_run
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -29,17 +22,7 @@ MAX_CLIENTS_BY_DEFAULT = 1000
 """Largest number of clients that are evaluated if ``trainer.eval_clients`` is None."""
 
 
-class EngineHolder(Protocol):
-    """An object that holds the engine.
-
-    Attributes:
-        engine: The engine, which another one may replace before the first round is committed.
-    """
-
-    engine: BaseEngine
-
-
-class Evaluator:
+class Evaluator(SingleModels):
     """Evaluates the global model z and the clients' own models; the tasks are divided among the ranks.
 
     Args:
@@ -69,7 +52,7 @@ class Evaluator:
         finetune_steps: int,
         seed: int,
     ) -> None:
-        self.fabric, self._holder, self.datamodule, self._seed = fabric, holder, datamodule, seed
+        super().__init__(fabric, holder, datamodule, seed)
         trained, heldout = datamodule.training_clients, datamodule.heldout
         self.client_ids = trained[draw_clients(len(trained), eval_clients, seed)].tolist()
         most = min(eval_clients, len(heldout)) if type(eval_clients) is int else eval_clients
@@ -79,13 +62,8 @@ class Evaluator:
                 f"trainer.heldout_finetune_steps: got {finetune_steps}, but no client is held out; set "
                 "data.heldout_clients, e.g. 0.2, or leave the steps out."
             )
-        self.fine_tuned = FineTunedClients(self, finetune_steps)
+        self.fine_tuned = FineTunedClients(self, self.heldout_ids, finetune_steps)
         self.has_told_writes = False
-
-    @property
-    def engine(self) -> BaseEngine:
-        """The engine whose module and workbench are used."""
-        return self._holder.engine
 
     def run(self, splits: Sequence[str], models: Models, round: int) -> Evaluation:
         """Evaluate models on splits; nothing is done if the module has no ``test_step`` and no ``validation_step``.
@@ -109,52 +87,6 @@ class Evaluator:
         stages = {split: step_stage(self.engine.bench.user.module, split) for split in splits}
         return [Measurement(split, stage, models, round) for split, stage in stages.items() if stage is not None]
 
-    def local_model(self, models: Models, client: int, round: int) -> ClientModel:
-        """Return the model that is evaluated as a client's own.
-
-        Args:
-            models: Models that are evaluated; ``models.local`` must not be None.
-            client: Client 0..N-1.
-            round: Round, from which the seed of the fine-tuning is derived, if there is one; the module then holds the
-                returned model.
-        """
-        assert models.local is not None
-        if models.fine_tuning is None:
-            return models.local(client)
-        with self.evaluating("test", round):
-            self.seed_client(client, round)
-            self._load_local(models, client)
-        layout = self.engine.layout
-        kept = None if models.kept is None else layout.read_kept()
-        return ClientModel(torch.cat([layout.read(), layout.read_buffers()]), layout.read_counters(), kept)
-
-    def _load_local(self, models: Models, client: int) -> None:
-        """Write a client's own model into the module, and fine-tune it there if the method does."""
-        assert models.local is not None
-        own, device = models.local(client), models.z.device
-        kept = None if own.kept is None else upload(own.kept, device)
-        self.engine.bench.load(upload(own.model, device), upload(own.counters, device), kept=kept)
-        if models.fine_tuning is not None:
-            try:
-                self.engine.fine_tune(client, models.fine_tuning)
-            except Exception as error:
-                locate_step(error, f"client {client}, fine-tuning before its evaluation")
-                raise
-
-    @contextmanager
-    def evaluating(self, stage: str, round: int) -> Iterator[None]:
-        """Put the module into evaluation mode, without gradients and with Lightning's attributes set for ``stage``."""
-        user = self.engine.bench.user
-        user.eval_mode()
-        user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None,
-                      current_epoch=round, global_step=round)  # fmt: skip
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            user.train_mode()
-            user.shim.set(validating=False, testing=False)
-
     def tasks(self, split: str, models: Models) -> list[Task]:
         """Return the tasks of a split in order: the global model on pooled data, then on clients', then own models.
 
@@ -168,7 +100,7 @@ class Evaluator:
             tasks += [("local", i) for i in clients]
         return tasks
 
-    def _measure(self, what: Measurement) -> dict[Task, dict[str, float]]:
+    def _measure(self, what: Measurement) -> Results:
         """Do a measurement on all ranks, and return the values of each task by name."""
         tasks, mapped = self.tasks(what.split, what.models), self.engine.mapped_evaluation(what.stage)
         if mapped is None:
@@ -178,64 +110,6 @@ class Evaluator:
         self.engine.bench.user.best_metrics.join(self.fabric)
         merged = self.merge(results)
         return {task: merged[task] for task in tasks if task in merged}
-
-    def merge(self, results: dict) -> dict:
-        """Return the results of all ranks."""
-        merged: dict = {}
-        for part in gather_objects(self.fabric, results):
-            merged |= part
-        return merged
-
-    def share(self, parts: list) -> list:
-        """Return the parts that are assigned to this rank."""
-        return parts[self.fabric.global_rank :: self.fabric.world_size]
-
-    def one_by_one(self, tasks: Sequence[Task], what: Measurement) -> dict[Task, dict[str, float]]:
-        """Evaluate tasks one after another on this rank.
-
-        Returns:
-            The values of each task by name; tasks without data are left out.
-        """
-        bench, models = self.engine.bench, what.models
-        results = dict[Task, dict[str, Any]]()
-        loaded = None
-        with self.evaluating(what.stage, what.round):
-            for which, client in tasks:
-                loader = self.loader(what.split, client)
-                if loader is None:
-                    continue
-                self.seed_client(client, what.round)
-                if which == "local":
-                    self._load_local(models, client)
-                elif loaded != "global":
-                    bench.load(models.z, models.counters, kept=models.kept)
-                loaded = which
-                results[which, client] = self.evaluate_loaded((which, client), loader, what)
-        return read_results(results)
-
-    def evaluate_loaded(self, task: Task, loader: Any, what: Measurement) -> dict[str, Any]:
-        """Evaluate the model that is in the module; the values are read from the device later."""
-        user, (which, client) = self.engine.bench.user, task
-        user.best_metrics.key = f"{what.split} {which} {client}"
-        who = "data of all clients" if client < 0 else f"client {client}"
-        user.place = place_in_run(f"{who}, {what.stage}", what.round)
-        return user.evaluate(loader, what.stage)
-
-    def seed_client(self, client: int, round: int) -> None:
-        """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""
-        seed_globals(derive(self._seed, "eval", round, client), self.engine.bench.user.device)
-
-    def loaders(self, split: str, clients: Sequence[int]) -> ClientLoaders | None:
-        """Return the loaders of K clients' data; None if one of them has none."""
-        device = self.engine.bench.user.device
-        return self.datamodule.client_eval_dataloaders(clients, split, device=device)
-
-    def loader(self, split: str, client: int) -> Any:
-        """Return a loader of a client's data, or of all clients' data (-1); None if there are none."""
-        device = self.engine.bench.user.device
-        if client < 0:
-            return self.datamodule.pooled_dataloader(split, device=device)
-        return self.datamodule.client_eval_dataloader(client, split, device=device)
 
 
 def draw_clients(

@@ -3,53 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
-from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.measurement import Measurement, Results, Task, read_results
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
+from fedbc_lightning.evaluation.single_models import SingleModels
 
 BySplit = dict[str, Results]
 """Values of tasks by name, for each split."""
-
-
-class LoadedModels(Protocol):
-    """Evaluates the model in the module, as :class:`~fedbc_lightning.evaluation.evaluator.Evaluator` does.
-
-    Attributes:
-        fabric: Fabric that has been launched.
-        heldout_ids: The clients to evaluate, of those that are held out.
-    """
-
-    fabric: Fabric
-    heldout_ids: list[int]
-
-    @property
-    def engine(self) -> BaseEngine:
-        """The engine whose module and workbench are used."""
-
-    def share(self, parts: list) -> list:
-        """Return the parts that are assigned to this rank."""
-
-    def merge(self, results: dict) -> dict:
-        """Return the results of all ranks."""
-
-    def evaluating(self, stage: str, round: int) -> AbstractContextManager[None]:
-        """Put the module into evaluation mode, without gradients and with Lightning's attributes set for ``stage``."""
-
-    def loader(self, split: str, client: int) -> Any:
-        """Return a loader of a client's data; None if there are none."""
-
-    def seed_client(self, client: int, round: int) -> None:
-        """Seed the generators that a client's evaluation steps draw from."""
-
-    def evaluate_loaded(self, task: Task, loader: Any, what: Measurement) -> dict[str, Any]:
-        """Evaluate the model that is in the module; the values are read from the device later."""
 
 
 class FineTunedClients:
@@ -58,15 +20,16 @@ class FineTunedClients:
     The engine trains as many clients at once as in a round.
 
     Args:
-        evaluator: Evaluator that evaluates what is in the module.
+        evaluator: Evaluates what is in the module.
+        clients: The held-out clients to evaluate.
         num_steps: Number of local steps; 0: nothing is done.
 
     Attributes:
         num_steps: The argument of this name.
     """
 
-    def __init__(self, evaluator: LoadedModels, num_steps: int) -> None:
-        self._evaluator, self.num_steps = evaluator, num_steps
+    def __init__(self, evaluator: SingleModels, clients: Sequence[int], num_steps: int) -> None:
+        self._evaluator, self._clients, self.num_steps = evaluator, clients, num_steps
 
     def evaluate(self, wanted: Sequence[Measurement]) -> BySplit:
         """Evaluate the fine-tuned models on all splits, on all ranks, under the task name ``"finetuned"``.
@@ -87,7 +50,7 @@ class FineTunedClients:
 
     def cohorts(self) -> list[list[int]]:
         """Return the clients that are trained together, which do not depend on the number of ranks."""
-        clients = self._evaluator.heldout_ids
+        clients = self._clients
         positions = self._evaluator.engine.group(range(len(clients)), [self.num_steps] * len(clients), ())
         return [[clients[position] for position in cohort] for cohort in positions]
 

@@ -27,7 +27,6 @@ from fedbc_lightning.core.private_torch import listens_to_steps
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.fast_forward import FastForward
 from fedbc_lightning.module.flat_sgd import FlatSGD
-from fedbc_lightning.module.foreign_step_code import steps_as_torch
 from fedbc_lightning.module.round_schedulers import is_of_rounds
 from fedbc_lightning.state.layout import ParameterLayout
 
@@ -189,7 +188,7 @@ class LocalOptimizer:
     @property
     def has_step_hooks(self) -> bool:
         """Whether step hooks are registered on this optimizer or on all, or a function is wrapped around its step."""
-        return listens_to_steps(self.optimizer) or not steps_as_torch(self.optimizer)
+        return listens_to_steps(self.optimizer) or not _is_of_torch(self.optimizer.step)
 
     def show_gradient(self, is_there: bool = True) -> None:
         """Set the gradient row as the gradient of the flat parameters, or None if the step has no gradient."""
@@ -312,3 +311,13 @@ def choose_loop(group: dict[str, Any]) -> None:
     on_cpu = all(parameter.device.type == "cpu" for parameter in group["params"])
     if on_cpu and "foreach" in group and group["foreach"] is None and group.get("fused") is None:
         group["foreach"] = False
+
+
+def _is_of_torch(function: Any) -> bool:
+    """Return whether a function, and every function that it wraps, comes from torch."""
+    while function is not None:
+        function = getattr(function, "__func__", function)
+        if getattr(function, "__globals__", {}).get("__name__", "").partition(".")[0] != "torch":
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True

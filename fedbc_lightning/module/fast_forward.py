@@ -65,12 +65,12 @@ class FastForward:
         if start:
             known[start].load(optimizer, configs)
         for done in range(start + 1, count + 1):
-            step_quietly([config for config in configs if done % config.frequency == 0])
+            _step_quietly([config for config in configs if done % config.frequency == 0])
             if done % STRIDE == 0:
                 known[done] = ScheduleState.read(optimizer, configs)
 
 
-def step_quietly(configs: Sequence[LRSchedulerConfig]) -> None:
+def _step_quietly(configs: Sequence[LRSchedulerConfig]) -> None:
     """Step schedulers without the warning that their optimizer has not stepped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import LightningModule
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.module.client_optimizers import LASTING, Configured, configure
-from fedbc_lightning.module.fast_forward import ScheduleState, step_quietly
+from fedbc_lightning.module.fast_forward import FastForward, ScheduleState
 from fedbc_lightning.state.cohort import Cohort, Taken
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 EPOCHS, STEPS = "epochs_taken", "steps_taken"
 """Names of two scalars of each client, which are also columns of ``clients.csv``."""
-NUM_TRIED = 2
-"""Number of scheduler steps that are tried before its state is copied, and again after that."""
 
 
 def declare(declaration: StateDeclaration) -> None:
@@ -54,19 +51,12 @@ def check_schedules(user: UserModule, max_epochs: int, max_steps: int) -> None:
     Raises:
         ConfigurationError: A scheduler cannot be moved; the message has the reason.
     """
-    configured = configure(user)
-    counts = sorted(user.shim.reads & {"current_epoch", "global_step"})
+    configured, other = configure(user), configure(user)
     if not configured.schedulers:
         return
-    problem = _problem_of_kind(configured, user)
-    if problem is None and counts:
-        problem = (
-            f"configure_optimizers, or a scheduler that it makes, reads self.trainer.{counts[0]}, which would count "
-            "twice: schedulers are given their count"
-        )
-    if problem is None:
-        total = max_epochs if configured.schedulers[0].interval == "epoch" else max_steps
-        problem = _problem_of_length(configured, total) or _problem_of_state(configured, user, total)
+    reads = sorted(user.shim.reads & {"current_epoch", "global_step"})
+    total = max_epochs if configured.schedulers[0].interval == "epoch" else max_steps
+    problem = _problem_of_kind(configured, user, reads) or _problem_of_steps(configured, other, user, total)
     if problem is not None:
         raise ConfigurationError(
             f"trainer.local_schedules: continue cannot carry the model's schedulers from round to round: {problem}; "
@@ -74,7 +64,7 @@ def check_schedules(user: UserModule, max_epochs: int, max_steps: int) -> None:
         )
 
 
-def _problem_of_kind(configured: Configured, user: UserModule) -> str | None:
+def _problem_of_kind(configured: Configured, user: UserModule, reads: list[str]) -> str | None:
     configs = configured.schedulers
     plateau = next((config for config in configs if config.reduce_on_plateau), None)
     if plateau is not None:
@@ -84,43 +74,34 @@ def _problem_of_kind(configured: Configured, user: UserModule) -> str | None:
         )
     if overrides(user.module, "lr_scheduler_step", LightningModule):
         return "the module's own lr_scheduler_step may depend on more than their count"
-    foreign = next((config.scheduler for config in configs if not isinstance(config.scheduler, LRScheduler)), None)
-    if foreign is not None:
-        return f"{type(foreign).__name__} is no torch.optim.lr_scheduler.LRScheduler"
-    if len({config.interval for config in configs}) > 1:
-        return "some are of interval epoch and some of interval step, so that their order would have to be kept, too"
-    if any(config.interval == "step" and config.frequency > 1 for config in configs):
-        return "a frequency above 1 of interval step counts the batches of each epoch anew"
+    if len({config.interval for config in configs}) > 1 or any(
+        c.interval == "step" and c.frequency > 1 for c in configs
+    ):
+        return "both intervals at once, or a frequency above 1 of interval step, need more than one count"
+    if reads:
+        return (
+            f"configure_optimizers, or a scheduler that it makes, reads self.trainer.{reads[0]}, which would count "
+            "twice: schedulers are given their count"
+        )
     return None
 
 
-def _problem_of_length(configured: Configured, total: int) -> str | None:
-    for config in configured.schedulers:
-        scheduler, needed = config.scheduler, total // config.frequency
-        if isinstance(scheduler, OneCycleLR) and scheduler.total_steps < needed:
-            return (
-                f"OneCycleLR ends after {scheduler.total_steps} steps, and a client takes up to {needed} in the whole "
-                "run (self.trainer.estimated_stepping_batches, or max_epochs for interval epoch, tells how many)"
-            )
-    return None
+def _problem_of_steps(configured: Configured, other: Configured, user: UserModule, total: int) -> str | None:
+    """Move schedulers to the end of the run, step by step and from a kept state, and return why they differ, or None.
 
-
-def _problem_of_state(configured: Configured, user: UserModule, total: int) -> str | None:
-    """Copy the schedulers' state to new ones after a few steps, and return why both do not go on alike, or None."""
-    other = configure(user)
+    This finds by itself what a list of classes would not: OneCycleLR that ends too early, and a scheduler whose
+    ``state_dict`` leaves something out.
+    """
     user.shim.reads.clear()
     kinds = ", ".join(type(config.scheduler).__name__ for config in configured.schedulers)
+    fast_forward = FastForward()
     try:
-        for count in range(min(2 * NUM_TRIED, total // max(config.frequency for config in configured.schedulers))):
-            if count == NUM_TRIED:
-                ScheduleState.read(configured.optimizer, configured.schedulers).load(other.optimizer, other.schedulers)
-            step_quietly(configured.schedulers)
-            if count >= NUM_TRIED:
-                step_quietly(other.schedulers)
-                states = [ScheduleState.read(each.optimizer, each.schedulers).groups for each in (configured, other)]
-                if states[0] != states[1]:
-                    return f"{kinds} keeps something that its state_dict does not hold"
+        for each in (configured, other):
+            fast_forward.move(each.optimizer, each.schedulers, total, "the end of the run")
     except Exception as error:
-        return f"{kinds} could not be stepped by itself ({type(error).__name__}: {first_line(error)})"
+        return f"{kinds} could not be stepped {total} times ({type(error).__name__}: {first_line(error)})"
     changing = user.shim.reads - LASTING
-    return f"{kinds} reads self.trainer.{min(changing)}, which changes, when it is stepped" if changing else None
+    if changing:
+        return f"{kinds} reads self.trainer.{min(changing)}, which changes, when it is stepped"
+    ends = [ScheduleState.read(each.optimizer, each.schedulers).groups for each in (configured, other)]
+    return f"{kinds} keeps something that its state_dict does not hold" if ends[0] != ends[1] else None

@@ -1,0 +1,154 @@
+"""Evaluates single models on single clients' data, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from fedbc_lightning.core.devices import upload
+from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.data.client_loaders import ClientLoaders
+from fedbc_lightning.distributed.fabric import gather_objects
+from fedbc_lightning.engines.base import BaseEngine
+from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models, Results, Task, read_results
+from fedbc_lightning.module.mistakes import locate_step, place_in_run
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+
+class EngineHolder(Protocol):
+    """An object that holds the engine.
+
+    Attributes:
+        engine: The engine, which another one may replace before the first round is committed.
+    """
+
+    engine: BaseEngine
+
+
+class SingleModels:
+    """Loads one model after another into the module, and evaluates each on the data of one client or of all.
+
+    Args:
+        fabric: Fabric that has been launched.
+        holder: Object that holds the engine whose module and workbench are used.
+        datamodule: Data of the clients.
+        seed: Seed of the run.
+    """
+
+    def __init__(self, fabric: Fabric, holder: EngineHolder, datamodule: FederatedDataModule, seed: int) -> None:
+        self.fabric, self._holder, self.datamodule, self._seed = fabric, holder, datamodule, seed
+
+    @property
+    def engine(self) -> BaseEngine:
+        """The engine whose module and workbench are used."""
+        return self._holder.engine
+
+    def local_model(self, models: Models, client: int, round: int) -> ClientModel:
+        """Return the model that is evaluated as a client's own.
+
+        Args:
+            models: Models that are evaluated; ``models.local`` must not be None.
+            client: Client 0..N-1.
+            round: Round, from which the seed of the fine-tuning is derived, if there is one; the module then holds the
+                returned model.
+        """
+        assert models.local is not None
+        if models.fine_tuning is None:
+            return models.local(client)
+        with self.evaluating("test", round):
+            self.seed_client(client, round)
+            self._load_local(models, client)
+        layout = self.engine.layout
+        kept = None if models.kept is None else layout.read_kept()
+        return ClientModel(torch.cat([layout.read(), layout.read_buffers()]), layout.read_counters(), kept)
+
+    def _load_local(self, models: Models, client: int) -> None:
+        """Write a client's own model into the module, and fine-tune it there if the method does."""
+        assert models.local is not None
+        own, device = models.local(client), models.z.device
+        kept = None if own.kept is None else upload(own.kept, device)
+        self.engine.bench.load(upload(own.model, device), upload(own.counters, device), kept=kept)
+        if models.fine_tuning is not None:
+            try:
+                self.engine.fine_tune(client, models.fine_tuning)
+            except Exception as error:
+                locate_step(error, f"client {client}, fine-tuning before its evaluation")
+                raise
+
+    @contextmanager
+    def evaluating(self, stage: str, round: int) -> Iterator[None]:
+        """Put the module into evaluation mode, without gradients and with Lightning's attributes set for ``stage``."""
+        user = self.engine.bench.user
+        user.eval_mode()
+        user.shim.set(training=False, validating=stage == "validation", testing=stage == "test", current_client=None,
+                      current_epoch=round, global_step=round)  # fmt: skip
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            user.train_mode()
+            user.shim.set(validating=False, testing=False)
+
+    def merge(self, results: dict) -> dict:
+        """Return the results of all ranks."""
+        merged: dict = {}
+        for part in gather_objects(self.fabric, results):
+            merged |= part
+        return merged
+
+    def share(self, parts: list) -> list:
+        """Return the parts that are assigned to this rank."""
+        return parts[self.fabric.global_rank :: self.fabric.world_size]
+
+    def one_by_one(self, tasks: Sequence[Task], what: Measurement) -> Results:
+        """Evaluate tasks one after another on this rank.
+
+        Returns:
+            The values of each task by name; tasks without data are left out.
+        """
+        bench, models = self.engine.bench, what.models
+        results = dict[Task, dict[str, Any]]()
+        loaded = None
+        with self.evaluating(what.stage, what.round):
+            for which, client in tasks:
+                loader = self.loader(what.split, client)
+                if loader is None:
+                    continue
+                self.seed_client(client, what.round)
+                if which == "local":
+                    self._load_local(models, client)
+                elif loaded != "global":
+                    bench.load(models.z, models.counters, kept=models.kept)
+                loaded = which
+                results[which, client] = self.evaluate_loaded((which, client), loader, what)
+        return read_results(results)
+
+    def evaluate_loaded(self, task: Task, loader: Any, what: Measurement) -> dict[str, Any]:
+        """Evaluate the model that is in the module; the values are read from the device later."""
+        user, (which, client) = self.engine.bench.user, task
+        user.best_metrics.key = f"{what.split} {which} {client}"
+        who = "data of all clients" if client < 0 else f"client {client}"
+        user.place = place_in_run(f"{who}, {what.stage}", what.round)
+        return user.evaluate(loader, what.stage)
+
+    def seed_client(self, client: int, round: int) -> None:
+        """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""
+        seed_globals(derive(self._seed, "eval", round, client), self.engine.bench.user.device)
+
+    def loaders(self, split: str, clients: Sequence[int]) -> ClientLoaders | None:
+        """Return the loaders of K clients' data; None if one of them has none."""
+        device = self.engine.bench.user.device
+        return self.datamodule.client_eval_dataloaders(clients, split, device=device)
+
+    def loader(self, split: str, client: int) -> Any:
+        """Return a loader of a client's data, or of all clients' data (-1); None if there are none."""
+        device = self.engine.bench.user.device
+        if client < 0:
+            return self.datamodule.pooled_dataloader(split, device=device)
+        return self.datamodule.client_eval_dataloader(client, split, device=device)
