@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import pickle
-import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from fedbc_lightning.core.errors import ConfigurationError, first_line
-from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.data import IndexedDataModule, LoadedData
 from fedbc_lightning.data.datasets import Transform
-from fedbc_lightning.data.labels import natural_clients
 from fedbc_lightning.partition import IID, Natural, Partitioner
 
-from .findings import check_file, look_like_classes
+from .own_rows import Rows, form_of, join_rows, labels_of_tensor, number_classes, readable
 from .transforms import Scale, WholeBatch, try_transform
 
 FORMATS = "give a NumPy array, a torch tensor, or the path of a .npy, .npz (one array) or .pt file (one tensor)"
-DEFAULT_TEST_FRACTION = 0.2
-DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError)
-"""Exceptions that NumPy and torch raise for a damaged file."""
 
 
 class ArraysDataModule(IndexedDataModule):
@@ -69,6 +63,8 @@ class ArraysDataModule(IndexedDataModule):
         ([1, 3], ['ada', 'bob'])
     """
 
+    default_test_fraction: ClassVar[float | None] = 0.2
+
     def __init__(
         self,
         inputs: Any,
@@ -98,166 +94,84 @@ class ArraysDataModule(IndexedDataModule):
         """Check that the files exist."""
         for name, value in {**self.arrays, **self.test_arrays}.items():
             if isinstance(value, (str, Path)):
-                check_file(Path(value).expanduser(), name, FORMATS)
+                with readable(Path(value).expanduser(), name, FORMATS):
+                    pass
 
     def load(self) -> LoadedData:
-        """Return the samples in their order, followed by the clients' test samples."""
-        arrays = {**self.arrays, "targets": _read(self.arrays["targets"], "targets")}
-        test_arrays = dict(self.test_arrays)
-        if test_arrays["test_targets"] is not None:
-            test_arrays["test_targets"] = _read(test_arrays["test_targets"], "test_targets")
-        if _are_names(arrays["targets"]):
-            self.classes, arrays["targets"], test_arrays["test_targets"] = _number_classes(
-                arrays["targets"], test_arrays["test_targets"]
-            )
-        inputs, targets, clients = _read_samples(arrays)
-        self._describe(inputs, targets, clients)
+        """Return the samples in their order, followed by the test samples."""
+        train = self._read_rows(self.arrays)
+        test = None if self.test_arrays["test_inputs"] is None else self._read_rows(self.test_arrays)
+        labels = labels_of_tensor(train.targets)
+        found = f"targets of {form_of(train.targets)}" if labels is None else f"{len(np.unique(labels)):,} classes"
+        owners = "" if train.clients is None else f", {len(np.unique(train.clients)):,} clients"
+        rank_zero_info(f"data.inputs: {len(train.inputs):,} samples of {form_of(train.inputs)}, {found}{owners}.")
         if self.transform is not None:
-            try_transform(inputs[:2], self.transform)
-        transform = self.transform or (Scale(1 / 255) if inputs.dtype == torch.uint8 else None)
-        owners, names = (None, None) if clients is None else natural_clients(clients)
-        if self.test_arrays["test_inputs"] is None:
-            if self.test_fraction is None:
-                self.test_fraction = DEFAULT_TEST_FRACTION
-            return LoadedData(ArrayDataset((inputs, targets), None, transform), _labels(targets), owners, names)
-        test_inputs, test_targets, test_clients = _read_samples(test_arrays)
-        for name, test, train in (("inputs", test_inputs, inputs), ("targets", test_targets, targets)):
-            if test.dtype != train.dtype or test.shape[1:] != train.shape[1:]:
-                raise ConfigurationError(
-                    f"data.test_{name}: samples are {_form(test)}, those of data.{name} {_form(train)}"
-                )
-        if test_clients is None:
-            shared = ArrayDataset((test_inputs, test_targets), None, transform)
-            dataset = ArrayDataset((inputs, targets), None, transform)
-            return LoadedData(dataset, _labels(targets), owners, names, shared_test=shared)
-        assert clients is not None  # checked in __init__
-        strange = np.setdiff1d(test_clients, clients)
-        if len(strange):
-            raise ConfigurationError(f"data.test_clients: client {strange[0]!s} is not among data.clients")
-        owners, names = natural_clients(np.concatenate([clients, test_clients]))
-        is_test = np.arange(len(owners)) >= len(inputs)
-        tensors = torch.cat([inputs, test_inputs]), torch.cat([targets, test_targets])
-        return LoadedData(ArrayDataset(tensors, None, transform), _labels(tensors[1]), owners, names, is_test)
+            try_transform(train.inputs[:2], self.transform)
+        pixels = Scale(1 / 255) if train.inputs.dtype == torch.uint8 else None
+        return join_rows(train, test, self.transform or pixels)
 
-    def _describe(self, inputs: Tensor, targets: Tensor, clients: np.ndarray | None) -> None:
-        """Print what was found, so that the user notices, for example, classes that are taken for numbers."""
-        source = self.arrays["inputs"]
-        name = f"'{source}'" if isinstance(source, (str, Path)) else "data.inputs"
-        labels, hint = _labels(targets), ""
-        found = f"targets of {_form(targets)}" if labels is None else f"{len(np.unique(labels)):,} classes"
-        if targets.ndim == 1 and labels is None:
-            found = "targets are numbers"
-            if look_like_classes(targets.numpy()):
-                hint = " Are they classes? Then save them as integers."
-        owners = "" if clients is None else f", {len(np.unique(clients)):,} clients"
-        rank_zero_info(f"{name}: {len(inputs):,} samples of {_form(inputs)}, {found}{owners}.{hint}")
-
-
-def _number_classes(names: np.ndarray, test: np.ndarray | None) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """Return the sorted names of the classes, and the positions among them of all samples and of all test samples."""
-    classes, numbers = np.unique(_as_names(names), return_inverse=True)
-    if test is None:
-        return classes.tolist(), numbers, None
-    if not _are_names(test):
-        raise ConfigurationError(f"data.test_targets: found {test.dtype}; give names of classes, as data.targets does")
-    test_names = _as_names(test)
-    unknown = ~np.isin(test_names, classes)
-    if unknown.any():
-        raise ConfigurationError(
-            f"data.test_targets: sample {unknown.argmax()} is of the class '{test_names[unknown.argmax()]}', which "
-            "does not occur in data.targets"
-        )
-    return classes.tolist(), numbers, np.searchsorted(classes, test_names)
-
-
-def _are_names(array: np.ndarray) -> bool:
-    if array.ndim != 1 or array.dtype.kind not in "USO":
-        return False
-    return array.dtype.kind != "O" or all(isinstance(name, str) for name in array)
+    def _read_rows(self, arrays: dict[str, Any]) -> Rows:
+        """Read inputs, targets and clients, and convert them to the types in which they are used."""
+        (inputs_name, inputs), (targets_name, targets), (clients_name, clients) = arrays.items()
+        x, labels = _to_tensor(_read(inputs, inputs_name), inputs_name), _read(targets, targets_name)
+        if labels.dtype.kind in "USO" and labels.ndim == 1 and all(isinstance(name, (str, bytes)) for name in labels):
+            names = _as_names(labels)
+            if self.classes is None:  # those of the training data, which are read first
+                self.classes = np.unique(names).tolist()
+            labels = number_classes(names, np.array(self.classes), f"data.{targets_name}")
+        elif self.classes is not None:
+            raise ConfigurationError(f"data.{targets_name}: found {labels.dtype}; give names of classes")
+        y = _to_tensor(labels, targets_name)
+        y = y.to(torch.int64) if y.dtype == torch.uint8 else y
+        owners = None if clients is None else _read(clients, clients_name)
+        lengths = {len(x), len(y), *(() if owners is None else (len(owners),))}
+        if len(lengths) > 1 or not len(x):
+            raise ConfigurationError(
+                f"data.{inputs_name}: found {sorted(lengths)} entries in inputs, targets and clients; give equal "
+                "numbers, one or more"
+            )
+        if y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) < 0:
+            raise ConfigurationError(f"data.{targets_name}: found class {int(y.min())}; number the classes 0, 1, ...")
+        if owners is not None and (owners.dtype.kind not in "iuUSO" or owners.ndim != 1):
+            raise ConfigurationError(f"data.{clients_name}: found {owners.dtype}; give integers or strings (M,)")
+        return Rows(x, y, _as_names(owners) if owners is not None and owners.dtype.kind in "SO" else owners)
 
 
 def _as_names(array: np.ndarray) -> np.ndarray:
     return np.char.decode(array, "utf-8", "backslashreplace") if array.dtype.kind == "S" else array.astype(str)
 
 
-def _read_samples(arrays: dict[str, Any]) -> tuple[Tensor, Tensor, np.ndarray | None]:
-    """Read inputs, targets and clients, and convert them to the types in which they are used."""
-    (inputs_name, inputs), (targets_name, targets), (clients_name, clients) = arrays.items()
-    x, y = _to_tensor(inputs, inputs_name), _to_tensor(targets, targets_name)
-    y = y.to(torch.int64) if y.dtype == torch.uint8 else y
-    if not len(x) == len(y) > 0:
-        raise ConfigurationError(
-            f"data.{inputs_name} has {len(x)} samples and data.{targets_name} {len(y)}; give equal numbers, one or more"
-        )
-    if y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) < 0:
-        raise ConfigurationError(f"data.{targets_name}: found class {int(y.min())}; number the classes 0, 1, ...")
-    if clients is None:
-        return x, y, None
-    owners = _read(clients, clients_name)
-    if owners.dtype.kind not in "iuUSO" or owners.shape != (len(x),):
-        raise ConfigurationError(
-            f"data.{clients_name}: found {owners.dtype} of shape {owners.shape}; give an integer or a string for "
-            f"each of the {len(x)} samples"
-        )
-    return x, y, _as_names(owners) if owners.dtype.kind in "SO" else owners
-
-
-def _to_tensor(value: Any, name: str) -> Tensor:
+def _to_tensor(array: np.ndarray, name: str) -> Tensor:
     """Convert an array to a tensor: uint8 stays, other integers become int64 and floats float32."""
-    array = _read(value, name)
     if array.dtype.kind not in "biuf" or not array.ndim:
         names = " or names of classes (M,)" if name.endswith("targets") else ""
         raise ConfigurationError(
             f"data.{name}: found {array.dtype} of shape {array.shape}; give numbers (M, ...){names}"
         )
-    if array.dtype == np.uint8:
-        return torch.from_numpy(np.require(array, np.uint8, ["C", "W"]))
-    if array.dtype.kind in "biu":
-        return torch.from_numpy(np.require(array, np.int64, ["C", "W"]))
+    kind = np.uint8 if array.dtype == np.uint8 else np.int64 if array.dtype.kind in "biu" else np.float32
     with np.errstate(over="ignore"):
-        numbers = np.require(array, np.float32, ["C", "W"])  # torch warns of arrays that are not writeable
-    finite = np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim)))
-    if not finite.all():
-        raise ConfigurationError(f"data.{name}: sample {finite.argmin()} holds a number that is not finite")
+        numbers = np.require(array, kind, ["C", "W"])  # torch warns of arrays that are not writeable
+    if numbers.dtype.kind == "f":
+        finite = np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim)))
+        if not finite.all():
+            raise ConfigurationError(f"data.{name}: sample {finite.argmin()} holds a number that is not finite")
     return torch.from_numpy(numbers)
 
 
 def _read(value: Any, name: str) -> np.ndarray:
-    """Return the array that was given, or the array in the file that was given."""
+    """Return the array that was given, or the one in the file that was given."""
     if isinstance(value, (str, Path)):
-        value = _read_file(Path(value).expanduser(), name)
+        path = Path(value).expanduser()
+        with readable(path, name, FORMATS), path.open("rb") as file:  # np.load would leave a damaged .npz open
+            if path.suffix == ".pt":
+                value = torch.load(file, map_location="cpu", weights_only=True)
+            else:
+                value = np.load(file, allow_pickle=False)
+            if path.suffix == ".npz":
+                (value,) = dict(value).values()  # raises ValueError unless it holds one array
+            if not isinstance(value, (np.ndarray, Tensor)):
+                raise TypeError(f"it holds a {type(value).__name__}")
     try:
         return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"data.{name}: {str(error).splitlines()[0]}; {FORMATS}") from None
-
-
-def _read_file(path: Path, name: str) -> Any:
-    if path.suffix not in (".npy", ".npz", ".pt"):
-        raise ConfigurationError(f"data.{name}='{path}': unknown kind of file; {FORMATS}")
-    try:
-        with path.open("rb") as file:  # opened here because np.load would leave a damaged .npz open
-            if path.suffix == ".pt":
-                found = {"": torch.load(file, map_location="cpu", weights_only=True)}
-            else:
-                loaded = np.load(file, allow_pickle=False)
-                found = {"": loaded} if path.suffix == ".npy" else dict(loaded)
-    except DAMAGED as error:
-        if "Object arrays" in str(error):  # NumPy's message about arrays that need pickle
-            raise ConfigurationError(
-                f"data.{name}='{path}': it holds Python objects; save it as numbers or as strings"
-            ) from None
-        raise ConfigurationError(f"data.{name}='{path}': cannot be read ({first_line(error)}); {FORMATS}") from None
-    values = list(found.values())
-    if len(values) != 1 or not isinstance(values[0], (np.ndarray, Tensor)):
-        kinds = ", ".join(f"{key} {type(value).__name__}".strip() for key, value in found.items())
-        raise ConfigurationError(f"data.{name}='{path}': it holds {kinds or 'nothing'}; {FORMATS}")
-    return values[0]
-
-
-def _labels(targets: Tensor) -> np.ndarray | None:
-    return targets.numpy() if targets.ndim == 1 and targets.dtype == torch.int64 else None
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{tensor.dtype} of shape {tuple(tensor.shape[1:])}".removeprefix("torch.")

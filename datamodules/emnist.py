@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import Partitioner
 
-from .vision import IdxDataModule
+from .transforms import RandomCrop
+from .vision import VisionDataModule
 
 Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 NUM_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
-CHUNK = 2**16  # number of images that are turned upright at a time, which bounds the memory of the copies
 
 
-class EMNISTDataModule(IdxDataModule):
+class EMNISTDataModule(VisionDataModule):
     """EMNIST (Cohen et al. 2017): grey images of handwritten characters, 28 x 28 pixels, in six splits.
 
     Inputs are float32 ``(B, 1, 28, 28)`` of mean about 0 and standard deviation about 1, targets int64 ``(B,)``. The
@@ -57,12 +58,13 @@ class EMNISTDataModule(IdxDataModule):
     """
 
     dataset_name = "EMNIST"
+    usual_augmentation = RandomCrop(padding=2)
     mean = (0.1736,)  # the mean of byclass; those of the other splits differ by 0.002
     std = (0.3317,)
 
     def __init__(
         self,
-        root: str = "data",
+        root: str | Path = "data",
         split: Split = "byclass",
         classes: list[int] | None = None,
         partitioner: Partitioner | None = None,
@@ -72,42 +74,20 @@ class EMNISTDataModule(IdxDataModule):
         **kwargs: Any,
     ) -> None:
         check_arguments(EMNISTDataModule, locals(), "data")
-        count = NUM_CLASSES[split]
-        self.split = split
-        self.classes = list(range(count)) if classes is None else list(classes)
-        if not self.classes or not set(self.classes) <= set(range(count)):
-            raise ConfigurationError(f"data.classes={classes}: split {split} has the classes 0 to {count - 1}")
-        if len(set(self.classes)) < len(self.classes):
-            raise ConfigurationError(f"data.classes={classes}: give each class once")
         super().__init__(root, partitioner, download, augment, transform, **kwargs)
-        self._first_label = 1 if split == "letters" else 0
-        self.num_classes = self._first_label + count
-        self.prefixes = (f"emnist-{split}-train", f"emnist-{split}-test")
-        self.layout = (
-            f"EMNIST/raw/emnist-{split}-{{train,test}}-{{images-idx3,labels-idx1}}-ubyte (or the same with .gz)"
-        )
+        self.options = {"split": split}
+        self.layout = f"EMNIST/raw/emnist-{split}-{{train,test}}-{{images-idx3,labels-idx1}}-ubyte"
+        count = NUM_CLASSES[split]
+        self.classes = list(range(count)) if classes is None else list(classes)
+        kept = set(self.classes)
+        if not kept or len(kept) < len(self.classes) or not kept <= set(range(count)):
+            raise ConfigurationError(f"data.classes={classes}: give some of the classes 0 to {count - 1}, each once")
 
-    def fetch(self) -> None:
-        """Download the files with torchvision, which puts them where this class looks for them."""
-        from torchvision import datasets  # takes a second to import
-
-        datasets.EMNIST(self.root, self.split, download=True)
-
-    def read(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return upright images of the kept classes, training set first.
-
-        Returns:
-            The images, uint8 ``(M, 1, 28, 28)``, their new classes, int64 ``(M,)``, and the size of the training set.
-        """
-        new_number = np.full(self.num_classes, -1)
-        new_number[self._first_label + np.array(self.classes)] = np.arange(len(self.classes))
-        parts = [(pixels, new_number[labels]) for pixels, labels in self._parts()]
-        labels = np.concatenate([numbers[numbers >= 0] for _, numbers in parts])
-        images = np.empty((len(labels), 1, 28, 28), dtype=np.uint8)
-        start = 0
-        for pixels, numbers in parts:
-            kept = np.flatnonzero(numbers >= 0)
-            for rows in np.split(kept, range(CHUNK, len(kept), CHUNK)):
-                images[start : start + len(rows), 0] = pixels[rows].transpose(0, 2, 1)
-                start += len(rows)
-        return images, labels, int((parts[0][1] >= 0).sum())
+    def tensors(self, part: Any) -> tuple[Tensor, Tensor]:
+        """Return upright images of the kept classes, uint8 ``(M, 1, 28, 28)``, and their new classes ``(M,)``."""
+        first_label = 1 if self.options["split"] == "letters" else 0
+        new_number = torch.full((first_label + NUM_CLASSES[self.options["split"]],), -1)
+        new_number[first_label + torch.tensor(self.classes)] = torch.arange(len(self.classes))
+        targets = new_number[part.targets]
+        kept = targets >= 0
+        return part.data[kept].transpose(1, 2).contiguous()[:, None], targets[kept]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from .transforms import Scale
 
 SIZE = 28
 NUM_CLASSES = 62
-DEFAULT_TEST_FRACTION = 0.2
 
 
 class FEMNISTDataModule(IndexedDataModule):
@@ -37,9 +36,11 @@ class FEMNISTDataModule(IndexedDataModule):
         ConfigurationError: A file is missing, damaged or not of LEAF's form; the message names the file and the writer.
     """
 
+    default_test_fraction: ClassVar[float | None] = 0.2
+
     def __init__(
         self,
-        path: str,
+        path: str | Path,
         partitioner: Partitioner | None = None,
         *,
         test_fraction: float | None = None,
@@ -54,10 +55,7 @@ class FEMNISTDataModule(IndexedDataModule):
 
     def load(self) -> LoadedData:
         """Return all writers' images, in the order of the files."""
-        data = load_leaf(self.path, encode_images, Scale(1 / 255))
-        if data.is_test is None and data.shared_test is None and self.test_fraction is None:
-            self.test_fraction = DEFAULT_TEST_FRACTION
-        return data
+        return load_leaf(self.path, encode_images, Scale(1 / 255))
 
 
 def encode_images(user: LeafUser) -> tuple[np.ndarray, np.ndarray]:
@@ -67,14 +65,14 @@ def encode_images(user: LeafUser) -> tuple[np.ndarray, np.ndarray]:
         ConfigurationError: The samples are not lists of 784 numbers in [0, 1] with a class 0..61 each.
     """
     try:
-        pixels = np.array(user.inputs, dtype=np.float32)
-        classes = np.array(user.targets, dtype=np.int64)
+        pixels = np.array(user.inputs, dtype=np.float32).reshape(-1, 1, SIZE, SIZE)
+        classes = np.array(user.targets, dtype=np.int64).reshape(len(pixels))
+        is_image = pixels.min() >= 0 and pixels.max() <= 1
+        if not is_image or classes.min() < 0 or classes.max() >= NUM_CLASSES:
+            raise ValueError(f"found pixels up to {pixels.max():g} and classes up to {classes.max()}")
     except (ValueError, TypeError, OverflowError) as error:
-        raise user.refuse(f"its images are not lists of {SIZE * SIZE} numbers with a class each ({error})") from None
-    if pixels.shape != (len(user.inputs), SIZE * SIZE) or classes.ndim != 1:
-        raise user.refuse(f"found images of shape {pixels.shape[1:]}; an image has {SIZE * SIZE} numbers")
-    if not (pixels.min() >= 0 and pixels.max() <= 1):
-        raise user.refuse(f"pixels from {pixels.min():g} to {pixels.max():g}; they must lie in [0, 1]")
-    if classes.min() < 0 or classes.max() >= NUM_CLASSES:
-        raise user.refuse(f"classes from {classes.min()} to {classes.max()}; they must lie in 0..{NUM_CLASSES - 1}")
-    return np.rint(pixels * 255).astype(np.uint8).reshape(-1, 1, SIZE, SIZE), classes
+        raise user.refuse(
+            f"its images are not lists of {SIZE * SIZE} numbers in [0, 1] with a class from 0 to {NUM_CLASSES - 1} "
+            f"each ({error})"
+        ) from None
+    return np.rint(pixels * 255).astype(np.uint8), classes

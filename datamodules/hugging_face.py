@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,23 +12,21 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedbc_lightning.core.checks import Count, check_arguments
-from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, first_line
+from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data import IndexedDataModule, LoadedData
 from fedbc_lightning.data.labels import natural_clients
 from fedbc_lightning.partition import IID, Natural, Partitioner
 
-from .findings import shorten
+from .own_rows import check_columns
 
 if TYPE_CHECKING:
     from datasets import Dataset as Rows
     from transformers import PreTrainedTokenizerBase
 
-DEFAULT_TEST_FRACTION = 0.2
+# What datasets.load_dataset calls the reader of a file's kind
 READERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
-"""What ``datasets.load_dataset`` calls the reader of a file's kind."""
-IGNORED = -100
-"""Label of a token that has no part in the loss, as torch's cross-entropy and the models of transformers have it."""
+IGNORED = -100  # label of a token without a part in the loss, for torch's cross-entropy and the models of transformers
 
 
 class RowsDataset(Dataset):
@@ -90,12 +89,14 @@ class HuggingFaceDataModule(IndexedDataModule):
             used.
     """
 
+    default_test_fraction: ClassVar[float | None] = 0.2
+
     def __init__(
         self,
         path: str,
         text: str | None = None,
         tokenizer: str | None = None,
-        max_length: Count = 128,
+        max_length: Annotated[int, at_least(1)] = 128,
         *,
         columns: list[str] | None = None,
         label: str | None = None,
@@ -110,11 +111,9 @@ class HuggingFaceDataModule(IndexedDataModule):
         check_arguments(HuggingFaceDataModule, locals(), "data")
         default = IID(10) if client is None else Natural()
         super().__init__(partitioner or default, test_fraction=test_fraction, **kwargs)
-        if (text is None) != (tokenizer is None):
-            raise ConfigurationError("data.text: a column of texts needs data.tokenizer, and a tokenizer data.text")
-        if text is None and not columns:
+        if (text is None) != (tokenizer is None) or (text is None and not columns):
             raise ConfigurationError(
-                "data.columns: a batch would be empty; give data.text with data.tokenizer, or data.columns"
+                "data.columns: a batch would be empty; give data.text with data.tokenizer, or columns"
             )
         self.path, self.subset, self.split, self.test_split = path, subset, split, test_split
         self.text, self.tokenizer, self.max_length = text, tokenizer, max_length
@@ -127,35 +126,26 @@ class HuggingFaceDataModule(IndexedDataModule):
         self._read(self.split)
 
     def load(self) -> LoadedData:
-        """Return the rows of the split in their order, followed by those of the clients' test split."""
-        train = self._read(self.split)
-        test = None if self.test_split is None else self._read(self.test_split)
-        if test is None and self.test_fraction is None:
-            self.test_fraction = DEFAULT_TEST_FRACTION
+        """Return the rows of the split in their order, followed by those of the test split."""
+        from datasets import concatenate_datasets
+
+        parts = [self._read(split) for split in (self.split, self.test_split) if split is not None]
         if self.tokenizer is not None:
             self._loaded_tokenizer = _load_tokenizer(self.tokenizer)
         self.loader_options.setdefault("collate_fn", self._collate)
-        owners, names, num_train = None, None, len(train)
+        data = self._prepared(concatenate_datasets(parts))
+        is_test = np.arange(sum(map(len, parts))) >= len(parts[0])
         if self.client is not None:
-            owners, names = natural_clients([*train[self.client], *(test[self.client] if test else ())])
-            strange = set(owners[num_train:]) - set(owners[:num_train])
-            if strange:
-                raise ConfigurationError(
-                    f"data.client: '{names[min(strange)]}' of the split '{self.test_split}' has no row in "
-                    f"'{self.split}' to train on"
-                )
-        if test is None or owners is None:
-            data = self._prepared(train, owners, names)
-            data.shared_test = None if test is None else self._prepared(test, None, None).dataset
-        else:
-            from datasets import concatenate_datasets
-
-            data = self._prepared(concatenate_datasets([train, test]), owners, names)
-            data.is_test = np.arange(len(train) + len(test)) >= num_train
+            data.clients, data.client_names = natural_clients([name for part in parts for name in part[self.client]])
+        owners = "" if data.client_names is None else f", {len(data.client_names):,} values of {self.client!r}"
         rank_zero_info(
-            f"'{self.path}': {num_train:,} rows of '{self.split}', batches of {', '.join(self._keys())}"
-            f"{'' if names is None else f', {len(names):,} values of {self.client!r}'}"
+            f"'{self.path}': {len(parts[0]):,} rows of '{self.split}', batches of {', '.join(self._keys())}{owners}"
         )
+        if len(parts) == 1:
+            return data
+        if self.client is None:
+            return data.with_shared_test(is_test)
+        data.is_test = is_test
         return data
 
     # parts of load
@@ -167,33 +157,26 @@ class HuggingFaceDataModule(IndexedDataModule):
     def _read(self, split: str) -> Rows:
         """Return the rows of a split, with the columns that are used."""
         rows = _load_rows(self.path, self.subset, split)
-        wanted = {"text": self.text, "label": self.label, "client": self.client}
-        pairs = [(name, value) for name, value in wanted.items() if value is not None]
-        for argument, column in [*pairs, *(("columns", column) for column in self.columns)]:
-            if column not in rows.column_names:
-                columns = f"its columns are {shorten(rows.column_names)}"
-                raise ConfigurationError(
-                    f"data.{argument}: '{self.path}' has no column '{column}'; "
-                    f"{did_you_mean(column, rows.column_names, columns)}"
-                )
-        if not len(rows):
-            raise ConfigurationError(f"data.path='{self.path}': the split '{split}' has no rows")
-        return rows.select_columns(list(dict.fromkeys([column for _, column in pairs] + self.columns)))
+        wanted: dict[str, Sequence[str | None]] = {
+            "text": [self.text],
+            "label": [self.label],
+            "client": [self.client],
+            "columns": self.columns,
+        }
+        check_columns(wanted, rows.column_names, f"'{self.path}'")
+        names = [name for group in wanted.values() for name in group if name is not None]
+        return rows.select_columns(list(dict.fromkeys(names)))
 
-    def _prepared(self, rows: Rows, owners: np.ndarray | None, names: list[str] | None) -> LoadedData:
+    def _prepared(self, rows: Rows) -> LoadedData:
         labels = None if self.label is None else self._find_labels(rows)
         if self.text is not None:
-            texts = rows[self.text]
-            wrong = next((k for k, value in enumerate(texts) if not isinstance(value, str)), None)
-            if wrong is not None:
-                raise ConfigurationError(f"data.text: row {wrong} of '{self.text}' is {texts[wrong]!r}, not a text")
             # In memory where the library would write beside a saved data set.
             rows = rows.map(self._tokenize, batched=True, keep_in_memory=Path(self.path).expanduser().is_dir())
         rows = rows.select_columns([column for column in rows.column_names if column in self._keys()])
         if labels is not None:
             rows = rows.add_column("labels", labels.tolist())
         is_class = labels is not None and labels.dtype.kind == "i"
-        return LoadedData(RowsDataset(rows), labels if is_class else None, owners, names)
+        return LoadedData(RowsDataset(rows), labels if is_class else None)
 
     def _tokenize(self, rows: dict[str, list]) -> Any:
         assert self._loaded_tokenizer is not None
@@ -202,25 +185,16 @@ class HuggingFaceDataModule(IndexedDataModule):
 
     def _find_labels(self, rows: Rows) -> np.ndarray:
         """Return the classes, int64 ``(M,)``, or the numbers to predict, float32 ``(M,)``, and keep classes' names."""
-        values = rows[self.label]
-        if None in values:
-            raise ConfigurationError(f"data.label: row {list(values).index(None)} has no '{self.label}'")
-        array = np.asarray(values)
-        if array.dtype.kind in "biu":
-            self.classes = getattr(rows.features[self.label], "names", None)
-            return array.astype(np.int64)
+        array = np.asarray(rows[self.label])
+        if array.ndim != 1 or array.dtype.kind not in "biufU":  # None makes it an array of objects
+            raise ConfigurationError(f"data.label: '{self.label}' holds neither numbers nor names, one for each row")
         if array.dtype.kind == "f":
             return array.astype(np.float32)
-        if array.ndim != 1 or array.dtype.kind != "U":
-            raise ConfigurationError(f"data.label: '{self.label}' holds neither numbers nor names, one for each row")
-        known = self.classes or [str(name) for name in np.unique(array)]
-        strange = set(array) - set(known)
-        if strange:
-            raise ConfigurationError(
-                f"data.label: '{min(strange)}' of '{self.label}' is in the split '{self.test_split}' alone"
-            )
-        self.classes = known
-        return np.searchsorted(known, array).astype(np.int64)
+        if array.dtype.kind != "U":
+            self.classes = getattr(rows.features[self.label], "names", None)
+            return array.astype(np.int64)
+        self.classes, numbers = np.unique(array).tolist(), np.unique(array, return_inverse=True)[1]
+        return numbers.astype(np.int64)
 
     def _collate(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Make one batch of samples; texts are filled up to the longest of them."""
@@ -254,35 +228,24 @@ def _load_rows(path: str, subset: str | None, split: str) -> Rows:
     Raises:
         ConfigurationError: It cannot be loaded.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigurationError(
-            "data: HuggingFaceDataModule needs the package datasets: pip install 'fedbc-lightning[llm]'"
-        ) from error
     place = Path(path).expanduser()
     try:
+        import datasets
+
         if (place / "dataset_dict.json").is_file() or (place / "state.json").is_file():
             saved = datasets.load_from_disk(str(place))
             found = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
         elif place.is_file():
-            reader = READERS.get(place.suffix)
-            if reader is None:
-                raise ConfigurationError(f"data.path='{path}': read are {', '.join(READERS)}, not '{place.suffix}'")
-            found = datasets.load_dataset(reader, data_files=str(place))
+            found = datasets.load_dataset(READERS[place.suffix], data_files=str(place))
         else:
             found = datasets.load_dataset(path, subset)
-    except ConfigurationError:
-        raise
+        return found[split]
     except Exception as error:  # of the library, of its file readers, and of the network
         raise ConfigurationError(
-            f"data.path='{path}': neither a file, nor a saved data set, nor loaded by this name from the Hub: "
-            f"{first_line(error)}"
+            f"data.path='{path}': no split '{split}' of a file ({', '.join(READERS)}), a saved data set, or a name on "
+            f"the Hub can be loaded ({type(error).__name__}: {first_line(error)}); it needs pip install "
+            "'fedbc-lightning[llm]'"
         ) from error
-    if split not in found:
-        argument = "split" if split == "train" else "split or data.test_split"
-        raise ConfigurationError(f"data.{argument}: '{path}' has no split '{split}'; it has {', '.join(found)}")
-    return found[split]
 
 
 def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -293,15 +256,13 @@ def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     try:
         from transformers import AutoTokenizer
-    except ImportError as error:
-        raise ConfigurationError("data.tokenizer needs transformers: pip install 'fedbc-lightning[llm]'") from error
-    try:
+
         tokenizer = AutoTokenizer.from_pretrained(name)
     except Exception as error:  # of the library and of the network
         raise ConfigurationError(
-            f"data.tokenizer='{name}': neither a folder with a tokenizer, nor loaded by this name from the Hub: "
-            f"{first_line(error)}"
+            f"data.tokenizer='{name}': cannot be loaded ({first_line(error)}); it needs pip install "
+            "'fedbc-lightning[llm]'"
         ) from error
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token  # as most causal models do; the attention mask hides it
     return tokenizer

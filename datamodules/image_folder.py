@@ -18,10 +18,10 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
-from .findings import shorten
 from .image_files import ImageFiles
-from .own_test import OwnTest, keep_own_test
+from .own_rows import shorten
 from .transforms import Normalize, RandomCrop, as_augment, as_transform, check_transforms
+from .vision import OwnTest
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
@@ -123,9 +123,8 @@ class ImageFolderDataModule(IndexedDataModule):
             dataset = ArrayDataset(tensors, transform=self.transform, augment=augment)
         else:
             dataset = BatchTransformDataset(files, self.transform, augment)
-        if own_test is None:
-            return LoadedData(dataset, files.targets)
-        return keep_own_test(dataset, files.targets, np.array(folders) == own_test)
+        data = LoadedData(dataset, files.targets)
+        return data if own_test is None else data.with_shared_test(np.array(folders) == own_test)
 
     def _fit(self, files: ImageFiles) -> bool:
         return files.num_bytes <= self.max_memory_gib * 2**30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import FINITE, UnitInterval, at_least, check_arguments
+from fedbc_lightning.core.checks import FINITE, at_least, check_arguments, within
 from fedbc_lightning.data import ArrayDataset, LoadedData
 from fedbc_lightning.partition import IID, Partition
 
@@ -54,9 +55,9 @@ class MNISTRobustDataModule(MNISTDataModule):
 
     def __init__(
         self,
-        root: str = "data",
-        num_clients: int = 10,
-        negated_fraction: UnitInterval | None = None,
+        root: str | Path = "data",
+        num_clients: Annotated[int, at_least(1)] = 10,
+        negated_fraction: Annotated[float, within(0, 1)] | None = None,
         test_fraction: float = 0.5,
         download: bool = True,
         **kwargs: Any,
@@ -112,8 +113,8 @@ class MNISTPersonalDataModule(MNISTRobustDataModule):
 
     def __init__(
         self,
-        root: str = "data",
-        num_clients: int = 10,
+        root: str | Path = "data",
+        num_clients: Annotated[int, at_least(1)] = 10,
         noise_scale: Annotated[float, at_least(0), FINITE] = 0.5,
         negated_fraction: float | None = None,
         test_fraction: float = 0.5,

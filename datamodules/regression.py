@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import Count, check_arguments
+from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 
 NOISE, MEAN, MODEL, OUTLIER = 2.0, 0.5, 5.0, 50.0
@@ -49,17 +49,17 @@ class SyntheticRegressionDataModule(IndexedDataModule):
 
     def __init__(
         self,
-        num_clients: Count = 10,
-        samples_per_client: Count = 100,
-        dimension: Count = 1000,
+        num_clients: Annotated[int, at_least(1)] = 10,
+        samples_per_client: Annotated[int, at_least(1)] = 100,
+        dimension: Annotated[int, at_least(1)] = 1000,
         std: bool = False,
         *,
         test_fraction: float | None = 0.5,
         batch_size: int = 10,
         **kwargs: Any,
     ) -> None:
-        super().__init__(None, test_fraction=test_fraction, batch_size=batch_size, **kwargs)
         check_arguments(SyntheticRegressionDataModule, locals(), "data")
+        super().__init__(None, test_fraction=test_fraction, batch_size=batch_size, **kwargs)
         self.samples_per_client, self.dimension, self.std = samples_per_client, dimension, std
         self._num_clients = num_clients
 

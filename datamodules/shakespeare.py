@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -11,19 +11,16 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedbc_lightning.core.checks import Count, check_arguments
+from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.data.splits import SplitOrder, split_partition
 from fedbc_lightning.partition import Natural, Partition, Partitioner
 
-from .findings import check_file
 from .leaf import LeafUser, find_leaf_files, load_leaf
-from .text import ALPHABET, PLAY_LAYOUT, count_windows, encode_text, read_speeches
+from .text import ALPHABET, count_windows, encode_text, read_speeches
 
-DEFAULT_TEST_FRACTION = 0.2
-MANY = 10_000
-"""Number of windows of LEAF's files that are examined to find out whether windows overlap."""
+MANY = 10_000  # windows of LEAF's files that are examined to find out whether windows overlap
 
 
 class ShakespeareDataModule(IndexedDataModule):
@@ -65,14 +62,16 @@ class ShakespeareDataModule(IndexedDataModule):
             windows of one role belong to several clients.
     """
 
+    default_test_fraction: ClassVar[float | None] = 0.2
+
     def __init__(
         self,
-        path: str,
+        path: str | Path,
         partitioner: Partitioner | None = None,
         *,
         targets: Literal["all", "last"] | None = None,
-        sequence_length: Count = 80,
-        stride: Count | None = None,
+        sequence_length: Annotated[int, at_least(1)] = 80,
+        stride: Annotated[int, at_least(1)] | None = None,
         test_fraction: float | None = None,
         split_order: SplitOrder = "ordered",
         **kwargs: Any,
@@ -81,9 +80,7 @@ class ShakespeareDataModule(IndexedDataModule):
         partitioner = partitioner or Natural(min_samples=10)
         super().__init__(partitioner, test_fraction=test_fraction, split_order=split_order, **kwargs)
         self.path = Path(path).expanduser()
-        self.targets = targets
-        self.sequence_length = sequence_length
-        self.stride = stride
+        self.targets, self.sequence_length, self.stride = targets, sequence_length, stride
         self.num_unknown = 0
         self._gap = 0  # number of windows left out at each cut
 
@@ -92,7 +89,7 @@ class ShakespeareDataModule(IndexedDataModule):
         if self._is_leaf():
             find_leaf_files(self.path)
         else:
-            check_file(self.path, "path", PLAY_LAYOUT)
+            read_speeches(self.path)
 
     def load(self) -> LoadedData:
         """Return all roles' sequences, in the order of the file."""
@@ -122,16 +119,14 @@ class ShakespeareDataModule(IndexedDataModule):
         if self.stride is not None:
             raise ConfigurationError(f"data.stride={self.stride}: LEAF's files hold their sequences; leave it null")
         data = load_leaf(self.path, self._encode, as_tokens, classes=False)
-        has_test = data.is_test is not None or data.shared_test is not None
-        if not has_test and self.test_fraction is None:
-            self.test_fraction = DEFAULT_TEST_FRACTION
         assert isinstance(data.dataset, ArrayDataset)
         assert data.clients is not None
         is_test = np.zeros(len(data.clients), dtype=bool) if data.is_test is None else data.is_test
         train = np.flatnonzero(~is_test)
-        is_cut = not has_test or bool(self.val_fraction)
+        is_cut = not data.has_test or bool(self.val_fraction)
         if is_cut and _follow_each_other(data.dataset.subset(train[:MANY])):
-            train = train[self._leave_out(data.clients[train], self.sequence_length - 1, has_test)]
+            fraction = self._test_fraction_of(data)
+            train = train[self._leave_out(data.clients[train], self.sequence_length - 1, fraction)]
             kept = np.sort(np.concatenate([train, np.flatnonzero(is_test)]))
             data.dataset, data.clients = data.dataset.subset(kept), data.clients[kept]
             data.is_test = None if data.is_test is None else is_test[kept]
@@ -156,8 +151,6 @@ class ShakespeareDataModule(IndexedDataModule):
         return inputs, np.column_stack([inputs[:, 1:], following]).astype(np.int64)
 
     def _load_text(self) -> LoadedData:
-        if self.test_fraction is None:
-            self.test_fraction = DEFAULT_TEST_FRACTION
         length, targets = self.sequence_length, self.targets or "all"
         stride = self.stride or (length if targets == "all" else 1)
         speeches = read_speeches(self.path)
@@ -171,7 +164,8 @@ class ShakespeareDataModule(IndexedDataModule):
                 f"data.sequence_length={length}: no role speaks {length + 1} characters in '{self.path}'; lower it"
             )
         rank = np.arange(len(roles)) - np.repeat(np.cumsum(counts) - counts, counts)
-        kept = self._leave_out(roles, -(-length // stride) - 1, has_test=False)
+        fraction = self.default_test_fraction if self.test_fraction is None else self.test_fraction
+        kept = self._leave_out(roles, -(-length // stride) - 1, fraction)
         roles, rank = roles[kept], rank[kept]
         starts = torch.from_numpy((np.cumsum(sizes) - sizes)[roles] + stride * rank)
         text = torch.from_numpy(codes)
@@ -184,7 +178,7 @@ class ShakespeareDataModule(IndexedDataModule):
             dataset = ArrayDataset((windows[starts], following[starts]), transform=as_tokens)
         return LoadedData(dataset, clients=roles, client_names=list(speeches))
 
-    def _leave_out(self, roles: np.ndarray, gap: int, has_test: bool) -> np.ndarray:
+    def _leave_out(self, roles: np.ndarray, gap: int, test_fraction: float | None) -> np.ndarray:
         """Return the positions of the windows that stay when ``gap`` windows are left out at each cut, ascending.
 
         The first ``gap`` windows after a cut share characters with the last window before it. They are left out such
@@ -193,7 +187,7 @@ class ShakespeareDataModule(IndexedDataModule):
         Args:
             roles: Role of each window, in the order of time, ``(M,)``.
             gap: Number of windows to leave out at each cut.
-            has_test: Whether the data have test data of their own.
+            test_fraction: Fraction of each role's windows that are its test data; None if the data say which are.
         """
         if gap and self.split_order == "shuffled":
             rank_zero_info(
@@ -203,13 +197,11 @@ class ShakespeareDataModule(IndexedDataModule):
         if not gap or self.split_order == "shuffled":
             return np.arange(len(roles))
         self._gap = gap
-        fractions = [] if has_test else [self.test_fraction]
-        fractions += [self.val_fraction] if self.val_fraction else []
+        fractions = [fraction for fraction in (test_fraction, self.val_fraction) if fraction]
         everything = Partition.from_owners(roles, int(roles.max()) + 1)
         kept = np.maximum(everything.sizes - gap * len(fractions), np.minimum(everything.sizes, 1))
         parts = [Partition.from_sizes(np.arange(kept.sum()), kept)]
         for fraction in fractions:
-            assert fraction is not None
             parts[:1] = _cut(parts[0], fraction)
         owner = everything.client_of_each()
         rank = np.arange(len(owner)) - everything.offsets[owner]
@@ -237,11 +229,9 @@ def _check_whole(roles: np.ndarray, partition: Partition, length: int) -> None:
     Raises:
         ConfigurationError: A client has windows of several roles, or not all windows of its role in order.
     """
-    owner, held = partition.client_of_each(), roles[partition.indices]
-    same = np.diff(owner) == 0
-    in_order = np.diff(held)[same] == 0, np.diff(partition.indices)[same] > 0
-    whole = partition.sizes[owner] == np.bincount(roles)[held]
-    if not (all(part.all() for part in in_order) and whole.all()):
+    of_each_role = Partition.from_owners(roles, int(roles.max()) + 1)
+    whole = {part.tobytes() for part in of_each_role}
+    if not all(part.tobytes() in whole for part in partition):
         raise ConfigurationError(
             "data.partitioner: the windows overlap, and those of one role at several clients would show the model what "
             f"it is tested on; use Natural, or windows apart (data.stride={length}, of a text)"

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import Count, NotNegative, at_least, check_arguments
+from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 
-CHUNK = 1024
-"""Number of clients whose models are drawn at once, which bounds the memory of the draws in float64."""
+CHUNK = 1024  # clients whose models are drawn at once, which bounds the memory of the draws in float64
 
 
 class SyntheticDataModule(IndexedDataModule):
@@ -60,17 +59,17 @@ class SyntheticDataModule(IndexedDataModule):
 
     def __init__(
         self,
-        alpha: NotNegative = 0.5,
-        beta: NotNegative = 0.5,
-        num_clients: Count = 30,
+        alpha: Annotated[float, at_least(0)] = 0.5,
+        beta: Annotated[float, at_least(0)] = 0.5,
+        num_clients: Annotated[int, at_least(1)] = 30,
         iid: bool = False,
-        dimension: Count = 60,
+        dimension: Annotated[int, at_least(1)] = 60,
         num_classes: Annotated[int, at_least(2)] = 10,
         style: Literal["own", "public"] = "own",
         **kwargs: Any,
     ) -> None:
-        super().__init__(None, **kwargs)
         check_arguments(SyntheticDataModule, locals(), "data")
+        super().__init__(None, **kwargs)
         self.alpha, self.beta, self.iid = alpha, beta, iid
         self.dimension, self.num_classes = dimension, num_classes
         self._num_clients = num_clients

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,23 +16,25 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import IID, Natural, Partition, Partitioner
 
-from .findings import look_like_classes, shorten
-from .table_columns import Features, as_names, check_columns, check_complete, encode_targets, find_classes, without_gaps
-from .table_files import LAYOUT, read_names, read_table
+from .own_rows import Rows, check_columns, join_rows, number_classes, readable, shorten
+from .table_columns import Features, as_names, find_classes, without_gaps
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-DEFAULT_TEST_FRACTION = 0.2
-MANY_CLASSES = 50
-"""Number of distinct values above which a target of whole numbers looks like a quantity and not like classes."""
-
+SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+PARQUET = (".parquet", ".pq")
+LAYOUT = (
+    "expected a .csv (commas) or .tsv (tabs) file with a header line, also .gz, .bz2, .xz or .zip, or a .parquet file "
+    "(pip install 'fedbc-lightning[parquet]')"
+)
+# Fields that mean a missing value in a numeric column of a CSV or TSV file; in a column of names only the empty one
+# does, so that a client may be called NA or None, as pandas would not have it.
+MISSING = ["", "#N/A", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "-nan", "null", "NULL", "None"]
+# Root mean square of a feature above which gradient descent becomes slow, or diverges at usual learning rates. A large
+# mean counts as much as a large deviation: steps on the mean squared error diverge if the learning rate is above 1
+# divided by the mean square, which is 0.0014 for a body mass index of 26 with a deviation of 4.
 FAR_FROM_UNIT = 10.0
-"""Root mean square of a feature above which gradient descent becomes slow, or diverges at usual learning rates.
-
-A large mean counts as much as a large deviation: steps on the mean squared error diverge if the learning rate is above
-1 divided by the mean square, which is 0.0014 for a body mass index of 26 with a deviation of 4.
-"""
 
 
 class TableDataModule(IndexedDataModule):
@@ -77,16 +80,18 @@ class TableDataModule(IndexedDataModule):
         ConfigurationError: A file is missing or damaged, a column is unknown, or its values cannot be used.
     """
 
+    default_test_fraction: ClassVar[float | None] = 0.2
+
     def __init__(
         self,
-        path: str,
+        path: str | Path,
         target: str,
         client: str | None = None,
         *,
         features: list[str] | None = None,
         exclude: list[str] | None = None,
         categorical: list[str] | None = None,
-        test_path: str | None = None,
+        test_path: str | Path | None = None,
         task: Literal["auto", "classification", "regression"] = "auto",
         missing: Literal["refuse", "drop_rows"] = "refuse",
         standardize: bool = False,
@@ -103,79 +108,58 @@ class TableDataModule(IndexedDataModule):
         self.test_path = None if test_path is None else Path(test_path).expanduser()
         self.target, self.client = target, client
         self.features, self.exclude, self.categorical = features, exclude or [], categorical or []
-        self.missing = missing
-        self.task, self.standardize = task, standardize
+        self.missing, self.task, self.standardize = missing, task, standardize
         self.classes: list[str] | None = None
         self.feature_names: list[str] = []
-        self._numbers: list[np.ndarray] = []  # numeric columns of each file, from load to alter
+        self._numbers = np.empty((0, 0))  # the numeric columns of all rows, in float64, from load to alter
 
     def prepare_data(self) -> None:
         """Check that the files have the columns that are needed, without reading their rows."""
-        names = read_names(self.path, "path")
-        wanted = {"target": [self.target], "client": [] if self.client is None else [self.client]}
+        names = _read_names(self.path, "path")
+        wanted: dict[str, Sequence[str | None]] = {"target": [self.target], "client": [self.client]}
         wanted |= {"features": self.features or [], "exclude": self.exclude}
         check_columns(wanted, names, f"'{self.path}'")
         inputs = self._inputs(names)
-        if self.target in inputs:
-            raise ConfigurationError(f"data.features: '{self.target}' is data.target; leave it out")
-        if self.client in inputs and self.client not in self.categorical:
-            raise ConfigurationError(
-                f"data.features: '{self.client}' is data.client, which holds names; leave it out, or list it in "
-                "data.categorical, too"
-            )
         check_columns({"categorical": self.categorical}, inputs, f"the features of '{self.path}'")
-        if not inputs:
-            raise ConfigurationError(f"data.features: '{self.path}' has no column left to be one; {LAYOUT}")
+        taken = {self.target} | ({self.client} - set(self.categorical))
+        if not inputs or taken & set(inputs):
+            raise ConfigurationError(
+                f"data.features: got {shorten(inputs)}; give one column or more without data.target, and data.client "
+                "only if it is listed in data.categorical, too"
+            )
         if self.test_path is not None:
-            test_names = read_names(self.test_path, "test_path")
+            test_names = _read_names(self.test_path, "test_path")
             check_columns({"target": [self.target], "features": inputs}, test_names, f"'{self.test_path}'")
 
     def load(self) -> LoadedData:
-        """Return all rows in their order, followed by the clients' test rows."""
+        """Return all rows in their order, followed by the test rows."""
         self.prepare_data()
-        inputs = self._inputs(read_names(self.path, "path"))
+        inputs = self._inputs(_read_names(self.path, "path"))
         table = self._read(self.path, inputs, "path")
         features = Features.find(table, inputs, self.categorical, str(self.path))
         classes = find_classes(table[self.target], self.task, f"'{self.target}' of '{self.path}'")
         self.feature_names = features.names
         self.classes = None if classes is None else [str(name) for name in classes]
-        self._numbers = [features.numbers(table)] if self.standardize else []
-        x, y, clients = self._encode(table, features, classes, self.path)
-        self._describe(table, features, clients)
-        if self.test_path is None:
-            if self.test_fraction is None:
-                self.test_fraction = DEFAULT_TEST_FRACTION
-            return _as_loaded(x, y, clients)
-        test = self._read(self.test_path, inputs, "test_path")
-        test_x, test_y, test_clients = self._encode(test, features, classes, self.test_path)
-        self._numbers += [features.numbers(test)] if self.standardize else []
-        if clients is None or test_clients is None:
-            data = _as_loaded(x, y, clients)
-            data.shared_test = _as_loaded(test_x, test_y, None).dataset
-            return data
-        strange = set(test_clients) - set(clients)
-        if strange:
-            raise ConfigurationError(
-                f"data.client: '{min(strange)}' of '{self.test_path}' has no row in '{self.path}' to train on"
-            )
-        both = np.concatenate([clients, test_clients])
-        data = _as_loaded(np.concatenate([x, test_x]), np.concatenate([y, test_y]), both)
-        data.is_test = np.arange(len(both)) >= len(x)
-        return data
+        tables = [(table, self.path)]
+        if self.test_path is not None:
+            tables.append((self._read(self.test_path, inputs, "test_path"), self.test_path))
+        train, *tests = (self._rows(rows, features, classes, path) for rows, path in tables)
+        self._describe(features, train, features.numbers(table))
+        if self.standardize:
+            self._numbers = np.concatenate([features.numbers(rows) for rows, _ in tables])
+        return join_rows(train, tests[0] if tests else None, order=_by_value)
 
     def alter(self, data: LoadedData, partition: Partition) -> Dataset:
         """Standardize the numeric columns, now that the training rows are known."""
-        if self._numbers:
-            indices = self.indices_of_training_clients("train")  # all of the first file
-            rows = _rows(data.dataset)
-            num_rows = len(self._numbers[0])
-            tables = [rows[:num_rows], rows[num_rows:] if data.shared_test is None else _rows(data.shared_test)]
-            for column in range(self._numbers[0].shape[1]):
-                train = self._numbers[0][indices, column]
-                mean, std = train.mean(), train.std() if np.ptp(train) else 1.0
-                for numbers, table in zip(self._numbers, tables, strict=False):
-                    table[:, column] = (numbers[:, column] - mean) / std  # in place: the data set sees it
-            self._numbers = []
+        if self.standardize:
+            assert isinstance(data.dataset, ArrayDataset)
+            # In place: training rows and shared test rows are in this one tensor, which their data sets share.
+            inputs = data.dataset.pool.tensors[0].numpy()
+            indices = self.indices_of_training_clients("train")  # of rows of the first file, which comes first
+            for column, numbers in enumerate(self._numbers.T):
+                train = numbers[indices]
+                inputs[:, column] = (numbers - train.mean()) / (train.std() if np.ptp(train) else 1.0)
+            self._numbers = np.empty((0, 0))
         return data.dataset
 
     def _inputs(self, names: list[str]) -> list[str]:
@@ -185,67 +169,86 @@ class TableDataModule(IndexedDataModule):
         return [name for name in names if name not in (self.target, self.client, *self.exclude)]
 
     def _read(self, path: Path, inputs: list[str], argument: str) -> DataFrame:
-        """Read the columns that are used, and check that no value is missing; a test file may have no client column."""
-        names = read_names(path, argument)
-        keys = [self.target] if self.client is None or self.client not in names else [self.target, self.client]
-        as_written = {*self.categorical, *keys[1:]}
-        table = read_table(path, list(dict.fromkeys([*inputs, *keys])), argument, as_written)
+        """Read the columns that are used, without rows that miss a value; a test file may have no client column."""
+        has_client = self.client is not None and self.client in _read_names(path, argument)
+        keys = [self.target, *([self.client] if self.client is not None and has_client else [])]
+        table = _read_table(path, list(dict.fromkeys([*inputs, *keys])), argument, {*self.categorical, *keys[1:]})
         if not len(table):
             raise ConfigurationError(f"data.{argument}='{path}': no row below the header; {LAYOUT}")
-        if self.missing == "drop_rows":
-            return without_gaps(table, self.target, str(path))
-        check_complete(table, keys, str(path))
-        return table
+        return without_gaps(table, self.target, str(path), drop=self.missing == "drop_rows")
 
-    def _encode(
-        self, table: DataFrame, features: Features, classes: np.ndarray | None, path: Path
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return features, float32 ``(M, F)``, targets ``(M,)`` and the clients' names ``(M,)``, or None if none."""
-        targets = encode_targets(table[self.target], classes, f"'{self.target}' of '{path}'")
-        clients = None
-        if self.client is not None and self.client in table:
-            clients = as_names(table[self.client])
-        return features.encode(table, str(path)), targets, clients
+    def _rows(self, table: DataFrame, features: Features, classes: np.ndarray | None, path: Path) -> Rows:
+        """Convert a table to features, float32 ``(M, F)``, targets ``(M,)`` and the clients' names ``(M,)``."""
+        column, where = table[self.target], f"data.target: '{self.target}' of '{path}'"
+        values = column.to_numpy() if column.dtype.kind in "biuf" else column.astype(str).to_numpy().astype(str)
+        if classes is not None:
+            targets = number_classes(values, classes, where)
+        elif values.dtype.kind == "U" or not np.isfinite(values.astype(np.float32)).all():
+            raise ConfigurationError(f"{where}: a regression needs finite numbers only")
+        else:
+            targets = values.astype(np.float32)
+        clients = as_names(table[self.client]) if self.client is not None and self.client in table else None
+        return Rows(torch.from_numpy(features.encode(table, str(path))), torch.from_numpy(targets), clients)
 
-    def _describe(self, table: DataFrame, features: Features, clients: np.ndarray | None) -> None:
+    def _describe(self, features: Features, train: Rows, numbers: np.ndarray) -> None:
         """Print what was found, so that the user notices a quantity taken for classes, or classes for a quantity."""
-        target = table[self.target]
         found = "a number" if self.classes is None else f"{len(self.classes):,} classes"
-        owners = "" if clients is None else f", {len(set(clients)):,} values of '{self.client}'"
-        hint = ""
-        if self.task == "auto" and target.dtype.kind in "iu" and len(self.classes or ()) > MANY_CLASSES:
-            hint = " Is it a quantity? Then set data.task=regression."
-        if self.task == "auto" and target.dtype.kind == "f" and look_like_classes(target.to_numpy()):
-            hint = " Is it a class? Then set data.task=classification."
-        sizes = np.sqrt(np.square(features.numbers(table)).mean(axis=0))
+        owners = "" if train.clients is None else f", {len(set(train.clients)):,} values of '{self.client}'"
+        sizes = np.sqrt(np.square(numbers).mean(axis=0))
         far = [f"'{name}'" for name, size in zip(features.numeric, sizes, strict=True) if size > FAR_FROM_UNIT]
-        if far and not self.standardize:
-            verb = "is" if len(far) == 1 else "are"
-            hint += f" {shorten(far)} {verb} far from unit scale: data.standardize: true may help."
+        hint = f" Far from unit scale are {shorten(far)}: data.standardize: true may help." if far else ""
         rank_zero_info(
-            f"'{self.path}': {len(table):,} rows, {len(self.feature_names):,} features, '{self.target}' is {found}"
-            f"{owners}.{hint}"
+            f"'{self.path}': {len(train.targets):,} rows, {len(self.feature_names):,} features, '{self.target}' is "
+            f"{found} (data.task){owners}.{'' if self.standardize else hint}"
         )
 
 
-def _as_loaded(inputs: np.ndarray, targets: np.ndarray, clients: np.ndarray | None) -> LoadedData:
-    dataset = ArrayDataset((torch.from_numpy(inputs), torch.from_numpy(targets)))
-    labels = targets if targets.dtype == np.int64 else None
-    if clients is None:
-        return LoadedData(dataset, labels)
-    found, owners = np.unique(clients, return_inverse=True)
-    names = [str(name) for name in found]
-    order = sorted(range(len(names)), key=lambda number: _by_value(names[number]))
-    return LoadedData(dataset, labels, np.argsort(order)[owners], [names[number] for number in order])
+def _kind(path: Path, argument: str) -> str:
+    """Return the ending of the path that tells the format, which a compression may follow."""
+    kinds = [ending for ending in map(str.lower, path.suffixes[-2:]) if ending in (*SEPARATORS, *PARQUET)]
+    if not kinds:
+        raise ConfigurationError(f"data.{argument}='{path}': unknown kind of file; {LAYOUT}")
+    return kinds[-1]
+
+
+def _read_names(path: Path, argument: str) -> list[str]:
+    """Return the names of a table's columns; those of a saved index, which have no name, are left out."""
+    with readable(path, argument, LAYOUT):
+        if _kind(path, argument) in PARQUET:
+            from pyarrow import parquet
+
+            return [name for name in parquet.read_schema(path).names if not name.startswith("__index_level_")]
+        names = _read_csv(path, argument, nrows=0).columns
+        return [name for name in names if not name.startswith("Unnamed: ")]
+
+
+def _read_table(path: Path, columns: list[str], argument: str, names: set[str]) -> DataFrame:
+    """Read columns; fields of the columns ``names`` of a CSV or TSV file are taken as they are written."""
+    with readable(path, argument, LAYOUT):
+        if _kind(path, argument) in PARQUET:
+            from pyarrow import parquet
+
+            # With pandas' metadata, a saved index would not be a column
+            return parquet.read_table(path, columns=columns).to_pandas(ignore_metadata=True)[columns]
+        as_text = names & set(columns)
+        options = {
+            "dtype": dict.fromkeys(as_text, str),
+            "keep_default_na": False,
+            "na_values": {name: [""] if name in as_text else MISSING for name in columns},
+        }
+        return _read_csv(path, argument, **options)[columns]  # with usecols, pandas would overlook lines too long
+
+
+def _read_csv(path: Path, argument: str, **options: Any) -> DataFrame:
+    import pandas as pd  # takes half a second to import
+
+    table = pd.read_csv(path, sep=SEPARATORS[_kind(path, argument)], encoding="utf-8-sig", low_memory=False, **options)
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes the first fields of longer lines for an index
+        raise ConfigurationError(f"data.{argument}='{path}': its lines have more fields than its header; {LAYOUT}")
+    return table
 
 
 def _by_value(name: str) -> tuple[int, int, str]:
     """Return a sorting key of a name: whole numbers come first, by value, then all others in alphabetical order."""
     is_whole = name.isascii() and name.isdecimal()
     return (not is_whole, int(name) if is_whole else 0, name)
-
-
-def _rows(dataset: Dataset) -> np.ndarray:
-    """Return the array of features that a data set holds; changes of the array change the data set."""
-    assert isinstance(dataset, ArrayDataset)
-    return dataset.pool.tensors[0].numpy()

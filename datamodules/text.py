@@ -9,6 +9,8 @@ import numpy as np
 
 from fedbc_lightning.core.errors import ConfigurationError
 
+from .own_rows import readable
+
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters in LEAF's order; the number of character c is ``ALPHABET.index(c)``."""
 
@@ -55,10 +57,8 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
     Raises:
         ConfigurationError: The file cannot be read as text, or no line opens a speech.
     """
-    try:
+    with readable(path, "path", PLAY_LAYOUT):
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"data.path='{path}': cannot read it as text ({error}); {PLAY_LAYOUT}") from error
     speeches: dict[str, list[str]] = {}
     spoken: list[str] | None = None
     for paragraph in EMPTY_LINE.split(text.strip("\n")):

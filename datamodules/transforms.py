@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from fedbc_lightning.core import seeding
-from fedbc_lightning.core.checks import Count, UnitInterval, check_arguments
+from fedbc_lightning.core.checks import at_least, check_arguments, within
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 
 CPU = torch.device("cpu")
@@ -118,9 +119,9 @@ class RandomCrop(BatchAugmentation):
             CIFAR-10.
     """
 
-    def __init__(self, padding: Count) -> None:
-        check_arguments(RandomCrop, locals(), "data.augment: RandomCrop")
+    def __init__(self, padding: Annotated[int, at_least(1)]) -> None:
         super().__init__()
+        check_arguments(RandomCrop, locals(), "augment")
         self.padding = padding
 
     def forward(self, images: Tensor, generator: Generator) -> Tensor:
@@ -140,9 +141,9 @@ class RandomHorizontalFlip(BatchAugmentation):
         probability: Probability that an image is mirrored, in [0, 1].
     """
 
-    def __init__(self, probability: UnitInterval = 0.5) -> None:
-        check_arguments(RandomHorizontalFlip, locals(), "data.augment: RandomHorizontalFlip")
+    def __init__(self, probability: Annotated[float, within(0, 1)] = 0.5) -> None:
         super().__init__()
+        check_arguments(RandomHorizontalFlip, locals(), "augment")
         self.probability = probability
 
     def forward(self, images: Tensor, generator: Generator) -> Tensor:
@@ -205,28 +206,15 @@ def as_augment(augment: bool | nn.Module, usual: BatchAugmentation) -> BatchAugm
     Args:
         augment: Whether to use the usual augmentation, or another augmentation or random transform.
         usual: Usual augmentation of the data set.
-
-    Raises:
-        ConfigurationError: ``augment`` is neither a bool nor a module.
     """
     if isinstance(augment, bool):
         return usual if augment else None
-    if not isinstance(augment, nn.Module):
-        raise _unusable("augment", augment, "true, false")
     return augment if isinstance(augment, BatchAugmentation) else EachImage(augment)
 
 
 def as_transform(transform: nn.Module | None, usual: nn.Module) -> nn.Module:
-    """Return the transform of every batch: the one that the user gave, or the usual one of the data set.
-
-    Raises:
-        ConfigurationError: ``transform`` is not a module.
-    """
-    if transform is None:
-        return usual
-    if not isinstance(transform, nn.Module):
-        raise _unusable("transform", transform, "null")
-    return WholeBatch(transform)
+    """Return the transform of every batch: the one that the user gave, or the usual one of the data set."""
+    return usual if transform is None else WholeBatch(transform)
 
 
 def try_transform(inputs: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
@@ -255,36 +243,23 @@ def check_transforms(images: Tensor, transform: nn.Module, augment: BatchAugment
         ConfigurationError: One of them fails, the augmentation changes the type of images, or the transform is random
             (images would differ between evaluations) or returns integers.
     """
-    with seeding.preserved_globals(CPU):
-        if augment is not None:
+    if augment is not None:
+        with seeding.preserved_globals(CPU):
             augmented = _try("augment", partial(augment, generator=Generator().manual_seed(0)), images)
-            if augmented.dtype != images.dtype or len(augmented) != len(images):
-                raise ConfigurationError(
-                    f"data.augment: made {_describe(augmented)} of {_describe(images)}; it must keep their type: leave "
-                    "what makes floats to data.transform, which comes after it"
-                )
-    outputs = try_transform(images, transform)
-    if not outputs.is_floating_point() or len(outputs) != len(images):
+        if augmented.dtype != images.dtype:  # what makes floats belongs into data.transform, which comes after it
+            raise ConfigurationError(f"data.augment: made {augmented.dtype} of {images.dtype}; it must keep the type")
+    if not try_transform(images, transform).is_floating_point():
         raise ConfigurationError(
-            f"data.transform: made {_describe(outputs)} of {_describe(images)}; end with e.g. "
-            "torchvision.transforms.v2.ToDtype(torch.float32, scale=True)"
+            "data.transform: it returns integers; end with torchvision.transforms.v2.ToDtype(torch.float32, scale=True)"
         )
 
 
-def _try(name: str, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+def _try(name: str, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    given = f"{str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape)}"
     try:
-        outputs = function(images)
+        outputs = function(inputs)
     except Exception as error:
-        raise ConfigurationError(f"data.{name}: it fails on {_describe(images)}: {first_line(error)}") from error
-    if not isinstance(outputs, Tensor):
-        raise ConfigurationError(f"data.{name}: made a {type(outputs).__name__} of {_describe(images)}; return images")
+        raise ConfigurationError(f"data.{name}: it fails on {given}: {first_line(error)}") from error
+    if not isinstance(outputs, Tensor) or len(outputs) != len(inputs):
+        raise ConfigurationError(f"data.{name}: made a {type(outputs).__name__} of {given}; return one for each sample")
     return outputs
-
-
-def _unusable(name: str, given: object, others: str) -> ConfigurationError:
-    kind = f"{type(given).__module__}.{type(given).__qualname__}"
-    return ConfigurationError(f"data.{name}: got a {kind}; give {others} or a transform of torchvision.transforms.v2")
-
-
-def _describe(images: Tensor) -> str:
-    return f"{str(images.dtype).removeprefix('torch.')} images {tuple(images.shape)}"

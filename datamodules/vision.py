@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 import warnings
-from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
+from torch import Tensor, nn
 
 from fedbc_lightning.core.checks import check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
 from fedbc_lightning.partition import Partitioner, PowerLaw
 
-from .idx import damaged, find_idx, read_labelled_images
-from .own_test import OwnTest, keep_own_test
 from .transforms import (
     BatchAugmentation,
     Compose,
@@ -34,11 +27,11 @@ from .transforms import (
     check_transforms,
 )
 
+OwnTest = Literal["split", "shared"]
+
 
 class VisionDataModule(IndexedDataModule):
-    """Base class for public sets of images, held in memory as uint8; a subclass names its files and reads them.
-
-    torchvision is used only to download. Files are checked in ``prepare_data``, before anything is trained.
+    """Base class for public sets of images that torchvision downloads and reads; they are held in memory as uint8.
 
     Args:
         root: Folder of the files.
@@ -54,6 +47,8 @@ class VisionDataModule(IndexedDataModule):
 
     Attributes:
         dataset_name: Name of the class in ``torchvision.datasets``.
+        options: Arguments of that class.
+        usual_augmentation: Augmentation that ``augment=True`` stands for.
         layout: Description of the expected files, for the message if they are missing.
         mean: Mean of each channel, for pixels in [0, 1].
         std: Standard deviation of each channel, for pixels in [0, 1].
@@ -61,18 +56,19 @@ class VisionDataModule(IndexedDataModule):
     """
 
     dataset_name: ClassVar[str]
-    other_way: ClassVar[str] = " (data.test: shared keeps the test images for testing)"
+    usual_augmentation: ClassVar[BatchAugmentation]
     layout: str
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
+    other_way: ClassVar[str] = " (data.test: shared keeps the test images for testing)"
 
     def __init__(
         self,
-        root: str,
-        partitioner: Partitioner | None,
-        download: bool,
-        augment: bool | nn.Module,
-        transform: nn.Module | None,
+        root: str | Path = "data",
+        partitioner: Partitioner | None = None,
+        download: bool = True,
+        augment: bool | nn.Module = False,
+        transform: nn.Module | None = None,
         test: OwnTest = "split",
         **kwargs: Any,
     ) -> None:
@@ -83,131 +79,56 @@ class VisionDataModule(IndexedDataModule):
             self.test_fraction = None
         self.root = Path(root).expanduser()
         self.download = download
-        self.augment = as_augment(augment, self.usual_augmentation())
+        self.options: dict[str, Any] = {}
+        self.augment = as_augment(augment, self.usual_augmentation)
         self.transform = as_transform(transform, Normalize(self.mean, self.std))
 
-    @abstractmethod
-    def usual_augmentation(self) -> BatchAugmentation:
-        """Return the augmentation that ``augment=True`` stands for."""
+    def tensors(self, part: Any) -> tuple[Tensor, Tensor]:
+        """Return the images, uint8 ``(M, C, H, W)``, and the classes, int64 ``(M,)``, of a part that torchvision read.
 
-    @abstractmethod
-    def missing_file(self) -> Path | None:
-        """Return the path of the first file that is missing, or None if all exist."""
-
-    @abstractmethod
-    def read(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Read all images, training set first.
-
-        Returns:
-            The images, uint8 ``(M, C, H, W)``, their classes, int64 ``(M,)``, and the size of the training set.
-
-        Raises:
-            ConfigurationError: A file is damaged.
+        Args:
+            part: Training or test data, an object of ``torchvision.datasets``.
         """
-
-    @abstractmethod
-    def check_files(self) -> None:
-        """Check every file.
-
-        Raises:
-            ConfigurationError: A file is damaged.
-        """
-
-    def fetch(self) -> None:
-        """Download the files with torchvision, which puts them where this class looks for them."""
-        from torchvision import datasets  # takes a second to import
-
-        getattr(datasets, self.dataset_name)(self.root, download=True)
+        return part.data[:, None], part.targets
 
     def prepare_data(self) -> None:
-        """Download missing files, and check all files."""
-        missing = self.missing_file()
-        if missing is not None and self.download:
-            try:
-                with _no_empty_folders_left(missing.parent):
-                    self.fetch()
-            except Exception as error:  # a download can fail in many ways, each with an exception of its own
-                raise self._not_there(f"could not be downloaded ({first_line(error)})") from error
-            missing = self.missing_file()
-        if missing is not None:
-            why = "is not complete after its download" if self.download else "is not there, and download is false"
-            raise self._not_there(f"{why} (no file {missing.name!r})")
-        self.check_files()
+        """Download missing files, and check all files by reading them."""
+        for train in (True, False):
+            self._read(train)
 
     def load(self) -> LoadedData:
         """Return all images, training set first, or with ``test="shared"`` the training set and the test set apart."""
-        pixels, labels, num_train = self.read()
-        found = f"{self.dataset_name}: {num_train:,} training and {len(labels) - num_train:,} test images"
+        parts = [self.tensors(self._read(train)) for train in (True, False)]
+        images, targets = map(torch.cat, zip(*parts, strict=True))
+        num_train = len(parts[0][1])
+        found = f"{self.dataset_name}: {num_train:,} training and {len(targets) - num_train:,} test images"
         rank_zero_info(
             f"{found}; the training images are dealt out to the clients, the test images evaluate the global model."
             if self.test == "shared"
             else f"{found}, pooled and dealt out to the clients{self.other_way}."
         )
-        images = torch.from_numpy(pixels)
         check_transforms(images[:2], self.transform, self.augment)
-        tensors = (images, torch.from_numpy(labels))
-        dataset = ArrayDataset(tensors, transform=self.transform, augment=self.augment)
-        if self.test == "shared":
-            return keep_own_test(dataset, labels, np.arange(len(labels)) >= num_train)
-        return LoadedData(dataset, labels)
+        data = LoadedData(ArrayDataset((images, targets), None, self.transform, self.augment), targets.numpy())
+        return data.with_shared_test(np.arange(len(targets)) >= num_train) if self.test == "shared" else data
 
-    def _not_there(self, reason: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"data.root={str(self.root)!r}: {self.dataset_name} {reason}; expected {self.layout} in it"
-        )
+    def _read(self, train: bool) -> Any:
+        from torchvision import datasets  # takes a second to import
 
-
-class IdxDataModule(VisionDataModule):
-    """Base class for sets of grey images of 28 x 28 pixels in IDX files, plain or as downloaded (``.gz``).
-
-    Attributes:
-        num_classes: Number above all labels in the files, which begin with 0.
-        prefixes: Beginnings of the names of the training files and of the test files.
-    """
-
-    num_classes: int
-    prefixes: tuple[str, str]
-
-    def usual_augmentation(self) -> BatchAugmentation:
-        """Return an augmentation that moves images by up to 2 pixels."""
-        return RandomCrop(padding=2)
-
-    def missing_file(self) -> Path | None:
-        """Return the path of the first file that is missing, or None if all exist."""
-        return next((path for pair in self._files() for path in pair if find_idx(path) is None), None)
-
-    def check_files(self) -> None:
-        """Check every file; the pixels of files that are not compressed are not read."""
-        self._parts()
-
-    def read(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Read all images, training set first.
-
-        Returns:
-            The images, uint8 ``(M, 1, 28, 28)``, their classes, int64 ``(M,)``, and the size of the training set.
-        """
-        images, labels = zip(*self._parts(), strict=True)
-        return np.concatenate(images)[:, None], np.concatenate(labels).astype(np.int64), len(labels[0])
-
-    def _parts(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Read and check the images and labels of the training set and of the test set."""
-        parts = []
-        for names in self._files():
-            images, labels = (find_idx(path) or path for path in names)
-            pixels, classes = read_labelled_images(images, labels, 28)
-            if classes.max(initial=0) >= self.num_classes:
-                raise damaged(labels, f"has the label {classes.max()} of {self.num_classes} classes")
-            parts.append((pixels, classes))
-        return parts
-
-    def _files(self) -> list[tuple[Path, Path]]:
-        folder = self.root / self.dataset_name / "raw"
-        return [
-            (folder / f"{prefix}-images-idx3-ubyte", folder / f"{prefix}-labels-idx1-ubyte") for prefix in self.prefixes
-        ]
+        kind = getattr(datasets, self.dataset_name)
+        try:
+            with warnings.catch_warnings():
+                # NumPy 2.4.0 to 2.4.4 warns about arrays that an old NumPy pickled,
+                # https://github.com/pytorch/vision/issues/9340
+                warnings.filterwarnings("ignore", r"dtype\(\): align should be passed")
+                return kind(self.root, train=train, download=self.download, **self.options)
+        except Exception as error:  # a download, or reading what was downloaded, can fail in many ways
+            raise ConfigurationError(
+                f"data.root={str(self.root)!r}: {self.dataset_name} cannot be {'downloaded or ' * self.download}read "
+                f"({first_line(error)}); expected {self.layout} in it; delete what is damaged"
+            ) from error
 
 
-class MNISTDataModule(IdxDataModule):
+class MNISTDataModule(VisionDataModule):
     """MNIST: 70,000 grey images of handwritten digits, 28 x 28 pixels, 10 classes.
 
     Inputs are float32 ``(B, 1, 28, 28)`` of mean 0 and standard deviation 1, targets int64 ``(B,)``.
@@ -231,22 +152,10 @@ class MNISTDataModule(IdxDataModule):
     """
 
     dataset_name = "MNIST"
-    layout = "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte (or the same with .gz)"
+    usual_augmentation = RandomCrop(padding=2)
+    layout = "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte"
     mean = (0.1307,)
     std = (0.3081,)
-    num_classes = 10
-    prefixes = ("train", "t10k")
-
-    def __init__(
-        self,
-        root: str = "data",
-        partitioner: Partitioner | None = None,
-        download: bool = True,
-        augment: bool | nn.Module = False,
-        transform: nn.Module | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(root, partitioner, download, augment, transform, **kwargs)
 
 
 class CIFAR10DataModule(VisionDataModule):
@@ -275,14 +184,14 @@ class CIFAR10DataModule(VisionDataModule):
     """
 
     dataset_name = "CIFAR10"
+    usual_augmentation: ClassVar[BatchAugmentation] = RandomCrop(padding=4)
     layout = "cifar-10-batches-py/{data_batch_1..5,test_batch}"
-    labels_key: ClassVar[str] = "labels"
     mean = (0.4914, 0.4822, 0.4465)
     std = (0.2470, 0.2435, 0.2616)
 
     def __init__(
         self,
-        root: str = "data",
+        root: str | Path = "data",
         partitioner: Partitioner | None = None,
         download: bool = True,
         augment: bool | nn.Module = True,
@@ -291,41 +200,10 @@ class CIFAR10DataModule(VisionDataModule):
     ) -> None:
         super().__init__(root, partitioner, download, augment, transform, **kwargs)
 
-    def usual_augmentation(self) -> BatchAugmentation:
-        """Return an augmentation that moves images by up to 4 pixels."""
-        return RandomCrop(padding=4)
-
-    def missing_file(self) -> Path | None:
-        """Return the path of the first file that is missing, or None if all exist."""
-        return next((path for path, _ in self._files() if not path.is_file()), None)
-
-    def check_files(self) -> None:
-        """Compare every file with its checksum."""
-        for path, checksum in self._files():
-            _read_checked(path, checksum)
-
-    def read(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Read all images, training set first.
-
-        Returns:
-            The images, uint8 ``(M, 3, 32, 32)``, their classes, int64 ``(M,)``, and the size of the training set.
-        """
-        with warnings.catch_warnings():
-            # NumPy 2.4.0 to 2.4.4 warns about arrays that an old NumPy pickled,
-            # https://github.com/pytorch/vision/issues/9340
-            warnings.filterwarnings("ignore", r"dtype\(\): align should be passed")
-            # Python 2 wrote the files, and its strings are bytes: hence the encoding.
-            parts = [pickle.loads(_read_checked(*file), encoding="latin1") for file in self._files()]
-        images = np.concatenate([part["data"] for part in parts]).reshape(-1, 3, 32, 32)
-        labels = [np.array(part[self.labels_key], dtype=np.int64) for part in parts]
-        return images, np.concatenate(labels), sum(map(len, labels[:-1]))  # the last file is the test set
-
-    def _files(self) -> list[tuple[Path, str]]:
-        """Return the paths of the files with images, and their checksums."""
-        from torchvision import datasets  # takes a second to import
-
-        listed = getattr(datasets, self.dataset_name)
-        return [(self.root / listed.base_folder / name, md5) for name, md5 in listed.train_list + listed.test_list]
+    def tensors(self, part: Any) -> tuple[Tensor, Tensor]:
+        """Return the images, uint8 ``(M, 3, 32, 32)``, and the classes, int64 ``(M,)``, of a part."""
+        # Contiguous: torchvision turned rows of (C, H, W) into a view of (H, W, C), and batches are gathered faster
+        return torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets)
 
 
 class CIFAR100DataModule(CIFAR10DataModule):
@@ -351,31 +229,7 @@ class CIFAR100DataModule(CIFAR10DataModule):
     """
 
     dataset_name = "CIFAR100"
+    usual_augmentation = Compose([RandomCrop(padding=4), RandomHorizontalFlip()])
     layout = "cifar-100-python/{train,test}"
-    labels_key = "fine_labels"
     mean = (0.5071, 0.4865, 0.4409)
     std = (0.2673, 0.2564, 0.2762)
-
-    def usual_augmentation(self) -> BatchAugmentation:
-        """Return an augmentation that moves images by up to 4 pixels and mirrors half of them."""
-        return Compose([RandomCrop(padding=4), RandomHorizontalFlip()])
-
-
-def _read_checked(path: Path, checksum: str) -> bytes:
-    content = path.read_bytes()
-    if hashlib.md5(content, usedforsecurity=False).hexdigest() != checksum:
-        raise damaged(path, "is not the original one (its MD5 checksum differs)")
-    return content
-
-
-@contextmanager
-def _no_empty_folders_left(folder: Path) -> Iterator[None]:
-    """If the code inside the context fails, remove the empty folders that it created above and at ``folder``."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        yield
-    except BaseException:
-        for path in made:
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-        raise

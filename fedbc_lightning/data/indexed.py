@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
@@ -43,6 +43,18 @@ class LoadedData:
     is_test: np.ndarray | None = None
     shared_test: Dataset | None = None
 
+    @property
+    def has_test(self) -> bool:
+        """Whether the data bring test samples of their own."""
+        return self.is_test is not None or self.shared_test is not None
+
+    def with_shared_test(self, is_test: np.ndarray) -> LoadedData:
+        """Return the data with the samples where ``is_test``, bool ``(M,)``, is true as shared test data."""
+        train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+        labels, clients = (None if values is None else values[train] for values in (self.labels, self.clients))
+        shared_test = take(self.dataset, test)
+        return LoadedData(take(self.dataset, train), labels, clients, self.client_names, shared_test=shared_test)
+
 
 class IndexedDataModule(FederatedDataModule):
     """One data set that a partitioner splits over clients; each client's part is split into train and test data.
@@ -65,6 +77,8 @@ class IndexedDataModule(FederatedDataModule):
         ConfigurationError: An argument is impossible, or the samples cannot be split as asked.
     """
 
+    # Of subclasses whose data may bring test samples of their own: used if they do not, and none was asked for
+    default_test_fraction: ClassVar[float | None] = None
     parts: Partition
     splits: dict[str, Partition]
 
@@ -235,21 +249,26 @@ class IndexedDataModule(FederatedDataModule):
             raise ConfigurationError(f"data.partitioner: {name} must give each sample once: {error}") from None
         return parts
 
+    def _test_fraction_of(self, data: LoadedData) -> float | None:
+        """Return the fraction of each client's samples that are test data; None if the data say which are."""
+        is_default = self.test_fraction is None and not data.has_test
+        return self.default_test_fraction if is_default else self.test_fraction
+
     def _split(self, data: LoadedData, parts: Partition) -> dict[str, Partition]:
         nobody = np.zeros(len(parts.indices), dtype=bool)
-        has_test = data.is_test is not None or data.shared_test is not None
-        if has_test and self.test_fraction is not None:
+        fraction = self._test_fraction_of(data)
+        if data.has_test and fraction is not None:
             raise ConfigurationError(
                 f"data.test_fraction={self.test_fraction}: the data have test samples of their own; leave it null"
             )
         if data.is_test is not None:
             is_test = data.is_test[parts.indices]
             train, test = parts.keep(~is_test), parts.keep(is_test)
-        elif self.test_fraction is None:
+        elif fraction is None:
             train, test = parts, parts.keep(nobody)
         else:
             rng = seeding.numpy_generator(self.split_seed, "split")
-            train, test = split_partition(parts, data.labels, self.test_fraction, self.split_order, rng)
+            train, test = split_partition(parts, data.labels, fraction, self.split_order, rng)
         val = parts.keep(nobody)
         if self.val_fraction:
             rng = seeding.numpy_generator(self.split_seed, "val")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -69,11 +70,12 @@ def as_classes(values: Any, length: int) -> np.ndarray | None:
     return array.astype(np.int64) if array.ndim == 1 and array.dtype.kind in "iub" else None
 
 
-def natural_clients(values: Any) -> tuple[np.ndarray, list[str]]:
+def natural_clients(values: Any, order: Callable[[str], Any] | None = None) -> tuple[np.ndarray, list[str]]:
     """Number the natural clients of samples, in the sorted order of their names.
 
     Args:
         values: Client of each sample, numbers or strings ``(M,)``.
+        order: Key by which the names are sorted; None is the order of the values.
 
     Returns:
         The number of each sample's client, int64 ``(M,)``, and the names of the clients.
@@ -94,7 +96,11 @@ def natural_clients(values: Any) -> tuple[np.ndarray, list[str]]:
         names, numbers = np.unique(array, return_inverse=True)
     except TypeError:
         raise ConfigurationError("data.clients: found numbers and strings; give one kind of name") from None
-    return numbers.astype(np.int64), [str(name) for name in names]
+    found = [str(name) for name in names]
+    if order is not None:
+        by_key = sorted(range(len(found)), key=lambda number: order(found[number]))
+        numbers, found = np.argsort(by_key)[numbers], [found[number] for number in by_key]
+    return numbers.astype(np.int64), found
 
 
 def absolute_indices(dataset: Dataset | None) -> np.ndarray | None:

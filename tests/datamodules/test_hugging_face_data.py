@@ -164,10 +164,10 @@ def test_dict_batches_of_columns_train(csv, tmp_path):
 
 MISTAKES = {
     "nothing in a batch": ({}, "data.columns: a batch would be empty"),
-    "text without tokenizer": ({"text": "line"}, "data.text: a column of texts needs data.tokenizer"),
-    "unknown column": ({"columns": ["sise"]}, "data.columns: .* has no column 'sise'; did you mean 'size'"),
-    "unknown client": ({"columns": ["size"], "client": "who"}, "data.client: .* no column 'who'; its columns are role"),
-    "unknown split": ({"columns": ["size"], "split": "trian"}, "data.split or data.test_split: .* no split 'trian'"),
+    "text without tokenizer": ({"text": "line"}, "data.columns: .* data.text with data.tokenizer"),
+    "unknown column": ({"columns": ["sise"]}, "data.columns: no column 'sise' .*; did you mean 'size'"),
+    "unknown client": ({"columns": ["size"], "client": "who"}, "data.client: no column 'who' .*; there are role"),
+    "unknown split": ({"columns": ["size"], "split": "trian"}, "no split 'trian'"),
     "words as inputs": ({"columns": ["line"], "label": "kind"}, "data.columns: 'line' holds .*, which is no number"),
     "no length": ({"columns": ["size"], "max_length": 0}, "data.max_length"),
 }
@@ -189,8 +189,7 @@ def test_lists_of_unequal_length_are_refused(tmp_path):
 
 def test_what_is_not_there_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigurationError, match="neither a file, nor a saved data set, nor loaded by this name"):
-        ready(str(tmp_path / "nothing"), columns=["x"])
     (tmp_path / "table.xlsx").touch()
-    with pytest.raises(ConfigurationError, match=r"read are \.csv, .*, not '\.xlsx'"):
-        ready(str(tmp_path / "table.xlsx"), columns=["x"])
+    for name in ("nothing", "table.xlsx"):
+        with pytest.raises(ConfigurationError, match=rf"data\.path='.*{name}': no split 'train' of a file .\.csv, .*"):
+            ready(str(tmp_path / name), columns=["x"])

@@ -71,26 +71,22 @@ def test_accounts_with_enough_tweets(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "No columns"),
-        ("a,b\n1,2\n", "found 2 columns"),
-        ("polarity,id,date,query,user,text\n0,1,d,q,u,t\n", "line 1 has another polarity"),
-        ("0,1,d,q,u,t\n3,1,d,q,u,t\n", "line 2 has another polarity"),
+        ("", "no positive or negative tweet"),
+        ("a,b\n1,2\n", "line 1"),
+        ("polarity,id,date,query,user,text\n0,1,d,q,u,t\n", "line 1 is cut off, or has another polarity"),
+        ("0,1,d,q,u,t\n3,1,d,q,u,t\n", "line 2 is cut off, or has another polarity"),
         ("0,1,d,q,u,t\n4,1\n", "line 2 is cut off"),
         ('0,1,d,q,u,"t\n4,1,d,q,u', "EOF inside string"),
         ("0,1,d,q,u,t\n0,1,d,q,u,t,extra\n", "line 2"),
         ("2,1,d,q,u,t\n", "no positive or negative tweet"),
+        (None, "no such file"),
     ],
 )
 def test_damaged_files(tmp_path, content, message):
     path = tmp_path / "tweets.csv"
-    path.write_text(content, encoding="latin-1")
+    if content is not None:
+        path.write_text(content, encoding="latin-1")
     with pytest.raises(ConfigurationError, match=rf"tweets\.csv'.*{message}.*; expected Sentiment140's CSV"):
         ready(path)
-
-
-def test_missing_file_and_arguments(tmp_path):
-    with pytest.raises(ConfigurationError, match="no such file; expected Sentiment140's CSV"):
-        ready(tmp_path / "tweets.csv")
-    for arguments in ({"sequence_length": 0}, {"vocabulary_size": 2}):
-        with pytest.raises(ConfigurationError, match=rf"data\.{next(iter(arguments))}"):
-            Sent140DataModule("tweets.csv", **arguments)
+    with pytest.raises(ConfigurationError, match=r"data\.sequence_length.* data\.vocabulary_size"):
+        Sent140DataModule("tweets.csv", sequence_length=0, vocabulary_size=2)

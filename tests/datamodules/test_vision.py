@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import io
 import math
-import struct
 import zipfile
 
 import numpy as np
@@ -21,7 +20,6 @@ from fedbc_lightning.datamodules import (
 from helpers.data_formats import write_cifar10, write_cifar100, write_emnist, write_mnist
 from torchvision.datasets import EMNIST, MNIST
 
-from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import IID, ClassesPerClient, Dirichlet, PowerLaw
 
@@ -56,13 +54,8 @@ def message_of(data):
 # formats
 
 
-@pytest.mark.parametrize("gzipped", [False, True])
-def test_mnist(tmp_path, gzipped):
+def test_mnist(tmp_path):
     images, digits = write_mnist(tmp_path)
-    if gzipped:
-        for path in (tmp_path / "MNIST" / "raw").iterdir():
-            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-            path.unlink()
     data = ready(MNISTDataModule(str(tmp_path), IID(4), download=False, test_fraction=0.25))
     assert (data.num_clients, total(data)) == (4, 700)
     assert np.array_equal(data.labels, digits)
@@ -91,9 +84,8 @@ def test_cifar(tmp_path, monkeypatch, kind, write):
         assert torch.equal(loaders[0][0], loaders[1][0])
 
 
-@pytest.mark.parametrize("gzipped", [False, True])
-def test_emnist_stands_upright(tmp_path, gzipped):
-    images, labels = write_emnist(tmp_path, gzipped=gzipped)
+def test_emnist_stands_upright(tmp_path):
+    images, labels = write_emnist(tmp_path)
     data = ready(EMNISTDataModule(str(tmp_path), partitioner=IID(3), download=False))
     assert np.array_equal(data.labels, labels)
     assert torch.equal(images_of(data)[:, 0], torch.from_numpy(images))
@@ -151,7 +143,7 @@ def test_a_thousand_clients_of_one_digit_each(tmp_path):
         ({"classes": [62]}, "data.classes.*0 to 61"),
         ({"split": "letters", "classes": [26]}, "data.classes.*0 to 25"),
         ({"classes": []}, "data.classes"),
-        ({"classes": [1, 1]}, "data.classes.*once"),
+        ({"classes": [1, 1]}, "data.classes.*each once"),
     ],
 )
 def test_emnist_refuses_by_name(arguments, message):
@@ -253,23 +245,14 @@ def test_variants_refuse_by_name(kind, arguments):
 
 @pytest.mark.parametrize("kind", ALL)
 def test_missing_files_are_named(kind, tmp_path, monkeypatch):
-    message = message_of(kind(str(tmp_path), download=False))
-    assert "download is false" in message
-    assert str(tmp_path) in message
-    assert f"expected {FOLDERS[ALL.index(kind)]}/" in message
-
     def refuse(*args, **kwargs):
         raise OSError("no route to host")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
-    root = tmp_path / "mistyped" / "folder"
-    message = message_of(kind(str(root)))
-    assert "could not be downloaded" in message
-    assert str(root) in message
-    assert not (tmp_path / "mistyped").exists()
-    (tmp_path / "kept").mkdir()
-    message_of(kind(str(tmp_path / "kept")))
-    assert not any((tmp_path / "kept").iterdir())
+    for download, words in ((False, "cannot be read"), (True, "cannot be downloaded or read (")):
+        message = message_of(kind(str(tmp_path), download=download))
+        assert message.startswith(f"data.root='{tmp_path}': {kind.dataset_name} {words}")
+        assert f"expected {FOLDERS[ALL.index(kind)]}/" in message
 
 
 def serve(monkeypatch, files):
@@ -295,7 +278,7 @@ def test_mnist_is_downloaded_and_mended(tmp_path, monkeypatch):
     assert torch.equal(images_of(data)[:, 0], torch.from_numpy(images))
     path = root / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:5000])
-    assert "delete it and download it again" in message_of(MNISTDataModule(str(root)))
+    assert "delete what is damaged" in message_of(MNISTDataModule(str(root)))
     path.unlink()
     ready(MNISTDataModule(str(root), IID(2)))
 
@@ -315,7 +298,7 @@ def test_emnist_is_downloaded(tmp_path, monkeypatch):
 def test_a_download_of_something_else_is_refused(tmp_path, monkeypatch):
     serve(monkeypatch, dict.fromkeys(("train-images-idx3-ubyte.gz", "cifar-10-python.tar.gz"), b"<html>"))
     for kind in (MNISTDataModule, CIFAR10DataModule):
-        assert "could not be downloaded" in message_of(kind(str(tmp_path)))
+        assert "cannot be downloaded or read" in message_of(kind(str(tmp_path)))
 
 
 DAMAGE = {
@@ -328,50 +311,21 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("gzipped", [False, True])
 @pytest.mark.parametrize("name", ["emnist-letters-train-images-idx3", "emnist-letters-test-labels-idx1"])
-def test_a_damaged_idx_file_is_named(tmp_path, name, gzipped, damage):
-    write_emnist(tmp_path, "letters", gzipped=gzipped)
-    path = tmp_path / "EMNIST" / "raw" / f"{name}-ubyte{'.gz' * gzipped}"
+def test_a_damaged_idx_file_is_told(tmp_path, name, damage):
+    write_emnist(tmp_path, "letters")
+    path = tmp_path / "EMNIST" / "raw" / f"{name}-ubyte"
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     message = message_of(EMNISTDataModule(str(tmp_path), "letters"))
-    assert message.startswith(f"data.root: the file {str(path)!r} ")
-    assert message.endswith("; delete it and download it again")
-
-
-def test_what_an_idx_file_must_say(tmp_path):
-    write_mnist(tmp_path)
-    folder = tmp_path / "MNIST" / "raw"
-    images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
-    whole = {path: path.read_bytes() for path in (images, labels)}
-
-    def message(path, content):
-        for other, old in whole.items():
-            other.write_bytes(old)
-        path.write_bytes(content)
-        return message_of(MNISTDataModule(str(tmp_path)))
-
-    assert "is no IDX file of images" in message(images, whole[labels])
-    assert "is no IDX file of labels" in message(labels, whole[images])
-    pixels = struct.pack(">iiii", 2051, 600, 14, 56) + whole[images][16:]
-    assert "14 x 56 pixels instead of 28 x 28" in message(images, pixels)
-    fewer = struct.pack(">ii", 2049, 599) + whole[labels][9:]
-    assert "has 599 labels for the 600 images of train-images-idx3-ubyte" in message(labels, fewer)
-    assert "has the label 77 of 10 classes" in message(labels, whole[labels][:-1] + b"M")
-    assert "470,416 bytes by its header, but has 470,000" in message(images, whole[images][:470_000])
+    assert message.startswith(f"data.root='{tmp_path}': EMNIST cannot be downloaded or read")
 
 
 @pytest.mark.parametrize(("kind", "write"), [(CIFAR10DataModule, write_cifar10), (CIFAR100DataModule, write_cifar100)])
-def test_a_damaged_pickle_is_named(tmp_path, monkeypatch, kind, write):
+def test_a_damaged_pickle_is_told(tmp_path, monkeypatch, kind, write):
     write(tmp_path, monkeypatch)
     path = next(tmp_path.rglob("test*"))
     path.write_bytes(path.read_bytes()[:-100])
-    for download in (True, False):
-        message = message_of(kind(str(tmp_path), download=download))
-        assert message.startswith(f"data.root: the file {str(path)!r} ")
-        assert message.endswith("; delete it and download it again")
-    with pytest.raises(ConfigurationError, match="checksum"):
-        kind(str(tmp_path)).setup()
+    assert "not found or corrupted" in message_of(kind(str(tmp_path), download=False))
 
 
 # real MNIST
@@ -418,7 +372,6 @@ def test_real_mnist_variants(mnist_root, num_clients, num_negated):
     assert noisy.mean() == pytest.approx(0.2, abs=0.03)
     shares = personal.num_samples("test") / personal.parts.sizes
     assert shares == pytest.approx(0.5, abs=0.01)
-    assert seeding.global_seed() == 0
 
 
 def test_the_own_test_images_are_kept(tmp_path, monkeypatch, caplog):

@@ -129,4 +129,7 @@ def write_cifar100(
         (folder / name).write_bytes(pickled.replace(b"\x89\x88\x87q", b"K\x00K\x01\x87q"))  # dtype("u1", 0, 1)
         md5 = hashlib.md5((folder / name).read_bytes()).hexdigest()
         monkeypatch.setattr(CIFAR100, f"{name}_list", [[name, md5]])
+    meta = pickle.dumps({"fine_label_names": [f"class {label}" for label in range(100)]})
+    (folder / CIFAR100.meta["filename"]).write_bytes(meta)
+    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": hashlib.md5(meta).hexdigest()})
     return images, classes
