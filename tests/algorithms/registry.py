@@ -76,4 +76,9 @@ def _kind(setting: Setting) -> tuple[Any, ...]:
 REPRESENTATIVES: list[Setting] = list({_kind(setting): setting for setting in reversed(SETTINGS)}.values())[::-1]
 """The first setting of every algorithm, of every robust rule with it, and of every form of its state."""
 
+METHODS: list[Setting] = list(
+    {(type(s.build()), s.scalars, s.vectors, s.server): s for s in reversed(REPRESENTATIVES)}.values()
+)[::-1]
+"""The first setting of every algorithm and of every form of its state, whatever its robust rule."""
+
 BY_NAME: dict[str, Setting] = {setting.name: setting for setting in SETTINGS}

@@ -10,7 +10,7 @@ from helpers import reference
 from helpers.quadratics import QuadraticData, Recorder, RecordingSampler, sample_quadratics
 from helpers.reference import Local, full_batches
 
-from algorithms.registry import BY_NAME, SETTINGS, Setting
+from algorithms.registry import BY_NAME, METHODS, SETTINGS, Setting
 from algorithms.running import fit, shuffled_steps, start_point
 from fedbc_lightning.algorithms import SCAFFOLD, FedAvg, FedBC, FedProx
 from fedbc_lightning.core.errors import ConfigurationError
@@ -48,7 +48,7 @@ def test_closed_form_with_partial_participation(tmp_path, setting):
     compare(tmp_path, setting, Local(lr=0.1, steps=full_batches(3)), local_epochs=3)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", METHODS, ids=lambda setting: setting.name)
 def test_closed_form_with_local_steps(tmp_path, setting):
     """The same over 8 rounds of mini-batches with ``local_steps``: they run on through the epochs and stop at K."""
     data = QuadraticData(sample_quadratics(), batch_size=2)

@@ -12,11 +12,9 @@ import pytest
 import torch
 from helpers import reference, reference_global
 from helpers.quadratics import QuadraticData, QuadraticModule, Recorder, RecordingSampler, sample_quadratics
-from helpers.reference import Local, full_batches
 from torch.utils.data import Dataset, TensorDataset
 
 from algorithms.running import QUIET, fit, start_point
-from algorithms.settings_global import RULES, SETTINGS_GLOBAL
 from fedbc_lightning import FederatedTrainer, algorithms
 from fedbc_lightning.algorithms import (
     RFA,
@@ -59,150 +57,6 @@ def trajectories(
     batch_size = settings.pop("batch_size", 2)
     fit(tmp_path, algorithm, QuadraticData(sample_quadratics(), batch_size), recorder, **settings)
     return recorder.arrays()
-
-
-def check_equal(tmp_path: Path, left: Any, right: Any, bound: float = 1e-12, **options: Any) -> None:
-    """The two algorithms give the same z and x_i in every round; ``*_lr`` is the step size of one side's module."""
-    sides = [{"lr": options.pop(f"{side}_lr", 0.1)} for side in ("left", "right")]
-    found = [
-        trajectories(tmp_path / str(k), build(), **options | side)
-        for k, (build, side) in enumerate(zip((left, right), sides, strict=True))
-    ]
-    for name in found[1]:
-        np.testing.assert_allclose(found[0][name], found[1][name], rtol=0, atol=bound, err_msg=name)
-
-
-UNIFORM = partial(FedAvg, weighting="uniform")
-
-
-@pytest.mark.parametrize(
-    ("degenerate", "plain", "options"),
-    [
-        pytest.param(partial(QFedAvg, q=0.0), UNIFORM, {}, id="q 0 is FedAvg uniform"),
-        pytest.param(partial(QFedAvg, q=0.0, lipschitz=7.0), UNIFORM, {}, id="q 0 is FedAvg uniform for every L"),
-        pytest.param(
-            partial(FedLiLU, server_lr=1.0, server_momentum=0.0, weight_decay=0.0),
-            FedAvg,
-            {},
-            id="FedLi-LU with step 1 and gamma 1 is FedAvg",
-        ),
-        pytest.param(
-            partial(FedLiLU, server_lr=1.0, server_momentum=0.0, weight_decay=0.0, weighting="uniform"),
-            UNIFORM,
-            {},
-            id="FedLi-LU uniform with step 1 and gamma 1 is FedAvg uniform",
-        ),
-        pytest.param(partial(FedAvgM, momentum=0.0), FedAvg, {}, id="FedAvgM without momentum is FedAvg"),
-        pytest.param(
-            partial(FedAvgM, momentum=0.0, weighting="uniform"), UNIFORM, {}, id="FedAvgM uniform is FedAvg uniform"
-        ),
-        pytest.param(partial(FedExP, epsilon=1e12), UNIFORM, {}, id="FedExP of huge epsilon is FedAvg uniform"),
-        pytest.param(
-            partial(algorithms.FedAdagrad, server_lr=2e7, beta1=0.0, tau=1e7),
-            FedAvg,
-            {"bound": 1e-11},
-            id="FedAdagrad of huge tau is FedAvg",
-        ),
-        pytest.param(
-            partial(FedYogi, server_lr=2e7, beta1=0.0, tau=1e7),
-            FedAvg,
-            {"bound": 1e-11},
-            id="FedYogi of huge tau is FedAvg",
-        ),
-        pytest.param(
-            partial(FedLiLS, server_step="convex", max_step=0.05),
-            FedAvg,
-            {"right_lr": 0.05},
-            id="FedLi-LS of small largest step is FedAvg with it",
-        ),
-        pytest.param(
-            partial(FedLiLS, server_step="max", max_step=0.05),
-            partial(FedAvgM, server_lr=0.05, momentum=0.0),
-            {"right_lr": 0.05},
-            id="FedLi-LS max then also steps by it at the server",
-        ),
-        pytest.param(RFA, lambda: FedAvg(robust_rule=GeometricMedian()), {}, id="RFA is FedAvg + GeometricMedian"),
-        pytest.param(
-            partial(RFA, weighting="uniform", smoothing=0.3, max_iter=5),
-            lambda: FedAvg(weighting="uniform", robust_rule=GeometricMedian(smoothing=0.3, max_iter=5)),
-            {},
-            id="RFA with options is FedAvg + GeometricMedian with options",
-        ),
-        pytest.param(partial(RFA, smoothing=1e9), FedAvg, {}, id="RFA of huge nu is FedAvg"),
-        pytest.param(
-            partial(FedPD, rho=0.5),
-            partial(FedADMM, rho=0.5),
-            {"clients_per_round": 5, "vectors": ("local_model", "multiplier")},
-            id="FedPD without skips is FedADMM of all clients",
-        ),
-        pytest.param(
-            partial(FedBCFineTune, dual_lr=0.1, tolerance=0.3, finetune_lr=0.5),
-            partial(FedBC, dual_lr=0.1, tolerance=0.3),
-            {},
-            id="FedBC-FineTune trains as FedBC",
-        ),
-        pytest.param(
-            partial(PerFedBC, dual_lr=0.0, inner_lr=1e-300, outer_lr=0.1),
-            UNIFORM,
-            {"batch_size": None, "vectors": ()},
-            id="Per-FedBC of inner step 0 and dual frozen at 0 is FedAvg uniform",
-        ),
-        pytest.param(
-            partial(PerFedBC, dual_lr=0.2, inner_lr=0.1, outer_lr=0.1, tolerance=1e12),
-            partial(PerFedBC, dual_lr=0.0, inner_lr=0.1, outer_lr=0.1),
-            {"vectors": ()},
-            id="Per-FedBC of huge tolerance is Per-FedBC with dual frozen at 0",
-        ),
-        pytest.param(
-            lambda: FedAvg(weighting="uniform", robust_rule=TrimmedMean(0.4)),
-            lambda: FedAvg(weighting="uniform", robust_rule=CoordinateMedian()),
-            {},
-            id="trimmed to one of three is the median",
-        ),
-        pytest.param(
-            lambda: FedAvg(weighting="uniform", robust_rule=CoordinateMedian()),
-            UNIFORM,
-            {"clients_per_round": 2},
-            id="the median of two is their mean",
-        ),
-        pytest.param(
-            lambda: FedAvg(robust_rule=MultiKrum(0)), FedAvg, {}, id="Multi-Krum of no Byzantine clients is FedAvg"
-        ),
-    ],
-)
-def test_degenerate_equalities(tmp_path, degenerate, plain, options):
-    """Sections 1 and 2, on mini-batches with partial participation: z and every x_i."""
-    check_equal(tmp_path, degenerate, plain, **options)
-
-
-INERT = [partial(NormBound, bound=1e9), partial(CenteredClipping, radius=1e9), partial(TrimmedMean, trim=0.1)]
-
-
-@pytest.mark.parametrize(
-    ("build", "rule"),
-    [
-        (FedAvg, INERT[0]),
-        (FedAvg, INERT[1]),
-        (UNIFORM, INERT[2]),
-        (partial(FedProx, mu=0.3), INERT[0]),
-        (partial(SCAFFOLD, server_lr=0.7), INERT[1]),
-        (partial(FedBC, dual_lr=0.05), INERT[2]),
-        (partial(FedBC, dual_lr=0.0), INERT[0]),
-        (partial(FedBCFineTune, dual_lr=0.1, tolerance=0.3), INERT[1]),
-        (partial(PerFedBC, dual_lr=0.1, outer_lr=0.1), INERT[0]),
-        (FedAvgM, INERT[2]),
-        (algorithms.FedAdagrad, INERT[0]),
-        (algorithms.FedAdam, INERT[1]),
-        (FedYogi, INERT[2]),
-        (partial(FedDyn, alpha=0.5), INERT[0]),
-        (partial(FedLiLS, server_step="convex"), INERT[1]),
-        (FedLiLU, INERT[2]),
-    ],
-)
-def test_a_rule_that_never_bites_is_the_weighted_mean(tmp_path, build, rule):
-    """Section 2, robust rules 'for any algorithm that averages': bounds out of reach leave every method as it was."""
-    vectors = () if isinstance(build(), PerFedBC) else ("local_model",)
-    check_equal(tmp_path, lambda: build(robust_rule=rule()), build, bound=1e-10, vectors=vectors)
 
 
 @pytest.mark.parametrize("build", [partial(FedDyn, alpha=0.5), partial(FedADMM, rho=0.5), partial(FedPD, rho=0.5)])
@@ -283,52 +137,6 @@ class _Server(dict):
         self[name] = value
 
 
-PAIRS = {
-    **{name: (make, loop) for name, (make, loop, _) in RULES.items()},
-    "trimmed-third": (partial(TrimmedMean, trim=0.34), partial(reference_global.trimmed_mean, 0.34)),
-    "krum-2": (partial(Krum, num_byzantine=2), partial(reference_global.krum, 2)),
-    "multi_krum-2": (partial(MultiKrum, num_byzantine=2), partial(reference_global.multi_krum, 2)),
-}
-
-
-@pytest.mark.parametrize("weighting", ["uniform", "integers", "some-zero", "all-zero"])
-@pytest.mark.parametrize("size", [9, 10])
-@pytest.mark.parametrize("name", list(PAIRS))
-def test_rules_equal_their_loops(name, size, weighting):
-    """Section 2, robust rules, on random updates, even and odd in number; clients of weight 0 are left out."""
-    make, make_loop = PAIRS[name]
-    rng = np.random.default_rng(size)
-    weights = {
-        "uniform": np.ones(size),
-        "integers": rng.integers(1, 6, size).astype(float),
-        "some-zero": np.where(np.arange(size) == 2, 0.0, rng.integers(1, 6, size)),
-        "all-zero": np.zeros(size),
-    }[weighting]
-    rule, loop, server = make(), make_loop(), _Server(clipping_center=torch.zeros(6, dtype=torch.float64))
-    rule.check(size)
-    for _ in range(3):
-        updates = rng.standard_normal((size, 6)) * rng.uniform(0.1, 3.0, (size, 1))
-        arguments = (torch.as_tensor(value) for value in (updates, weights, np.zeros((size, 0))))
-        found, buffers = rule.aggregate(*arguments, server)
-        np.testing.assert_allclose(found.numpy(), loop(updates, weights), rtol=0, atol=1e-12)
-        assert found.dtype == torch.float64
-        assert buffers.shape == (0,)
-
-
-def test_the_weighted_median_halves_the_weight():
-    """Section 2 and contract: lower and upper weighted median, their mean; ties of sample counts are exact."""
-    updates = torch.tensor([[1.0, 5.0], [2.0, 1.0], [4.0, 2.0]], dtype=torch.float64)
-    for weights, expected in [
-        ([3.0, 2.0, 5.0], [3.0, 2.0]),  # 1 and 2 weigh half
-        ([1.0, 1.0, 1.0], [2.0, 2.0]),
-        ([1.0, 0.0, 1.0], [2.5, 3.5]),
-        ([9.0, 1.0, 1.0], [1.0, 5.0]),
-    ]:
-        weight = torch.tensor(weights, dtype=torch.float64)
-        found, _ = CoordinateMedian().aggregate(updates, weight, torch.zeros(3, 0, dtype=torch.float64), _Server())
-        assert found.tolist() == expected, weights
-
-
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -355,19 +163,6 @@ def test_buffers_under_a_rule(make, expected):
     assert averaged.tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    "make", [Krum, MultiKrum, GeometricMedian, partial(GeometricMedian, max_iter=3, smoothing=0.5)]
-)
-def test_rules_that_choose_or_weigh_treat_buffers_alike(make):
-    """Contract: 'give buffers the same weights'; distances are over parameters only."""
-    rng = np.random.default_rng(3)
-    updates, weights = torch.as_tensor(rng.standard_normal((7, 4))), torch.as_tensor(rng.integers(1, 6, 7)).double()
-    found, buffers = make().aggregate(updates, weights, 100.0 * updates, _Server())
-    np.testing.assert_allclose(buffers.numpy(), 100.0 * found.numpy(), rtol=0, atol=1e-2)
-    alone, _ = make().aggregate(updates, weights, updates[:, :0], _Server())
-    assert torch.equal(alone, found)
-
-
 def test_the_default_geometric_median_is_converged():
     """Section 2: 100 sweeps, stop at relative 1e-6 (the public 4 sweeps are far off): the unit pulls cancel."""
     rng = np.random.default_rng(5)
@@ -378,65 +173,6 @@ def test_the_default_geometric_median_is_converged():
     assert np.linalg.norm(weights @ pull) / weights.sum() < 1e-4
     exact = reference_global.geometric_median(max_iter=5000, rtol=0.0)(updates, weights)
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4)
-
-
-RESISTING = {
-    "median": CoordinateMedian,
-    "trimmed": partial(TrimmedMean, trim=0.3),
-    "krum": partial(Krum, num_byzantine=1),
-    "multi_krum": partial(MultiKrum, num_byzantine=1),
-    "geometric": GeometricMedian,
-    "clipping": partial(CenteredClipping, radius=0.5, num_iterations=3),
-    "norm_bound": partial(NormBound, bound=0.5),
-}
-
-
-def attacked() -> tuple[QuadraticData, np.ndarray]:
-    """Five clients that nearly agree, but for the third, and the minimiser of the other four."""
-    clients = sample_quadratics(spread=0.3)
-    honest = reference.minimiser([*clients[:2], *clients[3:]])
-    clients[2][1][:] -= 100.0
-    return QuadraticData(clients), honest
-
-
-@pytest.mark.parametrize("name", list(RESISTING))
-def test_a_rule_keeps_one_hostile_client_from_moving_z_far(tmp_path, name):
-    """Section 2, robust rules: the mean goes tens of units astray, no rule half a unit."""
-    data, honest = attacked()
-    options = {"max_rounds": 15, "local_epochs": 3}
-    algorithm = FedAvg(weighting="uniform", robust_rule=RESISTING[name]())
-    _, module = fit(tmp_path / "robust", algorithm, data, Recorder(), **options)
-    assert np.abs(module.vector() - honest).max() < 0.5
-
-
-def test_the_mean_follows_one_hostile_client(tmp_path):
-    """The attack of the test above is one."""
-    data, honest = attacked()
-    _, module = fit(tmp_path, UNIFORM(), data, Recorder(), max_rounds=15, local_epochs=3)
-    assert np.abs(module.vector() - honest).max() > 10
-
-
-@pytest.mark.parametrize("build", [partial(FedBC, dual_lr=0.0), partial(PerFedBC, dual_lr=0.0, outer_lr=0.1), SCAFFOLD])
-def test_the_median_in_other_methods(tmp_path, build):
-    """Section 2: rules serve any algorithm that averages; FedBC's duals are frozen, they would crown the outlier."""
-    data, _ = attacked()
-    options = {"max_rounds": 1, "local_epochs": 3}
-    moved = []
-    for k, rule in enumerate((None, CoordinateMedian())):
-        _, module = fit(tmp_path / str(k), build(robust_rule=rule), data, Recorder(), **options)
-        moved.append(np.abs(module.vector() - start_point()).max())
-    assert moved[0] > 3
-    assert moved[1] < 1
-
-
-@pytest.mark.parametrize(
-    ("rule", "num_sampled"), [(Krum(1), 4), (MultiKrum(1), 4), (Krum(0), 2), (Krum(2), 5), (MultiKrum(3), 5)]
-)
-def test_krum_needs_more_than_two_f_plus_two_clients(tmp_path, rule, num_sampled):
-    """Section 2: 'n > 2f + 2', said before training."""
-    data, options = QuadraticData(sample_quadratics()), {"clients_per_round": num_sampled, "max_rounds": 1}
-    with pytest.raises(ConfigurationError, match=r"(?i)krum|num_byzantine|robust_rule|clients_per_round"):
-        fit(tmp_path, FedAvg(robust_rule=rule), data, Recorder(), **options)
 
 
 def test_fedpd_needs_all_clients(tmp_path):
@@ -497,40 +233,6 @@ def test_the_servers_mean_is_that_of_the_rows_as_they_are_kept(tmp_path, name):
 
 
 # A client that fails
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fedbcfinetune-fixed-local",
-        "perfedbc-fast",
-        "fedavgm-default",
-        "fedadam-fast",
-        "qfedavg-default",
-        "feddyn-strong",
-        "fedadmm-strong",
-        "fedexp-default",
-        "fedlils-max",
-        "fedlilu-fast",
-        "rfa-samples",
-        "fedavg-median",
-        "fedavg-trimmed",
-        "scaffold-clipping",
-    ],
-)
-def test_a_nonfinite_client_is_as_if_it_had_not_been_sampled(tmp_path, name):
-    """DESIGN 3: a client with a loss that is not finite keeps its state and has weight 0."""
-    setting, clients = next(setting for setting in SETTINGS_GLOBAL if setting.name == name), sample_quadratics()
-    clients[3][1][0, 0] = np.nan
-    recorder, sampler = Recorder(setting.scalars, setting.vectors, setting.server), RecordingSampler()
-    options = {"max_rounds": 8, "clients_per_round": 3, "local_epochs": 2, "sampler": sampler}
-    fit(tmp_path, setting.build(), QuadraticData(clients), recorder, **options)
-    rounds = [[client for client in sampler.rounds[t] if client != 3] for t in sorted(sampler.rounds)]
-    assert sum(map(len, rounds)) < 24
-    expected = setting.reference(clients, rounds, start_point(), Local(steps=full_batches(2)))
-    for key, found in recorder.arrays().items():
-        if key != "flat_z":
-            np.testing.assert_allclose(found, expected[key], rtol=0, atol=1e-9, err_msg=key)
 
 
 # Evaluation

@@ -23,11 +23,11 @@ from helpers.reference import Local
 from helpers.reference_partial import partial_sharing
 from torch import nn
 
-from algorithms.registry import REPRESENTATIVES
+from algorithms.registry import METHODS
 from algorithms.running import QUIET, shuffled_steps, start_point
 from algorithms.test_resume_equality import differences, last, rows, run
 from fedbc_lightning import FederatedTrainer
-from fedbc_lightning.algorithms import MOON, Ditto, FedAvg, FedBABU, FedBC, FedBCFineTune, FedRep, PFedMe
+from fedbc_lightning.algorithms import MOON, FedAvg, FedBABU, FedBC, FedBCFineTune, FedRep
 from fedbc_lightning.algorithms import Local as LocalMethod
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
@@ -36,7 +36,7 @@ HEAD = np.array([True, False, False, False])
 REFUSED = ("apfl", "centralized", "ditto", "fedlils", "l2", "perfed", "pfedme")
 """Beginnings of the names of settings whose methods cannot leave a part of the model with each client."""
 ACCEPTED = [
-    s for s in REPRESENTATIVES
+    s for s in METHODS
     if not s.name.startswith(REFUSED) and getattr(s.build(), "solver", None) is None and "layerwise" not in s.name
 ]  # fmt: skip
 
@@ -124,18 +124,12 @@ def _leaves(tree: Any, path: str = "") -> Any:
 
 
 @pytest.mark.parametrize(
-    "setting", [s for s in REPRESENTATIVES if s.name.startswith(REFUSED)], ids=lambda setting: setting.name
+    "setting", [s for s in METHODS if s.name.startswith(REFUSED)], ids=lambda setting: setting.name
 )
 def test_other_methods_are_refused_by_name(tmp_path, setting):
     options = {**setting.options, "local_parameters": ["tail"], "local_steps": 2, "local_epochs": None}
     with pytest.raises(ConfigurationError, match=r"trainer\.local_parameters: .* cannot leave a part of the model"):
         fit(tmp_path, setting.build(), **options)
-
-
-@pytest.mark.parametrize("algorithm", [Ditto(), PFedMe()], ids=["ditto", "pfedme"])
-def test_the_refusal_has_the_methods_name(tmp_path, algorithm):
-    with pytest.raises(ConfigurationError, match=rf"local_parameters: {algorithm}"):
-        fit(tmp_path, algorithm, local_parameters=["tail"])
 
 
 @pytest.mark.parametrize(
@@ -305,20 +299,6 @@ def test_hooks_at_the_start_make_the_initial_part(tmp_path):
     trainer.fit(make_model(Set), BoringData(), FedAvg())
     rows_of_all = torch.stack([trainer.clients.vector("local_parameters", client) for client in range(6)])
     assert (rows_of_all == 3.0).all(dim=1).sum() == 5
-
-
-def test_the_start_says_by_what_such_a_run_is_judged(tmp_path, caplog):
-    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
-        fit(tmp_path, FedAvg(), local_parameters=["head"])
-    assert "1 of 4 parameters stay with each client (head)" in caplog.text
-    assert "judge by accuracy/local" in caplog.text
-
-
-def test_the_lines_of_a_run_show_the_clients_own_models(tmp_path, capsys):
-    trainer = make_trainer(tmp_path, local_parameters=["net.3.*"], enable_progress_bar=True)
-    trainer.fit(make_model(), BoringData(), FedAvg())
-    said = capsys.readouterr()
-    assert "accuracy/local 0." in said.out + said.err
 
 
 @pytest.mark.parametrize("algorithm", [FedRep(2), FedBABU()], ids=str)

@@ -11,7 +11,7 @@ from helpers.boring import read_csv
 from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
 from lightning.pytorch import Callback
 
-from algorithms.registry import BY_NAME, REPRESENTATIVES
+from algorithms.registry import BY_NAME, METHODS
 from algorithms.running import QUIET
 from fedbc_lightning import ConfigurationError, FederatedTrainer
 from fedbc_lightning.algorithms import Ditto, FedAvg, FedBC, PFedMe, QFedAvg
@@ -23,7 +23,7 @@ from fedbc_lightning.server import CoordinateMedian
 from fedbc_lightning.state.cohort import Cohort
 
 PUBLIC = [BY_NAME["fedbc-momentum-public"], BY_NAME["fedbc-momentum-public-learned"]]
-SETTINGS = [*REPRESENTATIVES, *PUBLIC]
+SETTINGS = [*METHODS, *PUBLIC]
 COHORT = 3
 NAMED = ["fedavg-samples", "fedbc-learned-local", "scaffold-gradient_mean", *[s.name for s in PUBLIC]]
 

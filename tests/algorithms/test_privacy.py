@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.boring import BoringData, make_model, make_trainer, read_csv
-from helpers.programs import TESTS, run_python
-from helpers.quadratics import QuadraticData, QuadraticModule, Recorder, sample_quadratics
+from helpers.quadratics import QuadraticData, Recorder, sample_quadratics
 from helpers.reference import Clients, Local, full_batches, train
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from algorithms.running import QUIET, fit, start_point
+from algorithms.running import fit, start_point
 from algorithms.test_resume_equality import differences, last, rows, run
-from fedbc_lightning import FederatedTrainer
 from fedbc_lightning.algorithms import (
     MOON,
     SCAFFOLD,
@@ -38,7 +36,6 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import secret_generator
 from fedbc_lightning.federation.privacy import INTERVAL, Privacy, epsilons
 from fedbc_lightning.federation.sampling import PoissonSampler, UniformSampler
-from fedbc_lightning.federation.system import Stragglers
 from fedbc_lightning.server.robust import CoordinateMedian
 
 pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
@@ -187,33 +184,6 @@ def test_resumed_run_equals_unbroken_run(tmp_path):
     assert rows(whole, "metrics.csv") == rows(resumed, "metrics.csv")
 
 
-TWO = """
-import sys
-sys.path.insert(0, {tests!r})
-from algorithms.running import QUIET
-from algorithms.test_privacy import PRIVACY
-from fedbc_lightning import FedAvg, FederatedTrainer
-from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
-module = QuadraticModule()
-trainer = FederatedTrainer(**QUIET | {{"devices": 2, "strategy": "ddp_fork"}}, max_rounds=3, clients_per_round=3,
-                           privacy=PRIVACY, default_root_dir={root!r}, seed=1)
-trainer.fit(module, QuadraticData(sample_quadratics()), FedAvg("uniform"))
-print("z:", module.vector().tolist())
-"""
-
-
-@pytest.mark.distributed
-def test_two_processes_equal_one(tmp_path):
-    script = tmp_path / "two.py"
-    script.write_text(TWO.format(root=str(tmp_path / "two"), tests=str(TESTS)))
-    done = run_python([script], TESTS)
-    assert done.returncode == 0, done.stderr[-2000:]
-    module, options = QuadraticModule(), {"max_rounds": 3, "clients_per_round": 3, "seed": 1, "privacy": PRIVACY}
-    trainer = FederatedTrainer(**QUIET, **options, default_root_dir=tmp_path / "one")
-    trainer.fit(module, QuadraticData(sample_quadratics()), FedAvg("uniform"))
-    assert f"z: {module.vector().tolist()}" in done.stdout
-
-
 # refusals
 
 
@@ -272,11 +242,6 @@ def test_values_out_of_range_are_refused(values, name):
         Privacy(*values)
 
 
-def test_stragglers_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"trainer\.stragglers: they are drawn among all sampled clients"):
-        make_trainer(tmp_path, privacy=PRIVACY, stragglers=Stragglers(dropout=0.5))
-
-
 def test_a_round_whose_clients_all_diverge_is_one_without_clients(tmp_path):
     clients = [(a, b * math.nan) for a, b in sample_quadratics()]
     options = {"sampler": None, "privacy": PRIVACY, "max_rounds": 2, "seed": 5}
@@ -299,11 +264,6 @@ def test_a_secret_changes_sampling_and_noise_and_is_written_nowhere(tmp_path):
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files
     assert not any(b"horse" in path.read_bytes() for path in files)
-
-
-def test_a_dict_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"trainer\.privacy: got \{'clip': 1\}; give fedbc_lightning\.Privacy"):
-        make_trainer(tmp_path, privacy={"clip": 1})
 
 
 def test_without_dp_accounting_the_line_says_what_to_install(monkeypatch):

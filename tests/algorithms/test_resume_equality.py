@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
 
-from algorithms.registry import BY_NAME, REPRESENTATIVES
+from algorithms.registry import BY_NAME, METHODS
 from algorithms.running import QUIET
 
 FIRST, TOTAL = 3, 7
@@ -72,7 +72,7 @@ def differences(left: Any, right: Any, path: str = "") -> list[str]:
     return [] if same_number or left == right else [f"{path}: {left!r} != {right!r}"]
 
 
-@pytest.mark.parametrize("setting", REPRESENTATIVES, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", METHODS, ids=lambda setting: setting.name)
 def test_resumed_run_equals_unbroken_run(tmp_path, setting):
     """Every tensor of the last checkpoint and every row of both CSV files, max_rounds being the total."""
     whole = run(tmp_path / "whole", setting.build, TOTAL, **setting.options)

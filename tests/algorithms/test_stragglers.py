@@ -13,7 +13,7 @@ import torch
 from helpers.quadratics import QuadraticData, Recorder, RecordingSampler, sample_quadratics
 from helpers.reference import Local, full_batches
 
-from algorithms.registry import BY_NAME, REPRESENTATIVES
+from algorithms.registry import BY_NAME, METHODS
 from algorithms.running import fit, start_point
 from fedbc_lightning import ConfigurationError, FederatedTrainer
 from fedbc_lightning.algorithms import FedAvg, FedProx
@@ -40,7 +40,7 @@ def rows(trainer: Any) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", ["fedavg-samples", "fedprox-uniform", "scaffold-auto", "fedbc-fixed", "feddyn"])
 def test_absent_clients_are_as_if_never_sampled(tmp_path, name):
     """They keep their state and weigh nothing; the numbers are those of a run that sampled only the others."""
-    setting = BY_NAME[name] if name in BY_NAME else next(s for s in REPRESENTATIVES if s.name.startswith(name))
+    setting = BY_NAME[name] if name in BY_NAME else next(s for s in METHODS if s.name.startswith(name))
     stragglers = Stragglers(dropout=0.4)
     recorder = Recorder(setting.scalars, setting.vectors, setting.server)
     trainer, sampler, _ = run(tmp_path, setting.build(), stragglers, recorder=recorder)
@@ -99,7 +99,7 @@ def test_fedavg_drops_partial_work_unless_told_otherwise(tmp_path):
     assert float(dropped.callback_metrics["num_clients/straggler"]) == 2
 
 
-@pytest.mark.parametrize("setting", REPRESENTATIVES, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", METHODS, ids=lambda setting: setting.name)
 def test_every_method_copes_with_stragglers_and_absence_or_refuses_them(tmp_path, setting):
     """With half of the clients late and a quarter gone: finite numbers, weights that sum to 1, a resumable run."""
     options = {"clients_per_round": 4, "max_rounds": 3} | dict(setting.options)

@@ -10,7 +10,7 @@ import torch
 from helpers.boring import read_csv
 from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
 
-from algorithms.registry import REPRESENTATIVES
+from algorithms.registry import METHODS
 from algorithms.running import QUIET
 from algorithms.setting import Setting
 from fedbc_lightning import ConfigurationError, FederatedTrainer
@@ -18,8 +18,8 @@ from fedbc_lightning.algorithms import APFL, L2GD, MOON, FedLiLS, PerFedAvg, Per
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 
 OWN_STEPS = (APFL, FedLiLS, PerFedAvg, PerFedBC, PFedMe)
-REFUSED = [setting for setting in REPRESENTATIVES if isinstance(setting.build(), (L2GD, MOON))]
-EQUAL = [setting for setting in REPRESENTATIVES if setting not in REFUSED]
+REFUSED = [setting for setting in METHODS if isinstance(setting.build(), (L2GD, MOON))]
+EQUAL = [setting for setting in METHODS if setting not in REFUSED]
 
 
 def run(root: Path, setting: Setting, engine: str, rounds: int) -> FederatedTrainer:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from helpers.quadratics import QuadraticData, QuadraticModule, sample_quadratics
 from helpers.user_modules import BatchNormClassifier, MetricsClassifier, UserData
 from matplotlib.figure import Figure
 
-from algorithms.registry import BY_NAME, REPRESENTATIVES, SETTINGS
+from algorithms.registry import BY_NAME, METHODS, SETTINGS
 from algorithms.running import QUIET
-from fedbc_lightning import FederatedTrainer
+from fedbc_lightning import FederatedTrainer, Privacy
+from fedbc_lightning.algorithms import FedAvg
 
 AFTER_MORE_ROUNDS = {"fedavg-samples", "scaffold-auto", "fedbc-learned", "fedbc-momentum-client", "fedbuff"}
 VECTORIZED = ("fedavg-samples", "scaffold-auto", "fedbc-learned")
@@ -51,7 +53,7 @@ def run_all(folder: Path, devices: int, accelerator: str = "cpu") -> dict[str, d
     results: dict[str, dict[str, torch.Tensor]] = {}
     options: dict[str, Any] = {"clients_per_round": 3, "local_epochs": 2, "seed": 1, "devices": devices}
     options["accelerator"] = accelerator
-    for setting in REPRESENTATIVES:
+    for setting in METHODS:
         for rounds in (1, 4) if setting.name in AFTER_MORE_ROUNDS else (1,):
             place = {"default_root_dir": str(folder / f"{setting.name}-{rounds}-{devices}"), "max_rounds": rounds}
             trainer = FederatedTrainer(**QUIET | options | place | dict(setting.options))
@@ -69,6 +71,11 @@ def run_all(folder: Path, devices: int, accelerator: str = "cpu") -> dict[str, d
         trainer.fit(QuadraticModule(), QuadraticData(sample_quadratics(), batch_size=2), BY_NAME[name].build())
         kept = torch.stack([trainer.clients.vector("local_parameters", client) for client in range(5)])
         results[f"{name} parted after 1"] = {"z": trainer.server.z.cpu().clone(), "kept": kept}
+    if find_spec("dp_accounting"):  # the noise of privacy is the same on all processes
+        place = {"default_root_dir": str(folder / f"private-{devices}"), "max_rounds": 1}
+        trainer = FederatedTrainer(**QUIET | options | place, privacy=Privacy(0.5, 0.7, 1e-3))
+        trainer.fit(QuadraticModule(), QuadraticData(sample_quadratics()), FedAvg("uniform"))
+        results["private after 1"] = {"z": trainer.server.z.cpu().clone()}
     for module_class in (BatchNormClassifier, MetricsClassifier):
         torch.manual_seed(0)
         module, name = module_class(), module_class.__name__
