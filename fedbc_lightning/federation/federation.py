@@ -145,8 +145,6 @@ class Federation:
         )
         self.declaration = declaration
         self.make_state(parameters, buffers, counters, kept)
-        declared = (*declaration.client_scalars, *declaration.client_vectors)
-        Cohort([0], [0], [1], self.clients, self.user.device).check_names(declared)
         self.grad_scale = scaler.get_scale() if scaler is not None else 1.0
         self.simulation.start(self._costs)
         self.fingerprint = self._describe()

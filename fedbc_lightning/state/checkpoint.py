@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import zipfile
 from pathlib import Path
@@ -84,17 +83,11 @@ def load(path: str | Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except ConfigurationError:
         raise
-    except pickle.UnpicklingError as error:
-        if "GLOBAL" in str(error) or ("Unsupported" in str(error) and "operand" not in str(error)):
-            found = re.search(r"GLOBAL (\S+)", str(error))
-            raise ConfigurationError(
-                f"checkpoint: '{path}' holds an object of {found.group(1) if found else 'an unknown class'}, which is "
-                "not loaded (weights_only=True, for safety); let the state_dict of callbacks and data and "
-                "on_save_checkpoint hold numbers, strings and tensors only."
-            ) from error
-        raise ConfigurationError(f"ckpt_path: '{path}' cannot be read; is it cut off, or no checkpoint?") from error
     except Exception as error:
-        raise ConfigurationError(f"ckpt_path: '{path}' cannot be read ({first_line(error)}); is it cut off?") from error
+        # weights_only=True, for safety: a checkpoint may hold numbers, strings, tensors and containers of these only.
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        problem = f"it holds an object of {named.group(1)}" if named else f"{first_line(error)}; is it cut off?"
+        raise ConfigurationError(f"ckpt_path: '{path}' cannot be read ({problem}).") from error
     if isinstance(checkpoint, dict) and SOURCE in checkpoint:
         raise ConfigurationError(f"ckpt_path: '{path}' is an exported model; give the run that it comes from.")
     if not isinstance(checkpoint, dict) or KEY not in checkpoint:
@@ -112,10 +105,7 @@ def _check_sums(path: Path) -> None:
     with zipfile.ZipFile(path) as file:
         damaged = file.testzip()
     if damaged is not None:
-        raise ConfigurationError(
-            f"ckpt_path: '{path}' is damaged: the checksum of its part '{damaged}' is wrong; give an older checkpoint "
-            "or a copy, or start anew without ckpt_path."
-        )
+        raise ConfigurationError(f"ckpt_path: '{path}' is damaged: the checksum of its part '{damaged}' is wrong.")
 
 
 def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], path: str | Path) -> None:

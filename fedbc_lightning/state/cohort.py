@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,19 +10,13 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import wide_dtype
-from fedbc_lightning.core.errors import ConfigurationError, nearest
-from fedbc_lightning.state.declaration import ClientStore
+from fedbc_lightning.state.declaration import ClientStore, check_declared, check_tensor
 
 if TYPE_CHECKING:
     from fedbc_lightning.core.local_training import LocalTraining
 
 
 EMPTY = torch.empty(0)
-COLUMNS = frozenset({
-    "round", "client", "num_samples", "num_steps", "status", "train_loss", "weight", "bytes_up", "bytes_down",
-    "seconds", "staleness",
-})  # fmt: skip
-"""Columns that ``clients.csv`` may have for every method."""
 
 
 class Taken(NamedTuple):
@@ -148,39 +141,13 @@ class Cohort:
             ConfigurationError: No client state of this name is declared.
         """
         if name not in self._state:
-            self._check_declared(name)
+            check_declared(f"cohort['{name}']", name, self._store.names)
             self._state[name] = self._store.gather(name, self.ids, self._device)
         return self._state[name]
-
-    if not TYPE_CHECKING:  # mypy would take every misspelt attribute for one that this method returns
-
-        def __getattr__(self, name: str) -> Tensor:
-            """Tell an algorithm that reads declared state as an attribute what to write instead."""
-            if not name.startswith("_") and name in self._store:
-                raise ConfigurationError(f"algorithm: it reads cohort.{name}; write cohort['{name}'] instead.")
-            raise AttributeError(f"cohort has no attribute '{name}'; declared client state is read as cohort['name'].")
 
     def __contains__(self, name: object) -> bool:
         """Return whether a client state of this name is declared."""
         return isinstance(name, str) and name in self._store
-
-    def _check_declared(self, name: str) -> None:
-        """Raise if no client state of this name is declared.
-
-        Raises:
-            ConfigurationError: The message names the declared state, and the one that is spelt most alike.
-        """
-        if name in self._store:
-            return
-        near, names = nearest(str(name), self._store.names), ", ".join(self._store.names)
-        hint = f"did you mean '{near}'? Declared are" if near else "declare it in declare_state; there is"
-        raise ConfigurationError(f"algorithm: cohort['{name}'] is no declared client state; {hint}: {names or 'none'}.")
-
-    def __setitem__(self, name: str, value: Tensor) -> None:
-        """Tell an algorithm that assigns declared state what to write instead."""
-        raise ConfigurationError(
-            f"algorithm: it assigns cohort['{name}']; write cohort.stage('{name}', value) instead."
-        )
 
     def strange_attributes(self) -> list[str]:
         """Return the names of attributes that somebody else has set."""
@@ -254,18 +221,10 @@ class Cohort:
         Raises:
             ConfigurationError: There is no such state, or the shape is another one.
         """
-        self._check_declared(name)
-        if not isinstance(value, Tensor):
-            raise ConfigurationError(
-                f"algorithm: cohort.stage('{name}', ...) was given {value!r}; give a tensor with a row for each of the "
-                f"{len(self)} clients."
-            )
+        check_declared(f"cohort['{name}']", name, self._store.names)
         expected = self._store.row_shape(name)
-        if expected is not None and value.shape != (len(self), *expected):
-            raise ConfigurationError(
-                f"algorithm: cohort.stage('{name}', ...) was given the shape {tuple(value.shape)}; it is "
-                f"{(len(self), *expected)}, a row for each of the {len(self)} clients."
-            )
+        shape = None if expected is None else (len(self), *expected)
+        check_tensor(f"cohort.stage('{name}', ...), a row for each client,", value, shape)
         self._staged[name] = value
 
     def staged(self, name: str) -> Tensor:
@@ -280,21 +239,6 @@ class Cohort:
         """
         kept = self._store.as_kept(name, self.staged(name))
         return kept.to(wide_dtype(kept.device)) - self[name]
-
-    def check_names(self, names: Iterable[str]) -> None:
-        """Raise if a declared client state has a name that stands for something else.
-
-        Raises:
-            ConfigurationError: A name is an attribute of cohorts, which readers would mistake for the state, or a
-                column of ``clients.csv``, which the state would overwrite, and with it the weight in the mean.
-        """
-        for name in names:
-            if name in vars(self) or name in vars(Cohort):
-                raise ConfigurationError(f"algorithm: client state cannot be called '{name}', which cohorts have.")
-            if name in COLUMNS:
-                raise ConfigurationError(
-                    f"algorithm: client state cannot be called '{name}', which is a column of clients.csv."
-                )
 
     def check_finite(self) -> None:
         """Mark the clients as invalid whose staged state or messages are not finite."""

@@ -19,6 +19,12 @@ from fedbc_lightning.state.client_store import ClientStore, StagedClient
 
 __all__ = ["Arrival", "BufferPolicy", "ClientStore", "ServerState", "StagedClient", "StateDeclaration"]
 
+COLUMNS = (
+    "round", "client", "num_samples", "num_steps", "status", "train_loss", "weight", "bytes_up", "bytes_down",
+    "seconds", "staleness",
+)  # fmt: skip
+"""Columns that ``clients.csv`` may have for every method."""
+
 KEPT = "local_parameters"
 """Name of the state that holds the kept parameters: the clients' own, and at the server the initial ones."""
 
@@ -47,10 +53,11 @@ class StateDeclaration:
         self.server_vectors: dict[str, tuple[float | Literal["z"], torch.dtype | None]] = {}
         self.server_scalars: dict[str, float] = {}
         self._claimed = {("server", name) for name in ("z", "buffers", "counters", KEPT)}
+        self._claimed |= {("client", name) for name in COLUMNS}  # a scalar is a column of clients.csv, too
 
     def _claim(self, side: Literal["client", "server"], name: str) -> None:
         if (side, name) in self._claimed:
-            raise ConfigurationError(f"algorithm: two of its parts keep a '{name}' ({side}); they cannot be combined.")
+            raise ConfigurationError(f"algorithm: '{name}' ({side}) stands for something already; choose another name.")
         self._claimed.add((side, name))
 
     def client_scalar(self, name: str, initial: float | list[float] = 0.0) -> None:
@@ -60,38 +67,36 @@ class StateDeclaration:
 
     def client_vector(self, name: str, initial: Literal["zeros", "z"] = "zeros") -> None:
         """Declare one vector (d,) per client, which starts as zeros or as z of round 0."""
-        self._claim("client", name)
-        self.client_vectors[name] = initial
+        self._client_rows(name, initial)
 
     def client_table(self, name: str) -> None:
         """Declare one 1-D tensor per client whose length may differ between clients; it starts empty, (0,)."""
+        self._client_rows(name, "table")
+
+    def client_model(self, name: str) -> None:
+        """Declare one model (d + b,) per client, parameters and floating-point buffers; it starts as z of round 0."""
+        self._client_rows(name, "model")
+
+    def client_buffers(self, name: str) -> None:
+        """Declare the floating-point buffers (b,) of each client, which start as those of the initial module."""
+        self._client_rows(name, "buffers")
+
+    def client_counters(self, name: str) -> None:
+        """Declare the integer buffers of each client, which start as those of the initial module."""
+        self._client_rows(name, "counters")
+
+    def client_kept(self, name: str) -> None:
+        """Declare the kept parameters (p,) of each client, which start as those of the initial module."""
+        self._client_rows(name, "kept")
+
+    def _client_rows(self, name: str, kind: str) -> None:
         self._claim("client", name)
-        self.client_vectors[name] = "table"
+        self.client_vectors[name] = kind
 
     @property
     def table_names(self) -> list[str]:
         """Names of the clients' tables."""
         return [name for name, kind in self.client_vectors.items() if kind == "table"]
-
-    def client_model(self, name: str) -> None:
-        """Declare one model (d + b,) per client, parameters and floating-point buffers; it starts as z of round 0."""
-        self._claim("client", name)
-        self.client_vectors[name] = "model"
-
-    def client_buffers(self, name: str) -> None:
-        """Declare the floating-point buffers (b,) of each client, which start as those of the initial module."""
-        self._claim("client", name)
-        self.client_vectors[name] = "buffers"
-
-    def client_counters(self, name: str) -> None:
-        """Declare the integer buffers of each client, which start as those of the initial module."""
-        self._claim("client", name)
-        self.client_vectors[name] = "counters"
-
-    def client_kept(self, name: str) -> None:
-        """Declare the kept parameters (p,) of each client, which start as those of the initial module."""
-        self._claim("client", name)
-        self.client_vectors[name] = "kept"
 
     def server_vector(self, name: str, initial: float | Literal["z"] = 0.0, dtype: torch.dtype | None = None) -> None:
         """Declare one vector (d,) at the server.
@@ -176,10 +181,6 @@ class ServerState:
         """The global model (d,) that the clients received in this round."""
         return self.values["z"]
 
-    @z.setter
-    def z(self, value: Tensor) -> None:
-        raise ConfigurationError("algorithm: it assigns server.z; write server.stage('z', value) instead.")
-
     @property
     def kept(self) -> Tensor | None:
         """The kept parameters (p,) of a client that has not trained yet; None where clients keep none."""
@@ -202,22 +203,8 @@ class ServerState:
         Raises:
             ConfigurationError: No state of this name is declared at the server.
         """
-        try:
-            return self.values[name]
-        except KeyError:
-            raise self._undeclared(f"server['{name}']", name) from None
-
-    def __setitem__(self, name: str, value: Tensor) -> None:
-        """Tell an algorithm that assigns state what to write instead."""
-        raise ConfigurationError(
-            f"algorithm: it assigns server['{name}']; write server.stage('{name}', value) instead."
-        )
-
-    def _undeclared(self, what: str, name: str) -> ConfigurationError:
-        hint = did_you_mean(str(name), self.values, "declare it in declare_state")
-        return ConfigurationError(
-            f"algorithm: {what} is no declared state of the server; {hint}; there are {', '.join(self.values)}."
-        )
+        check_declared(f"server['{name}']", name, self.values)
+        return self.values[name]
 
     def staged(self, name: str) -> Tensor:
         """Return the value that the next round will see: the one staged in this round, or else the committed one."""
@@ -233,25 +220,13 @@ class ServerState:
         Raises:
             ConfigurationError: There is no such state, or the value is no tensor of its shape.
         """
-        current, call = self.values.get(name), f"server.stage('{name}', ...)"
-        if current is None:
-            raise self._undeclared(call, name)
-        if not isinstance(value, Tensor):
-            raise ConfigurationError(f"algorithm: {call} was given {value!r}; give a tensor.")
-        if value.shape != current.shape:
-            raise ConfigurationError(
-                f"algorithm: {call} was given the shape {tuple(value.shape)}; it is {tuple(current.shape)}."
-            )
+        current, call = self[name], f"server.stage('{name}', ...)"
+        check_tensor(call, value, current.shape)
         self._staged[name] = value.to(current.dtype)
 
     def stage_model(self, model: Tensor) -> None:
         """Stage z and the buffers from one vector (d + b,); under the buffer policy ``global`` the buffers stay."""
-        size = self.z.numel() + self.values["buffers"].numel()
-        if model.shape != (size,):
-            raise ConfigurationError(
-                f"algorithm: server.stage_model(...) was given the shape {tuple(model.shape)}; it is {(size,)}, the "
-                "parameters and then the buffers."
-            )
+        check_tensor("server.stage_model(...)", model, self.model.shape)
         z, buffers = model.split([self.z.numel(), model.numel() - self.z.numel()])
         self.stage("z", z)
         if self.buffer_policy != "global":
@@ -288,3 +263,19 @@ class ServerState:
         """Restore what :meth:`state_dict` returned."""
         for name, value in state.items():
             self.values[name] = value.to(self.values[name])
+
+
+def check_declared(what: str, name: str, declared: Iterable[str]) -> None:
+    """Raise unless state of this name is declared; ``what`` says where it was asked for."""
+    if name not in declared:
+        hint = did_you_mean(str(name), declared, "declare it in declare_state")
+        there = ", ".join(declared) or "none"
+        raise ConfigurationError(f"algorithm: {what} is no declared state; {hint}; declared are: {there}.")
+
+
+def check_tensor(call: str, value: object, shape: tuple[int, ...] | None) -> None:
+    """Raise unless a value that is staged is a tensor of this shape; None allows any shape."""
+    if not isinstance(value, Tensor) or (shape is not None and value.shape != shape):
+        given = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        expected = "" if shape is None else f" of the shape {tuple(shape)}"
+        raise ConfigurationError(f"algorithm: {call} was given {given}; give a tensor{expected}.")

@@ -221,8 +221,7 @@ class FileRows(RowStorage):
             return
         self._generation = state["generation"]
         self._live = {name: slots.numpy().copy() for name, slots in state["slots"].items()}
-        # Checkpoints of an earlier version have no checksums; their file is refused when it is opened.
-        for name, checksums in state.get("checksums", {}).items():
+        for name, checksums in state["checksums"].items():
             self._checksums[name][self._live[name] > 0] = checksums.numpy().view(np.uint32)
         if state["id"] is None or path is None:
             return
@@ -239,15 +238,11 @@ class FileRows(RowStorage):
     def _check_generations(self, checkpoint: str) -> None:
         assert self._file is not None
         oldest, newest = self._file.generations
-        if newest < self._generation:
+        if not oldest <= self._generation <= newest:
+            older = f"'{self._file.path}'" if newest < self._generation else checkpoint
             raise ConfigurationError(
-                f"ckpt_path: '{self._file.path}' is an older copy than {checkpoint}: it ends {newest} rounds into the "
-                f"run, the checkpoint {self._generation}; copy both at one time, while no run writes to them."
-            )
-        if oldest > self._generation:
-            raise ConfigurationError(
-                f"ckpt_path: {checkpoint} is an older copy: since then the run went on, and wrote over its rows in "
-                f"'{self._file.path}'; give the last.ckpt that lies beside it."
+                f"ckpt_path: {older} is an older copy: {NAME} holds the rows of rounds {oldest} to {newest}, and "
+                f"{checkpoint} is of round {self._generation}; copy both at one time, while no run writes to them."
             )
 
     def _free_slot(self, name: str, client: int) -> int:

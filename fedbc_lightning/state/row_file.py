@@ -25,9 +25,6 @@ NAME = "clients.bin"
 MAGIC = b"fedbcrw2"
 """First bytes of a file of rows."""
 
-MAGIC_WITHOUT_CHECKSUMS = b"fedbcrow"
-"""First bytes of an older format, whose checkpoints hold no checksums; no released version wrote it."""
-
 PAGE = 4096
 """Multiple of bytes at which the header and each slot end, the usual block size of file systems."""
 
@@ -171,18 +168,14 @@ class RowFile:
 
     def _check(self) -> str:
         start = os.pread(self._descriptor, _HEADER.size, 0)
-        if start.startswith(MAGIC_WITHOUT_CHECKSUMS):
-            raise ConfigurationError(
-                f"ckpt_path: '{self.path}' was written by an earlier version, without checksums of its rows, and is "
-                "not read by this one; finish the run with that version, or start it anew."
-            )
-        if len(start) < _HEADER.size or not start.startswith(MAGIC):
-            raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: it does not begin with a valid header.")
         try:
+            if len(start) < _HEADER.size or not start.startswith(MAGIC):
+                raise ValueError
             found = json.loads(os.pread(self._descriptor, _HEADER.unpack(start)[3], _HEADER.size))
             file_id, described = str(found.pop("id")), _describe(found)
         except (ValueError, KeyError, TypeError, AttributeError, OSError, OverflowError, MemoryError) as error:
-            raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: its header cannot be read.") from error
+            problem = "it does not begin with a valid header"
+            raise ConfigurationError(f"ckpt_path: '{self.path}' is damaged: {problem}.") from error
         if found != asdict(self.layout):
             raise ConfigurationError(
                 f"ckpt_path: '{self.path}' holds {described}, but this run has {_describe(asdict(self.layout))}. Give "
