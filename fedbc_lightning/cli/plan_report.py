@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from fedbc_lightning.planning import Plan
 
 ROUGH = "Times are rough: from a few steps on this machine at its present load, with start-up, without checkpoints."
-UNSURE = "No two measurements of a round agreed within 15 %; other programs may be busy. Stated is the fastest."
 
 
 def print_plan(plan: Plan) -> None:
@@ -49,8 +48,6 @@ def print_plan(plan: Plan) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(ROUGH, style="dim", soft_wrap=True)
-    if not plan.is_agreed:
-        console.print(UNSURE, style="dim", soft_wrap=True)
 
 
 def _engines(plan: Plan) -> str:

@@ -11,8 +11,7 @@ from fedbc_lightning.engines import choice
 from fedbc_lightning.federation.hook_writes import begin_again, kept_from_start_hooks
 from fedbc_lightning.planning.drawn import draw_rounds
 from fedbc_lightning.planning.evaluation_time import EvaluationTime, time_evaluation
-from fedbc_lightning.planning.repeated import repeated
-from fedbc_lightning.planning.round_time import RoundTimer, Seconds
+from fedbc_lightning.planning.round_time import RoundTimer
 from fedbc_lightning.planning.space import Space, checkpoint_bytes
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.state.layout import WrittenParametersError
@@ -38,7 +37,6 @@ class Plan:
         is_counted: Whether steps and bytes were counted over all rounds; else they are extrapolated from the first.
         round_seconds: Map from engine to seconds of a round without evaluation; has the other engine if it was timed.
         not_timed: Reason why the other engine was not timed; empty if it was.
-        is_agreed: Whether two measurements of these seconds agreed within 15 %.
         start_seconds: Seconds from the start to the first round: imports (on the command line), data and set-up.
         evaluation_seconds: Seconds of one evaluation.
         num_evaluations: Number of evaluations, that of the initial model included.
@@ -64,7 +62,6 @@ class Plan:
     is_counted: bool
     round_seconds: dict[choice.Kind, float]
     not_timed: str
-    is_agreed: bool
     start_seconds: float
     evaluation_seconds: float
     num_evaluations: int
@@ -123,15 +120,9 @@ def _measure(run: Run, num_processes: int, start_seconds: float) -> Plan:
     evaluation = EvaluationTime()
     if every:
         splits = [split for split in ("test", "val") if run.has_split(split)]
-        evaluation, _ = repeated(
-            lambda: time_evaluation(federation, run.evaluator, splits, num_processes), lambda found: found.seconds
-        )
-
-    def time_rounds() -> tuple[RoundTimer, Seconds]:
-        timer = RoundTimer(federation, run.seed, num_processes)
-        return timer, timer.time(drawn.first)
-
-    (timer, round_seconds), is_agreed = repeated(time_rounds, lambda found: found[1][federation.engine_kind])
+        evaluation = time_evaluation(federation, run.evaluator, splits, num_processes)
+    timer = RoundTimer(federation, run.seed, num_processes)
+    round_seconds = timer.time(drawn.first)
     space = Space(run, drawn, timer.whole, timer.table_bytes)
     num_trained, steps = sum(len(round.ids) for round in drawn.first), sum(sum(round.steps) for round in drawn.first)
     return Plan(
@@ -141,7 +132,7 @@ def _measure(run: Run, num_processes: int, start_seconds: float) -> Plan:
         max_rounds=settings.max_rounds, clients_per_round=num_trained / len(drawn.first),
         steps_per_client=steps / max(num_trained, 1), steps_per_round=steps / len(drawn.first),
         num_steps=drawn.num_steps, is_counted=drawn.is_counted, round_seconds=round_seconds,
-        not_timed=timer.not_timed, is_agreed=is_agreed, start_seconds=start_seconds,
+        not_timed=timer.not_timed, start_seconds=start_seconds,
         evaluation_seconds=evaluation.seconds, num_evaluations=num_evaluations,
         bytes_up=drawn.bytes_up, bytes_down=drawn.bytes_down, simulated_seconds=drawn.simulated_seconds,
         memory=space.memory(), disk=space.disk(empty, evaluation, num_evaluations),

@@ -14,9 +14,8 @@ from fedbc_lightning.planning.drawn import Drawn, round_up
 from fedbc_lightning.planning.evaluation_time import EvaluationTime
 from fedbc_lightning.planning.round_time import WholeRounds
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run.hyper_parameters import hyper_parameters
 from fedbc_lightning.run.run import Run
-from fedbc_lightning.run.run_checkpoint import run_checkpoint, states_of_users
+from fedbc_lightning.run.run_checkpoint import hyper_parameters, run_checkpoint, states_of_users
 
 BYTES_OF_VALUE, BYTES_OF_EVENT, BYTES_OF_HISTOGRAM = 18, 70, 1000
 """Rough sizes in bytes: a value in a table, and a value and a histogram in TensorBoard's events."""

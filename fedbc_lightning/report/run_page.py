@@ -14,8 +14,8 @@ from fedbc_lightning.core.units import duration, megabytes
 from fedbc_lightning.report import client_figures, figures
 from fedbc_lightning.report.content import Block, Code, Gallery, Page, Picture, Section, Table, Text
 from fedbc_lightning.report.svg import COLORS
-from fedbc_lightning.run.divergence import divergence
 from fedbc_lightning.run.run_record import RunRecord
+from fedbc_lightning.run.run_warnings import divergence
 from fedbc_lightning.studies.numbers import Rows, is_share, number
 from fedbc_lightning.studies.reported_round import OF_PAPERS, ROUNDS, can_choose, evaluated, reported_rows
 from fedbc_lightning.studies.results import totals

@@ -1,4 +1,4 @@
-"""Calls the hooks around an evaluation once for all its models and clients, with z in the module."""
+"""Calls the hooks around an evaluation, and refuses to monitor what no evaluation will log."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
+from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.lightning_names import overrides
+from fedbc_lightning.core.metric_names import EVEN_HELDOUT, HELDOUT, is_of_clients, measured
+from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.hook_writes import not_kept_from_evaluation_hooks
+from fedbc_lightning.module.adapter import step_stage
 from fedbc_lightning.module.hooks import Hooks
-from fedbc_lightning.module.monitors import how_to_validate
+from fedbc_lightning.module.monitors import how_to_validate, is_of_evaluation, name_in_log
 from fedbc_lightning.run.run import Run
 
 NEVER_CALLED = ("on_sanity_check_start", "on_sanity_check_end")
@@ -77,3 +82,74 @@ def evaluate_once(run: Run) -> dict[str, float]:
     run.hooks.call(f"on_{name}_end")
     run.hooks.call_module(f"on_{name}_model_train")
     return progress.evaluation.metrics
+
+
+def check_what_schedulers_monitor(run: Run) -> None:
+    """Raise, before training, if nothing will be logged of what a scheduler of the server monitors.
+
+    Raises:
+        ConfigurationError: No data to evaluate on, no evaluation, or no step that runs on them.
+    """
+    for name in run.federation.schedule.monitored:
+        problem = problem_of(run, name)
+        if problem:
+            raise ConfigurationError(f"model: a scheduler monitors '{name}', which evaluation logs, but {problem}.")
+
+
+def problem_of(run: Run, monitor: str) -> str | None:
+    """Why no evaluation of a run will log a metric, and what to do; None: nothing is known against it."""
+    # The order is that in which a user would ask: data, then how often, then which clients, then the module's step.
+    name = name_in_log(monitor, ())
+    found = measured(name)
+    split = None if found is None else found.split
+    if split is not None and not run.has_split(split):
+        return "there is no test data" if split == "test" else (
+            f"there is no validation data; {how_to_validate(run.datamodule)}"
+        )  # fmt: skip
+    if not run.settings.eval_every_n_rounds:
+        return "trainer.eval_every_n_rounds is 0; set it to 1 or more"
+    if not run.evaluator.client_ids and is_of_clients(name):
+        return "trainer.eval_clients is 0, so that no client is evaluated; set it to 1 or more, all or null"
+    if found is not None and found.place in (*HELDOUT, *EVEN_HELDOUT):
+        if not run.evaluator.heldout_ids:
+            return "no client is held out; set data.heldout_clients, e.g. 0.2"
+        if "finetuned" in found.place and not run.settings.heldout_finetune_steps:
+            return "trainer.heldout_finetune_steps is 0; set it to 1 or more"
+    if split is not None and step_stage(run.user.module, split) is None:
+        return "the module has neither validation_step nor test_step; add one"
+    return None
+
+
+def refuse_if_nothing_logs(run: Run, callback: Callback, monitor: str, *, is_evaluated: bool) -> None:
+    """Raise if what a callback monitors was not logged when it should have been at the latest.
+
+    A metric of an evaluation should be there after that of round 0, which comes before training, unless code of the
+    user's may still log the bare name at the end of a round; any other name after the first evaluated round.
+
+    Args:
+        run: After a round that did not log it, nor any round before.
+        callback: The callback, for the message.
+        monitor: What it monitors.
+        is_evaluated: Whether the round was evaluated.
+
+    Raises:
+        ConfigurationError: It was not logged, with the reason where one is known.
+    """
+    is_evaluations = is_of_evaluation(name_in_log(monitor, ()))
+    is_late = bool(run.progress.current_round) and (is_evaluated or not run.settings.eval_every_n_rounds)
+    if is_evaluations and not is_late:
+        is_due = is_evaluated or not run.settings.eval_every_n_rounds
+        is_late = is_due and (is_of_evaluation(monitor) or not _may_be_logged_by_users_code(run))
+    if is_late:
+        problem = problem_of(run, monitor) if is_evaluations else None
+        there = f"which nothing logs; there is: {', '.join(sorted(run.progress.callback_metrics))}."
+        why = there if problem is None else f"which evaluation logs, but {problem}."
+        raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} monitors '{monitor}', {why}")
+
+
+def _may_be_logged_by_users_code(run: Run) -> bool:
+    """Whether hooks at the end of a round, or parts of the server, are not our own, and may log any name."""
+    hooks = run.hooks
+    listeners = [callback for callback in hooks.callbacks if overrides(callback, "on_round_end", Callback)]
+    writers = [*listeners, *run.federation.server_parts]
+    return hooks.listens_itself("on_round_end") or not all(map(is_ours, writers))

@@ -16,6 +16,7 @@ NAME = ".lock"
 """Name of the lock file in a run folder; it holds process id, host and starting time of the owner."""
 
 _NOT_SUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+# Locks of POSIX belong to a process: to open and close the file a second time in it would end its lock unnoticed.
 _held: set[Path] = set()
 
 

@@ -247,6 +247,8 @@ def key_metrics(names: Iterable[str]) -> list[str]:
         ['train/loss']
     """
     names = list(names)
+    # Test data come first here, because this is what a reader wants to know; _by_trust has them last, because a round
+    # that is chosen by them would be too good.
     found = sorted(filter(_is_global, names), key=lambda name: (is_of_validation(name), is_lower_better(name)))
     for name in found:
         metric, _, split = measured(name) or Measured(name)

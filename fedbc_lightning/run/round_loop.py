@@ -19,15 +19,13 @@ from fedbc_lightning.federation.hook_writes import (
 )
 from fedbc_lightning.module.monitors import name_in_log, readable_as
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run.evaluation_hooks import evaluate_with_hooks, say_which_hooks_are_never_called
-from fedbc_lightning.run.monitored import refuse_if_nothing_logs
-from fedbc_lightning.run.run import Run
-from fedbc_lightning.run.run_warnings import (
-    say_that_it_diverged,
-    say_that_nothing_is_measured,
-    say_that_one_thread_is_faster,
-    say_what_is_private,
+from fedbc_lightning.run.evaluation_hooks import (
+    evaluate_with_hooks,
+    refuse_if_nothing_logs,
+    say_which_hooks_are_never_called,
 )
+from fedbc_lightning.run.run import Run
+from fedbc_lightning.run.run_warnings import say_that_it_diverged, say_what_to_expect
 from fedbc_lightning.run.run_writer import Recorder
 from fedbc_lightning.state import row_file
 from fedbc_lightning.state.layout import WrittenParametersError
@@ -65,6 +63,8 @@ class RoundLoop:
                     self._advance()
                     check()
             except BaseException as error:
+                # A signal, a lost process and a mistake end in the same way: what is staged is dropped, so that the
+                # checkpoint that close() writes is that of the last committed round.
                 failure = cause = self._interrupts.end(error)
                 self._federation.rollback()
                 progress.roll_back()
@@ -91,8 +91,7 @@ class RoundLoop:
 
     def _call_start_hooks(self) -> None:
         say_which_hooks_are_never_called(self._hooks)
-        say_that_nothing_is_measured(self._run)
-        say_what_is_private(self._run)
+        say_what_to_expect(self._run)
         server = self._federation.server
         with kept_from_start_hooks(self._federation, is_resumed=self._is_resumed):
             self._hooks.call_callbacks("setup", "fit")
@@ -113,6 +112,7 @@ class RoundLoop:
         started = time.perf_counter()
         round = self._progress.begin_round()
         run.shim.set(current_round=round, current_epoch=round, global_step=round)
+        # Hooks may draw from the global generators; with a seed of its own for each round a resumed run draws the same.
         seed_globals(derive(run.seed, "round", round), run.user.device)
         frozen = federation.layout.frozen.copies() if round == 1 else {}
         with kept_from_round_hooks(federation, "on_round_start"):
@@ -120,6 +120,8 @@ class RoundLoop:
         try:
             metrics = federation.run_round(round)
         except WrittenParametersError as error:
+            # Only training shows which frozen parameters are written, such as a teacher's moving average. They are
+            # then buffers, round 1 is repeated with the longer row, and round 0 is saved again with them.
             begin_again(federation, error, frozen)
             self._open_rows()
             self._recorder.write_again()
@@ -128,7 +130,6 @@ class RoundLoop:
         federation.load_global()
         run.shim.set(callback_metrics=self._progress.callback_metrics)  # until here it held the last client's metrics
         metrics["time/round_seconds"] = time.perf_counter() - started
-        say_that_one_thread_is_faster(run, round, metrics["time/round_seconds"])
         self._finish(metrics, self._evaluate(round) if self._is_evaluated(round) else Evaluation())
 
     def _is_evaluated(self, round: int) -> bool:
@@ -164,6 +165,7 @@ class RoundLoop:
         collector = run.user.start_collecting()
         run.shim.set(current_epoch=round, global_step=round)
         seed_globals(derive(run.seed, "round end", round), run.user.device)
+        # The round is committed: even if a hook raises now, its rows must be written, which ``finally`` does.
         try:
             if round:
                 with kept_from_round_hooks(self._federation, "on_round_end"):
@@ -197,7 +199,7 @@ class RoundLoop:
                 with readable_as(monitor, name, logged):
                     self._hooks.call_callback(callback, "on_validation_end")
         fabric, progress = self._run.fabric, self._progress
-        if fabric.world_size > 1:
+        if fabric.world_size > 1:  # a callback may look at the clock of its own process, and all must stop together
             progress.should_stop = any(gather_objects(fabric, progress.should_stop))
 
     def _publish(self, metrics: dict[str, float]) -> None:

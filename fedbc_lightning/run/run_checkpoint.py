@@ -1,17 +1,19 @@
-"""What a run's checkpoints contain; each is a checkpoint of Lightning with one more key."""
+"""What a run's checkpoints contain, and the hyper-parameters among it that a resumed run compares."""
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import lightning
 from torch import Tensor
 
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_lightning import hparams_name
 from fedbc_lightning.core.storable import plain_copy
 from fedbc_lightning.federation.checkpoint_content import module_state_of, state_of
 from fedbc_lightning.module.monitors import logged_only
-from fedbc_lightning.run.hyper_parameters import plain_values
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.state import checkpoint
 
@@ -28,6 +30,8 @@ def run_checkpoint(
 
     ``last.ckpt`` holds hashes in place of the large frozen parameters; other checkpoints hold the whole model.
     """
+    # A frozen language model would be written again in every checkpoint of a run that trains an adapter of a thousandth
+    # of its size; the same weights are loaded again when the run resumes, and the hashes prove that they are the same.
     frozen = run.federation.layout.frozen.hashes() if is_last else {}
     ours: dict[str, Any] = {
         **states,
@@ -36,6 +40,7 @@ def run_checkpoint(
             "round": run.progress.finished_round,
             "max_rounds": run.settings.max_rounds,
             "should_stop": run.progress.should_stop,
+            # Times differ from run to run; a resumed run's checkpoint is to equal that of one that never stopped.
             "callback_metrics": {
                 name: float(v)
                 for name, v in logged_only(run.progress.callback_metrics).items()
@@ -86,3 +91,83 @@ def lightning_checkpoint(run: Run, state: dict[str, Tensor], ours: dict[str, Any
         content[module.CHECKPOINT_HYPER_PARAMS_KEY] = plain_values(dict(module.hparams))
     module.on_save_checkpoint(content)
     return plain_copy(content)  # the entries of module and callbacks may hold NumPy's numbers
+
+
+def hyper_parameters(run: Run) -> dict[str, Any]:
+    """Return the hyper-parameters of a run under dotted names, to compare them on resume."""
+    described = {
+        **_flat("trainer", run.settings.compared()),
+        "trainer.engine": run.federation.engine_kind,  # the choice of ``auto``, which a resumed run keeps
+        "seed": run.seed,
+        "data.batch_size": run.datamodule.batch_size,
+        **_flat("algorithm", vars(run.federation.algorithm)),
+        **_flat("model", dict(run.user.module.hparams)),
+    }
+    return plain_values(described, tensors=False)
+
+
+def class_names(run: Run) -> dict[str, Any]:
+    """Return the names of a run's classes: method, model and data."""
+    parts = {"algorithm": run.federation.algorithm, "model": run.user.module, "data": run.datamodule.users_module}
+    return {name: type(part).__name__ for name, part in parts.items()}
+
+
+def refuse_other_seed(saved: dict[str, Any], seed: int, path: Path | None) -> None:
+    """Raise if a run would resume with another seed than that with which it began.
+
+    Raises:
+        ConfigurationError: The seeds differ.
+    """
+    if saved.get("seed", seed) != seed:
+        raise ConfigurationError(
+            f"seed: '{path}' was trained with {saved['seed']}, {seed} is given now, so that the run would not go on as "
+            f"if never stopped; give seed {saved['seed']} (seed_everything), or say other_seed: true."
+        )
+
+
+def warn_of_other_settings(saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Warn of every hyper-parameter that differs between a checkpoint and the run that resumes from it."""
+    for name in sorted({*saved, *current}):
+        # Another version of this package may lack an option of the trainer, or call it by another name.
+        is_known = not name.startswith("trainer.") or (name in saved and name in current)
+        if is_known and saved.get(name) != current.get(name):
+            warnings.warn(
+                f"{name} was {saved.get(name)} when the checkpoint was written and is {current.get(name)} now; "
+                "the run goes on with the new value.",
+                stacklevel=2,
+            )
+
+
+def plain_values(values: dict[str, Any], *, tensors: bool = True) -> dict[str, Any]:
+    """Keep the entries that a checkpoint may hold: numbers, strings, tensors (if wanted), and containers of these."""
+
+    def is_plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(map(is_plain, value.values()))
+        if isinstance(value, (list, tuple)):
+            return all(map(is_plain, value))
+        return value is None or type(value) in (bool, int, float, str) or (tensors and type(value) is Tensor)
+
+    return {name: value for name, value in values.items() if is_plain(value)}
+
+
+def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Flatten nested objects, lists and dicts into dotted names; an object also gives the name of its class."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}.{name}"
+        if name.startswith("_"):
+            continue
+        if isinstance(value, (list, tuple)) and any(map(_has_parts, value)):
+            value = {str(index): item for index, item in enumerate(value)}
+        if isinstance(value, dict) and any(map(_has_parts, value.values())):
+            flat |= _flat(key, value)
+        elif _has_parts(value):
+            flat |= {key: type(value).__name__, **_flat(key, vars(value))}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _has_parts(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Tensor)

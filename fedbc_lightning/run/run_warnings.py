@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,56 +12,56 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.metric_names import GLOBAL, TRAIN_LOSS, is_lower_better, measured
 from fedbc_lightning.federation.privacy import PrivateMessages
 from fedbc_lightning.module.adapter import step_stage
-from fedbc_lightning.run.divergence import divergence
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.tables import read_rows
 
+# A step of such a model is shorter than the hand-over of work to torch's threads, above all beside other programs.
 FEW_PARAMETERS = 10_000
-"""Largest model whose steps are short in any case: beside other programs they may be long because of the threads."""
-SHORT_STEP = 1e-3
-"""Seconds of a step below which torch's threads cost more than they save, above all beside other programs."""
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+# A model that overfits doubles its global loss at times, but not its training loss; without a global loss only a
+# training loss that has exploded cannot be that of other clients.
+GROWN, EXPLODED = 2.0, 1000.0
 
 
-def say_that_nothing_is_measured(run: Run) -> None:
-    """Print a line, before round 1, if every evaluation will be empty although evaluations are asked for."""
-    if not run.settings.eval_every_n_rounds:
-        return
-    name, splits = type(run.user.module).__name__, [split for split in ("test", "val") if run.has_split(split)]
-    if not splits:
-        rank_zero_info("data: there is neither test nor validation data, so no round will be measured.")
-    elif not any(step_stage(run.user.module, split) for split in splits):
+def say_what_to_expect(run: Run) -> None:
+    """Print, before round 1, whether nothing will be measured, whether threads cost time, and what ε will be."""
+    splits = [split for split in ("test", "val") if run.has_split(split)]
+    if run.settings.eval_every_n_rounds and not any(step_stage(run.user.module, split) for split in splits):
+        missing = f"{type(run.user.module).__name__} has neither test_step nor validation_step"
         rank_zero_info(
-            f"model: {name} has neither test_step nor validation_step, so no round will be measured, and tables and "
-            'curves hold the training loss alone. Write test_step(self, batch, batch_idx) with self.log("test_loss", '
-            "...) in it."
+            f"{missing if splits else 'There is neither test nor validation data'}, so no round will be measured: "
+            "tables and curves hold the training loss alone."
         )
-
-
-def say_that_one_thread_is_faster(run: Run, round: int, seconds: float) -> None:
-    """Print a line after the second round if its steps are short, unless the user has chosen a number of threads.
-
-    The number is neither tried nor changed: sums depend on it in their last digits, also after it is set back, for
-    ``torch.set_num_threads`` ends MKL's own choice of threads.
-
-    Args:
-        run: Run whose round has ended.
-        round: Number of the round; the first one also holds what is done once, such as recording a step.
-        seconds: Seconds that the round took.
-    """
-    threads, federation = torch.get_num_threads(), run.federation
-    is_chosen = threads == 1 or any(name in os.environ for name in VARIABLES)
-    if round != 2 or is_chosen or run.fabric.device.type != "cpu":
-        return
-    num_steps = sum(record.get("num_steps", 0) for record in federation.server.records)
-    is_short = federation.engine_kind == "sequential" and seconds < SHORT_STEP * num_steps / run.fabric.world_size
-    if is_short or federation.layout.num_parameters <= FEW_PARAMETERS:
+    threads, size = torch.get_num_threads(), run.federation.layout.num_parameters
+    is_chosen = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    # The number is not changed here: sums depend on it in their last digits, also after it is set back.
+    if threads > 1 and not is_chosen and run.fabric.device.type == "cpu" and size <= FEW_PARAMETERS:
         rank_zero_info(
-            f"torch uses {threads} threads. Steps of a model of {federation.layout.num_parameters:,} parameters as "
-            "short as these are faster on one, on a busy machine many times: set the environment variable "
-            "OMP_NUM_THREADS=1 for the next run (it may change the last digits of numbers)."
+            f"torch uses {threads} threads. Steps of a model of {size:,} parameters are faster on one: set the "
+            "environment variable OMP_NUM_THREADS=1 (it may change the last digits of numbers)."
+        )
+    if run.settings.privacy is not None:
+        _say_what_is_private(run)
+
+
+def _say_what_is_private(run: Run) -> None:
+    privacy, participation, rounds = run.settings.privacy, run.federation.participation, run.settings.max_rounds
+    assert privacy is not None
+    num_clients = len(participation.clients)
+    (part,) = [part for part in run.federation.channel.parts if isinstance(part, PrivateMessages)]
+    rank_zero_info(
+        f"trainer.privacy: after {rounds} rounds z is ({part.epsilon(rounds):.3g}, {privacy.delta:g})-differentially "
+        f"private for each client, with noise multiplier {privacy.noise_multiplier:g} and a client in a round with "
+        f"probability {participation.num_sampled / num_clients:.3g}. This holds for z, not for the tables of the run, "
+        f"and promises little unless delta is far below 1 / {num_clients} clients."
+    )
+    if not privacy.secret:
+        rank_zero_info(
+            "trainer.privacy.secret: not given, so sampling and noise depend on the seed alone, which can be guessed. "
+            "That is right for experiments; before you publish z, give a long random text that only you know."
         )
 
 
@@ -78,25 +80,43 @@ def say_that_it_diverged(run: Run, folder: Path) -> None:
             rank_zero_info(found)
 
 
-def say_what_is_private(run: Run) -> None:
-    """Print, before round 1, what ε the whole run will cost, if it trains with differential privacy."""
-    privacy, participation = run.settings.privacy, run.federation.participation
-    if privacy is None:
-        return
-    num_clients, rounds = len(participation.clients), run.settings.max_rounds
-    (part,) = [part for part in run.federation.channel.parts if isinstance(part, PrivateMessages)]
-    rank_zero_info(
-        f"trainer.privacy: after {rounds} rounds z is ({part.epsilon(rounds):.3g}, {privacy.delta:g})-differentially "
-        f"private for each client, with noise multiplier {privacy.noise_multiplier:g} and a client in a round with "
-        f"probability {participation.num_sampled / num_clients:.3g}. This holds for z, not for the tables of the run."
+def divergence(rows: Sequence[Mapping[str, str]]) -> str | None:
+    """Return a sentence on how the loss of a run diverged, and what to try; None if that is not certain.
+
+    Args:
+        rows: Rows of ``metrics.csv`` as texts by name; an empty text is a metric that the round does not have.
+    """
+    # Clients differ, so that the training loss of other clients may be larger, and the global loss of a model that
+    # overfits grows. Only both together are certain.
+    losses: dict[str, list[tuple[int, float]]] = {}
+    for name in rows[0] if rows else []:
+        found = measured(name)
+        if name == TRAIN_LOSS or (found is not None and found.place in GLOBAL and is_lower_better(name)):
+            losses[name] = [(int(row["round"]), float(row[name])) for row in rows if row[name]]
+    since = {name: _not_finite_since(values) for name, values in losses.items() if values}
+    lost = [round for round in since.values() if round is not None]
+    train, overall = (_growth(losses.get(name, [])) for name in (TRAIN_LOSS, "loss/global"))
+    has_grown = train > EXPLODED if not losses.get("loss/global") else train > 1 and overall >= GROWN
+    if not lost and not has_grown:
+        return None
+    verdict = f"is not finite from round {min(lost)} on" if lost else "grew in training"
+    shown = [name for name in since if name in (TRAIN_LOSS, "loss/global") or since[name] is not None]
+    ends = [f"{name} from {losses[name][0][1]:.4g} to {losses[name][-1][1]:.4g}" for name in shown]
+    return (
+        f"The loss {verdict}: {', '.join(ends)}. Try a smaller learning rate or server step, "
+        "trainer.gradient_clip_val: 1, or inputs near unit scale (data.standardize of tables)."
     )
-    if not privacy.secret:
-        rank_zero_info(
-            "trainer.privacy.secret: not given, so sampling and noise depend on the seed alone, which can be guessed. "
-            "That is right for experiments; before you publish z, give a long random text that only you know."
-        )
-    if privacy.delta * num_clients >= 1:
-        rank_zero_info(
-            f"trainer.privacy.delta: {privacy.delta:g} is not below 1 / {num_clients} clients, so ε promises little; "
-            "give a smaller one."
-        )
+
+
+def _not_finite_since(values: list[tuple[int, float]]) -> int | None:
+    """Return the first round from which on no value is finite; None if the last value is."""
+    since = None
+    for round, value in reversed(values):
+        if math.isfinite(value):
+            break
+        since = round
+    return since
+
+
+def _growth(values: list[tuple[int, float]]) -> float:
+    return values[-1][1] / values[0][1] if values and values[0][1] > 0 else 0.0

@@ -20,10 +20,9 @@ from fedbc_lightning.core.private_lightning import purge_from
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.run import events
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run.hyper_parameters import class_names, hyper_parameters
 from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.run import Run
-from fedbc_lightning.run.run_checkpoint import run_checkpoint, states_of_users
+from fedbc_lightning.run.run_checkpoint import class_names, hyper_parameters, run_checkpoint, states_of_users
 from fedbc_lightning.run.tables import RunLog, read_rows
 from fedbc_lightning.state import checkpoint
 
@@ -77,6 +76,7 @@ class Recorder:
         self, round: int, metrics: dict[str, float], records: list[dict[str, Any]], evaluation: Evaluation
     ) -> None:
         """Write one committed round, and the checkpoint if it is due."""
+        # Callbacks may count in the next round already when an interrupt has this one saved.
         self._states = states_of_users(self._run)
         if self._is_writer:
             with self.disk_told():
@@ -118,6 +118,8 @@ class Recorder:
     def _write(self) -> None:
         """Write rows, tables and events to the disk first, then the checkpoint that relies on them."""
         started = time.perf_counter()
+        # The commit point is the replacement of last.ckpt. All that it speaks of (numbers of rows in tables, slots of
+        # clients.bin) is on the disk before, or a power failure could leave a checkpoint without its rows.
         rows = self._run.federation.clients.file_rows
         if rows is not None:
             rows.sync()
@@ -174,6 +176,8 @@ class Recorder:
     def _is_due(self, round: int) -> bool:
         every = self._run.settings.checkpoint_every_n_rounds
         minutes = self._run.settings.checkpoint_every_minutes
+        # Rank 0 decides by its clock and tells the others, so that all write their part of the same round. When a
+        # checkpoint is written changes no number: it holds the committed state alone.
         passed = time.perf_counter() - self._last_written
         if round == 0 or (minutes is not None and passed >= 60 * minutes):
             return True

@@ -164,43 +164,22 @@ class RunSettings:
     def __post_init__(self) -> None:
         """Check all values, also those that are impossible only together."""
         check_arguments(RunSettings, vars(self), "trainer")
-        wrong = [message for is_wrong, message in self._conflicts() if is_wrong]
-        if wrong:
-            raise ConfigurationError(" ".join(wrong))
+        folder = Path(self.name)
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise ConfigurationError("trainer.local_epochs and local_steps: give one of them, set the other to null.")
+        if not self.name or folder.is_absolute() or ".." in folder.parts:
+            raise ConfigurationError(f"trainer.name: got '{self.name}'; give the name of a folder in default_root_dir.")
+        # ε is counted for clients that are sampled independently and whose updates are sent as they are clipped.
+        excluded: dict[str, Any] = {"stragglers": self.stragglers, "codec": self.codec, "system.availability": None}
+        if self.system is not None:
+            excluded["system.availability"] = self.system.availability
+        for name, value in excluded.items():
+            if self.privacy is not None and value is not None:
+                raise ConfigurationError(f"trainer.{name}: ε of trainer.privacy does not hold with it; leave one out.")
         if self.privacy is not None:
             self.privacy.sampler(self.sampler)  # raises unless it samples each client independently
         if self.local_steps is None:
             self.local_epochs = self.local_epochs or 1
-
-    def _conflicts(self) -> list[tuple[bool, str]]:
-        """Return pairs: whether values are impossible together, and what is said then."""
-        is_private, folder = self.privacy is not None, Path(self.name)
-        return [
-            (
-                self.local_epochs is not None and self.local_steps is not None,
-                "trainer.local_epochs and trainer.local_steps: give one of them and set the other to null.",
-            ),
-            (
-                not self.name or folder.is_absolute() or ".." in folder.parts,
-                f"trainer.name: got '{self.name}'; give the name of a folder below default_root_dir.",
-            ),
-            # ε is counted for clients that are sampled independently and whose updates are clipped as they are sent.
-            (
-                is_private and self.stragglers is not None,
-                "trainer.stragglers: they are drawn among all sampled clients together, so ε of trainer.privacy does "
-                "not hold; leave one of the two out.",
-            ),
-            (
-                is_private and self.codec is not None,
-                "trainer.codec: a coded update is not within the bound of trainer.privacy any more; leave one of the "
-                "two out.",
-            ),
-            (
-                is_private and self.system is not None and self.system.availability is not None,
-                "trainer.system.availability: the clients who are there are not sampled with the probability on which "
-                "ε of trainer.privacy depends; leave one of the two out.",
-            ),
-        ]
 
     @property
     def local(self) -> LocalTraining:

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.distributed.interrupts import StoppedError
 from fedbc_lightning.run import folder as run_folder
-from fedbc_lightning.run.run_progress import Progress
+from fedbc_lightning.run.run import Progress
 
 
 def job_id() -> str | None:
@@ -57,6 +57,7 @@ def requeued(experiment: Path, fn: TrainerFn, progress: Progress, *, is_writer: 
         yield
     except StoppedError as stop:
         last = Path(progress.log_dir or "") / run_folder.LAST
+        # Only now is the checkpoint complete: the recorder has written it while the exception passed through the loop.
         if stop.number == signal.SIGUSR1 and note is not None and last.is_file():
             note.write_text(f"{last.resolve()}\n", encoding="utf-8")
             _requeue(str(job_id()))
@@ -66,6 +67,7 @@ def requeued(experiment: Path, fn: TrainerFn, progress: Progress, *, is_writer: 
 
 
 def _requeue(job: str) -> None:
+    # sbatch's own --requeue is for jobs that the system ends; one that ends by itself must ask for it.
     command = ["scontrol", "requeue", job]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

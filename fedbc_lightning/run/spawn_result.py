@@ -14,8 +14,7 @@ from lightning.pytorch import LightningModule
 
 from fedbc_lightning.distributed.fabric import runs_elsewhere
 from fedbc_lightning.federation.checkpoint_content import module_state_of
-from fedbc_lightning.run.run import Run
-from fedbc_lightning.run.run_progress import Progress
+from fedbc_lightning.run.run import Progress, Run
 from fedbc_lightning.state.declaration import ClientStore, ServerState
 
 if TYPE_CHECKING:

@@ -55,13 +55,12 @@ class CSVFile:
         """
         rows = read_rows(self.path) if self.path.is_file() else []
         kept = [row for row in rows if int(row["round"]) <= round]
-        twice = _rows_twice(kept)
-        if twice or num_rows not in (None, len(kept)):
+        num_different = len({(int(row["round"]), row.get("client")) for row in kept})
+        if num_different < len(kept) or num_rows not in (None, len(kept)):
             log.warning(
-                "'%s' has %d of the %d rows that were there when the checkpoint was written%s%s; the run goes on, and "
+                "'%s' has %d of the %d rows that were there when the checkpoint was written; the run goes on, and "
                 "leaves what was changed as it is.",
-                *(self.path, len(kept) - len(twice), len(kept) if num_rows is None else num_rows),
-                *(_missing_rounds(kept, round) if self.path.stem == "metrics" else "", _in_words(twice)),
+                *(self.path, num_different, len(kept) if num_rows is None else num_rows),
             )
         self.num_rows = len(kept)
         if self.path.is_file():
@@ -83,7 +82,8 @@ class CSVFile:
             self._columns = self._ordered(dict.fromkeys([*self._columns, *new]))
             self._rewrite(csv.DictReader(io.StringIO(text)))
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            file.write(_as_text([tuple([row.get(c, "") for c in self._columns]) for row in rows]))
+            cells = [[row.get(name, "") for name in self._columns] for row in rows]
+            csv.writer(file, lineterminator="\n").writerows(cells)
         self.num_rows += len(rows)
 
     def sync(self) -> None:
@@ -136,60 +136,15 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise refuse(error.object[: error.start].count(b"\n") + 1, "it is not text in UTF-8") from error
     reader = csv.reader(io.StringIO(text, newline=""))
     header = next(reader, [])
-    if text and "round" not in header:
-        seen = ascii(",".join(header)[:60])
-        raise refuse(1, f"there is no column 'round', between commas and without a byte-order mark, but {seen}")
-    twice = [name for name in header if header.count(name) > 1]
-    if twice:
-        raise refuse(1, f"the column {twice[0]!a} is there twice")
+    if text and (header.count("round") != 1 or len({*header}) < len(header)):
+        raise refuse(1, f"it does not name columns between commas, 'round' and all others once: {text[:60]!a}")
     rows = []
     for cells in reader:
-        if len(cells) != len(header):
-            raise refuse(reader.line_num, f"it has {len(cells)} cells, the header {len(header)}")
-        row = dict(zip(header, cells, strict=True))
-        if not re.fullmatch("[0-9]+", row["round"]):
-            raise refuse(reader.line_num, f"the round is {row['round']!a}, not a whole number")
+        row = dict(zip(header, cells, strict=False))
+        if len(cells) != len(header) or not re.fullmatch("[0-9]+", row["round"]):
+            raise refuse(reader.line_num, f"it is no row of {len(header)} cells with a whole number as its round")
         rows.append(row)
     return rows
-
-
-def _missing_rounds(rows: list[dict[str, str]], round: int) -> str:
-    """Name for a message the rounds up to ``round`` without a row, in the table that has a row for every round."""
-    seen = {int(row["round"]) for row in rows}
-    missing = [str(r) for r in range(round + 1) if r not in seen]
-    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-    return f" (no row of round {', '.join(missing[:5])}{more})" if missing else ""
-
-
-def _rows_twice(rows: list[dict[str, str]]) -> list[str]:
-    """The round, and client if there is one, of each row that repeats an earlier one's, for a message."""
-    seen, twice = set[str](), []
-    for row in rows:
-        client = row.get("client")
-        key = f"round {int(row['round'])}" + ("" if client is None else f", client {client}")
-        if key in seen:
-            twice.append(key)
-        seen.add(key)
-    return twice
-
-
-def _in_words(twice: list[str]) -> str:
-    """Name the first of the rows that are there twice."""
-    more = f" and {len(twice) - 1} more" if len(twice) > 1 else ""
-    return f" (there twice: {twice[0]}{more})" if twice else ""
-
-
-def _as_text(rows: list[tuple[Any, ...]]) -> str:
-    """Format rows of equal length as ``csv.writer`` does; twice as fast if no cell needs quotes."""
-    num_cells = len(rows[0]) if rows else 0
-    row_as_text = ",".join(["%s"] * num_cells) + "\n"
-    text = "".join([row_as_text % row for row in rows])
-    is_plain = (text.count(","), text.count("\n")) == ((num_cells - 1) * len(rows), len(rows))
-    if num_cells > 1 and is_plain and not any(special in text for special in ('"', "\r", "None")):
-        return text
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
-    return file.getvalue()
 
 
 class RunLog:
@@ -203,11 +158,12 @@ class RunLog:
         self.metrics = CSVFile(folder / "metrics.csv", METRICS_FIRST, has_metrics=True)
         self.clients = CSVFile(folder / "clients.csv", CLIENTS_FIRST)
         self.evaluation = CSVFile(folder / "evaluation.csv", EVALUATION_FIRST, has_metrics=True)
+        self._tables = (self.metrics, self.clients, self.evaluation)
 
     @property
     def num_rows(self) -> dict[str, int]:
         """Map from the name of a file to its number of rows."""
-        return {table.path.name: table.num_rows for table in (self.metrics, self.clients, self.evaluation)}
+        return {table.path.name: table.num_rows for table in self._tables}
 
     def recover(self, round: int, num_rows: dict[str, int]) -> None:
         """Cut all tables so that they end with ``round``.
@@ -216,22 +172,19 @@ class RunLog:
             round: Last round to keep.
             num_rows: Map from the name of a file to its number of rows up to that round, where it is known.
         """
-        for table in (self.metrics, self.clients, self.evaluation):
+        for table in self._tables:
             table.recover(round, num_rows.get(table.path.name))
 
     def write(
-        self,
-        round: int,
-        metrics: dict[str, Any],
-        trained: list[dict[str, Any]],
-        evaluated: list[dict[str, Any]],
+        self, round: int, metrics: dict[str, Any], trained: list[dict[str, Any]], evaluated: list[dict[str, Any]]
     ) -> None:
         """Write the rows of a round: its metrics, one row per sampled client, and one per evaluated client."""
+        # The row of metrics comes last: where it is there, the rows of the clients are, too.
         for table, rows in ((self.clients, trained), (self.evaluation, evaluated), (self.metrics, [metrics])):
             if rows:
                 table.append([{**row, "round": round} for row in rows])
 
     def sync(self) -> None:
         """Wait until all tables are written to the disk."""
-        for table in (self.metrics, self.clients, self.evaluation):
+        for table in self._tables:
             table.sync()

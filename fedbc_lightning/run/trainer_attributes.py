@@ -2,56 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.distributed.fabric import make_fabric
-from fedbc_lightning.evaluation.evaluator import Evaluator
-from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.run.result import FitResult
-from fedbc_lightning.run.run import Run
-from fedbc_lightning.run.run_progress import Progress
+from fedbc_lightning.run.run import Progress, Run
 from fedbc_lightning.run.run_writer import Recorder
 from fedbc_lightning.run.settings import RunSettings
 from fedbc_lightning.run.spawn_result import Outcome
-from fedbc_lightning.state.declaration import ClientStore, ServerState
-from fedbc_lightning.state.layout import ParameterLayout
-
-Value = TypeVar("Value")
 
 
-class Shown(Generic[Value]):
+class Shown:
     """An attribute that one of the trainer's parts has under the same name.
 
     Args:
         part: Function from the trainer to the part, or to None while there is none.
+        name: Name of the attribute.
     """
 
-    def __init__(self, part: Callable[[Any], Any]) -> None:
-        self._part = part
+    def __init__(self, part: Callable[[Any], Any], name: str) -> None:
+        self._part, self._name = part, name
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        """Take the name under which the attribute stands in its class."""
-        self._name = name
-
-    @overload
-    def __get__(self, trainer: None, owner: type) -> Shown[Value]: ...
-
-    @overload
-    def __get__(self, trainer: object, owner: type) -> Value: ...
-
-    def __get__(self, trainer: object | None, owner: type) -> Shown[Value] | Value:
+    def __get__(self, trainer: object | None, owner: type) -> Any:
         """Return the value that the part has now."""
         return self if trainer is None else getattr(self._find(trainer), self._name)
 
-    def __set__(self, trainer: object, value: Value) -> None:
+    def __set__(self, trainer: object, value: Any) -> None:
         """Give the part another value."""
         setattr(self._find(trainer), self._name, value)
 
@@ -68,26 +51,6 @@ def _absent(trainer: object, name: str) -> AttributeError:
         f"'{type(trainer).__name__}' object has no '{name}' in this process: there is "
         "none before a run, nor after a run in processes that it started"
     )
-
-
-def _settings(trainer: RunView) -> RunSettings:
-    return trainer.settings
-
-
-def _progress(trainer: RunView) -> Progress:
-    return trainer.progress
-
-
-def _run(trainer: RunView) -> Run | None:
-    return trainer._run
-
-
-def _federation(trainer: RunView) -> Federation | None:
-    return None if trainer._run is None else trainer._run.federation
-
-
-def _trained(trainer: RunView) -> Federation | Outcome | None:
-    return trainer._outcome if trainer._run is None else trainer._run.federation
 
 
 class RunView:
@@ -117,23 +80,6 @@ class RunView:
         self._run: Run | None = None
         self._recorder: Recorder | None = None
         self._outcome: Outcome | None = None
-
-    current_round = Shown[int](_progress)
-    finished_round = Shown[int](_progress)
-    should_stop = Shown[bool](_progress)
-    callback_metrics = Shown[dict[str, Tensor]](_progress)
-    evaluation = Shown[Evaluation](_progress)
-    log_dir = Shown[str | None](_progress)
-    logger = Shown[Any](_progress)
-    loggers = Shown[list[Any]](_progress)
-
-    seed = Shown[int](_run)
-    evaluator = Shown[Evaluator](_run)
-    federation = Shown[Federation](_run)
-    datamodule = Shown[FederatedDataModule](_run)
-    layout = Shown[ParameterLayout](_federation)
-    server = Shown[ServerState](_trained)
-    clients = Shown[ClientStore](_trained)
 
     @property
     def recorder(self) -> Recorder:
@@ -204,13 +150,27 @@ class RunView:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return a setting, see below the class."""
+            """Return an attribute of a part, see below the class."""
 
 
-# An option is an attribute of the trainer without being named here. Those that mean something else in a run are above:
-# ``seed`` is that which a run has taken, ``logger`` the first of its loggers, ``strategy`` Lightning's object.
-for _field in fields(RunSettings):
-    if not hasattr(RunView, _field.name) and _field.name != "callbacks":
-        _shown = Shown[Any](_settings)
-        _shown.__set_name__(RunView, _field.name)
-        setattr(RunView, _field.name, _shown)
+def _federation(trainer: RunView) -> Federation | None:
+    return None if trainer._run is None else trainer._run.federation
+
+
+def _trained(trainer: RunView) -> Federation | Outcome | None:
+    return trainer._outcome if trainer._run is None else trainer._run.federation
+
+
+# Parts and their attributes, so that an option of the trainer is an attribute without being named here. A part stands
+# before others that have the same name: ``seed`` is that which the run has taken, ``logger`` the first of its loggers.
+_PARTS: tuple[tuple[Callable[[Any], Any], Iterable[str]], ...] = (
+    (lambda trainer: trainer.progress, ["logger", *(field.name for field in fields(Progress))]),
+    (lambda trainer: trainer._run, ["seed", "evaluator", "federation", "datamodule"]),
+    (_federation, ["layout"]),
+    (_trained, ["server", "clients"]),  # after a run in other processes, what they have left
+    (lambda trainer: trainer.settings, [field.name for field in fields(RunSettings) if field.name != "callbacks"]),
+)
+for _part, _names in _PARTS:
+    for _name in _names:
+        if not hasattr(RunView, _name):
+            setattr(RunView, _name, Shown(_part, _name))

@@ -26,12 +26,11 @@ from fedbc_lightning.run.export import Export
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.predict import Prediction
 from fedbc_lightning.run.processes import run_in_processes
-from fedbc_lightning.run.restore import begin, find_beginning
 from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.round_loop import RoundLoop
 from fedbc_lightning.run.run import Request, Run
 from fedbc_lightning.run.run_writer import Recorder
-from fedbc_lightning.run.set_up import set_up
+from fedbc_lightning.run.set_up import begin, find_beginning, set_up
 from fedbc_lightning.run.settings import RunSettings, with_arguments_of
 from fedbc_lightning.run.trainer_attributes import RunView
 from fedbc_lightning.trainer.arguments import (

@@ -10,32 +10,25 @@ from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_mod
 from helpers.command_line import run_cli
 from torch import nn
 
-from fedbc_lightning import Codecs, ConfigurationError, FedAvg, FedBC
-from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, FedPD, L2SGDPlus, Local, PerFedAvg
+from fedbc_lightning import Codecs, FedAvg, FedBC
+from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, L2SGDPlus
 from fedbc_lightning.core.units import duration
 from fedbc_lightning.federation.system import Stragglers
 from fedbc_lightning.planning import drawn
-from fedbc_lightning.planning.repeated import repeated
 from fedbc_lightning.server import BFloat16, TopK
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.studies.methods import Tuning
 from fedbc_lightning.studies.notes import write_note
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_plan import plan_run, plan_study
+from fedbc_lightning.studies.study_plan import plan_study
 
 CASES = {
-    "fedavg": (FedAvg, {}),
     "fedbc": (lambda: FedBC(dual_lr=0.1), {"local_epochs": 2, "max_rounds": 12}),
     "scaffold, buffers stay": (SCAFFOLD, {"buffers": "local"}),
-    "per-fedavg": (lambda: PerFedAvg(inner_lr=0.1), {"local_steps": 3}),
     "ditto": (lambda: Ditto(penalty=0.1), {"eval_every_n_rounds": 2}),
     "l2gd": (lambda: L2GD(0.1, 0.4, 0.1), {"clients_per_round": 1.0, "max_rounds": 12}),
     "l2sgd+, tables": (lambda: L2SGDPlus(0.1, 0.4, 0.1), {"clients_per_round": 1.0}),
-    "fedpd, rounds without exchange": (lambda: FedPD(0.1, 0.5), {"clients_per_round": 1.0, "max_rounds": 8}),
-    "local": (Local, {}),
     "centralized": (Centralized, {}),
-    "stragglers": (FedAvg, {"stragglers": Stragglers(fraction=0.4, dropout=0.2), "clients_per_round": 5,
-                            "local_epochs": 3, "max_rounds": 6}),
     "stragglers dropped": (FedAvg, {"stragglers": Stragglers(fraction=0.4, partial_work="dropped"),
                                     "clients_per_round": 5}),
     "coded": (FedAvg, {"codec": Codecs(TopK(0.1), BFloat16())}),
@@ -173,7 +166,6 @@ MISTAKES = [
     ("--config nowhere.yaml", 2, "no config file 'nowhere.yaml'"),
     ("--config tiny.yaml --trainer.max_round 3", 2, "max_round"),
     ("--config tiny.yaml --trainer.clients_per_round 9", 1, "clients_per_round"),
-    ("--config study.yaml --nonsense 3", 2, "nonsense"),
     ("--config study.yaml --overrides {trainer.clients_per_round:\\ 9}", 1, "E=1 / FedAvg: "),
 ]
 
@@ -266,39 +258,7 @@ def test_a_mistake_in_one_run_of_a_study_is_told(study, capfd):
     assert said.err.count("\n") == 1
 
 
-def test_what_the_parser_refuses_is_told(study):
-    run = study.run("E=1", study.methods[0], 0, {"trainer.max_round": 3})
-    with pytest.raises(ConfigurationError, match=r"E=1 / FedAvg: .*did you mean '(trainer\.)?max_rounds'"):
-        plan_run(run)
-
-
 def test_durations_are_said_as_people_do():
     assert [duration(math.pow(10, k)) for k in range(-3, 7)] == [
         "1 ms", "10 ms", "100 ms", "1 s", "10 s", "1 min 40 s", "16 min 40 s", "2 h 46 min", "1 d 3 h", "11 d 13 h",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("seconds", "chosen", "is_agreed", "num_tries"),
-    [
-        ([5.0, 5.2], 5.0, True, 2),
-        ([9.0, 5.0, 7.0, 5.2], 5.0, True, 4),
-        ([1.0, 2.0, 4.0, 8.0, 16.0, 16.0], 1.0, False, 5),
-        ([0.0, 0.0], 0.0, True, 2),
-    ],
-    ids=["at once", "later", "never", "nothing to do"],
-)
-def test_a_measurement_is_repeated_until_two_agree(seconds, chosen, is_agreed, num_tries):
-    found = []
-
-    def measure():
-        found.append(seconds[len(found)])
-        return found[-1]
-
-    assert repeated(measure, float, clock=lambda: 0.0) == (chosen, is_agreed)
-    assert len(found) == num_tries
-
-
-def test_a_slow_measurement_is_not_repeated():
-    times = iter([0.0, 30.0])
-    assert repeated(lambda: 30.0, float, clock=lambda: next(times)) == (30.0, False)

@@ -36,28 +36,28 @@ def run(finished, tmp_path):
         (
             "metrics.csv",
             lambda text: text.replace(",", ";"),
-            r"line 1: there is no column 'round', .* but 'round;",
+            r"line 1: it does not name columns between commas, .*: 'round;",
         ),
         (
             "clients.csv",
             lambda text: "\ufeff" + text,
-            r"line 1: there is no column 'round', .* but '\\ufeffround",
+            r"line 1: it does not name columns between commas, .*: '\\ufeffround",
         ),
         (
             "clients.csv",
             lambda text: text.replace("\n2,", "\n2.0,", 1),
-            r"line 5: the round is '2\.0', not a",
+            r"line 5: it is no row of \d+ cells with a whole number",
         ),
         (
             "evaluation.csv",
             lambda text: text.replace("\n1,", "\nfirst,", 1),
-            r"line 8: the round is 'first', not a",
+            r"line 8: it is no row of \d+ cells",
         ),
-        ("metrics.csv", lambda text: text.replace("\n1,", "\n\n1,1,", 1), r"line 3: it has 0 cells, the header \d+"),
+        ("metrics.csv", lambda text: text.replace("\n1,", "\n\n1,1,", 1), r"line 3: it is no row of \d+ cells"),
         (
             "metrics.csv",
             lambda text: text.replace("train/loss", "round", 1),
-            r"line 1: the column 'round' is there",
+            r"line 1: it does not name columns",
         ),
         ("metrics.csv", lambda text: text.replace("train/loss", "\xff", 1), r"line 1: it is not text in UTF-8"),
         ("metrics.csv", lambda text: "", None),
@@ -82,12 +82,11 @@ def test_a_row_in_the_place_of_another_is_said_though_the_number_of_rows_is_righ
     (run / "metrics.csv").write_text("".join([lines[0], lines[1], lines[3], lines[3]]))
     lines = (run / "clients.csv").read_text().splitlines(keepends=True)
     (run / "clients.csv").write_text("".join([*lines[:-2], lines[-1], lines[-1]]))
-    client = lines[-1].split(",")[1]
     fit(run.parents[1], 3)
     text = " ".join(caplog.text.split())
     said = "rows that were there when the checkpoint was written"
-    assert f"metrics.csv' has 2 of the 3 {said} (no row of round 1) (there twice: round 2);" in text
-    assert f"clients.csv' has 5 of the 6 {said} (there twice: round 2, client {client});" in text
+    assert f"metrics.csv' has 2 of the 3 {said};" in text
+    assert f"clients.csv' has 5 of the 6 {said};" in text
 
 
 def test_rows_and_tables_that_are_gone_are_said(run, caplog):
@@ -96,10 +95,7 @@ def test_rows_and_tables_that_are_gone_are_said(run, caplog):
     (run / "clients.csv").unlink()
     trainer = fit(run.parents[1], 3)
     assert trainer.log_dir == str(run)
-    assert (
-        "metrics.csv' has 2 of the 3 rows that were there when the checkpoint was written (no row of round 1)"
-        in caplog.text
-    )
+    assert "metrics.csv' has 2 of the 3 rows that were there when the checkpoint was written" in caplog.text
     assert "clients.csv' has 0 of the 6 rows that were there when the checkpoint was written; the" in caplog.text
     assert "evaluation.csv" not in caplog.text
     assert [row["round"] for row in read_csv(run / "metrics.csv")] == ["0", "2", "3"]

@@ -60,16 +60,6 @@ def test_the_counts_are_those_of_the_data_and_no_curve_of_tensorboard(tmp_path):
     assert not any("num_" in name for name in trainer.evaluation.clients)
 
 
-def test_a_run_whose_table_has_no_counts_goes_on_with_empty_cells_in_the_older_rows(tmp_path):
-    trainer = fit(tmp_path, max_rounds=1)
-    table = Path(trainer.log_dir, "evaluation.csv")
-    pd.read_csv(table).drop(columns=COUNTS).to_csv(table, index=False)  # as older versions wrote it
-    clients = tables(fit(tmp_path, max_rounds=2, resume="last"))[1]
-    assert clients[clients["round"] < 2][COUNTS[0]].isna().all()
-    assert clients[clients["round"] == 2][COUNTS[0]].notna().all()
-    assert list(clients.columns[:4]) == ["round", "client", *COUNTS]
-
-
 def test_without_evaluated_clients_the_global_model_is_evaluated_on_pooled_data(tmp_path):
     every, _ = tables(fit(tmp_path / "every"))
     trainer = fit(tmp_path / "none", eval_clients=0)
@@ -82,16 +72,6 @@ def test_without_evaluated_clients_the_global_model_is_evaluated_on_pooled_data(
         make_model(), BoringData(val_fraction=0.03), FedBC(dual_lr=0.01), ckpt_path="last"
     )
     assert tested["loss/global"] == pytest.approx(metrics.loc[3, "loss/global"], rel=1e-6)
-
-
-def test_plan_counts_no_clients_if_none_are_evaluated(tmp_path):
-    trainer = make_trainer(tmp_path, eval_clients=0)
-    assert trainer.plan(make_model(), BoringData(), FedBC(dual_lr=0.01))
-
-
-def test_the_progress_says_that_no_client_is_evaluated(tmp_path, capsys):
-    fit(tmp_path, eval_clients=0, enable_progress_bar=True)
-    assert "trainer.eval_clients is 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("monitor", ["loss/local", "accuracy/std"])

@@ -45,13 +45,6 @@ def test_last_ckpt_holds_hashes_and_resumes_exactly(tmp_path):
     assert_equal_trees(content, checkpoint.load(last(resumed)))
 
 
-def test_a_module_without_frozen_parameters_has_the_file_it_had(tmp_path):
-    trainer, model, *_ = fit(tmp_path, rounds=1, model_class=BoringModel)
-    content = checkpoint.load(last(trainer))
-    assert "frozen" not in content[checkpoint.KEY]
-    assert content["state_dict"].keys() == model.state_dict().keys()
-
-
 @pytest.mark.parametrize("verb", ["fit", "export"])
 def test_other_frozen_weights_are_refused(tmp_path, verb):
     path = last(fit(tmp_path, rounds=1)[0])

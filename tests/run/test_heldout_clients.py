@@ -23,11 +23,10 @@ from torch import nn
 from torch.nn import functional
 
 from fedbc_lightning import PartitionedDataModule
-from fedbc_lightning.algorithms import SCAFFOLD, Centralized, FedADMM, FedAvg, FedBC, FedDyn, L2SGDPlusPlus
+from fedbc_lightning.algorithms import SCAFFOLD, Centralized, FedAvg, FedBC, L2SGDPlusPlus
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.seeding import generator
 from fedbc_lightning.data.partition_report import save_partition_report
-from fedbc_lightning.report.run_page import run_page
 
 LR, MOMENTUM, BATCH = 0.1, 0.5, 16
 
@@ -85,8 +84,6 @@ METHODS = {
     "fedavg": lambda: FedAvg(),
     "fedbc": lambda: FedBC(dual_lr=0.01),
     "scaffold": lambda: SCAFFOLD(),
-    "feddyn": lambda: FedDyn(alpha=0.1),
-    "fedadmm": lambda: FedADMM(),
     "l2sgd++": lambda: L2SGDPlusPlus(penalty=0.1, probability=0.3, lr=0.1, num_sampled=2),
     "centralized": lambda: Centralized(),
 }
@@ -302,22 +299,6 @@ def test_names_natural_clients_and_a_wrapped_data_set(tmp_path):
     wrong = PartitionedDataModule(data.data, clients=roles, heldout_clients=["Foole"])
     with pytest.raises(ConfigurationError, match=r"no client 'Foole'; did you mean 'Fool'\?"):
         wrong.setup()
-
-
-def test_the_terminal_the_report_and_the_plan_show_them(tmp_path, capsys):
-    data = BoringData(heldout_clients=[1, 4])
-    trainer = fit(tmp_path, data, heldout_finetune_steps=2, enable_progress_bar=True)
-    said = capsys.readouterr().out
-    assert "4 clients, 3 per round, 2 held out" in said
-    assert "accuracy/heldout_finetuned" in said
-    page = run_page(Path(trainer.log_dir)).__repr__()
-    assert "z on held-out clients, fine-tuned" in page
-    assert "on 4 clients" in page
-    plan = make_trainer(tmp_path, heldout_finetune_steps=2).plan(
-        make_model(), BoringData(heldout_clients=2), FedBC(dual_lr=0.01)
-    )
-    assert plan.num_clients == 4
-    assert "2 held out" in save_title(data, tmp_path)
 
 
 def save_title(data, folder):

@@ -1,7 +1,6 @@
 """What `fit` returns: tables of the run, the best round, and how both are shown."""
 
 import shutil
-import sys
 from dataclasses import FrozenInstanceError
 
 import matplotlib as mpl
@@ -78,14 +77,6 @@ def test_an_interrupted_run_has_a_result_of_its_finished_rounds(tmp_path):
     assert trainer.result.checkpoint.is_file()
 
 
-def test_other_verbs_leave_the_result(tmp_path):
-    trainer = make_trainer(tmp_path)
-    model = make_model()
-    result = trainer.fit(model, BoringData(), FedAvg())
-    assert trainer.test(model, BoringData(), FedAvg())[GLOBAL] == pytest.approx(result.history[GLOBAL][3])
-    assert trainer.result == result
-
-
 @pytest.mark.parametrize(("monitor", "mode"), [(LOSS, "min"), (LOSS, "max"), ("test_accuracy", "max")])
 def test_the_best_round_is_that_of_the_callback_that_monitors_one(tmp_path, monitor, mode):
     callback = RoundCheckpoint(monitor=monitor, mode=mode)
@@ -155,12 +146,6 @@ def test_a_run_that_evaluates_nothing_shows_its_training_loss(tmp_path):
     assert [line.get_label() for line in result.plot().lines] == [TRAIN_LOSS]
 
 
-def test_a_run_without_a_round_is_shown(tmp_path):
-    result = fit(tmp_path, max_rounds=0, eval_every_n_rounds=0)
-    assert "FedAvg: 0 rounds" in repr(result)
-    assert "FedAvg: 0 rounds" in result._repr_html_()
-
-
 def test_a_folder_that_is_gone_is_told(tmp_path):
     result = fit(tmp_path)
     shutil.rmtree(result.folder)
@@ -180,10 +165,3 @@ def test_curves_are_drawn_of_the_key_metrics_and_of_any_other(tmp_path):
     assert len(axes.lines) == 4
     with pytest.raises(ConfigurationError, match=f"The run has no metric '{GLOBAL}s'; did you mean '{GLOBAL}'"):
         result.plot(GLOBAL + "s")
-
-
-def test_without_matplotlib_a_plot_says_what_to_install(tmp_path, monkeypatch):
-    result = fit(tmp_path)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigurationError, match=r"plot: matplotlib is not installed; pip install matplotlib\."):
-        result.plot()

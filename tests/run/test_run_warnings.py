@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 
 from fedbc_lightning import FedAvg
 from fedbc_lightning.run import run_warnings
-from fedbc_lightning.run.divergence import divergence
+from fedbc_lightning.run.run_warnings import divergence
 
 UNMEASURED = "no round will be measured"
 
@@ -53,58 +53,37 @@ def said(caplog: Any, root: Any, model: BoringModel, data: BoringData, **options
     return caplog.text
 
 
-def test_a_module_without_a_step_to_measure_is_told_which_to_write(tmp_path, caplog):
-    text = said(caplog, tmp_path, make_model(Unmeasured), BoringData())
-    assert text.count(UNMEASURED) == 1
-    assert "Unmeasured has neither test_step nor validation_step" in text
-    assert "test_step(self, batch, batch_idx)" in text
-
-
-def test_data_without_a_split_to_measure_on_is_told(tmp_path, caplog):
-    assert f"there is neither test nor validation data, so {UNMEASURED}" in said(
-        caplog, tmp_path, make_model(), Untested()
-    )
+@pytest.mark.parametrize(
+    ("model", "data", "options", "expected"),
+    [
+        (Unmeasured, BoringData, {}, f"Unmeasured has neither test_step nor validation_step, so {UNMEASURED}"),
+        (BoringModel, Untested, {}, f"There is neither test nor validation data, so {UNMEASURED}"),
+        (Validated, BoringData, {}, None),
+        (Unmeasured, BoringData, {"eval_every_n_rounds": 0}, None),
+    ],
+    ids=["no step", "no data", "validation_step", "no evaluation asked for"],
+)
+def test_a_run_without_measurements_says_why(tmp_path, caplog, model, data, options, expected):
+    text = said(caplog, tmp_path, make_model(model), data(), max_rounds=1, **options)
+    assert text.count(UNMEASURED) == (expected is not None)
+    assert (expected or "") in text
 
 
 @pytest.mark.parametrize(
-    ("model", "options"),
-    [(BoringModel, {}), (Validated, {}), (Unmeasured, {"eval_every_n_rounds": 0})],
-    ids=["test_step", "validation_step", "no evaluation asked for"],
+    ("threads", "variable", "few", "is_said"),
+    [(8, None, 10_000, True), (1, None, 10_000, False), (8, "MKL_NUM_THREADS", 10_000, False), (8, None, 10, False)],
+    ids=["small", "one thread", "chosen", "large"],
 )
-def test_who_measures_or_asked_for_none_is_told_nothing(tmp_path, caplog, model, options):
-    assert UNMEASURED not in said(caplog, tmp_path, make_model(model), BoringData(), **options)
-
-
-THREADS = "faster on one"
-
-
-def test_a_small_model_on_many_threads_is_told_of_the_variable_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    text = said(caplog, tmp_path, make_model(), BoringData(), max_rounds=4)
-    assert text.count(THREADS) == 1
-    assert "torch uses 8 threads." in text
-
-
-@pytest.mark.parametrize(("threads", "variable"), [(1, None), (8, "OMP_NUM_THREADS"), (8, "MKL_NUM_THREADS")])
-def test_who_chose_a_number_of_threads_or_has_one_is_told_nothing(tmp_path, caplog, monkeypatch, threads, variable):
-    monkeypatch.delenv("OMP_NUM_THREADS")
+def test_a_small_model_on_threads_that_nobody_chose_is_told_once(
+    tmp_path, caplog, monkeypatch, threads, variable, few, is_said
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if variable:
         monkeypatch.setenv(variable, "8")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert THREADS not in said(caplog, tmp_path, make_model(), BoringData())
-
-
-@pytest.mark.parametrize(("round", "seconds", "is_said"), [(2, 0.001, True), (2, 1000.0, False), (1, 0.001, False)])
-def test_a_larger_model_is_told_only_if_its_steps_were_short(tmp_path, caplog, monkeypatch, round, seconds, is_said):
-    trainer = make_trainer(tmp_path)
-    trainer.fit(make_model(), BoringData(), FedAvg())
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(run_warnings, "FEW_PARAMETERS", 10)
-    with caplog.at_level(logging.INFO):
-        run_warnings.say_that_one_thread_is_faster(trainer._run, round, seconds)
-    assert (THREADS in caplog.text) == is_said
+    monkeypatch.setattr(run_warnings, "FEW_PARAMETERS", few)
+    text = said(caplog, tmp_path, make_model(), BoringData(), max_rounds=2)
+    assert text.count("torch uses 8 threads.") == is_said
 
 
 def test_a_run_whose_loss_grew_says_so_as_its_last_line(tmp_path, caplog):

@@ -197,7 +197,7 @@ def test_if_no_client_is_finite_the_run_stops_before_anything_is_lost(tmp_path):
             return super().training_step(batch, batch_idx)
 
     trainer = make_trainer(tmp_path, max_rounds=5)
-    with pytest.raises(ConfigurationError, match=r"round 3: .* all 3 sampled clients"):
+    with pytest.raises(ConfigurationError, match=r"round 3: loss or weights of all clients became NaN"):
         trainer.fit(make_model(Model), BoringData(), FedAvg())
     assert trainer.finished_round == 2
     reference, _ = fit(tmp_path / "reference", model=make_model(NaNForClient), max_rounds=2)
@@ -372,8 +372,10 @@ def test_impossible_arguments_are_all_named_at_once():
         make_trainer(".", max_rounds=-1, clients_per_round=2.5, local_steps=0, gradient_clip_val=-1.0)
     for name in ("max_rounds", "clients_per_round", "local_steps", "gradient_clip_val"):
         assert f"trainer.{name}" in str(error.value)
-    with pytest.raises(ConfigurationError, match="local_epochs and trainer.local_steps: give one.* trainer.name: got"):
-        make_trainer(".", local_epochs=1, local_steps=1, name="../elsewhere")
+    with pytest.raises(ConfigurationError, match="local_epochs and local_steps: give one"):
+        make_trainer(".", local_epochs=1, local_steps=1)
+    with pytest.raises(ConfigurationError, match=r"trainer\.name: got"):
+        make_trainer(".", name="../elsewhere")
 
 
 def test_the_callers_generators_are_untouched(tmp_path):
@@ -391,7 +393,7 @@ def test_module_asks_its_trainer_for_something_else(tmp_path):
             assert self.trainer.max_epochs == 2
             self.trainer.save_checkpoint("x")
 
-    with pytest.raises(AttributeError, match=r"save_checkpoint does not exist .*RoundCheckpoint"):
+    with pytest.raises(AttributeError, match=r"save_checkpoint does not exist in federated training"):
         fit(tmp_path, model=make_model(Model), local_epochs=2)
 
 
