@@ -84,14 +84,19 @@ class APFL(FedAvg):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train w_i from z and v_i from its last value, and stage v_i and α_i."""
+        # v_i has buffers behind its d parameters, but the mixture is one of parameters: both forward passes share the
+        # buffers, so that those after training belong to v_i as well as to w_i.
         v = cohort["local_model"][:, : server.z.numel()]
         solver = Mixture(v, cohort["mixture"][:, None], self.adaptive)
         engine.solve(cohort, start=server.model, solver=solver)
         cohort.stage("local_model", torch.cat([solver.v, cohort.buffers], dim=1))
         if self.adaptive:
+            # α_i is a scalar of the client, kept in float64 on the CPU like λ_i, so that clients.csv shows what is
+            # used.
             cohort.stage("mixture", solver.mixture[:, 0].cpu().double())
 
     def local_model(self, client: StagedClient, model: Tensor) -> Tensor:
         """Return the mixture of v_i and the current z."""
+        # The mixture with the present z in the place of w_i, which the client no longer has.
         share = client["mixture"]
         return share * client["local_model"] + (1 - share) * model

@@ -45,6 +45,7 @@ class Centralized(FederatedAlgorithm):
     takes_local_parameters = False
     partial_work = "refused"
 
+    # One pseudo-client holds all data, so its w is z: the server has nothing to average.
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train the pseudo-client by default local training."""
         engine.solve(cohort, start=server.model)

@@ -83,6 +83,7 @@ class ComposedAlgorithm(FederatedAlgorithm):
         """
         if self.init_from == "local":
             state.client_model("local_model")
+        # Terms of a config read state by name; a misspelt name would otherwise be found in the first step.
         for term in self.terms:
             for side, names, declared in (
                 ("client", term.client, {**state.client_scalars, **state.client_vectors}),
@@ -120,6 +121,7 @@ def _describe(part: object) -> str:
 
 
 def _check_parts(parts: Sequence[ServerCallback], solver: Solver | None, has_terms: bool) -> None:
+    # The order of parts is their meaning: weights, then z, then what changes z.
     where = [k for k, part in enumerate(parts) if part.forms_z]
     if len(where) != 1:
         raise ConfigurationError(

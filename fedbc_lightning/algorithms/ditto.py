@@ -76,6 +76,8 @@ class Ditto(FedAvg):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train v_i with the pull to z, then w_i from z."""
+        # The personal step comes first, and by a purpose of its own: its batches and dropout masks are other draws, so
+        # z is that of FedAvg bit for bit, whatever the penalty is.
         terms = [Proximal(self.penalty, server.z)]
         engine.solve(
             cohort,
@@ -83,6 +85,7 @@ class Ditto(FedAvg):
             terms=terms,
             epochs=self.personal_epochs,
             purpose="personal",
+            # the training of w_i follows, to which hooks and the logged losses belong
             is_last=False,
         )
         cohort.stage("local_model", cohort.model)

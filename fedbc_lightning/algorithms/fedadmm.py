@@ -34,8 +34,10 @@ class _PrimalDual(FederatedAlgorithm):
 
     def minimise(self, engine: Engine, cohort: Cohort, center: Tensor) -> Tensor:
         """Train from x_i with ⟨y_i, w⟩ + ρ/2 ‖w − center‖², stage x_i and y_i, and return the new y_i (K, d)."""
+        # The gradient of the augmented Lagrangian in x: ∇f_i(x) + y_i + ρ (x − z).
         terms: list[Term] = [Linear(cohort["multiplier"]), Proximal(self.rho, center)]
         engine.solve(cohort, start=cohort["local_model"], terms=terms)
+        # The dual step of ADMM: y_i ← y_i + ρ (x_i − z), with the x_i that was just found.
         multiplier = cohort["multiplier"] + self.rho * (cohort.w - center)
         cohort.stage("local_model", cohort.model)
         cohort.stage("multiplier", multiplier)
@@ -140,6 +142,7 @@ class FedPD(_PrimalDual):
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train around the centre z_i, and stage the new z_i."""
         multiplier = self.minimise(engine, cohort, cohort["center"])
+        # z_i = x_i + y_i / ρ minimises the augmented Lagrangian in z for this client alone.
         cohort.stage("center", cohort.w + multiplier / self.rho)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
@@ -148,4 +151,5 @@ class FedPD(_PrimalDual):
 
     def num_exchanges(self, server: ServerState) -> int:
         """Return 0 if the exchange of this round is skipped, else 1."""
+        # A skipped round costs no bytes; that it is skipped is a function of (seed, round), so plans count it, too.
         return 0 if self.consensus.is_skipped(server) else 1

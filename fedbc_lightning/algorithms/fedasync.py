@@ -82,6 +82,7 @@ class FedAsync(FederatedAlgorithm):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z with the term ρ/2 ‖w − z‖²."""
+        # Option I of the paper has ρ = 0; with it, the client solves h(x) = f_i(x) + ρ/2 ‖x − z‖² of the z it received.
         terms = [Proximal(self.rho, server.z)] if self.rho else []
         engine.solve(cohort, start=server.model, terms=terms)
 

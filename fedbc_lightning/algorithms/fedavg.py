@@ -50,6 +50,7 @@ class FedAvg(FederatedAlgorithm):
         ConfigurationError: The weighting is unknown.
     """
 
+    # As in the FedProx paper, whose FedAvg drops stragglers; McMahan et al. 2017 know none.
     partial_work: PartialWork = "dropped"
 
     def __init__(

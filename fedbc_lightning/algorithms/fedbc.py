@@ -98,11 +98,14 @@ class FedBC(FederatedAlgorithm):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train with the gradient 2 λ_i (w − z) added in every step, and stage the result as x_i."""
+        # λ_i of the round before; in the public style it has coasted while other clients had their turns.
         dual = self.dual_ascent.state(cohort)["dual"]
         start = server.model if self.init_from == "global" else cohort["local_model"]
+        # The gradient of λ_i ‖w − z‖² is 2 λ_i (w − z), and Proximal(μ) adds μ (w − z).
         engine.solve(cohort, start, terms=[Proximal(2 * dual, server.z)])
         cohort.stage("local_model", cohort.model)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the dual step, and then the mean weighted by the new λ."""
+        # The order matters: the mean is weighted by the new λ_i (eq. 13), which DualAscent stages just before.
         return [self.dual_ascent, WeightedAverage(by="dual", rule=self.robust_rule)]

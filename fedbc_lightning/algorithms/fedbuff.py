@@ -84,5 +84,6 @@ class FedBuff(FederatedAlgorithm):
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean of the updates that arrive."""
+        # s(τ) = (1 + τ)^(−1/2), a polynomial with a = 0.5, is the weight of the paper.
         staleness = Staleness(self.staleness, self.staleness_a, self.staleness_b)
         return [BufferedUpdates(self.server_lr, staleness)]

@@ -62,8 +62,10 @@ class FedDyn(FederatedAlgorithm):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z with the terms α/2 ‖w − z‖² − ⟨h_i, w⟩, and stage the new h_i."""
+        # ∇f_i(w) − h_i + α (w − z), where h_i estimates ∇f_i at the optimum, so that both penalties cancel there.
         terms: list[Term] = [Proximal(self.alpha, server.z), Linear(-cohort["correction"])]
         engine.solve(cohort, start=server.model, terms=terms)
+        # h_i ← h_i − α (w_i − z): the first-order condition of the subproblem, solved for the new ∇f_i(w_i).
         cohort.stage("correction", cohort["correction"] - self.alpha * (cohort.w - server.z))
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:

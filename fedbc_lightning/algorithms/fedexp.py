@@ -81,6 +81,7 @@ class FedExP(FederatedAlgorithm):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z by default local training; the public style scales the learning rate."""
+        # The official code lowers η by 0.998 in each round, which the paper does not have.
         decay = Extrapolation.DECAY**server.round if self.style == "public" else 1.0
         engine.solve(cohort, start=server.model, lr_scale=decay)
 
@@ -92,6 +93,7 @@ class FedExP(FederatedAlgorithm):
     def global_model(self, server: ServerState) -> Tensor:
         """Return the mean of the last two z if ``average_last_two`` is True, else z, followed by the buffers."""
         z = server.staged("z")
+        # z oscillates when η_g is large; the paper evaluates the mean of two iterates, and trains from the last.
         if self.average_last_two:
             z = (z + server.staged("previous_z")) / 2
         return torch.cat([z, server.staged("buffers")])

@@ -96,6 +96,7 @@ class FedLiLS(FedAvg):
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z with line searches, and stage each client's last step size."""
         engine.solve(cohort, start=server.model, solver=self.solver)
+        # A client whose gradient is 0 has tried no step; its η = 1 would win the maximum of the server.
         has_searched = self.solver.has_searched[:, 0]
         cohort.stage("last_step", torch.where(has_searched, self.solver.accepted[:, 0], cohort["last_step"]))
         cohort.record("has_searched", has_searched.double())

@@ -63,4 +63,6 @@ class FedNova(FederatedAlgorithm):
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean of normalised updates."""
+        # d_i = (z − w_i) / K_i and τ_eff = Σ p_i K_i are formed by the server, which knows every K_i from the rows of
+        # the round.
         return [NormalizedAverage(by=self.weighting)]

@@ -19,6 +19,7 @@ class _FedOpt(FedAvg):
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean, and then the server's step."""
+        # The mean comes first: the optimizer takes z − mean, which is −Δ_t of the paper, for a gradient.
         return [*super().server_callbacks(engine), self.server_optimizer]
 
 

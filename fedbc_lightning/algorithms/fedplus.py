@@ -81,8 +81,13 @@ class FedPlus(FederatedAlgorithm):
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train with mixing towards z + θ_i, and stage the result as x_i."""
         away = cohort["local_model"][:, : server.z.numel()] - server.z
+        # z + θ_i with θ_i = prox_{Ψ/σ}(x_i − z): it is worked out once, of the x_i of the last round, and stays as it
+        # is during the local steps.
         target = server.z + self.average.bound.prox(away)
+        # l = 1 starts from z as FedAvg does, l = 0 from the client's own model; buffers are mixed like parameters.
         start = (1 - self.mixing) * cohort["local_model"] + self.mixing * server.model
+        # The pull towards the centre is a step of its own behind each optimizer step, as in Algorithm 1, not a term of
+        # the gradient: momentum does not see it.
         engine.solve(cohort, start, after_step=MixWith(self.sigma, target) if self.sigma else None)
         cohort.stage("local_model", cohort.model)
 

@@ -66,4 +66,5 @@ class FedProx(FedAvg):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z with the term μ/2 ‖w − z‖²."""
+        # The gradient of μ/2 ‖w − z‖², which is added once per optimizer step, before clipping.
         engine.solve(cohort, start=server.model, terms=[Proximal(self.mu, server.z)])

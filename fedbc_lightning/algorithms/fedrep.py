@@ -73,7 +73,10 @@ class FedRep(FedAvg):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train the head, and then the body."""
+        # The head first, under the body that the client has received: Algorithm 1 takes its τ steps before the one of
+        # the body.
         engine.solve(cohort, server.model, trains="local", epochs=self.head_epochs, purpose="head", is_last=False)
+        # The second training begins where the first ended, also in the buffers of BatchNorm.
         cohort.start_from_trained()
         engine.solve(cohort, cohort.model, trains="shared")
 

@@ -35,12 +35,14 @@ class Coin(ServerCallback):
 
     def num_zeros(self, server: ServerState) -> int:
         """Return the number of local steps in this round."""
+        # A run of 0s between two 1s is geometric: one draw in place of a coin for each step.
         return int(server.rng("coin").geometric(self.probability))
 
     def num_ones(self, server: ServerState) -> int:
         """Return the number of aggregation steps that follow the exchange of the round before."""
         if server.round == 1:
             return 0  # all x_i are equal to x̄, so aggregation steps would change nothing
+        # The 1s belong to the round before, whose coin is drawn again here: no state needs to be kept.
         rng = server.rng("coin", rounds_ago=1)
         rng.geometric(self.probability)  # skips the draw of that round's 0s, as num_zeros made it
         return int(rng.geometric(1 - self.probability))
@@ -144,6 +146,7 @@ class L2GD(FederatedAlgorithm):
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Take the aggregation steps since the last exchange, then the local steps, and stage x_i, Ψ_i and J_i."""
         p, num_parameters = self.coin.probability, server.z.numel()
+        # J_i holds the last gradient of every component f_ij; its mean is what control variates subtract.
         table = self._table(engine, cohort) if self.has_gradient_table else None
         x, coupling = self._aggregate(cohort, server, 0.0 if table is None else table.mean(dim=1))
         solver = LooplessSteps(
@@ -165,15 +168,18 @@ class L2GD(FederatedAlgorithm):
         A client knows x̄ from the exchange. In these steps the pulls to x̄ and the Ψ_i cancel in the mean, so x̄ moves by
         mean(J̄) only, which the server sends; therefore no further exchange is needed.
         """
+        # α of the paper multiplies the gradient of the mean over N clients, so each client's step has α / N.
         p, alpha, center = self.coin.probability, self.lr / server.num_clients, server.z
         x = cohort["local_model"][:, : center.numel()]
         coupling = cohort["coupling_table"] if self.has_coupling_table else torch.zeros_like(x)
         for _ in range(self.coin.num_ones(server)):
+            # ∇ψ_i(x) = λ (x_i − x̄); x̄ itself stays in all aggregation steps but for the common drift below.
             pull = self.penalty * (x - center)
             correction = (1 / p - 1) * coupling if self.has_coupling_table else 0.0
             x = x - alpha * (pull / p - correction + gradient_mean)
             coupling = pull
             if self.has_gradient_table:
+                # Every x_i moves by −α Ĵ_i; the mean of these is what x̄ moves by, and clients know it from the server.
                 center = center - alpha * server["gradient_mean"]
         return x, coupling
 

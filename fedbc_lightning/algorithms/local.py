@@ -55,6 +55,7 @@ class Local(FederatedAlgorithm):
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the mean, which is reported as z and which no client receives."""
+        # A z for comparison only: no client ever receives it.
         return [WeightedAverage(by="uniform")]
 
     def num_exchanges(self, server: ServerState) -> int:

@@ -83,6 +83,7 @@ class MOON(FedAvg):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z with the contrastive term, and keep the result as x_i."""
+        # The negative pair is the client's model of its last round, z⁰ if it had none, as in Algorithm 1.
         contrast = ModelContrast(self.mu, self.temperature, self.features, cohort["local_model"])
         engine.solve(cohort, start=server.model, contrast=contrast)
         cohort.stage("local_model", cohort.model)

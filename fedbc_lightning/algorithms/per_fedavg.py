@@ -84,6 +84,7 @@ class PerFedAvg(FedAvg):
     def check(self, engine: Engine) -> None:
         """Raise a ConfigurationError for other than plain SGD steps, or Hessian-free steps in half precision."""
         engine.check_solver("Per-FedAvg", self.solver)
+        # δ = 1e-3 in (∇f(w + δv) − ∇f(w − δv)) / 2δ: bfloat16 has 8 bits, and float16 11, of which nothing is left.
         if self.solver.hessian_free and not engine.has_full_precision:
             raise ConfigurationError(
                 "algorithm.variant: hessian_free divides the difference of two gradients by 2e-3, which half precision "
@@ -96,4 +97,5 @@ class PerFedAvg(FedAvg):
 
     def local_model(self, client: StagedClient, model: Tensor) -> Tensor:
         """Return z; the fine-tuning step is taken on it at evaluation."""
+        # Evaluation takes one step of α from z by `fine_tuning`, which is the point of the method.
         return model

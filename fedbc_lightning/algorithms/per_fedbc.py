@@ -86,10 +86,12 @@ class PerFedBC(FedBC):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z by model-agnostic steps, with the term of λ_i in the inner steps."""
+        # The inner steps alone feel the constraint: they go from z to a personal model within γ_i of it.
         pull = Proximal(2 * self.dual_ascent.state(cohort)["dual"], server.z)
         solver = ModelAgnostic(self.inner_lr, self.outer_lr, self.num_inner_steps, inner_terms=[pull])
         engine.solve(cohort, start=server.model, solver=solver)
 
     def local_model(self, client: StagedClient, model: Tensor) -> Tensor:
         """Return z; the fine-tuning step is taken on it at evaluation."""
+        # As in Per-FedAvg, the personal model is made of z by fine-tuning when it is evaluated.
         return model

@@ -86,6 +86,7 @@ class PFedMe(FedAvg):
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z by steps on the envelope, and stage the last θ as the client's own model."""
         engine.solve(cohort, start=server.model, solver=self.solver)
+        # θ_i, not w_i, is the personal model: w_i is the client's copy of the global one.
         cohort.stage("local_model", torch.cat([self.solver.theta, cohort.buffers], dim=1))
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:

@@ -83,6 +83,7 @@ class QFedAvg(FederatedAlgorithm):
         Raises:
             ConfigurationError: A loss is negative and q > 0.
         """
+        # F_k(z)^q weighs the client by its loss before training, over all of its data: one more pass.
         loss = engine.train_loss(cohort, server.model)
         if self.q and bool((loss < 0).any()):
             client = cohort.ids[int(loss.argmin())]
@@ -92,6 +93,7 @@ class QFedAvg(FederatedAlgorithm):
             )
         cohort.messages["loss_at_z"] = loss
         engine.solve(cohort, start=server.model)
+        # behind the training, which marks the clients whose results are not finite
         cohort.valid &= torch.isfinite(loss)
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:

@@ -71,13 +71,16 @@ class SCAFFOLD(FederatedAlgorithm):
 
     def client_update(self, engine: Engine, cohort: Cohort, server: ServerState) -> None:
         """Train from z with the term ⟨c − c_i, w⟩."""
+        # g_i(w) − c_i + c of Algorithm 1, line 9: one vector that is constant during local training.
         terms = [Linear(server["control"] - cohort["control"])]
         engine.solve(cohort, start=server.model, terms=terms, record_gradient_mean=self._uses_gradient_mean(engine))
 
     def server_callbacks(self, engine: Engine) -> list[ServerCallback]:
         """Return the control variates, the uniform mean and the server's step, in this order."""
+        # c_i⁺ is formed before the mean: it needs the z from which the clients have started.
         control_variates = ControlVariates(self._uses_gradient_mean(engine))
         return [control_variates, WeightedAverage("uniform", self.robust_rule), ServerSGD(self.server_lr)]
 
     def _uses_gradient_mean(self, engine: Engine) -> bool:
+        # (z − w_i) / (K η) is the mean gradient under plain SGD alone (option II); else gradients are recorded.
         return not engine.is_plain_sgd if self.control == "auto" else self.control == "gradient_mean"

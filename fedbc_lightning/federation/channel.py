@@ -164,6 +164,7 @@ class Channel:
 
     def receive(self, server: ServerState, sums: Sums) -> None:
         """Let the server's halves change the sums of a round, the last part first."""
+        # The last part that a message passed on its way is the first to undo what it did, as in a stack of protocols.
         for part in reversed(self.parts):
             part.receive(server, sums)
 

@@ -118,14 +118,17 @@ def load_state(
     """
     user, layout, server = federation.user, federation.layout, federation.server
     user.module.load_state_dict(module_state)
+    # load_state_dict writes frozen parameters, too; from here on a write is one of the user's.
     layout.frozen.mark()
     layout.frozen.forget_hashes()
+    # z is in the checkpoint under the parameters' own names, so that any Lightning code can load it.
     server.values["z"] = layout.vector_from(module_state).to(server.z.device)
     server.load_state_dict(state["server"])
     federation.clients.load_state_dict(state["clients"], path, rows_path)
     federation.schedule.load_state_dict(state["schedule"])
     federation.grad_scale = state["grad_scale"]
     user.best_metrics.values = dict(state.get("best_metrics", {}))
+    # The run had found an optimizer whose steps differ on flat slices; finding that anew would cost a round.
     if state["per_tensor_optimizer"] and federation.bench.optimizer.is_flat:
         federation.bench.optimizer.use_per_tensor()
 

@@ -14,13 +14,13 @@ from fedbc_lightning.core.seeding import numpy_generator
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.federation.system import Diurnal, Lognormal, System
 
+# Forward and backward pass of a sample, in passes of inference: what FedScale multiplies its latencies with
 FEDSCALE_PASSES = 3.0
-"""Forward and backward pass of a sample, in passes of inference: what FedScale multiplies its latencies with."""
 BYTES_PER_KILOBIT = 125.0
+# Share of a deadline by which a client may be late, as three steps of 0.1 seconds are more than 0.3 in floats
 ROUNDING = 1e-9
-"""Share of a deadline by which a client may be late, as three steps of 0.1 seconds are more than 0.3 in floats."""
+# Columns of FedScale's device traces, which may have others beside them
 FEDSCALE = ("computation", "communication")
-"""Columns of FedScale's device traces, which may have others beside them."""
 SPEEDS = ("client", "compute", "bandwidth_up", "bandwidth_down", *FEDSCALE)
 INTERVALS = ("client", "start", "end")
 
@@ -97,6 +97,7 @@ class Clock:
 
     def seconds(self, client: int, steps: int, down: int, up: int) -> float:
         """Return the seconds in which a client receives `down` bytes, takes `steps` steps, and sends `up` bytes."""
+        # Nothing overlaps: the client computes when it has all of z, and sends when it has taken all steps.
         return float(down / self.down[client] + steps * self.step[client] + up / self.up[client])
 
     def here(self, time: float, clients: np.ndarray) -> np.ndarray:
@@ -157,6 +158,7 @@ class Availability:
 
     def _periods(self, time: float) -> range:
         """Numbers of the periods whose intervals may hold the time or come next, with one to spare for rounding."""
+        # Times are compared as k · period + start; a remainder in floats could be a whole period off.
         k = int(time // self.period)
         return range(k - 1, k + 3)
 
@@ -209,6 +211,7 @@ class DeviceFile:
         self._check_columns(SPEEDS, name or " or ".join(factors))
         values = factors[name] * self._numbers(name, is_speed=True)
         if "client" not in self._rows:
+            # A seed of its own: equal files of speeds and bandwidths describe the same device for a client.
             return values[numpy_generator(seed, "devices").integers(len(values), size=self._num_clients)]
         clients = self._clients()
         twice = pd.Index(clients).duplicated()

@@ -18,8 +18,8 @@ from fedbc_lightning.server.codecs import Codec, check_codec
 from fedbc_lightning.state.cohort import Cohort
 from fedbc_lightning.state.declaration import ServerState, StateDeclaration
 
+# Name of the client vector e_i, which holds what the messages of a client have lost so far
 ERROR = "coding_error"
-"""Name of the client vector e_i, which holds what the messages of a client have lost so far."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,8 @@ class CodedMessages(ChannelPart):
             draws = generator(server.seed, "coded update", server.round, cohort.ids[k])
             read[k] = _read(self._up, updates[k], draws, f"client {cohort.ids[k]}, round {server.round}")
         if self._has_memory:
+            # e_i ← u_i − C(u_i): what was lost is added to the next update, without which TopK and Sign need not
+            # converge.
             errors = updates - read
             cohort.stage(ERROR, errors)
             cohort.require_finite(errors)

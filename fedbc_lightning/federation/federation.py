@@ -113,6 +113,7 @@ class Federation:
         self.layout = self.bench.layout
         if kept:
             check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
+        # z⁰ is the model as the user made it, read before anything takes a step on the module.
         initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters(), self.layout.read_kept()
         self.engine_kind: choice.Kind = (
             choose_engine(fabric, self.bench, algorithm, self.participation) if engine == "auto" else engine
@@ -125,7 +126,10 @@ class Federation:
         algorithm = self.algorithm
         self.engine = choice.make_engine(self.engine_kind, self.bench)
         algorithm.check(self.engine)
+        # Everything below depends on the layout, which changes once if the first round writes frozen parameters
+        # (take_as_buffers): then all of it is made again.
         self.server_parts = self.channel.server_parts(server_parts(algorithm, self.engine), algorithm)
+        # Behind the method's parts, because it steps in only where none of them has staged buffers for the new z.
         if self.layout.num_buffers and self._buffer_policy != "global":
             self.server_parts = [*self.server_parts, AveragedBuffers()]
         self._undeclared = UndeclaredState(algorithm, self.server_parts)
@@ -170,6 +174,7 @@ class Federation:
     def _costs(self, round: int, asked: list[int]) -> Costs:
         """Return what a round costs a client, from (seed, round) alone."""
         server, algorithm = self.server, self.algorithm
+        # The method may ask the server for its round (FedPD skips exchanges, L2GD throws its coins).
         present, server.round = server.round, round
         try:
             steps = [checked_count(algorithm, "num_steps", algorithm.num_steps(server, number)) for number in asked]
@@ -232,15 +237,20 @@ class Federation:
         server = self.server
         server.round, server.metrics = round, {}
         self.user.shim.set(training=True)
+        # S_t, and what each of them is asked to do; a function of (seed, round), the same on all ranks.
         participants = self.simulation.draw(round)
         self.simulation.stage(server, participants)
         sums = self.start_round(self.bench)
+        # Each rank trains its share of S_t; the sums then are those of all ranks, in float64, so that z does not depend
+        # on how many there are.
         trained = self._train_share(participants.late, sums)
         server.records, counters = join_processes(self.fabric, trained, self.clients, sums)
         if server.buffer_policy != "global":
             server.stage("counters", counters)
         check_records(server, self.algorithm, hides_participants=self.channel.hides_participants)
+        # Before the parts run: those of asynchronous methods write weights into the rows of who arrives.
         record_arrivals(server, self._num_samples)
+        # Whoever sees no noise in a round without clients would know that nobody took part.
         if server.ids or server.arrivals or self.channel.hides_participants:
             self.channel.receive(server, sums)
             call_parts(self.server_parts, "on_aggregate", server, server, self.clients, sums)
@@ -267,8 +277,10 @@ class Federation:
         steps = self.participation.num_steps(server.ids)
         share = deal(steps, self.fabric.world_size)[self.fabric.global_rank]
         self.bench.work.start_round(len(share))
+        # A straggler takes fewer steps than a cohort could share, and the pooled data has a loader of its own.
         alone = {p for p, client in enumerate(server.ids) if client in late or client == POOLED}
         counters, records = server["counters"], list[tuple[int, dict[str, Any]]]()
+        # Once per round: a random code of z must be the same for all clients.
         received = self.channel.broadcast(server)
         error: WrittenParametersError | None = None
         self.user.shared_state.watch()
@@ -280,6 +292,7 @@ class Federation:
                 cohort = self._train(positions, sums, received, late.get(server.ids[positions[0]]))
                 records += zip(positions, cohort.records, strict=True)
                 if counters.numel() and cohort.valid.any():
+                    # Integer buffers count batches; their mean has no meaning, and the maximum needs no weights.
                     counters = torch.maximum(counters, cohort.counters)
             self.layout.check_after_round()
         except WrittenParametersError as found:  # all ranks are to hear of it
@@ -298,16 +311,19 @@ class Federation:
         """
         cohort = self.make_cohort([self.server.ids[position] for position in positions], positions)
         cohort.local = local
+        # The method's terms refer to the z that the client knows, not to the server's exact one.
         with received_by_clients(self.server, received):
             update_clients(self.algorithm, self.engine, cohort, self.server)
         for part in self._client_parts:
             part.end(cohort)
         cohort.check_finite()
+        # Behind the stores: a client keeps the model that it has trained, not what the server reads of it.
         self.channel.send(cohort, self.server, received)
         for record, is_valid in zip(cohort.records, cohort.valid.tolist(), strict=True):
             record["status"] = "ok" if is_valid else "nonfinite"
         call_parts(self.server_parts, "on_cohort_end", self.server, cohort, self.server, sums)
         check_left_behind(self.algorithm, cohort)
+        # A scalar is a column of clients.csv; that of an invalid client is the value it keeps.
         is_all_valid = cohort.is_all_valid
         for name in self.clients.scalar_names:
             staged = cohort.staged(name)
@@ -332,6 +348,7 @@ class Federation:
         """Make the staged state the current one; ``metrics`` are the round's, for schedulers of interval ``round``."""
         self.schedule.step(round, metrics)
         valid = self.server.valid_records
+        # float16 only: the smallest scale at which some client's gradients were finite starts the next round.
         scales = [record["grad_scale"] for record in valid if "grad_scale" in record]
         self.grad_scale = min(scales, default=self.grad_scale)
         self.server.commit()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from fedbc_lightning.federation.federation import Federation
     from fedbc_lightning.module.adapter import UserModule
 
+# Hooks whose writes change the initial model
 START_HOOKS = ("setup", "on_fit_start", "on_train_start")
-"""Hooks whose writes change the initial model."""
 
 
 class Weights(NamedTuple):
@@ -79,6 +79,7 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
     Raises:
         ConfigurationError: A hook replaced parameters instead of writing into them, or froze or thawed some.
     """
+    # Copies of all weights are taken only if some hook could write: they cost memory and time.
     is_heard = any(map(federation.user.hooks.listens, START_HOOKS))
     before = Weights.of(federation, with_frozen=is_resumed and is_heard)
     yield
@@ -96,6 +97,7 @@ def kept_from_start_hooks(federation: Federation, *, is_resumed: bool) -> Iterat
                 "Resumed: the weights and buffers are those of the checkpoint; what hooks wrote into them at the start "
                 "(on_fit_start, on_train_start) is not taken again."
             )
+    # One rank alone may have written, e.g. in a hook behind is_global_zero; all take rank 0's values.
     elif any(gather_objects(federation.fabric, has_changed)) or federation.fabric.world_size > 1:
         after = after.of_process_0(federation)
         federation.layout.frozen.write(after.frozen)

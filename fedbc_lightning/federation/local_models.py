@@ -56,6 +56,7 @@ class LocalModels:
         self._algorithm, self._layout, self._has_local_buffers = algorithm, layout, buffers == "local"
         if keep is None:
             model_bytes = (layout.num_parameters + layout.num_buffers) * element_size
+            # By default only what fits into memory: a million models on a disk would be written for one metric.
             keep = num_clients * model_bytes <= KEEP_LOCAL_MODELS_BELOW and not layout.num_kept
         self._keeps_last = keep and not algorithm.has_local_model and not algorithm.trains_pooled
         self._keeps_parameters = layout.num_kept > 0
@@ -110,6 +111,7 @@ class LocalModels:
             kept = clients.staged_vector(KEPT, client) if self._keeps_parameters else None
             if not self._has_local_buffers:
                 return ClientModel(own, counters, kept)
+            # Under buffers: local, a client's running statistics are its own, whatever model the method gives it.
             own = torch.cat([own[:num_parameters], clients.staged_vector(LOCAL_BUFFERS, client)])
             return ClientModel(own, clients.staged_vector(LOCAL_COUNTERS, client), kept)
 

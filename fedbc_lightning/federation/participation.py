@@ -109,6 +109,7 @@ class Participation:
             return [POOLED]
         clients = self.clients if clients is None else clients
         num_clients = len(clients)
+        # Draw 0 has the run's own seed, so that synchronous rounds sample as they did before there were several draws.
         seed = derive(self.seed, "sampling", round, step=draw) if draw else self.seed
         ids = self.sampler(num_clients, min(number or self.num_sampled, num_clients), seed, round)
         is_right = len(set(ids)) == len(ids) and all(0 <= client < num_clients for client in ids)
@@ -162,6 +163,7 @@ class Participation:
 
     def _late_training(self, round: int, client: int) -> LocalTraining:
         """Return the shortened local training of a straggler in a round."""
+        # By client: how much a straggler does must not depend on who else is late.
         rng = numpy_generator(self.seed, "partial work", round, client)
         return self.local.shortened(int(self.num_batches[client]), rng)
 
@@ -180,6 +182,7 @@ def deal(steps: list[int], num_ranks: int) -> list[list[int]]:
     if num_ranks == 1:
         return [list(range(len(steps)))]
     loads, shares = [0] * num_ranks, [list[int]() for _ in range(num_ranks)]
+    # Longest first onto the least loaded rank: at most 4/3 of the optimum (Graham 1969), and the same on all ranks.
     for position in sorted(range(len(steps)), key=lambda k: (-steps[k], k)):
         rank = loads.index(min(loads))
         loads[rank] += steps[position]

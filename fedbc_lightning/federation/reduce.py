@@ -52,6 +52,7 @@ def join_processes(
         if error is not None:
             raise error
         return _in_order(records), counters
+    # Robust rules need every row, so these travel as objects; plain sums are one all_reduce of a flat vector.
     kept = {name: {k: row.cpu() for k, row in rows.items()} for name, rows in sums.kept.items()}
     flat, is_along = sums.flat(), travels_along(fabric)
     payload = (records, clients.export_staged(), counters.cpu(), kept, flat if is_along else None)
@@ -59,6 +60,8 @@ def join_processes(
     errors = [part for part in gathered if isinstance(part, WrittenParametersError)]
     if errors:
         raise WrittenParametersError(sorted({name for error in errors for name in error.names}))
+    # Few numbers travel along with the objects, in the order of ranks on every rank: one message less, and the same
+    # bits everywhere.
     sums.load(sum(part[-1] for part in gathered) if is_along else sum_over_ranks(fabric, flat))
     records = []
     for rank, (theirs, staged, their_counters, their_kept, _) in enumerate(gathered):

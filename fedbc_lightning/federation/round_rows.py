@@ -99,6 +99,8 @@ def bytes_of_client(
     first_down, first_up = channel.bytes(layout.num_parameters, size)
     more_down = algorithm.vectors_down - 1 + sum(part.vectors_down for part in parts)
     more_up = algorithm.vectors_up - 1 + sum(part.vectors_up for part in parts)
+    # Only the first vector passes the channel's codes, and it comes with the buffers; the others of a method
+    # (SCAFFOLD's c) travel as they are.
     down = exchanges * (first_down + (more_down * layout.num_parameters + buffers) * size)
     up = exchanges * (first_up + (more_up * layout.num_parameters + buffers) * size + 4 * algorithm.scalars_up)
     return down, up
@@ -140,6 +142,7 @@ def round_metrics(server: ServerState) -> dict[str, float]:
     """Collect the clients' training metrics averaged by samples, what the server's parts log, and the bytes."""
     valid = server.valid_records
     kinds = dict.fromkeys(map(tuple, valid))  # the names of a record; most have the same
+    # In the order of first appearance, so that the columns of metrics.csv do not depend on the process.
     names = dict.fromkeys(name for kind in kinds for name in kind if name.startswith("train_"))
     metrics: dict[str, float] = {}
     for name in names:

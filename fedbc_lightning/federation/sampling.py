@@ -70,6 +70,7 @@ class PoissonSampler(ClientSampler):
     def __call__(self, num_clients: int, num_sampled: int, seed: int, round: int) -> list[int]:
         """Return the clients of a round in random order."""
         rng = secret_generator(self._secret, seed, "sampling", round)
+        # The order in which clients take their turns is random, too: the public style of FedBC depends on it.
         order = rng.permutation(num_clients)
         return order[rng.random(num_clients) < num_sampled / num_clients].tolist()
 

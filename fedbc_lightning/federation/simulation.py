@@ -25,8 +25,8 @@ from fedbc_lightning.state.declaration import Arrival, ServerState, StateDeclara
 
 log = logging.getLogger(__name__)
 
+# Name of the server's number that holds the hash of the rounds so far; 48 bits, which a float64 holds exactly
 HASH = "time_line"
-"""Name of the server's number that holds the hash of the rounds so far; 48 bits, which a float64 holds exactly."""
 
 
 class Costs(NamedTuple):
@@ -43,8 +43,8 @@ class Costs(NamedTuple):
     up: int
 
 
+# Tells from a round, and the numbers of steps that the trainer asks for, what the method makes of them
 CostsOfRound = Callable[[int, list[int]], Costs]
-"""Tells from a round, and the numbers of steps that the trainer asks for, what the method makes of them."""
 
 
 class Simulation:
@@ -175,6 +175,8 @@ class TimeLine:
         while self._round < round:
             self._round += 1
             drawn, before = self._advance(self._round), self._hash
+            # The hash of the rounds so far stands for them in a checkpoint: on resume the rounds are worked out again,
+            # and a changed sampler or method is found out by another hash.
             self._hash = int.from_bytes(sha256(repr((before, drawn)).encode()).digest()[:6], "big")
             self._latest = drawn._replace(before=before, after=self._hash)
         return self._latest
@@ -182,6 +184,7 @@ class TimeLine:
     def _advance(self, round: int) -> Participants:
         """Return who takes part in the round after the latest one, and move the time to its end."""
         participation, clock = self._participation, self._clock
+        # Sampling is among those who are there at the start; who leaves during a round is not simulated.
         drawn = participation.draw(round, self._somebody(participation.clients))
         missing, late, deadline = dict(drawn.missing), dict(drawn.late), clock.system.deadline
         asked = [participation.asked(client, late) for client in drawn.sampled]
@@ -228,6 +231,8 @@ class TimeLine:
             (taken,), down, up = self._costs(round, [wanted])
             return self._clock.seconds(client, taken, down, up)
 
+        # Seconds grow with the steps, so the largest number that fits is found by bisection: a method may change the
+        # number that is asked for, and no formula inverts that.
         return bisect_right(range(1, asked + 1), self._clock.latest, key=seconds)
 
 
@@ -263,6 +268,7 @@ class ArrivalQueue(TimeLine):
             while self._flying and self._flying[0][0] <= self.now and len(arrivals) < self._buffer_size:
                 arrival = heappop(self._flying)[2]
                 arrivals.append(arrival)
+                # A client starts at most once in a round: another start from the same z would repeat the same draws.
                 if arrival.version == round - 1:
                     resting.append(arrival.client)
                 else:
@@ -291,6 +297,7 @@ class ArrivalQueue(TimeLine):
         seconds: dict[int, float] = {}
         for client, taken in zip(clients, steps, strict=True):
             seconds[client] = self._clock.seconds(client, taken, down, up)
+            # Ties are broken by the order of starting, which is the same on all machines.
             heappush(self._flying, (self.now + seconds[client], self._num_started, Arrival(client, round - 1)))
             self._num_started += 1
             self._is_idle[client] = False
@@ -302,6 +309,7 @@ class ArrivalQueue(TimeLine):
         Raises:
             ConfigurationError: Neither ever happens.
         """
+        # Time moves from event to event; nothing can change between two of them.
         arrives = self._flying[0][0] if self._flying else np.inf
         has_place = len(self._flying) < self._participation.num_sampled
         time = min(arrives, self._clock.next_start(self.now, self._idle)) if has_place else arrives

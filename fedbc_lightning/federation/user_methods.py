@@ -20,8 +20,8 @@ from fedbc_lightning.state.declaration import ServerState
 if TYPE_CHECKING:
     from fedbc_lightning.engines.base import BaseEngine
 
+# Number of rounds after which attributes are no longer compared: state changes in every round
 NUM_ROUNDS = 5
-"""Number of rounds after which attributes are no longer compared: state changes in every round."""
 
 
 def update_clients(algorithm: FederatedAlgorithm, engine: BaseEngine, cohort: Cohort, server: ServerState) -> None:
@@ -154,6 +154,7 @@ class UndeclaredState:
         self._num_rounds += 1
         if self._num_rounds > NUM_ROUNDS:
             return
+        # Values are described by hashes up to a budget: a part may hold a data set.
         left = Budget(map(id, self._owners))
         values = {
             f"{type(owner).__name__}.{name}": value for owner in self._owners for name, value in vars(owner).items()

@@ -61,6 +61,8 @@ class WeightedAverage(ServerCallback):
 
         The second sum becomes the mean in a round in which all weights are 0.
         """
+        # With λ as weights all may be 0 (dual_min = 0). Whether they are is known after the last cohort only, so both
+        # sums are taken.
         if self.rule is None:
             for group in ("weighted", "unweighted") if self.reads else ("weighted",):
                 sums.declare(f"{group}_model", server.model.numel())
@@ -84,6 +86,7 @@ class WeightedAverage(ServerCallback):
         if not is_weighted:
             for record in server.valid_records:
                 record["weight"] = 1.0
+        # fsum: the total does not depend on the order of clients, and so not on the number of processes.
         total = math.fsum(record["weight"] for record in server.valid_records)
         if self.rule is None:
             server.stage_model(sums["weighted_model" if is_weighted else "unweighted_model"] / total)

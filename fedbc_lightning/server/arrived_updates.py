@@ -43,6 +43,7 @@ class ArrivedUpdates(ServerCallback):
         """Stage the messages of the clients that have started; one that is not finite never arrives."""
         cohort.stage("in_flight", self.message(cohort, server))
         cohort.stage("version", torch.full((len(cohort),), server.round - 1, dtype=torch.float64))
+        # Who starts in a round has no weight in its z, unless it also arrives in it.
         cohort.record("weight", torch.zeros(len(cohort)))
 
     def arrived(self, server: ServerState, clients: ClientStore) -> Iterator[tuple[int, int, Tensor]]:
@@ -89,12 +90,14 @@ class BufferedUpdates(ArrivedUpdates):
         d, buffers = server.z.numel(), server["buffers"]
         total, weights = torch.zeros_like(server.model, dtype=wide_dtype(server.z.device)), list[tuple[int, float]]()
         for client, staleness, message in self.arrived(server, clients):
+            # Buffers are states, not updates: their distance from the present ones is taken when they arrive.
             message[d:] -= buffers
             weights.append((client, self.staleness(staleness)))
             total.add_(message, alpha=weights[-1][1])
         num_arrived = max(len(weights), 1)  # the buffer's size, without those that are not finite
         for client, weight in weights:
             self.record_weight(server, client, weight / num_arrived)
+        # η moves the parameters alone; a variance that is moved beyond its mean could become negative.
         total[:d] *= self.server_lr
         server.stage_model(server.model + total / num_arrived)
 
@@ -122,6 +125,7 @@ class MixedModels(ArrivedUpdates):
         model = server.model.to(wide_dtype(server.z.device))
         for client, staleness, arrived in self.arrived(server, clients):
             weight = self.mixing * self.staleness(staleness)
+            # One after another, in the order of arrival: each mixes with the z that the one before has made.
             model = (1 - weight) * model + weight * arrived
             self.record_weight(server, client, weight)
         server.stage_model(model)

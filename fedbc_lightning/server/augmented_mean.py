@@ -38,6 +38,8 @@ class AugmentedMean(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add u_i − u_i^old of the valid clients."""
+        # The change of what the store keeps: in bfloat16, the sum of these over all rounds is that of the kept rows,
+        # and rounding does not pile up.
         change = cohort.change("local_model")[:, : server.z.numel()] + cohort.change("multiplier") / self.rho
         sums.add_valid("augmented", cohort, change)
 
@@ -45,6 +47,7 @@ class AugmentedMean(ServerCallback):
         """Replace the staged z by the mean of the u_i."""
         mean = server["augmented_mean"] + sums["augmented"] / server.num_clients
         server.stage("augmented_mean", mean)
+        # z is the mean over all N, so that clients who rest still count with their last u_i.
         server.stage("z", mean)
 
 
@@ -89,5 +92,6 @@ class CenterConsensus(ServerCallback):
         server.stage_model(sums["centers"] / num_valid)
         for record in server.records:
             record["weight"] /= num_valid
+        # An exchange makes all centres equal; it happens here and not in the client half, since z is known only now.
         ids = [record["client"] for record in server.records]
         clients.stage("center", ids, server.staged("z").expand(len(ids), -1))

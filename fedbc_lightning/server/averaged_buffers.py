@@ -25,6 +25,8 @@ class AveragedBuffers(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients' buffers."""
+        # By samples, whatever weights z has: statistics of a batch are estimates whose variance falls with their
+        # number.
         weights = cohort.of_valid(cohort.num_samples)
         sums.add_rows("own_buffers", cohort.of_valid(cohort.buffers), weights)
         sums.add("own_buffers_weight", weights.sum().to(sums.device, sums.dtype))

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from fedbc_lightning.local.engine import Engine
 
 
+# Largest number of bytes of rows that are converted to float64 together for a sum
 WIDE_BYTES = 2**20
-"""Largest number of bytes of rows that are converted to float64 together for a sum."""
 
+# Largest number of rows that are added one after another instead of by a matrix product
 FEW_ROWS = 64
-"""Largest number of rows that are added one after another instead of by a matrix product."""
 
 
 class Sums:
@@ -50,6 +50,8 @@ class Sums:
     def add_rows(self, name: str, rows: Tensor, weights: Tensor) -> None:
         """Add the sum of the rows (n, d) times their weights (n,) on the CPU to the sum `name`."""
         num_together = max(1, WIDE_BYTES // (rows.size(1) * self.dtype.itemsize + 1))
+        # One addition for each row gives the same bits as cohorts of one, so up to 64 clients no number depends on how
+        # they are grouped; above that a matrix product is several times faster.
         if len(rows) <= FEW_ROWS or num_together == 1:  # then equal bit for bit to cohorts of one
             for k, weight in enumerate(weights.tolist()):
                 if weight:

@@ -87,6 +87,7 @@ class TopK(Codec):
 
     def decoded(self, vector: Tensor, draws: torch.Generator) -> Tensor:
         """Return the vector with all but the k elements set to 0."""
+        # sorted=False saves a sort of k elements, which the receiver does not need.
         places = vector.abs().topk(self.num_sent(len(vector)), sorted=False).indices
         return torch.zeros_like(vector).index_copy_(0, places, vector[places])
 
@@ -144,6 +145,7 @@ class QSGD(Codec):
         values, uniform = (
             torch.nn.functional.pad(row, (0, fill)).view(-1, width) for row in (vector.to(wide), uniform)
         )
+        # Rounded to the precision in which they are sent: the receiver knows no other norm.
         norms = torch.linalg.vector_norm(values, dim=1, keepdim=True).to(vector.dtype).to(wide)
         places = torch.where(norms > 0, values.abs() / norms * self.levels, 0.0)
         levels = (places + uniform).floor().clamp(max=self.levels)
@@ -181,6 +183,7 @@ class Sign(Codec):
     def decoded(self, vector: Tensor, draws: torch.Generator) -> Tensor:
         """Return the scaled signs."""
         scale = vector.abs().mean(dtype=wide_dtype(vector.device)).to(vector.dtype)
+        # sign(0) = +1: a bit has no third value.
         return torch.where(vector < 0, -scale, scale)
 
     def num_bytes(self, size: int, number_bytes: int) -> int:
@@ -220,6 +223,7 @@ class Float8(Codec):
 
     def decoded(self, vector: Tensor, draws: torch.Generator) -> Tensor:
         """Return the rounded vector."""
+        # The largest element becomes 448; a vector of zeros would give 0/0.
         scale = (vector.abs().amax() / LARGEST_FLOAT8).clamp(min=torch.finfo(vector.dtype).tiny)
         return (vector / scale).to(torch.float8_e4m3fn).to(vector.dtype) * scale
 

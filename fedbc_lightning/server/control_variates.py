@@ -50,8 +50,12 @@ class ControlVariates(ServerCallback):
     def new_control(self, cohort: Cohort, server: ServerState) -> Tensor:
         """Return c_i⁺ of the cohort's clients, (K, d); c_i stays if no step was taken, or only steps of size 0."""
         num_steps = cohort.num_steps.to(cohort.w)[:, None]
+        # Option I, in the form of every optimizer: the mean of the K_i raw gradients. Without a step there is none, and
+        # c_i stays.
         if self.gradient_mean:
             return torch.where(num_steps > 0, cohort.gradient_mean, cohort["control"])
+        # Option II: c_i⁺ = c_i − c + (z − w_i) / (K_i η). With a scheduler, η is the mean over the steps; where η is 0
+        # (frozen groups) the quotient says nothing, and c_i stays.
         moved = num_steps * cohort.step_size
         control = cohort["control"] - server["control"] + (server.z - cohort.w) / moved
         return torch.where(moved > 0, control, cohort["control"])
@@ -67,4 +71,5 @@ class ControlVariates(ServerCallback):
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Add to c the sum of the changes divided by N."""
+        # c ← c + (S/N) · mean of the changes: a sum over S_t, divided by all N clients.
         server.stage("control", server["control"] + sums["control"] / server.num_clients)

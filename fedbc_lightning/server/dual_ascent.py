@@ -86,6 +86,7 @@ class DualAscent(ServerCallback):
     def step(self, state: dict[str, Tensor], dual_gradient: Tensor | float, tolerance_gradient: Tensor | float) -> None:
         """Take one ascent step on the values in ``state`` (names as declared, any shape), in place."""
         if self.momentum:
+            # Heavy-ball ascent; both velocities are those of the ascent directions, so λ and γ share one coefficient.
             state["dual_velocity"] = dual_gradient = self.momentum * state["dual_velocity"] + dual_gradient
             state["tolerance_velocity"] = tolerance_gradient = (
                 self.momentum * state["tolerance_velocity"] + tolerance_gradient
@@ -96,6 +97,8 @@ class DualAscent(ServerCallback):
 
     def coast(self, state: dict[str, Tensor], turns: int | Sequence[int]) -> None:
         """Take `turns` steps of gradient 0 on clients' state (n,): what other clients' turns do in the public style."""
+        # The public code updates the multipliers of all clients at each turn of one: with momentum they coast on their
+        # velocities, though their gradient is 0.
         number = torch.as_tensor(turns)
         for turn in range(int(number.max())):
             before, moves = dict(state), turn < number
@@ -112,6 +115,8 @@ class DualAscent(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Take the dual step of the clients that have just trained."""
+        # ∂L/∂λ_i = ‖w_i − z‖² − γ_i. As ∂L/∂γ_i = −λ_i, a descent step in γ_i adds λ_i: tolerances grow where the
+        # constraint hurts.
         distance = (cohort.w - server.z).to(sums.dtype).square().sum(dim=1).cpu().double()
         cohort.record("distance", distance)
         state = self.state(cohort)
@@ -134,6 +139,7 @@ class DualAscent(ServerCallback):
 
     def on_round_end(self, server: ServerState, clients: ClientStore) -> None:
         """Log λ over S_t, and warn once if fewer than two clients carry the mean, by the effective number."""
+        # (Σλ)² / Σλ², the effective number of clients that carry the mean: 1 if one λ dwarfs all others.
         dual = clients.staged_scalar("dual")[[record["client"] for record in server.valid_records]]
         square_sum = dual.square().sum()
         effective = (dual.sum().square() / square_sum).item() if square_sum > 0 else 0.0

@@ -36,10 +36,12 @@ class DynamicRegularization(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the changes of the valid clients' h_i."""
+        # h is the mean of all h_i; only those of this round change, so their changes suffice.
         sums.add_valid("correction", cohort, cohort.change("correction"))
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Update h, then correct the staged z."""
         correction = server["correction"] + sums["correction"] / server.num_clients
         server.stage("correction", correction)
+        # z ← mean(w_i) − h/α with the new h, as in Algorithm 1: the state corrects z itself, not the next gradients.
         server.stage("z", server.staged("z") - correction / self.alpha)

@@ -42,9 +42,13 @@ class Extrapolation(ServerOptimizer):
         """Compute η_s, and return η_s times the direction."""
         epsilon = self.epsilon
         if self.style == "public":
+            # The official code: ε is S times smaller beside sums, and falls with the square of the decayed learning
+            # rate.
             epsilon *= self.DECAY ** (2 * server.round) * len(server.valid_records)
         mean_square = sum(record["weight"] * record["distance"] for record in server.valid_records)
         square_mean = torch.linalg.vector_norm(direction, dtype=sums.dtype).square().item()
+        # η_g = max(1, Σ ‖Δ_i‖² / (2S (‖Δ̄‖² + ε))): the more the updates differ, the shorter is their mean, and the
+        # further z goes.
         lr = max(1.0, mean_square / (2 * (square_mean + epsilon)))
         server.log("server/lr", lr)
         server.stage("previous_z", server.z)

@@ -50,11 +50,14 @@ class FairStep(ServerCallback):
             rate = torch.full_like(rate, 1 / self.lipschitz)
         loss = (cohort.messages["loss_at_z"] + 1e-10).to(rate.device, sums.dtype)[:, None]
         cohort.record("loss_at_z", cohort.messages["loss_at_z"])
+        # L = 1/η, as in the paper: Δ_k = L (z − w_k) is what the gradient would be, had the client taken one step.
         lipschitz = 1 / rate.to(sums.dtype)
         move = (server.z - cohort.w).to(sums.dtype)
         update = lipschitz * move
         fair_update = loss**self.q * update
         squares = (move if self.style == "public" else update).square().sum(dim=1, keepdim=True)
+        # h_k = q F_k^(q−1) ‖Δ_k‖² + L F_k^q estimates the Lipschitz constant of F_k^(q+1) / (q+1), so no step size
+        # needs to be tuned for a new q.
         total = self.q * loss ** (self.q - 1) * squares + lipschitz * loss**self.q
         weights = cohort.num_samples if self.style == "public" else torch.ones(len(cohort), dtype=torch.float64)
         # A client without a step, or with steps of size 0, has w_i = z and no finite 1 / η: it does not count.

@@ -31,6 +31,7 @@ class LargestClientStep(ServerOptimizer):
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
         """Compute η_s, and return η_s times the direction."""
+        # Clients at an optimum have tried no step, and their η = 1 would be the largest.
         searched = [record["client"] for record in server.valid_records if record.get("has_searched")]
         lr = clients.staged_scalar("last_step")[searched].max().item() if searched else 1.0
         server.log("server/lr", lr)
@@ -82,10 +83,13 @@ class FrankWolfe(ServerOptimizer):
         """Compute γ, stage the momentum, and return the step."""
         delta = -direction.to(sums.dtype)
         decay = self.weight_decay * server.z.to(sums.dtype)
+        # Parameters outside of the optimizer are not trained, so they do not decay either.
         decay[self._num_optimized :] = 0
         with_loss = [record for record in server.valid_records if "batch_loss" in record]
         share = sum(record["weight"] for record in with_loss)
         loss = sum(record["weight"] * record["batch_loss"] for record in with_loss) / share if share else 0.0
+        # The Frank-Wolfe step of the conditional-gradient problem on the segment between 0 and δ: closed form, clipped
+        # to the segment.
         gamma = (loss - self.lr * torch.dot(delta, decay)) / (self.lr * delta.square().sum() + 1e-5)
         gamma = gamma.clamp(0, 1)
         server.log("server/frank_wolfe_gamma", gamma.item())

@@ -31,6 +31,7 @@ class MeanMessage(ServerCallback):
 
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Add the valid clients' messages."""
+        # Weight 1 for everybody: such messages are estimates of gradients, which the methods average uniformly.
         sums.add_valid(self.name, cohort, cohort.messages[self.name])
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:

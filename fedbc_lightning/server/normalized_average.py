@@ -65,6 +65,7 @@ class NormalizedAverage(ServerCallback):
         # Of a client without steps the weight is 0, and any factor will do.
         weights, steps = cohort.of_valid(given.double()), cohort.of_valid(cohort.num_steps).clamp(min=1)
         rho = self._momentum
+        # ‖a_i‖₁ of FedNova for K steps of momentum ρ: (K − ρ (1 − ρ^K) / (1 − ρ)) / (1 − ρ); K itself for ρ = 0.
         factors = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
         update = server.z - cohort.of_valid(cohort.w)
         sums.add_rows("normalized_update", update, weights / factors)
@@ -74,6 +75,7 @@ class NormalizedAverage(ServerCallback):
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage z and the buffers, and normalise the weights in the records so that they sum to 1."""
         total = math.fsum(record["weight"] for record in server.valid_records)
+        # τ_eff Σ p_i d_i with τ_eff = Σ p_i ‖a_i‖₁: clients with many steps no longer pull z towards themselves.
         step = (sums["normalized_steps"] / total) * (sums["normalized_update"] / total)
         server.stage_model(torch.cat([server.z - step, sums["normalized_buffers"] / total]))
         for record in server.records:

@@ -50,6 +50,7 @@ class ServerSGD(ServerOptimizer):
 
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Take the step; for η_s = 1 keep the aggregate, free of rounding."""
+        # With 1, z + (mean − z) would round the mean; it stays as it was staged, bit for bit.
         if self.lr != 1:
             super().on_aggregate(server, clients, sums)
 
@@ -114,6 +115,7 @@ class ServerAdaptive(ServerOptimizer):
     def declare_state(self, state: StateDeclaration) -> None:
         """Declare the moments m, which starts at 0, and v, which starts at τ²."""
         state.server_vector("momentum")
+        # v₀ = τ², as in Algorithm 2: the first steps are bounded by η / τ.
         state.server_vector("second_moment", self.tau**2)
 
     def step(self, direction: Tensor, server: ServerState, clients: ClientStore, sums: Sums) -> Tensor:
@@ -124,8 +126,10 @@ class ServerAdaptive(ServerOptimizer):
         elif self.kind == "adam":
             second = self.beta2 * second + (1 - self.beta2) * square
         else:
+            # Yogi moves v towards Δ² by an additive step, so v falls slowly where gradients become sparse.
             second = second - (1 - self.beta2) * square * torch.sign(second - square)
         momentum = self.beta1 * server["momentum"] + (1 - self.beta1) * direction
         server.stage("momentum", momentum)
         server.stage("second_moment", second)
+        # No bias correction, as in Reddi et al. 2021; τ stands outside of the root and bounds how adaptive a step is.
         return self.lr * momentum / (second.sqrt() + self.tau)

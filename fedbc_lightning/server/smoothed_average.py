@@ -44,6 +44,7 @@ class SmoothedAverage(ServerCallback):
     def on_cohort_end(self, cohort: Cohort, server: ServerState, sums: Sums) -> None:
         """Keep the valid clients' models, unless all clients' models are taken from the store."""
         cohort.record("weight", cohort.valid.double())
+        # A fixed point of all models needs every row, not a sum; the ranks gather them once.
         if self.over == "sampled":
             for position, row in zip(cohort.valid_positions, cohort.of_valid(cohort.model), strict=True):
                 sums.keep("model", position, row)
@@ -51,6 +52,7 @@ class SmoothedAverage(ServerCallback):
     def on_aggregate(self, server: ServerState, clients: ClientStore, sums: Sums) -> None:
         """Stage z and the buffers."""
         of_all = self.over == "all"
+        # Over all N, the w_i of clients who were not sampled are those of their last rounds (Algorithm 1, line 12).
         models = clients.staged_vectors("local_model").to(server.z.device) if of_all else sums.rows("model")
         z = smoothed_center(models[:, : server.z.numel()], self.bound)
         server.stage_model(torch.cat([z, models[:, server.z.numel() :].to(z.dtype).mean(dim=0)]))

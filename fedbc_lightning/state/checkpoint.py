@@ -15,20 +15,20 @@ from fedbc_lightning.core.files import replacing
 from fedbc_lightning.core.storable import find_unreadable
 from fedbc_lightning.core.storage import os_error
 
+# Key under which a checkpoint, otherwise an ordinary Lightning one, holds the federated state
 KEY = "fedbc_lightning"
-"""Key under which a checkpoint, otherwise an ordinary Lightning one, holds the federated state."""
 
+# Version of the federated state's format in a checkpoint; it is raised when the format changes
 FORMAT = 1
-"""Version of the federated state's format in a checkpoint; it is raised when the format changes."""
 
+# What parts of a fingerprint are if it does not hold them
 WHERE_ABSENT = {
     "trainer.local_schedules": "fresh", "trainer.local_parameters": "none", "trainer.codec.up": "none",
     "trainer.codec.down": "none",
 }  # fmt: skip
-"""What parts of a fingerprint are if it does not hold them."""
 
+# Key under which an exported model names the run, round and client that it was taken from
 SOURCE = "fedbc_lightning_source"
-"""Key under which an exported model names the run, round and client that it was taken from."""
 
 
 def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
@@ -62,6 +62,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
             f"checkpoint: a value could not be loaded again (weights_only=True, for safety): {found}; let the "
             f"state_dict of callbacks and data and on_save_checkpoint hold numbers, strings and tensors only.{kept}"
         ) from error
+    # Without this fsync a crash may forget the rename itself, though the file is on the disk.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -79,6 +80,7 @@ def load(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigurationError(f"ckpt_path: there is no file '{path}'.")
     try:
+        # torch.load does not compare the zip's checksums, so a flipped bit would become a number.
         _check_sums(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except ConfigurationError:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Largest number of declared bytes, of all N clients together, that is kept in memory and in the checkpoint
 IN_MEMORY_BELOW = 64 * 2**20
-"""Largest number of declared bytes, of all N clients together, that is kept in memory and in the checkpoint."""
 
 
 class RowStorage:
@@ -85,6 +85,7 @@ class ScalarRows(RowStorage):
         committed = self._columns[name]
         if not staged:
             return committed
+        # All staged numbers in one copy from the device: each copy waits for it.
         waiting = self._waiting.pop(name, None)
         if waiting:
             clients = [client for some, _ in waiting for client in some]
@@ -225,6 +226,7 @@ class MemoryRows(RowStorage):
             return self.read(name, clients[0], staged=staged)[None]
         start = self.starts[name]
         rows, is_touched = self._rows[name][clients], self._is_touched[name][clients]
+        # Rows that were never written are pages of zeros; what is read for them is the start row.
         rows = torch.where(is_touched[:, None], rows.to(start.dtype), start)
         found = self._staged[name] if staged else {}
         there = [k for k, client in enumerate(clients) if client in found]

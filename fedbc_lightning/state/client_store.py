@@ -81,6 +81,7 @@ class ClientStore:
         self.row_bytes = row_bytes = sum(len(row) * dtypes[name].itemsize for name, row in vectors.items())
         self._vectors: MemoryRows | FileRows = (
             MemoryRows(vectors, dtypes, num_clients)
+            # By the declared sizes, not by who has trained: whether there is a file must not change during a run.
             if num_clients * row_bytes <= client_rows.IN_MEMORY_BELOW
             else FileRows(vectors, dtypes, num_clients)
         )
@@ -183,6 +184,7 @@ class ClientStore:
         state: dict[str, Any] = {"scalars": self._scalars.state_dict()}
         vectors = self._tables.state_dict()
         if isinstance(self._vectors, FileRows):
+            # Old checkpoints of a run do not name slots: the rows there are overwritten by later rounds.
             state["file"] = self._vectors.state_dict(with_slots=is_last)
         else:
             vectors |= self._vectors.state_dict()

@@ -40,6 +40,7 @@ class Taken(NamedTuple):
 
     def _batches(self, num_batches: int) -> int:
         """Return the batches as a whole number, so that rounding errors do not add up over the rounds."""
+        # Epochs are kept as a fraction of batches, because the number of batches may change between runs.
         return round(self.epochs * num_batches)
 
 
@@ -140,6 +141,7 @@ class Cohort:
         Raises:
             ConfigurationError: No client state of this name is declared.
         """
+        # Read once per cohort: a row may lie in a file, or on another device.
         if name not in self._state:
             check_declared(f"cohort['{name}']", name, self._store.names)
             self._state[name] = self._store.gather(name, self.ids, self._device)
@@ -237,12 +239,14 @@ class Cohort:
         The store may round rows. The difference is taken after rounding, so that the sum of these changes over the
         rounds equals the change of the rows themselves.
         """
+        # Rounded first, then subtracted: see the store's smaller dtype.
         kept = self._store.as_kept(name, self.staged(name))
         return kept.to(wide_dtype(kept.device)) - self[name]
 
     def check_finite(self) -> None:
         """Mark the clients as invalid whose staged state or messages are not finite."""
         for values in (*self._staged.values(), *self.messages.values()):
+            # A staged model without buffers is w itself.
             if values.data_ptr() != self.w.data_ptr():  # w is checked where it is made
                 self.require_finite(values)
 

@@ -19,14 +19,14 @@ from fedbc_lightning.state.client_store import ClientStore, StagedClient
 
 __all__ = ["Arrival", "BufferPolicy", "ClientStore", "ServerState", "StagedClient", "StateDeclaration"]
 
+# Columns that ``clients.csv`` may have for every method
 COLUMNS = (
     "round", "client", "num_samples", "num_steps", "status", "train_loss", "weight", "bytes_up", "bytes_down",
     "seconds", "staleness",
 )  # fmt: skip
-"""Columns that ``clients.csv`` may have for every method."""
 
+# Name of the state that holds the kept parameters: the clients' own, and at the server the initial ones
 KEPT = "local_parameters"
-"""Name of the state that holds the kept parameters: the clients' own, and at the server the initial ones."""
 
 
 class Arrival(NamedTuple):
@@ -158,6 +158,7 @@ class ServerState:
         if kept is not None:
             self.values[KEPT] = kept
         for name, (initial, dtype) in declaration.server_vectors.items():
+            # z⁰ is copied, since z is replaced and other state is not.
             start = z if initial == "z" else torch.full_like(z, float(initial))
             dtype = z.dtype if dtype is None or z.device.type == "mps" else dtype  # MPS has no float64
             self.values[name] = start.to(dtype, copy=True)
@@ -242,6 +243,7 @@ class ServerState:
 
     def replace(self, name: str, value: Tensor) -> None:
         """Replace the committed value of ``name`` for the rest of this round; a rollback restores it."""
+        # The first value is kept: a hook may write several times in a round.
         self._replaced.setdefault(name, self.values[name])
         self.values[name] = value.to(self.values[name])
 

@@ -92,6 +92,7 @@ class FileRows(RowStorage):
         """Write the rows (K, ...) of K clients into free slots of the file."""
         assert self._file is not None
         for client, row in zip(clients, rows.detach().to("cpu", self._dtypes[name]), strict=True):
+            # Neither the slot of the last checkpoint nor the committed one: a kill at any moment leaves both readable.
             slot = self._free_slot(name, client)
             self._file.write(name, slot, client, row)
             self._staged[name][client] = slot, checksum(row)
@@ -117,6 +118,7 @@ class FileRows(RowStorage):
             if staged:
                 slots, checksums = zip(*staged.values(), strict=True)
                 self._live[name][list(staged)], self._checksums[name][list(staged)] = slots, checksums
+        # A commit is a change of memory alone; the header follows for readers, and may lag behind a crash.
         self._generation += 1
         if self._file is not None:
             with suppress(OSError):  # the commit is complete in memory by now; sync() writes the number again
@@ -131,6 +133,7 @@ class FileRows(RowStorage):
 
     def mark_saved(self, *, is_writer: bool) -> None:
         """Protect the slots of the checkpoint just written; all ranks call this before any of them writes again."""
+        # Only now may the slots of the checkpoint before be overwritten.
         self._saved = {name: slots.copy() for name, slots in self._live.items()}
         if is_writer and self._file is not None:
             self._file.set_oldest(self._generation)

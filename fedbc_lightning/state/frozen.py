@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_torch import writes_into
 
+# Largest number of elements of a frozen parameter that is copied before the first round whatever its shape, and that
+# ``last.ckpt`` holds itself, not its hash.
 SMALL = 2**16
-"""Largest number of elements of a frozen parameter that is copied before the first round whatever its shape, and that
-``last.ckpt`` holds itself, not its hash."""
 
 
 class Mark(NamedTuple):
@@ -89,6 +89,8 @@ class FrozenParameters:
 
     def written_by_any_means(self) -> list[str]:
         """Return the names of those that were written, also through ``.data``, which only the values show."""
+        # Versions first, which cost nothing; sums of the values only if these show no write (``.data`` leaves no
+        # trace).
         found = self.written()
         if found or not self._sums.numel():
             return found
@@ -161,6 +163,7 @@ class FrozenParameters:
     def _summed(self) -> Tensor:
         """Return the sum of each parameter that :meth:`copies` copies, on the CPU."""
         parameters = [mark.parameter.detach() for mark in self._copied_marks()]
+        # float64: a sum in float32 could hide the change of a small element.
         dtype = None if any(parameter.device.type == "mps" for parameter in parameters) else torch.float64
         sums = [parameter.sum(dtype=dtype) for parameter in parameters]
         return torch.stack(sums).cpu() if sums else torch.empty(0)

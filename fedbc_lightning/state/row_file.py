@@ -19,17 +19,17 @@ from torch import Tensor
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.units import bytes_said
 
+# Name of the file; it lies beside ``last.ckpt``
 NAME = "clients.bin"
-"""Name of the file; it lies beside ``last.ckpt``."""
 
+# First bytes of a file of rows
 MAGIC = b"fedbcrw2"
-"""First bytes of a file of rows."""
 
+# Multiple of bytes at which the header and each slot end, the usual block size of file systems
 PAGE = 4096
-"""Multiple of bytes at which the header and each slot end, the usual block size of file systems."""
 
+# Number of slots of a row: one may be named by ``last.ckpt``, one committed since, one staged in this round
 NUM_SLOTS = 3
-"""Number of slots of a row: one may be named by ``last.ckpt``, one committed since, one staged in this round."""
 
 _HEADER = struct.Struct("<8sqqq")  # magic, generation, newest generation, length of the JSON that follows
 _synchronise = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
@@ -98,6 +98,7 @@ class RowFile:
         try:
             with path.open("wb") as file:
                 file.write(_HEADER.pack(MAGIC, 0, 0, len(header)) + header)
+                # A hole: the file takes space only for clients who have trained.
                 file.truncate(size)
                 file.flush()
                 os.fsync(file.fileno())
@@ -124,6 +125,7 @@ class RowFile:
         view, begin = _bytes_of(row), self._place(name, slot, client)
         done = 0
         while done < len(view):
+            # A read may return fewer bytes than asked for, e.g. over NFS or when a signal arrives.
             count = os.preadv(self._descriptor, [view[done:]], begin + done)
             if not count:
                 raise ConfigurationError(f"'{self.path}' was cut off while it was in use; restore it and last.ckpt.")
