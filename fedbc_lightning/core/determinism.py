@@ -11,8 +11,8 @@ import torch
 
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 
+# Type of the setting `trainer.deterministic`
 Asked = bool | Literal["warn"] | None
-"""Type of the setting ``trainer.deterministic``."""
 
 
 def prepare(asked: Asked) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
 
+# Pairs of packages that hold the same classes twice
 NAMES = (("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric"))
-"""Pairs of packages that hold the same classes twice."""
 
 
 def both(cls: type) -> tuple[Any, ...]:

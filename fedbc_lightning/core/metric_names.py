@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 GLOBAL = ("global",)
 LOCAL = ("local", "local_weighted")
+# How evenly the global model serves the clients: these are measured on test data only
 EVEN = ("std", "worst10", "least_data", "most_data")
-"""How evenly the global model serves the clients: these are measured on test data only."""
+# z on clients that never train, as it is and after a few steps on each client's training data: means over clients
 HELDOUT = ("heldout", "heldout_finetuned")
-"""z on clients that never train, as it is and after a few steps on each client's training data: means over clients."""
+# How evenly z serves these clients: measured on test data only
 EVEN_HELDOUT = tuple(f"{place}_{spread}" for place in HELDOUT for spread in ("std", "worst10"))
-"""How evenly z serves these clients: measured on test data only."""
 PLACES = (*GLOBAL, *LOCAL, *EVEN, *HELDOUT, *EVEN_HELDOUT)
 TEST_ONLY = (*EVEN, *EVEN_HELDOUT)
 
@@ -25,12 +25,12 @@ EPSILON = "privacy/epsilon"
 SIMULATED_SECONDS = "time/simulated_seconds"
 NUM_EVALUATED = "num_clients/evaluated"
 
+# Parts of a name: smaller values are better for a metric whose name contains one of these
 PARTS = (
     "loss", "error", "perplexity", "entropy", "distance", "divergence", "brier", "rmse", "mse", "mae", "nll", "bpc",
 )  # fmt: skip
-"""Parts of a name: smaller values are better for a metric whose name contains one of these."""
+# Whole words: smaller values are better for a metric whose name contains one of these as a word of its own
 WORDS = frozenset({"bytes", "cer", "ece", "mape", "ppl", "seconds", "std", "wer"})
-"""Whole words: smaller values are better for a metric whose name contains one of these as a word of its own."""
 
 _ORDER = (GLOBAL, LOCAL, EVEN, HELDOUT, EVEN_HELDOUT)
 _GROUPS = ("dual/", "staleness/", "privacy/", "comm/", "time/")

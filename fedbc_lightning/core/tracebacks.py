@@ -6,8 +6,8 @@ import sys
 
 from fedbc_lightning.core.errors import NotVectorizableError
 
+# Packages whose frames are shown without their code; a user cannot change them
 FRAMEWORKS = ("fedbc_lightning", "torch", "lightning", "pytorch_lightning", "lightning_fabric", "jsonargparse")
-"""Packages whose frames are shown without their code; a user cannot change them."""
 
 _PLACES = ("client ", "clients ", "round ", "data of ")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+# Value from which on the decimals of a metric say nothing
 MANY = 1e6
-"""Value from which on the decimals of a metric say nothing."""
 
 
 def duration(seconds: float) -> str:

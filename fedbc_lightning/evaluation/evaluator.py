@@ -18,8 +18,8 @@ from fedbc_lightning.module.adapter import step_stage
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+# Largest number of clients that are evaluated if `trainer.eval_clients` is None
 MAX_CLIENTS_BY_DEFAULT = 1000
-"""Largest number of clients that are evaluated if ``trainer.eval_clients`` is None."""
 
 
 class Evaluator(SingleModels):

@@ -10,8 +10,8 @@ from torch import Tensor
 from fedbc_lightning.evaluation.measurement import Measurement, Results, Task, read_results
 from fedbc_lightning.evaluation.single_models import SingleModels
 
+# Values of tasks by name, for each split
 BySplit = dict[str, Results]
-"""Values of tasks by name, for each split."""
 
 
 class FineTunedClients:

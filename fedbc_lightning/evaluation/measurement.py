@@ -11,10 +11,10 @@ from torch import Tensor
 from fedbc_lightning.core.devices import read
 from fedbc_lightning.local import FineTuning
 
+# A model ("global", "local" or "finetuned") and the client on whose data it is evaluated; -1 is the pooled data
 Task = tuple[str, int]
-"""A model ("global", "local" or "finetuned") and the client on whose data it is evaluated; -1 is the pooled data."""
+# Values of tasks by name
 Results = dict[Task, dict[str, float]]
-"""Values of tasks by name."""
 
 
 class ClientModel(NamedTuple):

@@ -127,7 +127,7 @@ class UserModule:
         for child in self.module.modules():
             if isinstance(child, AnyModule):
                 child.trainer = self.shim  # type: ignore[assignment]
-                child.log = self._log.log  # type: ignore[method-assign]
+                child.log = self._log.log  # type: ignore[method-assign, assignment]
 
     def detach(self) -> None:
         """Undo :meth:`attach`; the weights stay as training left them."""
@@ -243,13 +243,11 @@ def check_module(module: Any) -> None:
 
     Raises:
         ConfigurationError: The model is no LightningModule, has no ``training_step`` or ``configure_optimizers``,
-            uses manual optimization, has a ``log`` of its own, or a step that takes the data iterator or needs
-            ``dataloader_idx``.
+            uses manual optimization, has a ``log`` of its own, or a step that takes something else than a batch.
     """
-    if isinstance(module, type):
-        raise ConfigurationError(f"model: got the class {module.__name__}; give an object: {module.__name__}(...).")
     if not isinstance(module, AnyModule):
-        raise ConfigurationError(f"model: got {type(module).__name__}; give a LightningModule.")
+        got = f"the class {module.__name__}" if isinstance(module, type) else f"an object of {type(module).__name__}"
+        raise ConfigurationError(f"model: got {got}; give a LightningModule, i.e. an object of its class.")
     name = type(module).__name__
     for method in ("training_step", "configure_optimizers"):
         if not overrides(module, method, LightningModule):
@@ -259,8 +257,6 @@ def check_module(module: Any) -> None:
             f"model: {name} uses manual optimization (automatic_optimization=False), under which terms such as FedBC's "
             "2λ(w − z) cannot be added to its steps; use automatic optimization."
         )
-    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
-        raise ConfigurationError(f"model: {name}.training_step takes dataloader_iter; take (batch, batch_idx).")
     for child in module.modules():
         kind: Any = type(child)
         if isinstance(child, AnyModule) and kind.log is not own_base(child, LightningModule).log:  # type: ignore[attr-defined]
@@ -268,13 +264,13 @@ def check_module(module: Any) -> None:
                 f"model: {kind.__name__}.log is a method of its own, which would not be called, for self.log goes to "
                 "the client's metrics at once; give the method another name, e.g. log_more, and let it call self.log."
             )
-    for step in STEPS[1:]:
-        index = inspect.signature(getattr(module, step)).parameters.get("dataloader_idx")
-        if index is not None and index.default is index.empty:
-            raise ConfigurationError(
-                f"model: {name}.{step} must be given dataloader_idx, but there is one loader for each split; give it a "
-                "default: dataloader_idx=0."
-            )
+    for step in STEPS:
+        for taken in inspect.signature(getattr(module, step)).parameters.values():
+            if taken.name == "dataloader_iter" or (taken.name == "dataloader_idx" and taken.default is taken.empty):
+                raise ConfigurationError(
+                    f"model: {name}.{step} takes {taken.name}, but there is one loader for each split, whose batches "
+                    "are given one by one; take (batch, batch_idx), and more with a default alone."
+                )
 
 
 def unwrapped(model: Any) -> Any:

@@ -10,8 +10,8 @@ from torchmetrics import MaxMetric, MinMetric
 from fedbc_lightning.core.private_torch import set_updated
 from fedbc_lightning.distributed.fabric import gather_objects
 
+# The values that each metric holds; None for a metric without an update
 State = list[list[float] | None]
-"""The values that each metric holds; None for a metric without an update."""
 
 
 class BestMetrics:

@@ -30,18 +30,18 @@ from fedbc_lightning.module.flat_sgd import FlatSGD
 from fedbc_lightning.module.round_schedulers import is_of_rounds
 from fedbc_lightning.state.layout import ParameterLayout
 
+# Optimizers that treat every element alike: on one flat slice per group they make bitwise the same steps, faster
 ELEMENTWISE = frozenset({
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,
     torch.optim.RMSprop, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Rprop,
     torch.optim.ASGD,
 })  # fmt: skip
-"""Optimizers that treat every element alike: on one flat slice per group they make bitwise the same steps, faster."""
 
+# Names of `self.trainer` that are the same in all rounds of a client, so that schedulers may read them
 LASTING = frozenset({
     "max_epochs", "max_steps", "estimated_stepping_batches", "num_training_batches", "max_rounds",
     "accumulate_grad_batches",
 })  # fmt: skip
-"""Names of ``self.trainer`` that are the same in all rounds of a client, so that schedulers may read them."""
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
+# Number of epochs or steps between kept states; no client is stepped through more than these
 STRIDE = 100
-"""Number of epochs or steps between kept states; no client is stepped through more than these."""
 
 
 class ScheduleState(NamedTuple):

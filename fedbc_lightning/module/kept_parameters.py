@@ -11,8 +11,8 @@ from fedbc_lightning.core.errors import ConfigurationError, nearest
 from fedbc_lightning.core.private_torch import BatchNorm
 from fedbc_lightning.state.declaration import BufferPolicy
 
+# Word among the patterns that stands for the parameters of all BatchNorm layers
 BATCH_NORM = "batch_norm"
-"""Word among the patterns that stands for the parameters of all BatchNorm layers."""
 
 
 def kept_names(module: nn.Module, patterns: Sequence[str], buffers: BufferPolicy) -> list[str]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fedbc_lightning.module.adapter import UserModule
     from fedbc_lightning.state.declaration import StateDeclaration
 
+# Names of two scalars of each client, which are also columns of `clients.csv`
 EPOCHS, STEPS = "epochs_taken", "steps_taken"
-"""Names of two scalars of each client, which are also columns of ``clients.csv``."""
 
 
 def declare(declaration: StateDeclaration) -> None:

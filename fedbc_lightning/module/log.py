@@ -39,15 +39,11 @@ class ModuleLog:
         on_step: bool | None = None,
         on_epoch: bool | None = None,
         reduce_fx: Any = "mean",
-        enable_graph: bool = False,
-        sync_dist: bool = False,
-        sync_dist_group: Any = None,
-        add_dataloader_idx: bool = True,
+        *,
         batch_size: int | None = None,
-        metric_attribute: str | None = None,
-        rank_zero_only: bool = False,
+        **ignored: Any,
     ) -> None:
-        """Log one value, with Lightning's signature; arguments without a meaning inside a client are ignored."""
+        """Log one value, with Lightning's arguments; those without a meaning inside a client are ignored."""
         if isinstance(value, Mapping):
             raise ConfigurationError(f"self.log('{name}'): got a dict; use self.log_dict.")
         if prog_bar:

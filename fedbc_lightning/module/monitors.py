@@ -12,14 +12,14 @@ from torch import Tensor
 from fedbc_lightning.core.metric_names import NUM_EVALUATED, Measured, measured, train_name
 from fedbc_lightning.module.collector import plain_name
 
+# Beginnings of the names that modules log in `validation_step`
 OF_VALIDATION = tuple(f"{stage}{separator}" for stage in ("val", "valid", "validation") for separator in "_/")
-"""Beginnings of the names that modules log in ``validation_step``."""
 
+# Beginnings of the names that modules log in `test_step`
 OF_TEST = ("test_", "test/")
-"""Beginnings of the names that modules log in ``test_step``."""
 
+# Beginnings of the names that modules log in `training_step`
 OF_TRAINING = ("train_", "train/")
-"""Beginnings of the names that modules log in ``training_step``."""
 
 
 def is_of_evaluation(name: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import random
 import types
 from collections import deque
 from collections.abc import Iterable
@@ -17,11 +19,13 @@ from torchmetrics import Metric
 from fedbc_lightning.core.private_torch import FLAT_WEIGHTS, writes_into
 from fedbc_lightning.module.hooks import Hooks
 
+# Largest number of values that are compared in a round; further ones are ignored
 MAX_VALUES = 20_000
-"""Largest number of values that are compared in a round; further ones are ignored."""
+# Attributes that torch and Lightning give to every module, which are not compared
 OWN = frozenset({*vars(LightningModule()), "log", "clip_gradients"})
-"""Attributes that torch and Lightning give to every module, which are not compared."""
 REPLACED = " (another module now)"
+# Random numbers that a module draws from a generator of its own depend on which clients were trained before.
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 BY_REFERENCE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 LIBRARIES = ("lightning", "pytorch_lightning", "fedbc_lightning", "torch", "torchmetrics", "builtins")
 
@@ -109,28 +113,17 @@ class Budget:
         if isinstance(value, Tensor):
             has_version = not value.is_inference()
             return id(value), writes_into(value) if has_version else 0, _sum(value)
-        if isinstance(value, np.ndarray):
-            return id(value), value.tobytes() if value.nbytes <= MAX_VALUES else None
-        if isinstance(value, torch.Generator):
-            return value.get_state().numpy().tobytes()
-        if isinstance(value, dict):
-            return tuple((self.describe(key), self.describe(item)) for key, item in list(value.items()))
-        if isinstance(value, (list, tuple, deque)):
-            return tuple(self.describe(item) for item in list(value))
+        if isinstance(value, (np.ndarray, *GENERATORS)):
+            return id(value), pickle.dumps(value) if getattr(value, "nbytes", 0) <= MAX_VALUES else None
         if isinstance(value, (set, frozenset)):
             return len(value), sum(hash(item) for item in value)
-        return self._object(value)
-
-    def _object(self, value: Any) -> Any:
-        if _is_of_library(type(value)):
-            return id(value)
-        for method in ("getstate", "get_state"):  # random.Random and numpy.random.RandomState
-            if type(value).__module__.partition(".")[0] in ("random", "numpy") and hasattr(value, method):
-                return repr(getattr(value, method)())
-        if isinstance(value, np.random.Generator):
-            return repr(value.bit_generator.state)
-        # Without attributes, as the caches of an abstract class. A dict made here would lend its id to the next one.
-        return (id(value), self.describe(vars(value))) if hasattr(value, "__dict__") else id(value)
+        if isinstance(value, dict):  # a copy of what it holds, since a thread of the user's may change it
+            return tuple(self.describe(part) for part in [*value.keys(), *value.values()])
+        if isinstance(value, (list, tuple, deque)):
+            return tuple(self.describe(item) for item in list(value))
+        # No container is made here, which would lend its id to the next one and so seem to be known.
+        is_opaque = _is_of_library(type(value)) or not hasattr(value, "__dict__")
+        return id(value) if is_opaque else (id(value), self.describe(vars(value)))
 
 
 def _is_of_library(kind: type) -> bool:

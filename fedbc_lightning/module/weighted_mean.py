@@ -11,20 +11,18 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+# Largest sum of weights that is a Python float exactly, if the weights are whole numbers
 LARGEST = 2**53
-"""Largest sum of weights that is a Python float exactly, if the weights are whole numbers."""
 
 
 def _nearest_float32(number: float) -> float:
     return c_float(number).value
 
 
+# Functions that round a Python float to a dtype. A sum, product or quotient of two float32 numbers, computed in
+# float64 and then rounded to float32, is what float32 gives, because float64 has more than twice its digits (Figueroa,
+# "When is double rounding innocuous?", 1995)
 ROUND: dict[torch.dtype, Callable[[float], float]] = {torch.float32: _nearest_float32, torch.float64: float}
-"""Functions that round a Python float to a dtype.
-
-A sum, product or quotient of two float32 numbers, computed in float64 and then rounded to float32, is what float32
-gives, because float64 has more than twice its digits (Figueroa, "When is double rounding innocuous?", 1995).
-"""
 
 
 class WeightedMean:

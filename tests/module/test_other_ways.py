@@ -103,7 +103,7 @@ class Private(Guarded):
 @pytest.mark.parametrize(
     ("module", "data", "names"),
     [
-        (NeedsIndex, None, r"validation_step.*dataloader_idx=0"),
+        (NeedsIndex, None, r"validation_step takes dataloader_idx"),
         (Private, None, r"Opacus' DPOptimizer.*original_optimizer"),
         (
             Guarded,
