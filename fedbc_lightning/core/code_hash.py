@@ -21,6 +21,7 @@ def code_hash() -> str:
             beside = PACKAGE.parent
             files |= {path.relative_to(beside).as_posix(): path for path in (beside / name).rglob("*.py")}
     found = sha256()
+    # Sorted, and with the names in the hash: file systems list in any order, and a renamed module is other code.
     for name in sorted(files):
         found.update(f"{name}\n".encode() + files[name].read_bytes())
     return found.hexdigest()[:12]

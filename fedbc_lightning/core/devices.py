@@ -16,6 +16,7 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
 def read(values: Iterable[Tensor | float]) -> list[float]:
     """Return scalars as Python floats; those on a device are fetched together, so that the CPU waits for it once."""
     values = list(values)
+    # Each read of a GPU's scalar waits for all of its work, and a round has one for each client and metric.
     there = {k: value for k, value in enumerate(values) if isinstance(value, Tensor) and not value.is_cpu}
     if there:
         dtype = wide_dtype(next(iter(there.values())).device)

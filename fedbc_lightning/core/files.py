@@ -14,6 +14,7 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + ".tmp")
     try:
         yield partial
+        # POSIX replaces a name in one step, on one disk alone: so the temporary file lies in the same folder.
         os.replace(partial, path)
     except BaseException:
         with suppress(OSError):

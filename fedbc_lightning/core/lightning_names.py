@@ -25,6 +25,7 @@ def both(cls: type) -> tuple[Any, ...]:
         >>> both(Callback)[0].__name__, both(dict)
         ('Callback', (<class 'dict'>,))
     """
+    # Looked up in sys.modules at each call and never imported: the user may import the other package at any time.
     for package, twin in (*NAMES, *((twin, package) for package, twin in NAMES)):
         if f"{cls.__module__}.".startswith(f"{package}."):
             found = getattr(sys.modules.get(twin + cls.__module__.removeprefix(package)), cls.__name__, None)

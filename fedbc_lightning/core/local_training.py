@@ -68,6 +68,7 @@ class LocalTraining:
         if self.gradient_clip_algorithm == "value":
             gradients.clamp_(-value, value)
         else:
+            # As torch.nn.utils.clip_grad_norm_, with its 1e-6, so that one client has the bits of lightning.Trainer.
             norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
             gradients.mul_((value / (norms + 1e-6)).clamp(max=1.0))
 

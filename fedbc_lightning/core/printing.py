@@ -42,6 +42,7 @@ def printing_to(stream: TextIO) -> Iterator[None]:
 
 def _leave(stream: TextIO, error: TextIO, own: Collection[logging.StreamHandler]) -> None:
     """Let handlers that were made while all was printed to a stream write to standard error, except its own ones."""
+    # Else a library that is first imported inside would go on writing into a log file that has been closed.
     for handler in stream_handlers():
         if handler.stream is stream and handler not in own:
             handler.setStream(error)

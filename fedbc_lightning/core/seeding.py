@@ -46,6 +46,8 @@ def derive(seed: int, purpose: str, round: int = -1, client: int = -1, epoch: in
         >>> derive(0, "shuffle", round=1, client=3) == derive(0, "augment", round=1, client=3)
         False
     """
+    # BLAKE2 mixes all bits, so that neighbouring seeds, rounds and clients get unrelated streams; sums or products of
+    # them would collide. The shift keeps the result below 2**63, the largest seed of torch's generators.
     message = _PACK(seed, round, client, epoch, step, len(purpose)) + purpose.encode()
     return int.from_bytes(blake2b(message, digest_size=8).digest(), "little") >> 1
 

@@ -28,6 +28,7 @@ def plain_copy(value: Any, *, is_snapshot: bool = False) -> Any:
         >>> plain_copy({"best": np.float64(0.5), "rounds": [np.int64(3), "x"]})
         {'best': 0.5, 'rounds': [3, 'x']}
     """
+    # A best value of NumPy in a callback's state would make the whole checkpoint unreadable without running code.
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (dict, OrderedDict):

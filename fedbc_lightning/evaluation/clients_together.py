@@ -58,6 +58,8 @@ class ClientsTogether:
         """
         datamodule, what = self._evaluator.datamodule, self._what
         most, counts = datamodule.eval_batch_size, datamodule.num_samples(what.split)
+        # Units are made before they are shared out, so that one process and several evaluate the same batches and get
+        # the same bits: a product of larger matrices may round in another way.
         groups = defaultdict[Any, list[Task]](list)
         for task in tasks:
             which, client = task
@@ -90,6 +92,8 @@ class ClientsTogether:
         if together:
             reason = self._why_not(together[0], alone, results)
         results |= self._one_by_one([task for task in alone if task not in results])
+        # The first measurement is done both ways and compared. The module's own numbers are the ones that count,
+        # whatever a mapped step does with global state, in-place writes or Python branches.
         try:
             for unit in together if reason is None else ():
                 with mapped.watched():
@@ -118,6 +122,7 @@ class ClientsTogether:
         The generators are seeded again and compared: without a draw they stand where that seed leaves them.
         """
         device = self._evaluator.engine.bench.user.device
+        # A mapped step would draw one set of numbers for all clients, or one per client in another order.
         now = Generators(device)
         self._evaluator.seed_client(client, self._what.round)
         return Generators(device) != now

@@ -121,6 +121,7 @@ class SingleModels:
                 if loader is None:
                     continue
                 self.seed_client(client, what.round)
+                # z is loaded once and stays for all clients; own models replace it, so it is loaded again after them.
                 if which == "local":
                     self._load_local(models, client)
                 elif loaded != "global":
@@ -139,6 +140,7 @@ class SingleModels:
 
     def seed_client(self, client: int, round: int) -> None:
         """Seed the generators that a client's evaluation steps and its fine-tuning draw from."""
+        # By round and client alone: a client's numbers depend neither on who was evaluated before it nor on the rank.
         seed_globals(derive(self._seed, "eval", round, client), self.engine.bench.user.device)
 
     def loaders(self, split: str, clients: Sequence[int]) -> ClientLoaders | None:

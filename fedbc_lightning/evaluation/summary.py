@@ -53,6 +53,8 @@ def summarise(evaluation: Evaluation, split: str, results: Results, datamodule: 
     measured = sorted({client for _, client in results if client >= 0})
     evaluation.num_samples[f"num_{split}_samples"] = {client: int(sizes[client]) for client in measured}
     _summarise_heldout(evaluation, split, results, heldout)
+    # Fairness compares the clients under one model, as q-FedAvg's tables do. Where parameters stay with the clients
+    # there is no such model, and their own models are compared.
     fair = "global" if any(which == "global" and client not in heldout for which, client in results) else "local"
     for which in ("local", "global"):
         found = {c: named for (w, c), named in results.items() if w == which and c >= 0 and c not in heldout}
@@ -97,6 +99,7 @@ def deviation(values: np.ndarray) -> float:
         >>> deviation(np.array([0.5, 1.0])), deviation(np.array([0.5, np.inf]))
         (0.25, nan)
     """
+    # A diverged run has infinite losses; inf - inf is NaN, which is the answer, and no reason for a warning each round.
     with np.errstate(invalid="ignore"):
         return float(values.std())
 

@@ -122,7 +122,9 @@ class UserModule:
     def attach(self) -> None:
         """Give the module our trainer and our ``self.log``."""
         self.module.trainer = self.shim  # type: ignore[assignment]
-        for metric in self.metrics:  # ranks hold different clients, so no metric may be reduced over ranks
+        # lightning.Trainer would synchronise a Metric over ranks when it is computed. Here each rank computes it for
+        # another client, and not equally often, so the ranks would wait for each other for ever.
+        for metric in self.metrics:
             metric.distributed_available_fn = _never
         for child in self.module.modules():
             if isinstance(child, AnyModule):
@@ -180,6 +182,7 @@ class UserModule:
             ConfigurationError: ``training_step`` returned neither a tensor, a dict with ``loss`` nor None.
         """
         arguments = (batch, batch_idx) if self.takes_index["training_step"] else (batch,)
+        # This runs in every step, so plain precision does not even enter an empty context.
         if self.autocast is nullcontext:
             output = self.module.training_step(*arguments)
         else:

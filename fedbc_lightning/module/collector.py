@@ -215,6 +215,8 @@ class MetricCollector:
         if not self._epoch:
             self.num_samples = self.num_batches = 0
             return
+        # As Lightning: a Metric is computed once per epoch, over all of its samples. Several epochs have no counterpart
+        # in one value per round, so they are averaged by samples, and a broken-off epoch counts as much as it has.
         for name, logged in self._epoch.items():
             logged.compute()
             if logged.has_value:

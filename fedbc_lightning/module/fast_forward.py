@@ -61,6 +61,8 @@ class FastForward:
             made_from: Key that is equal for schedulers that were made alike; None for schedulers unlike any others.
         """
         known = {} if made_from is None else self._states.setdefault(made_from, {})
+        # A client comes back after any number of rounds. From the nearest kept state below its count, fewer than STRIDE
+        # steps are left; the numbers are those of a scheduler that was stepped from the beginning.
         start = next((k for k in range(count - count % STRIDE, 0, -STRIDE) if k in known), 0)
         if start:
             known[start].load(optimizer, configs)

@@ -66,6 +66,7 @@ class Hooks:
         getattr(callback, name)(self._trainer, self._module, *args)
 
     def _find(self, name: str) -> tuple[list[Callable], Callable | None]:
+        # Asked before every batch. Finding out anew which methods are overridden would cost more than most hooks do.
         if name not in self._found:
             callbacks = [getattr(c, name) for c in self.callbacks if overrides(c, name, Callback)]
             own = getattr(self._module, name) if overrides(self._module, name, LightningModule) else None

@@ -28,6 +28,7 @@ def kept_names(module: nn.Module, patterns: Sequence[str], buffers: BufferPolicy
             would not stay.
     """
     named = {name: p for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    # Parameters, not names: a tied parameter has several names, and stays with the client if one of them fits.
     kept: set[nn.Parameter] = set()
     for pattern in patterns:
         names = _of_batch_norm(module, buffers) if pattern == BATCH_NORM else _fitting(pattern, named)

@@ -40,6 +40,7 @@ def name_in_log(monitor: str, metrics: Collection[str]) -> str:
     """
     if monitor in metrics:
         return monitor
+    # Lightning's callbacks monitor val_loss or test_acc. z is what such a callback is to judge, so it gets its value.
     for split, prefixes in (("val", OF_VALIDATION), ("test", OF_TEST)):
         if monitor.startswith(prefixes):
             return Measured(plain_name(monitor), split=split).name

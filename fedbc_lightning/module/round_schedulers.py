@@ -56,6 +56,8 @@ class RoundSchedulers:
     def step(self, round: int, metrics: dict[str, float]) -> None:
         """End a round; a scheduler that monitors a metric moves in the rounds that logged it."""
         self.check(metrics)
+        # The server's schedulers hold an optimizer that never trains: its learning rates alone are given to the
+        # clients.
         for config in self._configs:
             self._optimizer.zero_grad()
             self._optimizer.step()  # without gradients it changes nothing, but schedulers warn if it never ran

@@ -145,6 +145,8 @@ class ModuleTrainer:
                 f"self.trainer.{name} does not exist in federated training; there is: "
                 f"{', '.join(sorted([*values, *computed]))}."
             )
+        # What configure_optimizers reads here may differ between clients, so it decides whether one call serves them
+        # all.
         self.__dict__["reads"].add(name)
         return values[name]
 

@@ -109,6 +109,6 @@ def test_cublas_that_is_not_set_up(tmp_path):
 
 @pytest.mark.parametrize("word", ["always", 0, 1])
 def test_another_word(tmp_path, word):
-    said = rf"trainer\.deterministic: got {word}; use true, false, warn or null"
+    said = rf"trainer\.deterministic: got {word!r}; give true, false, warn or null"
     with pytest.raises(ConfigurationError, match=said):
         make_trainer(tmp_path, deterministic=word)

@@ -122,7 +122,7 @@ def test_what_cannot_be_federated_is_one_line_before_training(tmp_path, module, 
 def test_a_modules_own_train_dataloader_is_pointed_to_the_wrapper(tmp_path):
     """lightning.Trainer would use it; here somebody must say who the clients are."""
     trainer = FederatedTrainer(default_root_dir=tmp_path, **SETTINGS)
-    with pytest.raises(ConfigurationError, match=r"OwnData.train_dataloader.*PartitionedDataModule"):
+    with pytest.raises(ConfigurationError, match=r"train_dataloader of OwnData.*PartitionedDataModule"):
         trainer.fit(OwnData(), algorithm=FedAvg())
 
 
