@@ -14,7 +14,7 @@ from helpers.quadratics import QuadraticData, Recorder, sample_quadratics
 from helpers.user_modules import BatchNormClassifier, TiedGenerator, UserData
 from lightning.pytorch import Callback
 
-from algorithms.registry import BY_NAME, METHODS
+from algorithms.registry import METHODS
 from algorithms.running import QUIET, fit, start_point
 from fedbc_lightning import FederatedTrainer
 from fedbc_lightning.algorithms import FedAvg, FedBC
@@ -41,22 +41,6 @@ def test_the_same_run_twice_and_the_same_algorithm_object_twice(tmp_path, settin
     _, other = fit(tmp_path, setting.build(), data, Recorder(), **options | {"seed": 5})
     assert (first.vector() == second.vector()).all()
     assert (first.vector() != other.vector()).any()
-
-
-@pytest.mark.parametrize("name", ["fedavg-samples", "scaffold-auto", "fedbc-learned", "fedbc-momentum-client-learned"])
-def test_renaming_clients_renames_the_state(tmp_path, name):
-    """All but the public momentum loop are symmetric in the clients: permuting them permutes x_i, duals, controls."""
-    setting, order = BY_NAME[name], [3, 0, 4, 1, 2]
-    found = []
-    for k, numbers in enumerate(([0, 1, 2, 3, 4], order)):
-        clients = sample_quadratics()
-        recorder = Recorder(setting.scalars, setting.vectors, setting.server)
-        data = QuadraticData([clients[number] for number in numbers])
-        fit(tmp_path / str(k), setting.build(), data, recorder, max_rounds=5, local_epochs=2)
-        found.append(recorder.arrays())
-    for key, value in found[0].items():
-        per_client = key in setting.scalars + setting.vectors
-        np.testing.assert_allclose(value[:, order] if per_client else value, found[1][key], rtol=0, atol=1e-12)
 
 
 class _Buffers(Callback):
