@@ -18,9 +18,9 @@ from fedbc_lightning.studies.numbers import Rows, is_share, laid_out, number
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.paper_rows import Readings, claim_rows, distances, judge, means
 from fedbc_lightning.studies.reported_round import ROUNDS
+from fedbc_lightning.studies.result_tables import cut_short, markdown
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_record import RECORD, read_record
-from fedbc_lightning.studies.tables import cut_short, markdown
 
 WITHIN = 0.015
 """Distance to the paper's accuracy up to which a cell is counted as near."""

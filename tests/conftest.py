@@ -146,7 +146,7 @@ def forked_workers(monkeypatch):
         ensure_preloaded()
         return START
 
-    monkeypatch.setattr("fedbc_lightning.studies.schedule.multiprocessing", SimpleNamespace(get_context=context))
+    monkeypatch.setattr("fedbc_lightning.studies.workers.multiprocessing", SimpleNamespace(get_context=context))
 
 
 @pytest.fixture

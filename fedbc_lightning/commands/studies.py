@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -22,7 +23,6 @@ from fedbc_lightning.cli.command_arguments import (
     UsageError,
     find_config,
     option_values,
-    shipped_configs,
 )
 from fedbc_lightning.cli.config_lines import place_of_key
 from fedbc_lightning.cli.messages import condense
@@ -31,27 +31,20 @@ from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.yaml_numbers import dump
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
-from fedbc_lightning.studies.compare import Comparison, run_config
+from fedbc_lightning.studies.compare import Comparison
 from fedbc_lightning.studies.data_files import check_data_files
 from fedbc_lightning.studies.methods import SECTIONS
-from fedbc_lightning.studies.origins import UNCHECKED, changed_origins
-from fedbc_lightning.studies.plan_report import print_study_plan
-from fedbc_lightning.studies.precedence import check_precedence
+from fedbc_lightning.studies.origins import check_precedence, mark_changes
+from fedbc_lightning.studies.result_tables import show
 from fedbc_lightning.studies.results import finished
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_plan import plan_study
+from fedbc_lightning.studies.study_plan import plan_study, print_study_plan
 from fedbc_lightning.studies.study_run import as_word
-from fedbc_lightning.studies.tables import show
 
 RUN_KEYS = ("seed_everything", *SECTIONS)
 """Keys of the config of one run."""
-RUN_FIELDS = ("base", "algorithms", "overrides", "variants", "factors", "scale", "seeds")
-"""Fields of a study that its runs are made of, beside the choice of tuned values."""
 Layers = list[tuple[Path | str, dict[str, Any]]]
 """The studies of a command line, each as a file or as the text itself, with its content."""
-TOGETHER_IS_GONE = "studies no longer train several runs as one; leave it out, and give workers for runs at a time."
-"""What is said of a setting that studies once had."""
-
 set_dumper("yaml", partial(dump, default_flow_style=False, allow_unicode=True, sort_keys=False))  # of --print_config
 
 
@@ -103,7 +96,8 @@ def plan(words: list[str]) -> int:
     Raises:
         ConfigurationError: The study cannot be run as configured.
     """
-    print_study_plan(plan_study(read_study("plan", words)))
+    study = read_study("plan", words)
+    print_study_plan(study, plan_study(study))
     return 0
 
 
@@ -122,8 +116,6 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
     """
     asked_to_print = [word for word in words if word.partition("=")[0] == "--print_config"]
     words = [word for word in words if word not in asked_to_print]
-    if any(True for _ in option_values(words, ("--together",))):
-        raise UsageError(f"--together: {TOGETHER_IS_GONE}")
     layers = Layers()
     for position, value in option_values(words, CONFIG_OPTIONS):
         path = find_config(value)
@@ -133,7 +125,7 @@ def read_study(command: str, words: list[str], part: str = "") -> Study:
     study = _quietly(partial(_build, parser, words, layers)) if asked_to_print else _build(parser, words, layers)
     if study is None:  # a study that lacks something is printed as it is
         _print_config(parser, [*words, asked_to_print[-1]])
-    _mark_changes(parser, study, layers)
+    _mark_changes(study, layers, words)
     if part:
         study.part = part
         REPRODUCTIONS[part].narrow(study)
@@ -189,49 +181,24 @@ def _typed_overrides(words: list[str]) -> dict[str, Any]:
     return typed
 
 
-def _mark_changes(parser: StudyParser, study: Study, layers: Layers) -> None:
-    """Mark the origins of settings whose values are not those of the config that says where they come from.
-
-    That config alone is the published study; where it is none without the layers below, these are part of it. Where it
-    is none with them, nothing says what its values were, and no origin is checked.
-    """
+def _mark_changes(study: Study, layers: Layers, words: list[str]) -> None:
+    """Mark the origins of settings that layers above the config with the origins, or the command line, give anew."""
     with_origins = [place for place, (_, content) in enumerate(layers) if content.get("origins")]
     if not with_origins:
         return
-    last = with_origins[-1]
-    for some in (layers[last : last + 1], layers[: last + 1]):
-        published = _published(parser, some, is_untuned=study.tuning.skip)
-        if published is None:
-            continue
-        if published.origins != study.origins:  # they are given on the command line, by who knows what is changed
-            return
-        is_same = all(published.given[key] == study.given[key] for key in RUN_FIELDS)
-        if is_same and all(map(_is_one_file, study.configs, published.configs)):
-            return
-        with contextlib.suppress(ConfigurationError, UsageError):  # of a study that cannot be run as its config has it
-            study.origins = study.given["origins"] = changed_origins(study, published, run_config)
-            return
-    study.origins = {name: origin.removesuffix(UNCHECKED) + UNCHECKED for name, origin in study.origins.items()}
-    study.given["origins"] = study.origins
-
-
-def _is_one_file(config: str, other: str) -> bool:
-    """Return whether two names of configs, as ``--config`` takes them, are those of one file."""
-    return find_config(config) == find_config(other)
-
-
-def _published(parser: StudyParser, layers: Layers, *, is_untuned: bool) -> Study | None:
-    """Return the whole study of some configs, of which the last says where settings come from; None if it is none."""
-    words = [*(f"--config={path}" for path, _ in layers), f"--tuning.skip={str(is_untuned).lower()}", "--only=[]"]
-    try:
-        study = _quietly(partial(_build, parser, words, layers))
-    except (ConfigurationError, UsageError):
-        return None
-    shipped = shipped_configs()
-    if study is not None and layers[-1][0] in shipped.values():
-        # its base is a shipped config, too: one of the user's that has the same name is a change
-        study.base = [str(shipped.get(name, name)) for name in study.configs]
-    return study
+    published, above = layers[: with_origins[-1] + 1], layers[with_origins[-1] + 1 :]
+    anew = {key for _, content in above for key in content}
+    anew |= {re.split(r"[=.]", word[2:])[0] for word in words if word.startswith("--")}
+    if "origins" in anew:  # from someone who knows what is changed
+        return
+    before = {key: value for _, content in published for key, value in content.get("overrides", {}).items()}
+    overrides = study.given["overrides"]
+    study.origins = study.given["origins"] = mark_changes(
+        study,
+        [key for key, value in overrides.items() if key not in before or value != before[key]],
+        has_other_seeds=not anew.isdisjoint({"seeds", "scale"}),
+        has_other_runs=not anew.isdisjoint({"base", "algorithms", "variants", "factors"}),
+    )
 
 
 def _quietly(build: Callable[[], Study]) -> Study | None:
@@ -331,8 +298,6 @@ def _read(path: Path | str) -> dict[str, Any]:
     place_of_study = path if isinstance(path, Path) else "--config"
     known = list(Study.__dataclass_fields__)
     for key in content:
-        if key == "together":
-            raise UsageError(f"{place_of_study}: together: {TOGETHER_IS_GONE}")
         if key not in known:
             if key in RUN_KEYS:
                 name = path.name if isinstance(path, Path) else "mine.yaml"

@@ -16,28 +16,28 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from fedbc_lightning.core.metric_names import TRAIN_LOSS, Measured
-from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
+from fedbc_lightning.studies.drawing import colors_of, finish, legend_below, panels_of, save
 from fedbc_lightning.studies.results import finished, rows_of_run
-from fedbc_lightning.studies.schedule import State
+from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run
 
 ACCURACY = Measured("accuracy").name
 
+# Number of rounds over which a training loss is averaged.
 WINDOW = 10
-"""Number of rounds over which a training loss is averaged."""
 
+# E of Figures 3a-c, 4 and 7e; the paper's value wherever it names no other (appendix D.2).
 EPOCHS = "5"
-"""E of Figures 3a-c, 4 and 7e; the paper's value wherever it names no other (appendix D.2)."""
 
+# E of the panels of Figures 7a-d and 8.
 OTHER_EPOCHS = ("1", "10", "25", "50")
-"""E of the panels of Figures 7a-d and 8."""
 
+# Rounds after which Figure 7e shows λ.
 ROUNDS = (1, 50, 100, 200)
-"""Rounds after which Figure 7e shows λ."""
 
+# C, the number of classes per client, of the panels of Figures 13 to 15.
 CLASSES = ("1", "2", "3")
-"""C, the number of classes per client, of the panels of Figures 13 to 15."""
 
 
 def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
@@ -57,7 +57,7 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
             elif values:
                 panel.axhline(float(np.mean(values)), color=color, label=name, linewidth=1.0, linestyle="--")
         _draw_means(panel, swept, "FedBC", "black")
-        _finish(panel, "γ of all clients", f"{place} test accuracy", f"({letter}) {place} accuracy")
+        finish(panel, "γ of all clients", f"{place} test accuracy", f"({letter}) {place} accuracy")
     legend_below(figure, panels)
     return save(figure, folder, "figure2")
 
@@ -70,7 +70,7 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     _draw_duals(duals, states, (), "(c) λ against data", E=EPOCHS)
     variance.set_xscale("log")
     _draw_against(variance, "E", study, states, partial(_variance, study))
-    _finish(variance, "local epochs E", "variance of accuracy over clients", "(d) how evenly z serves")
+    finish(variance, "local epochs E", "variance of accuracy over clients", "(d) how evenly z serves")
     legend_below(figure, [loss, variance])
     return save(figure, folder, "figure3")
 
@@ -93,27 +93,26 @@ def figure_7f(study: Study, states: Sequence[State], folder: Path) -> list[Path]
     """Draw the accuracy of z on all test data against N, as mean and standard deviation over seeds."""
     figure, (panel,) = panels_of(1, 1, 5.2, 4.2)
     _draw_against(panel, "N", study, states, partial(_reported, study, ACCURACY))
-    _finish(panel, "clients N", "global test accuracy", "")
+    finish(panel, "clients N", "global test accuracy", "")
     legend_below(figure, [panel])
     return save(figure, folder, "figure7f")
 
 
-def figure_8(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Draw the coefficients in z of the smallest and the largest client of each round for E = 1, 10, 25, 50."""
-    figure, panels = panels_of(1, 4, 3.9, 3.6, sharey=True)
-    for panel, epochs, letter in zip(panels, OTHER_EPOCHS, "abcd", strict=True):
-        _draw_coefficients(panel, states, f"({letter}) E = {epochs}", E=epochs)
+def _figure_of_coefficients(
+    study: Study, states: Sequence[State], folder: Path, *, name: str, levels: Mapping[str, dict[str, str]]
+) -> list[Path]:
+    """Draw the coefficients in z of the smallest and the largest client of each round, in a panel per title."""
+    figure, panels = panels_of(1, len(levels), 4.0, 3.6, sharey=True)
+    for panel, (title, chosen), letter in zip(panels, levels.items(), "abcd", strict=False):
+        _draw_coefficients(panel, states, f"({letter}) {title}", **chosen)
         panel.label_outer()
-    return save(figure, folder, "figure8")
+    return save(figure, folder, name)
 
 
-def figure_13(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
-    """Draw the coefficients of the smallest and largest client of each round for C = 1, 2, 3, E = 5 and e = 1.2."""
-    figure, panels = panels_of(1, 3, 4.2, 3.6, sharey=True)
-    for panel, classes, letter in zip(panels, CLASSES, "abc", strict=True):
-        _draw_coefficients(panel, states, f"({letter}) C = {classes}", E="5", C=classes, e="1.2")
-        panel.label_outer()
-    return save(figure, folder, "figure13")
+figure_8 = partial(_figure_of_coefficients, name="figure8", levels={f"E = {E}": {"E": E} for E in OTHER_EPOCHS})
+figure_13 = partial(
+    _figure_of_coefficients, name="figure13", levels={f"C = {C}": {"E": "5", "C": C, "e": "1.2"} for C in CLASSES}
+)
 
 
 def _figure_by_data(study: Study, states: Sequence[State], folder: Path, *, name: str, epochs: str) -> list[Path]:
@@ -125,7 +124,7 @@ def _figure_by_data(study: Study, states: Sequence[State], folder: Path, *, name
             for label, color, chosen in _extremes(run):
                 points = chosen.merge(accuracies, on=["round", "client"])
                 panel.plot(points["round"], points[ACCURACY], ".", color=color, label=label, alpha=0.5)
-        _finish(panel, "round", "accuracy of z on the client's data", method.name)
+        finish(panel, "round", "accuracy of z on the client's data", method.name)
         panel.label_outer()
     figure.suptitle(f"E = {epochs}", fontsize=11)
     legend_below(figure, panels)
@@ -144,7 +143,7 @@ def _figure_of_variance(study: Study, states: Sequence[State], folder: Path, *, 
     figure, panels = panels_of(1, 3, 4.2, 4.0, sharey=True)
     for panel, classes, letter in zip(panels, CLASSES, "abc", strict=True):
         _draw_against(panel, "e", study, states, partial(_variance, study), E=epochs, C=classes)
-        _finish(panel, "exponent e", "variance of accuracy over clients", f"({letter}) C = {classes}, E = {epochs}")
+        finish(panel, "exponent e", "variance of accuracy over clients", f"({letter}) C = {classes}, E = {epochs}")
         panel.label_outer()
     legend_below(figure, panels)
     return save(figure, folder, name)
@@ -164,7 +163,7 @@ def _draw_loss(panel: Axes, study: Study, states: Sequence[State], title: str, *
         if curves:
             mean = pd.concat(curves, axis=1).mean(axis=1).rolling(WINDOW, min_periods=1).mean()
             panel.plot(mean, color=color, label=name, linewidth=1.2)
-    _finish(panel, "round", f"loss, mean of {WINDOW} rounds", title)
+    finish(panel, "round", f"loss, mean of {WINDOW} rounds", title)
 
 
 def _draw_coefficients(panel: Axes, states: Sequence[State], title: str, **levels: str) -> None:
@@ -179,7 +178,7 @@ def _draw_coefficients(panel: Axes, states: Sequence[State], title: str, **level
             panel.plot(rounds, chosen["share"], color=color, label=f"{label}, by n", linewidth=1.0, linestyle=":")
         panel.set_yscale("log")
         panel.legend(fontsize=7)
-    _finish(panel, "round", "coefficient in z", title)
+    finish(panel, "round", "coefficient in z", title)
 
 
 def _draw_duals(panel: Axes, states: Sequence[State], rounds: Sequence[int], title: str, **levels: str) -> None:
@@ -198,7 +197,7 @@ def _draw_duals(panel: Axes, states: Sequence[State], rounds: Sequence[int], tit
             panel.scatter(last["num_samples"], last["dual"], s=16, color=color, label=f"round {count}", alpha=0.8)
         panel.set_xscale("log")
         panel.legend(fontsize=7)
-    _finish(panel, "samples of the client", "λ", title)
+    finish(panel, "samples of the client", "λ", title)
 
 
 def _draw_against(
@@ -232,16 +231,6 @@ def _draw_means(panel: Axes, found: Mapping[float, Sequence[float]], label: str,
     spreads = np.array([np.std(found[place], ddof=1) if len(found[place]) > 1 else 0.0 for place in places])
     panel.errorbar(places, means, spreads, color=color, label=label, marker="o", markersize=3, linewidth=1.2, capsize=2)
     panel.fill_between(places, means - spreads, means + spreads, color=color, alpha=0.1, linewidth=0)
-
-
-def _finish(panel: Axes, x: str, y: str, title: str) -> None:
-    label_x(panel, x)
-    panel.set_ylabel(y)
-    panel.set_title(title, fontsize=10)
-    panel.grid(alpha=0.3)
-    if not panel.has_data():
-        panel.text(0.5, 0.5, "no finished run", transform=panel.transAxes, ha="center", color="gray")
-        panel.set_xticks([])
 
 
 # what is drawn

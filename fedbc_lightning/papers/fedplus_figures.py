@@ -23,18 +23,18 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import Measured
 from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models
 from fedbc_lightning.module.adapter import step_stage
-from fedbc_lightning.studies.figures import colors_of, label_x, legend_below, panels_of, save
+from fedbc_lightning.studies.drawing import colors_of, label_x, legend_below, panels_of, save
 from fedbc_lightning.studies.methods import Method
 from fedbc_lightning.studies.results import finished
-from fedbc_lightning.studies.schedule import State
+from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run
 
 if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
+# Positions s in (1 − s) x_i + s z, from a client's own model to the global one, that Figure 3 evaluates.
 SHARES = np.linspace(0, 1, 21)
-"""Positions s in (1 − s) x_i + s z, from a client's own model to the global one, that Figure 3 evaluates."""
 COLUMNS = 4
 
 

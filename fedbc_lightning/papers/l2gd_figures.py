@@ -17,20 +17,20 @@ from matplotlib.ticker import LogLocator, NullLocator
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.papers.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, MixtureProblem
-from fedbc_lightning.studies.figures import panels_of, save
+from fedbc_lightning.studies.drawing import finish, panels_of, save
 from fedbc_lightning.studies.results import finished
-from fedbc_lightning.studies.schedule import State
+from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run
 
+# Relative error at which Figure 2 of the paper counts communications.
 GOAL = 1e-5
-"""Relative error at which Figure 2 of the paper counts communications."""
+# Values of λ in Figure 1.
 PENALTIES = np.geomspace(1e-4, 1e2, 37)
-"""Values of λ in Figure 1."""
+# Split of the data that Figure 3 shows.
 SHOWN = "heterogeneous"
-"""Split of the data that Figure 3 shows."""
+# Largest number of points of a curve in Figures 3 and 4; each is the mean of a window of communications.
 MAX_POINTS = 50
-"""Largest number of points of a curve in Figures 3 and 4; each is the mean of a window of communications."""
 COLORS = {"L2SGD+": "#c1121f", "L2SGD2": "#7b2cbf", "L2SGD": "#2a6f97"}
 RELATIVE_ERROR = "(F(xᵏ) − F*) / (F(0) − F*)"
 
@@ -55,7 +55,7 @@ def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
             panel.plot(penalties, [end[column] for end in ends], "o", color=color, markersize=5)
         panel.plot([], [], "o", color="0.4", markersize=5, label="ends of runs of L2SGD+")
         panel.set_xscale("log")
-        _label(panel, "λ", split)
+        finish(panel, "λ", "", split)
     panels[0].set_ylabel("distance of x(λ)")
     panels[0].legend(fontsize=8)
     return save(figure, folder, "l2gd_figure1")
@@ -95,11 +95,9 @@ def figure_2(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
         panel.yaxis.set_major_formatter("{x:,.0f}")
         panel.yaxis.set_minor_locator(NullLocator())
         panel.margins(y=0.2)
-        _label(panel, "p", f"L2SGD+: {what} to {GOAL:g}, p* = {problem.best_probability:.3f}")
+        finish(panel, "p", "", f"L2SGD+: {what} to {GOAL:g}, p* = {problem.best_probability:.3f}")
         if panel.get_legend_handles_labels()[0]:
             panel.legend(fontsize=8)
-        else:
-            panel.text(0.5, 0.5, f"no run came to {GOAL:g}", transform=panel.transAxes, ha="center", color="gray")
     return save(figure, folder, "l2gd_figure2")
 
 
@@ -113,7 +111,7 @@ def figure_3(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     problem = read_problem(runs[0])
     for panel, what in zip(panels, ("communications", "local steps of a client"), strict=True):
         _draw_methods(panel, problem, runs, by_steps=what != "communications")
-        _label(panel, what, SHOWN)
+        finish(panel, what, "", SHOWN)
     _finish_methods(panels)
     return save(figure, folder, "l2gd_figure3")
 
@@ -128,7 +126,7 @@ def figure_4(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     for panel, split in zip(panels, splits, strict=True):
         runs = [run for run in finished(states) if _split(run) == split]
         _draw_methods(panel, read_problem(runs[0]), runs)
-        _label(panel, "communications", split)
+        finish(panel, "communications", "", split)
     _finish_methods(panels)
     return save(figure, folder, "l2gd_figure4")
 
@@ -150,7 +148,7 @@ def figure_5(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
                 style = {"color": colormaps["viridis"](shade), "linewidth": 1.0}
             label = f"{_probability(run):.3f} = {factor:.2g} p*"
             panel.semilogy(values, label=label, markevery=max(1, len(values) // 10), markersize=4, **style)
-        _label(panel, "communications", split)
+        finish(panel, "communications", "", split)
         panel.legend(title="p", fontsize=8, title_fontsize=8)
     panels[0].set_ylabel(RELATIVE_ERROR)
     return save(figure, folder, "l2gd_figure5")
@@ -236,9 +234,3 @@ def _draw_methods(panel: Axes, problem: MixtureProblem, runs: Sequence[Run], *, 
 def _finish_methods(panels: Sequence[Axes]) -> None:
     panels[0].set_ylabel(RELATIVE_ERROR)
     panels[0].legend(fontsize=8)
-
-
-def _label(panel: Axes, x: str, title: str) -> None:
-    panel.set_xlabel(x)
-    panel.set_title(title, fontsize=10)
-    panel.grid(alpha=0.3)

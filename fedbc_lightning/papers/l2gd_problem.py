@@ -21,12 +21,12 @@ from fedbc_lightning.models import BinaryLogisticRegression
 if TYPE_CHECKING:
     from fedbc_lightning.trainer.trainer import FederatedTrainer
 
+# Name of log10 of (F(x^k) − F*) / (F(0) − F*) after k communications; "error" in it makes small values good.
 ERROR = "mixture/log10_error"
-"""Name of log10 of (F(x^k) − F*) / (F(0) − F*) after k communications; "error" in it makes small values good."""
+# Names of the distances to x(0), each client's own minimiser, and to x(∞), the minimiser of the mean of all f_i.
 TO_LOCAL, TO_GLOBAL = "mixture/distance_to_local", "mixture/distance_to_global"
-"""Names of the distances to x(0), each client's own minimiser, and to x(∞), the minimiser of the mean of all f_i."""
+# Smallest relative error; below it the value is rounding.
 SMALLEST = 1e-16
-"""Smallest relative error; below it the value is rounding."""
 
 
 @dataclass(frozen=True)

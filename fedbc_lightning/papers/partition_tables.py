@@ -11,19 +11,22 @@ from fedbc_lightning.studies.numbers import Rows
 
 NUM_CLIENTS = 20
 EXPONENTS = (1.1, 1.2, 1.3, 1.4, 1.5)
+# Number of samples of each class, train and test data together.
 CLASS_SIZES = {
     "MNIST": (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958),
     "CIFAR-10": (6000,) * 10,
 }
-"""Number of samples of each class, train and test data together."""
 
+# The paper's numbers of samples of the smallest and the largest client, one pair per exponent.
 TABLE_5 = {
     "MNIST": ((1222, 7486), (374, 12057), (110, 16444), (32, 21197), (10, 23410)),
     "CIFAR-10": ((1047, 6433), (320, 10398), (94, 14032), (28, 17814), (9, 20067)),
 }
-"""The paper's numbers of samples of the smallest and the largest client, one pair per exponent."""
 
 _MNIST_2, _MNIST_3 = "1×6, 1×4, 1×3, 17×2", "1×8, 2×4, 17×3"
+# The paper's cells as printed, one per exponent: clients × their number of classes. They are one random draw, that of
+# the public code with seed 1, except for three cells of CIFAR-10: C = 1 with e = 1.2 and 1.3, which give the clients 31
+# and 28 classes in all, whereas C = 1 always gives N + 9 = 29, and C = 3 with e = 1.1.
 TABLE_4 = {
     ("MNIST", 1): ("2×3, 5×2, 13×1", "1×4, 1×3, 4×2, 14×1", "1×4, 1×3, 4×2, 14×1", "1×6, 1×3, 2×2, 16×1",
                    "1×6, 1×3, 2×2, 16×1"),
@@ -34,11 +37,8 @@ TABLE_4 = {
     ("MNIST", 3): ("1×7, 2×4, 17×3", "1×7, 2×4, 17×3", _MNIST_3, _MNIST_3, _MNIST_3),
     ("CIFAR-10", 3): ("2×5, 1×4, 17×3", "1×7, 2×4, 17×3", _MNIST_3, _MNIST_3, "1×9, 1×4, 18×3"),
 }  # fmt: skip
-"""The paper's cells as printed, one per exponent: clients × their number of classes. They are one random draw, that of
-the public code with seed 1, except for three cells of CIFAR-10: C = 1 with e = 1.2 and 1.3, which give the clients 31
-and 28 classes in all, whereas C = 1 always gives N + 9 = 29, and C = 3 with e = 1.1."""
+# Seed of the partition in the public code's scripts.
 PUBLIC_SEED = 1
-"""Seed of the partition in the public code's scripts."""
 
 
 def table_5() -> tuple[str, Rows]:

@@ -12,8 +12,8 @@ from fedbc_lightning.report.study_page import study_page
 from fedbc_lightning.run.folder import run_folders
 from fedbc_lightning.studies.study_record import RECORD
 
+# Name of the page in the folder that it is about, where nothing else is said.
 NAME = "report.html"
-"""Name of the page in the folder that it is about, where nothing else is said."""
 
 
 def write_reports(folder: Path, output: Path | None = None) -> list[Path]:

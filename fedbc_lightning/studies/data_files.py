@@ -14,13 +14,13 @@ from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run
 
 LEAF = "https://github.com/TalwalkarLab/leaf writes it, by the script preprocess.sh in its folder data"
+# Where the files come from that no data module downloads, by its class.
 SOURCES = {
     "ShakespeareDataModule": f"{LEAF}/shakespeare",
     "FEMNISTDataModule": f"{LEAF}/femnist",
     "Sent140DataModule": "it comes from http://help.sentiment140.com/for-students",
     "LibSVMDataModule": "it comes from https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets",
 }
-"""Where the files come from that no data module downloads, by its class."""
 BRING = "bring the files, or run it where they can be downloaded"
 
 

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.core.files import write_text
+from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.runs import StudyRuns
-from fedbc_lightning.studies.schedule import Worker, Workers
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.workers import Workers
 
 if TYPE_CHECKING:
     import submitit
     from submitit.helpers import DelayedSubmission
 
+# Folder in the study's folder for what submitit writes: scripts, outputs and results of the jobs.
 FOLDER = "jobs"
-"""Folder in the study's folder for what submitit writes: scripts, outputs and results of the jobs."""
+# File in that folder with the numbers of the jobs submitted last.
 RECORD = "jobs.json"
-"""File in that folder with the numbers of the jobs submitted last."""
+# Minutes that a job may take where ``resources`` gives no ``timeout_min``; it is requeued then.
 TIMEOUT_MIN = 240
-"""Minutes that a job may take where ``resources`` gives no ``timeout_min``; it is requeued then."""
+# Number of times that a job is requeued because its time was up.
 MAX_TIMEOUTS = 1000
-"""Number of times that a job is requeued because its time was up."""
 
 
 @dataclass
@@ -47,7 +46,7 @@ class Share:
     def __call__(self) -> None:
         """Do runs as long as there are some."""
         study = self.study
-        with Workers(study.num_workers_of_a_job, study.threads, range(torch.cuda.device_count())) as workers:
+        with Workers(study, study.num_workers_of_a_job, self.since) as workers:
             StudyRuns(study, Console(), self.since).do(workers)
 
     def checkpoint(self) -> DelayedSubmission:
@@ -63,20 +62,20 @@ class Jobs:
     Args:
         study: The study.
         console: Terminal on which the jobs are named.
+        since: Seconds since the epoch; a run that failed from then on is not tried again.
 
     Raises:
         ConfigurationError: submitit is not installed, knows no such resource, or cannot submit.
     """
 
-    def __init__(self, study: Study, console: Console) -> None:
+    def __init__(self, study: Study, console: Console, since: float) -> None:
         try:
             import submitit
         except ModuleNotFoundError:
             raise ConfigurationError(
                 f"backend: {study.backend} submits jobs by submitit: pip install 'fedbc-lightning[cluster]'"
             ) from None
-        self.by_connection: dict[Any, Worker] = {}  # no worker belongs to this process
-        self._study, self._console = study, console
+        self._study, self._console, self._since = study, console, since
         self._folder = study.folder.resolve() / FOLDER
         self._submitit = submitit
         self._executor = self._configured()
@@ -89,7 +88,7 @@ class Jobs:
         self._jobs = self._alive()
         verb = "at work" if self._jobs else "submitted"
         if not self._jobs:
-            share = Share(self._study, time.time())
+            share = Share(self._study, self._since)
             try:
                 with self._executor.batch():
                     self._jobs = [self._executor.submit(share) for _ in range(self._study.jobs)]
@@ -111,14 +110,8 @@ class Jobs:
             names = " ".join(dict.fromkeys(job.job_id.partition("_")[0] for job in self._jobs))
             self._console.print(f"The jobs go on; `scancel {names}` stops them.", highlight=False, soft_wrap=True)
 
-    def free(self) -> None:
-        """Return None: runs are not given to jobs, which take what is free by themselves."""
-
-    def forget(self, worker: Worker) -> int | None:
-        """Do nothing; see :class:`~fedbc_lightning.studies.schedule.Pool`."""
-
-    def why_it_ended(self) -> str | None:
-        """Return a sentence if all jobs have ended, else None."""
+    def advance(self, states: Sequence[State]) -> str | None:
+        """Return a sentence if all jobs have ended, else None: jobs take what is free by themselves."""
         if all(job.done() for job in self._jobs):
             return f"no job is left that does it; see the files in {self._folder}/"
         return None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
+from fedbc_lightning.core.checks import Count, above, below
 from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.studies.study_run import as_word
 
 SECTIONS = ("trainer", "algorithm", "model", "data", "optimizer", "lr_scheduler")
 
@@ -29,6 +31,12 @@ class Range:
     high: float | None = None
     log: bool = False
     untuned: Any = None
+
+    @property
+    def text(self) -> str:
+        """The range in words, without the value that stands for it where nothing is tuned."""
+        on = ", on a logarithmic scale" if self.log else ""
+        return f"tuned over {as_word(list(self.grid or [self.low, self.high]))}{on}"
 
     @classmethod
     def read(cls, place: str, value: Mapping[str, Any]) -> Range:
@@ -84,8 +92,7 @@ def check_keys(place: str, given: Mapping[Any, Any]) -> None:
     """
     others = [key for key in given if not isinstance(key, str)]
     if others:
-        said = "null" if others[0] is None else others[0]
-        raise ConfigurationError(f"{place}: the key {said} is no text; give the name of a setting.")
+        raise ConfigurationError(f"{place}: the name {as_word(others[0])} is no text; quote it.")
 
 
 @dataclass(frozen=True)
@@ -165,11 +172,11 @@ class Tuning:
             then ends in ``_untuned``, and every table says so.
     """
 
-    val_fraction: float = 0.2
+    val_fraction: Annotated[float, above(0), below(1)] = 0.2
     seeds: list[int] = field(default_factory=lambda: [0])
     max_rounds: int | list[int | None] | None = None
     metric: str | None = None
-    trials: int = 20
+    trials: Count = 20
     skip: bool = False
 
     @property

@@ -12,9 +12,9 @@ from fedbc_lightning.core.units import decimals
 
 Rows = list[list[str]]
 
+# What the axes of a study count.
 UNITS = {"rounds": "rounds", "bytes": "MB sent and received", "seconds": "seconds of training",
          "simulated_seconds": "simulated seconds"}  # fmt: skip
-"""What the axes of a study count."""
 
 
 def is_share(metric: str) -> bool:

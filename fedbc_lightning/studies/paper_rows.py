@@ -21,8 +21,8 @@ from fedbc_lightning.studies.reported_round import OF_PAPERS, ROUNDS, Report, ca
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 
+# Tidy tables of the same runs, one row per run, read at different rounds.
 Readings = Mapping[Report, pd.DataFrame]
-"""Tidy tables of the same runs, one row per run, read at different rounds."""
 
 
 def reports(paper: Paper, study: Study) -> list[Report]:

@@ -10,13 +10,13 @@ from fedbc_lightning.core.metric_names import TEST_ONLY, measured, on_split
 
 Report = Literal["last", "mean_of_last_tenth", "best_on_validation", "best_on_test"]
 
+# Short names of the readings, for the rows of tables.
 ROUNDS: dict[Report, str] = {
     "last": "last round",
     "mean_of_last_tenth": "mean of last tenth",
     "best_on_test": "best round on test data",
     "best_on_validation": "best round on validation data",
 }
-"""Short names of the readings, for the rows of tables."""
 
 # Papers rarely say which of these their numbers are, so ours are shown at all three beside a paper's.
 OF_PAPERS: tuple[Report, ...] = ("last", "mean_of_last_tenth", "best_on_test")

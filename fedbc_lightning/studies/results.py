@@ -13,7 +13,7 @@ from fedbc_lightning.core.metric_names import SIMULATED_SECONDS, measured
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.paper_rows import Readings, reports
 from fedbc_lightning.studies.reported_round import Report, criterion, reported_rows
-from fedbc_lightning.studies.schedule import State
+from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_checks import COLUMNS

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
 from fedbc_lightning.studies.results import check_metrics, finished
-from fedbc_lightning.studies.schedule import Pool, Schedule, State
+from fedbc_lightning.studies.run_states import State, is_finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_progress import StudyProgress
 from fedbc_lightning.studies.study_run import Run
 from fedbc_lightning.studies.tuning import check_tried, tune
+
+# Seconds between two looks at the folders of the runs; a look takes 50 µs for each run that has not ended.
+SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class Pool(Protocol):
+    """What does the runs of a study: processes, jobs of a cluster, or this process."""
+
+    def advance(self, states: Sequence[State]) -> str | None:
+        """Let some of these open runs be done; return why none of them will be any more, or None."""
 
 
 class StudyRuns:
@@ -22,18 +32,18 @@ class StudyRuns:
     Args:
         study: The study.
         console: Terminal on which progress is shown.
-        since: Seconds since the epoch; a run that failed from then on, in any process, is not tried again. None: now.
+        since: Seconds since the epoch; a run that failed from then on, in any process, is not tried again.
 
     Attributes:
         states: States of the runs that are reported.
         trials: States of the runs that tune.
     """
 
-    def __init__(self, study: Study, console: Console, since: float | None = None) -> None:
+    def __init__(self, study: Study, console: Console, since: float) -> None:
         self.study, self.console = study, console
         self.states: list[State] = []
         self.trials: list[State] = []
-        self._since = time.time() if since is None else since
+        self._since = since
         self._is_looked_at, self._tuning_looked_at = False, set[tuple[str, str]]()
 
     def do(self, pool: Pool) -> None:
@@ -63,13 +73,21 @@ class StudyRuns:
 
     def _do(self, title: str, runs: Sequence[Run], pool: Pool) -> list[State]:
         """Do runs under a progress bar, and return what has become of each."""
+        states = [State(run, "finished" if is_finished(run) else "waiting") for run in runs]
         with StudyProgress(title, self.console) as progress:
-
-            def on_change(schedule: Schedule) -> None:
-                progress.show(schedule)
-                self._look_at_metrics(schedule.states)
-
-            return Schedule(runs, pool, on_change, self._since).run()
+            progress.show(states)
+            while left := [state for state in states if state.is_open]:
+                reason = pool.advance(left)
+                for state in left:
+                    state.look(self._since)
+                    if reason is not None and state.is_open:
+                        state.look(0.0)  # it may have failed in a job that was submitted before this command began
+                        state.status, state.error = "failed", state.error or reason
+                progress.show(states)
+                self._look_at_metrics(states)
+                if any(state.is_open for state in left):
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
+        return states
 
     def _look_at_metrics(self, states: Sequence[State]) -> None:
         """Check on the first finished runs that they log the study's metrics, before all others have been run.

@@ -8,23 +8,24 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import filelock
 
-from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
+from fedbc_lightning.core.checks import POSITIVE_SHARE, Count, above, below, check_arguments
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.metric_names import is_lower_better, on_split
 from fedbc_lightning.studies.methods import SECTIONS, Method, Tuning, check_keys, full_key, plain_key, short
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.reported_round import Report
 from fedbc_lightning.studies.study_checks import (
     check_folder_names,
+    check_known,
     check_metrics,
-    check_numbers,
     check_places,
     check_settings,
-    check_targets,
     check_tuning,
+    refuse,
 )  # fmt: skip
 from fedbc_lightning.studies.study_run import Run, slug
 
@@ -101,37 +102,38 @@ class Study:
     axis: Literal["rounds", "bytes", "seconds", "simulated_seconds"] = "rounds"
     targets: dict[str, list[float]] = field(default_factory=dict)
     tuning: Tuning = field(default_factory=Tuning)
-    confidence: float = 0.95
+    confidence: Annotated[float, above(0), below(1)] = 0.95
     papers: dict[str, Paper] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    scale: float = 1.0
-    workers: int | None = None
-    threads: int = 1
+    scale: Annotated[float, POSITIVE_SHARE] = 1.0
+    workers: Count | None = None
+    threads: Count = 1
     backend: Literal["here", "slurm", "local"] = "here"
-    jobs: int = 1
+    jobs: Count = 1
     resources: dict[str, Any] = field(default_factory=dict)
     out: str = "studies"
     name: str | None = None
 
     def __post_init__(self) -> None:
         self.given = asdict(self)  # as plain values, before factors are crossed and names completed
-        self._check_that_runs_are_given()
+        check_arguments(Study, vars(self), "study")
+        check_arguments(Tuning, vars(self.tuning), "tuning")
+        check_tuning(self.tuning)
+        check_metrics(self.metrics, self.targets, self.axis)
+        check_known("better", self.better, [*self.metrics, str(self.tuning.metric)])
         self.variants = dict(self.variants)
         self.levels = self._cross() if self.factors else {name: (name,) for name in self.variants}
-        check_numbers(workers=self.workers, threads=self.threads, jobs=self.jobs)
-        check_tuning(self.tuning)
-        check_metrics(self.metrics, self.better, self.tuning.metric)
-        check_targets(self.axis, self.targets, self.metrics)
-        self._check_seeds()
-        if not 0 < self.confidence < 1:
-            raise ConfigurationError(f"confidence: got {self.confidence}; give a share between 0 and 1, e.g. 0.95.")
-        if self.reference is not None and self.reference not in self.algorithms:
-            raise ConfigurationError(
-                f"reference: '{self.reference}' is not among the algorithms {', '.join(self.algorithms)}."
-            )
-        check_settings("overrides", self.overrides)
-        for name, given in self.variants.items():
-            check_settings(f"variants.{name}", given)
+        seeds = self.seed_list
+        refuse({
+            "algorithms: none given; give e.g. {FedAvg: {}, FedBC: {dual_lr: 0.001}}.": not self.algorithms,
+            "variants: none given; leave it out, or give e.g. {E = 5: {trainer.local_epochs: 5}}.": not self.variants,
+            f"better: got {self.better}; give lower or higher.": not {*self.better.values()} <= {"lower", "higher"},
+            f"seeds: got {self.seeds}; give a number from 1 on, or different seeds from 0 on.":
+                not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0,
+        })  # fmt: skip
+        check_known("reference", [self.reference] if self.reference else [], self.algorithms)
+        for place, given in {"overrides": self.overrides, **self.variants}.items():
+            check_settings(f"variants.{place}" if place in self.variants else place, given or {})
         check_folder_names("algorithms", self.algorithms)
         check_folder_names("variants", self.variants)
         self.part = ""
@@ -144,21 +146,6 @@ class Study:
             paper.check(f"papers.{name}", list(self.algorithms), list(self.levels.values()), self.metrics)
         self._keep_names()
         self.narrow(self.only)
-
-    def _check_that_runs_are_given(self) -> None:
-        if not self.algorithms:
-            raise ConfigurationError("algorithms: none given; give e.g. {FedAvg: {}, FedBC: {dual_lr: 0.001}}.")
-        if not self.variants and not self.factors:
-            raise ConfigurationError(
-                "variants: none given; leave it out, or give e.g. {E = 5: {trainer.local_epochs: 5}}."
-            )
-
-    def _check_seeds(self) -> None:
-        if not 0 < self.scale <= 1:
-            raise ConfigurationError(f"scale: got {self.scale}; give a share of the rounds and seeds, above 0 up to 1.")
-        seeds = self.seed_list
-        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-            raise ConfigurationError(f"seeds: got {self.seeds}; give a number from 1 on, or different seeds from 0 on.")
 
     def algorithm_of(self, key: str) -> str | None:
         """Return the algorithm that a key such as ``mu 1.5.mu`` is for, the longest name of several; None: for all."""
@@ -187,8 +174,8 @@ class Study:
     def _complete_name(self) -> None:
         """Let the name say what of the study is left out, so that a whole study has another folder."""
         self.name = self.name or "study"
-        if Path(self.name).name != self.name or self.name == "..":
-            raise ConfigurationError(f"name: '{self.name}' is no name of a folder; give the folder above it as out.")
+        is_path = Path(self.name).name != self.name or self.name == ".."
+        refuse({f"name: '{self.name}' is no name of a folder; give the folder above it as out.": is_path})
         self.name += "" if self.scale == 1 else f"_scale_{self.scale:g}"
         self.name += "_untuned" if self.is_untuned else ""
 
@@ -207,17 +194,17 @@ class Study:
         """
         for factor in self.factors:
             check_folder_names("factors", factor)
-        if not all(self.factors):
-            raise ConfigurationError("factors: one has no levels; give e.g. [{E = 1: {trainer.local_epochs: 1}}].")
-        if self.variants not in ({}, {"all": {}}):
-            raise ConfigurationError("variants: given beside factors; put them in a factor, or cross them by hand.")
+        refuse({
+            "factors: one has no levels; give e.g. [{E = 1: {trainer.local_epochs: 1}}].": not all(self.factors),
+            "variants: given beside factors; put them in a factor, or cross them by hand.":
+                self.variants not in ({}, {"all": {}}),
+        })  # fmt: skip
         self.variants, levels = {}, {}
         for chosen in itertools.product(*(factor.items() for factor in self.factors)):
             settings: dict[str, Any] = {}
             for level, given in chosen:
-                twice = sorted(settings.keys() & (given or {}).keys())
-                if twice:
-                    raise ConfigurationError(f"factors: '{level}' sets {twice[0]}, as a level of another factor does.")
+                for key in given or {}:
+                    refuse({f"factors: '{level}' sets {key}, as a level of another factor does.": key in settings})
                 settings |= given or {}
             name = ", ".join(level for level, _ in chosen)
             self.variants[name], levels[name] = settings, tuple(level for level, _ in chosen)
@@ -230,9 +217,7 @@ class Study:
             ConfigurationError: The study has nothing of a given name, or nothing is left of it.
         """
         wanted = set(names)
-        for name in sorted(wanted - set(self._names)):
-            meant = did_you_mean(name, self._names, f"there is: {', '.join(self._names)}")
-            raise ConfigurationError(f"only: '{name}' is no algorithm, variant or level here; {meant}")
+        check_known("only", sorted(wanted), self._names)
         if wanted & set(self.algorithms):
             self.methods = [method for method in self.methods if method.name in wanted]
         for name, levels in list(self.levels.items()):
@@ -358,10 +343,8 @@ class Study:
         if self.scale == 1:
             return
         rounds = settings.get("trainer.max_rounds")
-        if rounds is None:
-            raise ConfigurationError("scale: the study must say trainer.max_rounds in its overrides.")
         if not isinstance(rounds, int):
-            raise ConfigurationError(f"scale: trainer.max_rounds: got {rounds!r}; give a whole number, such as 100.")
+            raise ConfigurationError(f"scale: trainer.max_rounds: got {rounds!r}; give a whole number in overrides.")
         settings["trainer.max_rounds"] = self._shrunk(rounds)
 
     def _shrunk(self, count: int) -> int:

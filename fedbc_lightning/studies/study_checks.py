@@ -1,110 +1,94 @@
-"""The checks of a study's arguments, each of one idea; a message names the argument, its value and the remedy."""
+"""Checks of a study's arguments beyond their types and bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.studies.methods import SECTIONS, Tuning, check_keys
-from fedbc_lightning.studies.numbers import UNITS, is_share
-from fedbc_lightning.studies.study_run import as_word, slug
+from fedbc_lightning.studies.numbers import is_share
+from fedbc_lightning.studies.study_run import slug
 
+# Keys that the study sets itself for each run.
 OWN = ("trainer.default_root_dir", "trainer.name", "trainer.seed", "seed_everything", "ckpt_path")
-"""Keys that the study sets itself for each run."""
 
 COLUMNS = ("variant", "algorithm", "seed", "status", "report", "round", "rounds", "bytes_up", "bytes_down", "seconds",
            "error", "folder")  # fmt: skip
 """Columns of ``results.csv`` besides the metrics."""
 
 
-def check_numbers(**numbers: int | None) -> None:
-    """Refuse numbers below 1.
+def refuse(problems: Mapping[str, bool]) -> None:
+    """Raise the first problem that there is.
+
+    Args:
+        problems: Map from a message to whether it is so.
 
     Raises:
-        ConfigurationError: A number is given and below 1.
+        ConfigurationError: There is a problem.
     """
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise ConfigurationError(f"{name}: got {number}; give 1 or more.")
+    for message, is_so in problems.items():
+        if is_so:
+            raise ConfigurationError(message)
+
+
+def check_known(place: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Check that names are among those that the study has.
+
+    Raises:
+        ConfigurationError: One is not; the message has the nearest one.
+    """
+    for name in names:
+        if name not in known:
+            meant = did_you_mean(name, [*known], f"there is: {', '.join(known)}")
+            raise ConfigurationError(f"{place}: the study has no '{name}'; {meant}")
 
 
 def check_tuning(tuning: Tuning) -> None:
-    """Check the seeds, the numbers of rounds and the validation data of tuning.
+    """Check the numbers of rounds of tuning, which ascend from one rung to the next.
 
     Raises:
-        ConfigurationError: There are no seeds, the numbers of rounds do not ascend, or there is no validation data.
+        ConfigurationError: They do not, or there are no seeds.
     """
-    if not tuning.seeds:
-        raise ConfigurationError("tuning.seeds: none given; give e.g. [0].")
-    if not tuning.rungs or None in tuning.rungs[:-1]:
-        raise ConfigurationError("tuning.max_rounds: give T, null, or a list such as [25, 100, null], null last.")
     rungs = [rounds for rounds in tuning.rungs if rounds is not None]
-    if rungs != sorted(set(rungs)):
-        raise ConfigurationError(f"tuning.max_rounds: got {rungs}; give them ascending: longer for fewer runs.")
-    if not 0 < tuning.val_fraction < 1:
-        raise ConfigurationError(f"tuning.val_fraction: got {tuning.val_fraction}; give 0.2, say.")
+    refuse({
+        "tuning.seeds: none given; give e.g. [0].": not tuning.seeds,
+        f"tuning.max_rounds: got {tuning.max_rounds}; give T, null, or an ascending list such as [25, 100, null].":
+            not tuning.rungs or None in tuning.rungs[:-1] or rungs != sorted(set(rungs)),
+    })  # fmt: skip
 
 
-def check_metrics(metrics: list[str], better: Mapping[str, str], tuning_metric: str | None) -> None:
-    """Check the names of the reported metrics, and the directions in which metrics are better.
-
-    Raises:
-        ConfigurationError: A metric is missing, there twice or a column anyway, or a direction is none.
-    """
-    if not metrics:
-        raise ConfigurationError("metrics: none given; give names as in metrics.csv, e.g. [accuracy/global].")
-    twice = next((name for name in metrics if metrics.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigurationError(f"metrics: '{twice}' is there twice.")
-    taken = next((name for name in metrics if name in COLUMNS), None)
-    if taken is not None:
-        raise ConfigurationError(f"metrics: '{taken}' is a column of results.csv anyway; leave it out.")
-    for name, said in better.items():
-        if name not in {*metrics, tuning_metric}:
-            meant = did_you_mean(name, metrics, f"there is: {', '.join(metrics)}")
-            raise ConfigurationError(f"better: '{name}' is not among the metrics; {meant}")
-        if said not in ("lower", "higher"):
-            raise ConfigurationError(f"better.{name}: got {said!r}; give lower or higher.")
-
-
-def check_targets(axis: str, targets: Mapping[str, list[float]], metrics: list[str]) -> None:
-    """Check the values whose costs are told, and the axis on which they are.
+def check_metrics(metrics: list[str], targets: Mapping[str, list[float]], axis: str) -> None:
+    """Check the names of the reported metrics, and the values whose costs are reported.
 
     Raises:
-        ConfigurationError: The axis is unknown or has no values, values are those of a metric that is not reported, or
-            a share is above 1.
+        ConfigurationError: A metric is missing, there twice or a column anyway, or a target is none.
     """
-    if axis not in UNITS:
-        raise ConfigurationError(f"axis: got {axis!r}; give {' or '.join(UNITS)}.")
-    if axis != "rounds" and not targets:
-        raise ConfigurationError(f"axis: {axis} is for targets, and none are given; give {{{metrics[0]}: [0.9]}}, say.")
-    for name in targets:
-        if name not in metrics:
-            meant = did_you_mean(name, metrics, f"there is: {', '.join(metrics)}")
-            raise ConfigurationError(f"targets: '{name}' is not among the metrics; {meant}")
-        above = next((value for value in targets[name] if is_share(name) and value > 1), None)
-        if above is not None:
-            raise ConfigurationError(
-                f"targets.{name}: got {above:g}, which is {100 * above:g} %; write {above / 100:g} for {above:g} %."
-            )
+    check_known("targets", targets, metrics)
+    above = [value for name, values in targets.items() for value in values if is_share(name) and value > 1]
+    refuse({
+        "metrics: give different names as in metrics.csv, e.g. [accuracy/global].":
+            not metrics or len(set(metrics)) < len(metrics),
+        f"metrics: got {metrics}; leave out columns that results.csv has anyway.": not set(COLUMNS).isdisjoint(metrics),
+        f"axis: {axis} is for targets, and none are given.": axis != "rounds" and not targets,
+        f"targets: got {', '.join(f'{value:g}' for value in above)}; give shares, such as 0.9 for 90 %.": bool(above),
+    })  # fmt: skip
 
 
-def check_settings(place: str, given: Mapping[str, Any] | None) -> None:
+def check_settings(place: str, given: Mapping[str, Any]) -> None:
     """Check the keys of settings that several runs get.
 
     Raises:
         ConfigurationError: A key is no text, a section holds nested keys, or a key is one that the study itself gives
             to its runs.
     """
-    given = given or {}
     check_keys(place, given)
-    nested = [key for key in given if key in SECTIONS and not _is_class(given[key])]
-    if nested:
-        raise ConfigurationError(f"{place}.{nested[0]}: give full keys, e.g. {{{nested[0]}.max_rounds: 10}}.")
-    taken = [key for key in given if key in OWN]
-    if taken:
-        raise ConfigurationError(f"{place}: the study itself gives {taken[0]} to its runs; leave it out.")
+    for key, value in given.items():
+        is_class = isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)
+        refuse({
+            f"{place}.{key}: give full keys, e.g. {{{key}.max_rounds: 10}}.": key in SECTIONS and not is_class,
+            f"{place}: the study itself gives {key} to its runs; leave it out.": key in OWN,
+        })  # fmt: skip
 
 
 def check_places(overrides: Mapping[str, Any], algorithms: Iterable[str]) -> None:
@@ -115,18 +99,9 @@ def check_places(overrides: Mapping[str, Any], algorithms: Iterable[str]) -> Non
     """
     names = [*SECTIONS, *algorithms]
     for key in overrides:
-        section = key.partition(".")[0]
-        if section in SECTIONS or any(key.startswith(f"{name}.") for name in names):
-            continue
-        if key in names:
-            raise ConfigurationError(f"overrides.{key}: give full keys, e.g. {{{key}.model.lr: 0.1}}.")
-        meant = did_you_mean(section, names, f"there is: {', '.join(names)}")
-        raise ConfigurationError(f"overrides: '{key}' begins with no section and no algorithm; {meant}")
-
-
-def _is_class(value: Any) -> bool:
-    """Return whether a section is given as a class, by its name or with ``class_path``."""
-    return isinstance(value, str) or (isinstance(value, Mapping) and "class_path" in value)
+        refuse({f"overrides.{key}: give full keys, e.g. {{{key}.model.lr: 0.1}}.": key in names[len(SECTIONS) :]})
+        if not any(f"{key}.".startswith(f"{name}.") for name in names):
+            check_known("overrides", [key.partition(".")[0]], names)
 
 
 def check_folder_names(kind: str, names: Iterable[Any]) -> None:
@@ -136,10 +111,7 @@ def check_folder_names(kind: str, names: Iterable[Any]) -> None:
         ConfigurationError: A name is no text, or two names differ only in what a folder's name leaves out.
     """
     folders: dict[str, str] = {}
+    check_keys(kind, dict.fromkeys(names))
     for name in names:
-        if not isinstance(name, str):
-            said = as_word(name)
-            raise ConfigurationError(f"{kind}: the name {said} is no text; quote it: '{said}'.")
         other = folders.setdefault(slug(name), name)
-        if other != name:
-            raise ConfigurationError(f"{kind}: '{other}' and '{name}' would share a folder; rename one.")
+        refuse({f"{kind}: '{other}' and '{name}' would share a folder; rename one.": other != name})

@@ -5,112 +5,26 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
+from rich.console import Console
 
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
+from fedbc_lightning.cli.plan_report import ROUGH
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.printing import each_line_once
+from fedbc_lightning.core.units import bytes_said, duration
 from fedbc_lightning.planning import Plan
 from fedbc_lightning.studies.compare import Comparison, parser_errors
 from fedbc_lightning.studies.methods import Method
-from fedbc_lightning.studies.notes import NOTE, has_ended, is_finished
+from fedbc_lightning.studies.result_tables import show
+from fedbc_lightning.studies.run_states import NOTE, has_ended, is_finished
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run, slug
 from fedbc_lightning.studies.tuning import read_tuned, rungs
-
-
-@dataclass
-class PlannedMethod:
-    """The estimated cost of one algorithm in one variant.
-
-    Attributes:
-        variant: Name of the variant.
-        method: Name of the algorithm in the tables.
-        plan: Estimate for one run that is reported.
-        num_runs: Number of runs that are reported.
-        num_trials: Number of runs for tuning.
-        num_finished: Number of runs of both kinds that are finished already, and so cost nothing more.
-        num_rounds: Number of rounds of all runs still to be done, tuning included.
-    """
-
-    variant: str
-    method: str
-    plan: Plan
-    num_runs: int
-    num_trials: int
-    num_finished: int
-    num_rounds: int
-
-    @property
-    def num_left(self) -> int:
-        """Number of runs still to be done, tuning included."""
-        return self.num_runs + self.num_trials - self.num_finished
-
-    @property
-    def share(self) -> float:
-        """The work still to be done, as a number of full-length runs."""
-        return self.num_rounds / self.plan.max_rounds
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the runs still to be done take one after another."""
-        return self.share * self.plan.training_seconds + self.num_left * self.plan.start_seconds
-
-    @property
-    def disk(self) -> int:
-        """Bytes on disk that the runs still to be done leave behind."""
-        kept = sum(size for what, size in self.plan.disk.items() if "while it is written" not in what)
-        return self.num_left * kept
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes that the clients send in the runs still to be done."""
-        return round(self.share * self.plan.bytes_up)
-
-    @property
-    def bytes_down(self) -> int:
-        """Bytes that the clients receive in the runs still to be done."""
-        return round(self.share * self.plan.bytes_down)
-
-
-@dataclass
-class StudyPlan:
-    """The estimated cost of a study; its times are as rough as those of :class:`~fedbc_lightning.planning.Plan`.
-
-    Attributes:
-        name: Name of the study.
-        rows: Estimates for each variant and algorithm.
-        num_workers: Number of worker processes.
-    """
-
-    name: str
-    rows: list[PlannedMethod]
-    num_workers: int
-
-    @property
-    def seconds(self) -> float:
-        """Seconds on all workers: an even share of the work, but at least the longest run."""
-        longest = max((row.plan.seconds for row in self.rows if row.num_rounds), default=0.0)
-        return max(sum(row.seconds for row in self.rows) / self.num_workers, longest)
-
-    @property
-    def disk(self) -> int:
-        """Bytes on disk that all runs still to be done leave behind."""
-        return sum(row.disk for row in self.rows)
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes that all clients send."""
-        return sum(row.bytes_up for row in self.rows)
-
-    @property
-    def bytes_down(self) -> int:
-        """Bytes that all clients receive."""
-        return sum(row.bytes_down for row in self.rows)
 
 
 class _Planned(FederatedCLI):
@@ -123,11 +37,16 @@ class _Planned(FederatedCLI):
         self.result = plan, built
 
 
-def plan_study(study: Study) -> StudyPlan:
+def plan_study(study: Study) -> pd.DataFrame:
     """Estimate the cost of a study, measuring its runs one after another in this process.
 
     Args:
         study: The study to plan.
+
+    Returns:
+        A row per variant and algorithm: the numbers of ``runs``, of ``trials`` that tune, and of both that are
+        ``done`` and cost nothing more; seconds of one run; and ``rounds``, ``seconds``, ``disk``, ``bytes_up`` and
+        ``bytes_down`` of what is left, tuning included.
 
     Raises:
         ConfigurationError: The study cannot be run as configured; the message names the run.
@@ -139,32 +58,41 @@ def plan_study(study: Study) -> StudyPlan:
     try:
         with each_line_once():
             rows = [
-                _plan_method(study, variant, method, (tuned.get(variant) or {}).get(method.name))
+                _row(study, variant, method, (tuned.get(variant) or {}).get(method.name))
                 for variant in study.variants
                 for method in study.methods
             ]
     finally:
         torch.set_num_threads(threads)
-    return StudyPlan(str(study.name), rows, study.num_at_once)
+    return pd.DataFrame(rows)
 
 
-def _plan_method(study: Study, variant: str, method: Method, chosen: dict[str, Any] | None) -> PlannedMethod:
+def _row(study: Study, variant: str, method: Method, chosen: dict[str, Any] | None) -> dict[str, Any]:
     tried = chosen or method.first()
     runs = [study.run(variant, method, seed, tried) for seed in study.seed_list]
     is_chosen = not method.tuned or chosen is not None
-    num_done = sum(is_finished(run) for run in runs) if is_chosen else 0
+    done = sum(is_finished(run) for run in runs) if is_chosen else 0
     plan = plan_run(runs[0])
-    num_trials = num_tried = 0
-    num_rounds = (len(runs) - num_done) * plan.max_rounds
+    trials, rounds = 0, (len(runs) - done) * plan.max_rounds
     for rung, count in _count_trials(study, method):
         settings = study.trial(variant, method, study.tuning.seeds[0], tried, rung).settings
         places = study.folder / "tuning" / slug(variant) / slug(method.name)
-        notes = places.glob(f"*/rung_{rung}/seed_*/{NOTE}")
-        done = sum(has_ended(note.parent) for note in notes)
-        num_trials, num_tried = num_trials + count, num_tried + min(count, done)
-        num_rounds += (count - min(count, done)) * settings.get("trainer.max_rounds", plan.max_rounds)
-    counts = len(runs), num_trials, num_done + num_tried, num_rounds
-    return PlannedMethod(variant, method.name, plan, *counts)
+        ended = min(count, sum(has_ended(note.parent) for note in places.glob(f"*/rung_{rung}/seed_*/{NOTE}")))
+        trials, done = trials + count, done + ended
+        rounds += (count - ended) * settings.get("trainer.max_rounds", plan.max_rounds)
+    share, left = rounds / plan.max_rounds, len(runs) + trials - done  # a trial may be shorter than a run
+    kept = sum(size for what, size in plan.disk.items() if "while it is written" not in what)
+    return {
+        "variant": variant, "algorithm": method.name, "runs": len(runs), "trials": trials, "done": done,
+        "rounds": rounds, "one run": plan.seconds, "seconds": share * plan.training_seconds + left * plan.start_seconds,
+        "disk": left * kept, "bytes_up": round(share * plan.bytes_up), "bytes_down": round(share * plan.bytes_down),
+    }  # fmt: skip
+
+
+def total_seconds(rows: pd.DataFrame, num_workers: int) -> float:
+    """Return the seconds of a study on all workers: an even share of the work, but at least the longest run."""
+    longest = rows.loc[rows["rounds"] > 0, "one run"].max()
+    return max(rows["seconds"].sum() / num_workers, 0.0 if pd.isna(longest) else longest)
 
 
 def _count_trials(study: Study, method: Method) -> list[tuple[int, int]]:
@@ -191,3 +119,20 @@ def plan_run(run: Run) -> Plan:
             return plan
     except ConfigurationError as error:
         raise ConfigurationError(f"{run.variant} / {run.method}: {error}") from None
+
+
+def print_study_plan(study: Study, rows: pd.DataFrame) -> None:
+    """Print the estimated cost of a study: a row per variant and algorithm, and the total."""
+    console, workers = Console(highlight=False), study.num_at_once
+    said = {"one run": duration, "seconds": duration, "disk": bytes_said, "bytes_up": bytes_said,
+            "bytes_down": bytes_said}  # fmt: skip
+    shown = rows.drop(columns="rounds").assign(**{name: rows[name].map(form) for name, form in said.items()})
+    header = ["variant", "algorithm", "runs", "tuning", "done", "one run", "all", "disk", "up", "down"]
+    show(console, str(study.name), [header, *shown.astype(str).to_numpy().tolist()])
+    up, down, disk = (bytes_said(int(rows[name].sum())) for name in ("bytes_up", "bytes_down", "disk"))
+    console.print(
+        f"[bold]about {duration(total_seconds(rows, workers))} on {workers} worker{'s' * (workers > 1)}[/bold], "
+        f"{disk} on disk, {up} up, {down} down. Finished runs (done) cost nothing more.",
+        soft_wrap=True,
+    )
+    console.print(ROUGH, style="dim", soft_wrap=True)

@@ -1,27 +1,23 @@
-"""Shows a running study: one bar for all of it, a line for each worker, and the time left."""
+"""Shows a running study: one bar for all of it, one for each run that is being done, and the time left."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedbc_lightning.core.notebook import NotebookOutput
 from fedbc_lightning.core.units import duration
-from fedbc_lightning.studies.schedule import Schedule, State
+from fedbc_lightning.studies.run_states import State
 
 SECONDS_BETWEEN_LINES = 15.0
-SECONDS_BETWEEN_UPDATES = 0.2
 
 
 class StudyProgress:
-    """Shows a live view on a terminal, and one output that is updated in a notebook.
+    """Shows bars on a terminal, and one output that is updated in a notebook.
 
     Elsewhere it prints a line for each run that ends and a summary now and then.
 
@@ -32,104 +28,80 @@ class StudyProgress:
 
     def __init__(self, title: str, console: Console) -> None:
         self._title, self._console = title, console
-        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._notebook = NotebookOutput() if console.is_jupyter else None
+        columns = TextColumn("{task.description}", markup=False), BarColumn(30), TextColumn("{task.fields[at]}")
+        # Rich estimates the time left from the last 30 seconds by default, and single rounds may take longer.
+        self._bars = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True,
+                              speed_estimate_period=1e9)  # fmt: skip
+        self._tasks: dict[int, TaskID] = {}
         self._reported: set[int] = set()
         self._last_line = time.perf_counter()
-        self._is_new = True
+        self._whole: TaskID | None = None
 
     def __enter__(self) -> StudyProgress:
-        if self._live is not None:
-            self._live.start()
+        if self._console.is_terminal:
+            self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._bars.stop()
 
-    def show(self, schedule: Schedule) -> None:
+    def show(self, states: Sequence[State]) -> None:
         """Update the view from the states of the runs."""
-        self._tell_ends(schedule)
-        if self._live is not None:
-            self._live.update(self._view(schedule))
-        elif self._notebook is not None:
-            self._show_in_notebook(self._notebook, schedule)
-        elif time.perf_counter() - self._last_line > SECONDS_BETWEEN_LINES:
+        self._tell_ends(states)
+        self._update_bars(states)
+        lines = [*(f"{state.run.title} {_rounds(state)}" for state in states if state.status == "running")]
+        is_due = time.perf_counter() - self._last_line > SECONDS_BETWEEN_LINES
+        if self._notebook is not None:
+            share = self._bars.tasks[0].percentage / 100
+            self._notebook.show([*lines, self._summary(states)], share=share if lines else None)
+        elif is_due and not self._console.is_terminal:
             self._last_line = time.perf_counter()
-            running = [f"{state.run.title} {_rounds(state)}" for state in schedule.at_work]
-            text = "; ".join([self._summary(schedule), *running])
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._say("; ".join([self._summary(states), *lines]))
 
-    def _show_in_notebook(self, output: NotebookOutput, schedule: Schedule) -> None:
-        running = [f"{state.run.title} {_rounds(state)}" for state in schedule.at_work]
-        now = time.perf_counter()
-        if not running or now - self._last_line > SECONDS_BETWEEN_UPDATES:
-            self._last_line = now
-            share = sum(map(_share, schedule.states)) / len(schedule.states)
-            output.show([*running, self._summary(schedule)], share=share if running else None)
+    def _tell_ends(self, states: Sequence[State]) -> None:
+        is_quiet = self._console.is_terminal or self._notebook is not None  # there the bars say it
+        for k, state in enumerate(states):
+            if state.is_open or k in self._reported:
+                continue
+            self._reported.add(k)
+            if state.status == "failed":
+                self._say(f"failed: {state.run.title}: {state.error}", style="red")
+            elif self._whole is not None and not is_quiet:
+                took = f"  {state.seconds:.0f} s" if state.seconds else ""  # none if another command has done it
+                self._say(f"{len(self._reported)}/{len(states)}  {state.run.title}{took}")
+        if self._whole is None and self._notebook is None:
+            more = f", {len(self._reported)} of them done before" if self._reported else ""
+            self._say(f"{self._title}: {len(states)} run{'s' * (len(states) != 1)}{more}")
 
-    def _tell_ends(self, schedule: Schedule) -> None:
-        if self._is_new and self._notebook is None:
-            self._is_new = False
-            done = [k for k, state in enumerate(schedule.states) if state.status == "finished"]
-            self._reported |= set(done)
-            more = f", {len(done)} of them done before" if done else ""
-            runs = "1 run" if len(schedule.states) == 1 else f"{len(schedule.states)} runs"
-            self._console.print(f"{self._title}: {runs}{more}", highlight=False)
-        for k, state in enumerate(schedule.states):
-            if state.status in ("finished", "failed") and k not in self._reported:
-                self._reported.add(k)
-                if state.status == "failed":
-                    text = f"failed: {state.run.title}: {state.error}"
-                    self._console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
-                elif self._live is None and self._notebook is None:
-                    text = f"{len(self._reported)}/{len(schedule.states)}  {state.run.title}{_seconds(state)}"
-                    self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+    def _update_bars(self, states: Sequence[State]) -> None:
+        """Let the bars say how far the runs are; rounds that were done before this session do not count as its pace."""
+        done = sum(state.share for state in states)
+        if self._whole is None:
+            self._whole = self._bars.add_task(self._title, total=len(states), completed=done, at="")  # type: ignore[arg-type]
+        at = f"{sum(not state.is_open for state in states)}/{len(states)} runs"
+        self._bars.update(self._whole, completed=done, at=at)
+        for k, state in enumerate(states):
+            if state.status == "running":
+                if k not in self._tasks:
+                    self._tasks[k] = self._bars.add_task(f"  {state.run.title}", total=1.0, at="")
+                self._bars.update(self._tasks[k], completed=state.share, at=_rounds(state))
+            elif k in self._tasks:
+                self._bars.remove_task(self._tasks.pop(k))
 
-    def _view(self, schedule: Schedule) -> Any:
-        done = sum(map(_share, schedule.states))
-        table = Table.grid(padding=(0, 2))
-        for state in schedule.at_work:
-            bar = ProgressBar(total=1, completed=_share(state), width=20)
-            table.add_row(Text(f"  {state.run.title}"), bar, _rounds(state))
-        whole = Table.grid(padding=(0, 2))
-        whole.add_row(self._summary(schedule), ProgressBar(total=len(schedule.states), completed=done, width=30))
-        return Group(whole, table)
-
-    def _summary(self, schedule: Schedule) -> str:
-        counts = [state.status for state in schedule.states]
+    def _summary(self, states: Sequence[State]) -> str:
+        counts, whole = [state.status for state in states], self._bars.tasks[0]
         failed = f", {counts.count('failed')} failed" if "failed" in counts else ""
-        left = seconds_left(schedule)
-        others = f", {counts.count('elsewhere')} in other processes" if "elsewhere" in counts else ""
-        rest = f", about {duration(left)} left" if left else ""
-        done = f"{self._title}: {counts.count('finished')} of {len(counts)} runs{failed}{others}"
-        return f"{done}, {duration(schedule.seconds)}{rest}"
+        left = f", about {duration(whole.time_remaining)} left" if whole.time_remaining else ""
+        done = f"{self._title}: {counts.count('finished')} of {len(counts)} runs{failed}"
+        return f"{done}, {duration(whole.elapsed or 0.0)}{left}"
 
-
-def seconds_left(schedule: Schedule) -> float | None:
-    """Estimate the seconds that are left from the pace of this session; None if nothing is known yet.
-
-    The work of a run is the fraction of its rounds. Runs and rounds that were done before this session do not count.
-    """
-    here = [state for state in schedule.states if state.status != "finished" or state.seconds]
-    left = sum(1 - _share(state) for state in here)
-    done = sum(_share(state) - state.begun for state in here)
-    return schedule.seconds * left / done if done > 0 else None
-
-
-def _share(state: State) -> float:
-    if state.status in ("finished", "failed"):
-        return 1.0
-    return state.round / state.max_rounds if state.max_rounds else 0.0
+    def _say(self, line: str, style: str | None = None) -> None:
+        self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _rounds(state: State) -> str:
     """Return the round that a run has reached."""
     return f"round {state.round}/{state.max_rounds}" if state.max_rounds else "starting"
-
-
-def _seconds(state: State) -> str:
-    """Return the seconds that a run took; nothing for one that another process has done."""
-    return f"  {state.seconds:.0f} s" if state.seconds else ""

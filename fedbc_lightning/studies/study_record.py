@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,15 +16,13 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.methods import Tuning
-from fedbc_lightning.studies.notes import NOTE, has_ended
 from fedbc_lightning.studies.paper import Claim, Paper
 from fedbc_lightning.studies.results import Outcome, finished, read_curves, read_outcome
-from fedbc_lightning.studies.schedule import State
+from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_run import Run
 
+# File beside a study's tables that holds its settings.
 RECORD = "study.json"
-"""File beside a study's tables that holds its settings."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +98,15 @@ def read_record(folder: Path) -> StudyRecord:
         ) from None
     home = folder.resolve().parent if study.part else folder.resolve()
     study.out, study.name = str(home.parent), home.name
-    failures = _failures(study)
-    runs = [
-        study.run(variant, method, seed)
+    states = [
+        State(study.run(variant, method, seed))
         for seed in study.seed_list
         for variant in study.variants
         for method in study.methods
     ]
-    return StudyRecord(study, command, [_state(run, failures) for run in runs])
+    for state in states:
+        state.look(since=-math.inf)  # a failure counts, whenever that was
+    return StudyRecord(study, command, states)
 
 
 def _study(given: dict[str, Any]) -> Study:
@@ -116,29 +116,3 @@ def _study(given: dict[str, Any]) -> Study:
         claims = [Claim(**claim) for claim in paper["claims"]]
         papers[name] = Paper(**paper | {"claims": claims})
     return Study(**given | {"papers": papers, "tuning": Tuning(**given["tuning"])})
-
-
-def _state(run: Run, failures: dict[tuple[str, str, str], str]) -> State:
-    """Return how far a run has come: ``finished``, ``failed``, ``unfinished`` or ``not begun``."""
-    try:
-        if (run.folder / NOTE).is_file() and has_ended(run.folder):
-            return State(run, "finished")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"'{run.folder / NOTE}' cannot be read: {error}; remove that folder.") from None
-    failure, record = failures.get((run.variant, run.method, str(run.seed))), RunRecord.newest(run.folder)
-    if failure is not None:
-        return State(run, "failed", error=failure)
-    return State(run, "unfinished", record.last_round, record.max_rounds) if record else State(run, "not begun")
-
-
-def _failures(study: Study) -> dict[tuple[str, str, str], str]:
-    """Return why runs have failed when the study was run last, by variant, algorithm and seed."""
-    path = study.results_folder / "results.csv"
-    if not path.is_file():
-        return {}
-    try:
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-        rows = rows[rows["status"] == "failed"]
-        return {(row.variant, row.algorithm, row.seed): row.error for row in rows.itertuples()}
-    except (AttributeError, KeyError, ValueError) as error:
-        raise ConfigurationError(f"'{path}' cannot be read: {error}.") from None

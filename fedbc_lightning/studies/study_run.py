@@ -16,8 +16,8 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.yaml_numbers import dump
 from fedbc_lightning.run.run_record import RunRecord
 
+# Largest length of a folder's name in bytes; most file systems allow 255.
 MAX_BYTES = 250
-"""Largest length of a folder's name in bytes; most file systems allow 255."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from fedbc_lightning.core.metric_names import Measured, measured
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run, slug
 
+# Folder in that of the study; the runs of single seeds and of tuning lie beside it, so that they hide no mean.
 FOLDER = "tensorboard"
-"""Folder in that of the study; the runs of single seeds and of tuning lie beside it, so that they hide no mean."""
+# Group of the borders of bands: TensorBoard sorts groups by name, and shows this one behind the means.
 BANDS = "with_deviation"
-"""Group of the borders of bands: TensorBoard sorts groups by name, and shows this one behind the means."""
 BORDERS = {"mean - std": -1, "mean + std": 1}
 
 

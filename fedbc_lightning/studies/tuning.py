@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,25 @@ import yaml
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
 from fedbc_lightning.core.metric_names import is_of_validation, on_split
-from fedbc_lightning.studies.methods import Method
+from fedbc_lightning.studies.methods import Method, Range
 from fedbc_lightning.studies.reported_round import evaluated
-from fedbc_lightning.studies.schedule import State
+from fedbc_lightning.studies.run_states import State
 from fedbc_lightning.studies.study import Study
 from fedbc_lightning.studies.study_run import Run
 
+# Number of combinations that Optuna is asked for at once; fixed, because its choices depend on it.
 AT_ONCE = 4
-"""Number of combinations that Optuna is asked for at once; fixed, because its choices depend on it."""
 
+# File in the study's folder with the chosen values.
 TUNED = "tuned.yaml"
-"""File in the study's folder with the chosen values."""
 
+# Successive halving keeps one of this many combinations for the next rung.
 KEPT = 3
-"""Successive halving keeps one of this many combinations for the next rung."""
 
 Values = dict[str, Any]
+# Yields a rung, an index into ``Tuning.rungs``, and combinations to try; is sent their scores, NaN for a failed run, in
+# the same order; returns the best combination.
+Search = Generator[tuple[int, list[Values]], list[float], Values]
 
 
 def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple[str, str], Values]:
@@ -43,30 +45,42 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
     Raises:
         ConfigurationError: No combination of some algorithm gave a number.
     """
-    searches = [
-        _search(study, variant, method) for variant in study.variants for method in study.methods if method.tuned
-    ]
-    if not searches:
+    methods = {method.name: method for method in study.methods if method.tuned}
+    if not methods:
         return {}
     metric = validation_metric(study)
-    while open_ones := [search for search in searches if not search.is_done]:
-        batches = [(search, search.ask()) for search in open_ones]
+    places = [(variant, name) for variant in study.variants for name in methods]
+    searches = {place: _search(study, methods[place[1]]) for place in places}
+    asked = {place: next(search) for place, search in searches.items()}
+    tried: dict[tuple[str, str], list[tuple[int, Values, float]]] = {place: [] for place in places}
+    chosen: dict[tuple[str, str], Values] = {}
+    while asked:  # one batch of each search at a time, so that all workers are busy
         runs = {
-            (id(search), k, seed): study.trial(search.variant, search.method, seed, values, search.rung)
-            for search, batch in batches
+            (place, k, seed): study.trial(place[0], methods[place[1]], seed, values, rung)
+            for place, (rung, batch) in asked.items()
             for k, values in enumerate(batch)
             for seed in study.tuning.seeds
         }
-        states = {id(state.run): state for state in do(list(runs.values()))}
-        for search, batch in batches:
-            for k, values in enumerate(batch):
-                done = [states[id(runs[id(search), k, seed])] for seed in study.tuning.seeds]
-                search.tell(values, _score(done, metric))
-    chosen = {(search.variant, search.method.name): search.ranked()[0] for search in searches}
+        states = dict(zip(runs, do(list(runs.values())), strict=True))
+        for place, (rung, batch) in list(asked.items()):
+            of_batch = ([states[place, k, seed] for seed in study.tuning.seeds] for k in range(len(batch)))
+            scores = [_score(found, metric) for found in of_batch]
+            tried[place] += [(rung, values, score) for values, score in zip(batch, scores, strict=True)]
+            try:
+                asked[place] = searches[place].send(scores)
+            except StopIteration as end:
+                chosen[place] = end.value
+                del asked[place]
+    _write(study, tried, {place: chosen[place] for place in places}, metric)
+    return chosen
+
+
+def _write(study: Study, tried: Mapping[tuple[str, str], Sequence[tuple[int, Values, float]]],
+           chosen: Mapping[tuple[str, str], Values], metric: str) -> None:  # fmt: skip
     rows = [
-        {"variant": search.variant, "algorithm": search.method.name, **values, "rung": rung, metric: score,
-         "chosen": values == chosen[search.variant, search.method.name]}
-        for search in searches for rung, values, score in search.tried
+        {"variant": variant, "algorithm": name, **values, "rung": rung, metric: score,
+         "chosen": values == chosen[variant, name]}
+        for (variant, name), found in tried.items() for rung, values, score in found
     ]  # fmt: skip
     with study.locked():
         write_tried(study.results_folder / "tuning.csv", pd.DataFrame(rows))
@@ -74,7 +88,6 @@ def tune(study: Study, do: Callable[[Sequence[Run]], list[State]]) -> dict[tuple
         for (variant, name), values in chosen.items():
             nested.setdefault(variant, {})[name] = values
         write_text(study.folder / TUNED, yaml.safe_dump(nested, sort_keys=False))
-    return chosen
 
 
 def read_tuned(study: Study) -> dict[str, dict[str, Values]]:
@@ -129,53 +142,6 @@ def _score(states: Iterable[State], metric: str) -> float:
     return sum(values) / len(values)
 
 
-@dataclass
-class Search:
-    """Base class of searches over the combinations of one algorithm in one variant.
-
-    Attributes:
-        variant: Name of the variant.
-        method: The algorithm with its ranges.
-        metric: Metric by which combinations are ranked.
-        is_lower_better: Whether small values of the metric are good.
-        tried: Tuples of rung, combination and score, which is NaN if a run failed.
-        rung: Current rung, an index into :attr:`Tuning.rungs <fedbc_lightning.studies.methods.Tuning.rungs>`.
-        is_done: Whether there is nothing left to ask for.
-    """
-
-    variant: str
-    method: Method
-    metric: str
-    is_lower_better: bool
-    tried: list[tuple[int, Values, float]] = field(default_factory=list)
-    rung: int = 0
-
-    is_done = False
-
-    def ask(self) -> list[Values]:
-        """Return the combinations to try next."""
-        raise NotImplementedError
-
-    def tell(self, values: Values, score: float) -> None:
-        """Record the score of a combination; scores come in the order of :meth:`ask`."""
-        self.tried.append((self.rung, values, score))
-
-    def ranked(self) -> list[Values]:
-        """Return the combinations of the last rung, the best first; equal ones stay in the order of asking.
-
-        Raises:
-            ConfigurationError: Every combination of the rung failed.
-        """
-        scored = [(values, score) for rung, values, score in self.tried if rung == self.rung and not math.isnan(score)]
-        if not scored:
-            raise ConfigurationError(
-                f"algorithms.{self.method.name}: none of {len(self.tried)} combinations gave a {self.metric} in "
-                f"{self.variant}; see the log.txt of its runs in tuning/."
-            )
-        sign = 1 if self.is_lower_better else -1
-        return [values for values, _ in sorted(scored, key=lambda pair: sign * pair[1])]
-
-
 def rungs(count: int, num_rungs: int) -> list[tuple[int, int]]:
     """Return pairs of a rung and its number of combinations; where few are left, the last rung follows at once.
 
@@ -193,85 +159,73 @@ def rungs(count: int, num_rungs: int) -> list[tuple[int, int]]:
     return found
 
 
-class GridSearch(Search):
-    """Tries all combinations; then, rung by rung, the best third of them for more rounds (successive halving).
+def _search(study: Study, method: Method) -> Search:
+    if all(values.grid is not None for values in method.tuned.values()):
+        return grid_search(study, method)
+    if len(study.tuning.rungs) > 1:
+        raise ConfigurationError("tuning.max_rounds: an interval is searched with one T; a list of them is for grids.")
+    return optuna_search(study, method)
 
-    Args:
-        *args: Arguments of :class:`Search`.
-        num_rungs: Number of rungs.
+
+def _ranked(study: Study, method: Method, tried: Iterable[tuple[Values, float]]) -> list[Values]:
+    """Return combinations, the best first; equal ones stay in the order of asking.
+
+    Raises:
+        ConfigurationError: Every combination failed.
+    """
+    scored = [(values, score) for values, score in tried if not math.isnan(score)]
+    metric = validation_metric(study)
+    if not scored:
+        raise ConfigurationError(
+            f"algorithms.{method.name}: no combination gave a {metric}; see the log.txt of its runs in tuning/."
+        )
+    sign = 1 if study.is_lower_better(metric) else -1
+    return [values for values, _ in sorted(scored, key=lambda pair: sign * pair[1])]
+
+
+def grid_search(study: Study, method: Method) -> Search:
+    """Try all combinations; then, rung by rung, the best third of them for more rounds (successive halving).
 
     References:
         Jamieson & Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"; with a
         third in place of a half, as in Hyperband.
     """
-
-    def __init__(self, *args: Any, num_rungs: int) -> None:
-        super().__init__(*args)
-        self._left = rungs(len(list(self.method.grid())), num_rungs)
-
-    def ask(self) -> list[Values]:
-        """Return all combinations on the first rung, later the best third of those tried last."""
-        asked = self.ranked() if self.tried else list(self.method.grid())
-        self.rung, count = self._left.pop(0)
-        self.is_done = not self._left
-        return asked[:count]
+    best = list(method.grid())
+    for rung, count in rungs(len(best), len(study.tuning.rungs)):
+        batch = best[:count]
+        scores = yield rung, batch
+        best = _ranked(study, method, zip(batch, scores, strict=True))
+    return best[0]
 
 
-class OptunaSearch(Search):
-    """Searches with Optuna's tree-structured Parzen estimator; its seed is fixed so that a resumed study repeats it.
-
-    Args:
-        *args: Arguments of :class:`Search`.
-        trials: Number of combinations to try.
-    """
-
-    def __init__(self, *args: Any, trials: int) -> None:
-        super().__init__(*args)
-        try:
-            import optuna
-        except ModuleNotFoundError:
-            raise ConfigurationError(
-                f"algorithms.{self.method.name}: an interval is searched by Optuna: pip install "
-                "'fedbc-lightning[optuna]', or give a grid."
-            ) from None
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)  # for asking in batches
-        direction = "minimize" if self.is_lower_better else "maximize"
-        self._optuna, self._study = optuna, optuna.create_study(sampler=sampler, direction=direction)
-        self._asked: list[Any] = []
-        self._trials = trials
-
-    def ask(self) -> list[Values]:
-        """Return the next :data:`AT_ONCE` suggestions of Optuna, or as many as are left."""
-        count = min(AT_ONCE, self._trials - len(self.tried))
-        self._asked = [self._study.ask() for _ in range(count)]
-        self.is_done = len(self.tried) + count >= self._trials
-        return [self._suggest(trial) for trial in self._asked]
-
-    def tell(self, values: Values, score: float) -> None:
-        """Record a score and report it to Optuna; a NaN is reported as a failed trial."""
-        super().tell(values, score)
-        failed = self._optuna.trial.TrialState.FAIL
-        trial = self._asked.pop(0)
-        self._study.tell(trial, state=failed) if math.isnan(score) else self._study.tell(trial, score)
-
-    def _suggest(self, trial: Any) -> Values:
-        values = {}
-        for key, wanted in self.method.tuned.items():
-            if wanted.grid is not None:
-                values[key] = trial.suggest_categorical(key, wanted.grid)
-            else:
-                values[key] = trial.suggest_float(key, wanted.low, wanted.high, log=wanted.log)
-        return values
+def optuna_search(study: Study, method: Method) -> Search:
+    """Search with Optuna's tree-structured Parzen estimator; its seed is fixed so that a resumed study repeats it."""
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise ConfigurationError(
+            f"algorithms.{method.name}: an interval is searched by Optuna: pip install 'fedbc-lightning[optuna]', or "
+            "give a grid."
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)  # for asking in batches
+    direction = "minimize" if study.is_lower_better(validation_metric(study)) else "maximize"
+    search = optuna.create_study(sampler=sampler, direction=direction)
+    tried: list[tuple[Values, float]] = []
+    while len(tried) < study.tuning.trials:
+        trials = [search.ask() for _ in range(min(AT_ONCE, study.tuning.trials - len(tried)))]
+        batch = [{key: _suggest(trial, key, wanted) for key, wanted in method.tuned.items()} for trial in trials]
+        scores = yield 0, batch
+        for trial, score in zip(trials, scores, strict=True):
+            is_failed = math.isnan(score)
+            search.tell(trial, None if is_failed else score, state=optuna.trial.TrialState.FAIL if is_failed else None)
+        tried += zip(batch, scores, strict=True)
+    return _ranked(study, method, tried)[0]
 
 
-def _search(study: Study, variant: str, method: Method) -> Search:
-    metric = validation_metric(study)
-    what = variant, method, metric, study.is_lower_better(metric)
-    if all(values.grid is not None for values in method.tuned.values()):
-        return GridSearch(*what, num_rungs=len(study.tuning.rungs))
-    if len(study.tuning.rungs) > 1:
-        raise ConfigurationError("tuning.max_rounds: an interval is searched with one T; a list of them is for grids.")
-    return OptunaSearch(*what, trials=study.tuning.trials)
+def _suggest(trial: Any, key: str, wanted: Range) -> Any:
+    if wanted.grid is not None:
+        return trial.suggest_categorical(key, wanted.grid)
+    return trial.suggest_float(key, wanted.low, wanted.high, log=wanted.log)

@@ -13,7 +13,7 @@ from fedbc_lightning.core.metric_names import is_lower_better
 from fedbc_lightning.papers import fedplus_figures
 from fedbc_lightning.papers.fedplus_figures import figure_1, figure_2, figure_3, figure_4, loss_along_line
 from fedbc_lightning.studies.compare import Comparison, parse
-from fedbc_lightning.studies.figures import save
+from fedbc_lightning.studies.drawing import save
 from fedbc_lightning.studies.study import Study
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

@@ -17,7 +17,7 @@ from fedbc_lightning.papers.l2gd_problem import ERROR, TO_GLOBAL, TO_LOCAL, Mixt
 from fedbc_lightning.partition import IID
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.compare import Comparison
-from fedbc_lightning.studies.figures import save
+from fedbc_lightning.studies.drawing import save
 from fedbc_lightning.studies.study import Study
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

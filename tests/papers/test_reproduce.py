@@ -200,7 +200,7 @@ def test_numbers_with_an_exponent_are_numbers_in_every_layer(project):
 
 def test_a_table_without_its_paper_is_refused(project, capfd):
     assert run_cli("reproduce", "table1", "--papers", "{}") == 1
-    assert capfd.readouterr().err.startswith("fedbc-cli: error: papers: 'table1' is not among them, and it is what is")
+    assert capfd.readouterr().err.startswith("fedbc-cli: error: papers: the study has no 'table1'")
 
 
 def test_a_reference_that_is_left_out_is_refused(project, capfd):

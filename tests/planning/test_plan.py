@@ -18,9 +18,9 @@ from fedbc_lightning.planning import drawn
 from fedbc_lightning.server import BFloat16, TopK
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.studies.methods import Tuning
-from fedbc_lightning.studies.notes import write_note
+from fedbc_lightning.studies.run_states import note_beginning, note_end
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_plan import plan_study
+from fedbc_lightning.studies.study_plan import plan_run, plan_study, total_seconds
 
 CASES = {
     "fedbc": (lambda: FedBC(dual_lr=0.1), {"local_epochs": 2, "max_rounds": 12}),
@@ -202,19 +202,17 @@ def study(project, monkeypatch):
 
 
 def test_a_study_is_the_sum_of_its_runs(study, capsys):
-    found = plan_study(study)
-    assert [(row.variant, row.method) for row in found.rows] == [
-        (variant, method) for variant in ("E=1", "E=3") for method in ("FedAvg", "FedProx")
+    rows = plan_study(study)
+    assert rows[["variant", "algorithm"]].to_numpy().tolist() == [
+        [variant, method] for variant in ("E=1", "E=3") for method in ("FedAvg", "FedProx")
     ]
-    assert [(row.num_runs, row.num_trials, row.num_rounds) for row in found.rows] == 2 * [(4, 0, 8), (4, 6, 14)]
-    for row in found.rows:
-        rounds = row.num_rounds / 2 * row.plan.training_seconds
-        assert row.seconds == pytest.approx(rounds + (row.num_runs + row.num_trials) * row.plan.start_seconds)
-        assert row.plan.start_seconds > 0
-        assert row.bytes_up == row.num_rounds // 2 * row.plan.bytes_up
-    assert found.bytes_up == sum(row.bytes_up for row in found.rows)
-    assert found.disk == sum(row.disk for row in found.rows) > 0
-    assert found.seconds == pytest.approx(sum(row.seconds for row in found.rows) / 2)
+    assert rows[["runs", "trials", "rounds"]].to_numpy().tolist() == 2 * [[4, 0, 8], [4, 6, 14]]
+    plan = plan_run(study.run("E=1", study.methods[0], 0))
+    assert rows["bytes_up"][0] == 4 * plan.bytes_up
+    assert rows["bytes_up"][1] == 7 * plan.bytes_up  # a trial has half of the rounds
+    assert (rows["disk"] > 0).all()
+    assert (rows["seconds"] > 0).all()
+    assert total_seconds(rows, 2) == pytest.approx(rows["seconds"].sum() / 2)
     assert not Path("studies").exists()
     assert not Path("runs").exists()
 
@@ -230,19 +228,19 @@ def test_finished_runs_of_a_study_count_for_nothing(study):
     method, tuned = study.methods
     for seed in (0, 1):
         run = study.run("E=1", method, seed)
-        write_note(run, is_finished=True)
+        note_end(run)
         (run.folder / "FedAvg-0").mkdir()
         (run.folder / "FedAvg-0/metrics.csv").touch()
-    write_note(study.run("E=1", method, 2), is_finished=False)
-    write_note(study.run("E=1", method, 3), is_finished=True)  # whose tables were removed
+    note_beginning(study.run("E=1", method, 2), since=0.0)
+    note_end(study.run("E=1", method, 3))  # whose tables were removed
     for mu in (0.1, 1.0):
         trial = study.trial("E=3", tuned, 0, {"algorithm.mu": mu})
-        write_note(trial, is_finished=True)
+        note_end(trial)
         if mu == 0.1:  # the other's tables were removed
             (trial.folder / "FedAvg-0").mkdir()
             (trial.folder / "FedAvg-0/metrics.csv").touch()
-    rows = plan_study(study).rows
-    assert [(row.num_finished, row.num_rounds) for row in rows] == [(2, 4), (0, 14), (0, 8), (1, 13)]
+    rows = plan_study(study)
+    assert rows[["done", "rounds"]].to_numpy().tolist() == [[2, 4], [0, 14], [0, 8], [1, 13]]
 
 
 def test_a_mistake_in_one_run_of_a_study_is_told(study, capfd):

@@ -5,7 +5,6 @@ import os
 import re
 import runpy
 import shutil
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from helpers.browser import ask_page
 from helpers.command_line import TINY, run_cli, write_project
 
 from fedbc_lightning.core.code_hash import code_hash
-from fedbc_lightning.report import client_figures, study_page
-from fedbc_lightning.report.study_verdict import claim_sentences
+from fedbc_lightning.report import blocks
 from fedbc_lightning.run.run_record import RunRecord
+from fedbc_lightning.studies.conclusions import claim_sentences
 from fedbc_lightning.studies.paper_rows import Judgement
 
 ACCURACY = "accuracy/global"
@@ -129,30 +128,22 @@ def refused(folder, capfd, *words):
     return line.removeprefix("fedbc-cli: error: ")
 
 
-def test_claims_that_do_not_hold_are_said_pair_by_pair():
-    """A table of 60 claims must not become a list of 60 sentences."""
-    found = [
-        Judgement("B", other, "last", f"E = {epochs}", said, f"+{epochs} [−9, +9]")
-        for other, words in {"A": ("open", "open", "fails"), "C": ("holds", "holds", "holds")}.items()
-        for epochs, said in enumerate(words, start=1)
-    ]
+def test_claims_are_counted_and_readings_at_which_they_come_out_alike_are_said_together():
+    words = {
+        "last": "open open fails holds",
+        "mean_of_last_tenth": "open open fails holds",
+        "best_on_test": "holds " * 4,
+    }
+    found = [Judgement("B", "A", report, "E = 1", word, "") for report, said in words.items() for word in said.split()]
     assert claim_sentences("P", found) == [
-        "Of 6 claims of P, 3 hold, 2 are open and 1 fails (last round).",
-        "The claim that B is better than A fails at E = 3 (last round): +3 [−9, +9].",
-        "The claim that B is better than A is open in 2 of 3 variants (last round).",
+        "Of 4 claims of P, 1 hold, 2 stay open and 1 fail (last round and mean of last tenth); "
+        "4 hold (best round on test data)."
     ]
-
-
-def test_readings_at_which_claims_come_out_alike_are_said_together():
-    found = [Judgement("B", "A", report, "E = 1", "open", "+1 [−9, +9]") for report in ("last", "mean_of_last_tenth")]
-    found.append(replace(found[0], report="best_on_test", said="holds"))
-    assert claim_sentences("P", found)[0] == (
-        "The only claim of P is open (last round and mean of last tenth); holds (best round on test data)."
-    )
+    assert claim_sentences("P", []) == []
 
 
 def test_variants_that_are_drawn_are_spread_over_all():
-    assert [study_page.spread(range(count)) for count in (1, 5, 6, 10)] == [
+    assert [blocks.spread(range(count)) for count in (1, 5, 6, 10)] == [
         [0], [0, 1, 2, 3, 4], [0, 1, 2, 4, 5], [0, 2, 4, 7, 9]
     ]  # fmt: skip
 
@@ -163,16 +154,7 @@ def test_a_run_that_evaluates_nothing_lacks_nothing(made, capfd):
     text = page_of("runs/blind", capfd).read_text(encoding="utf-8")
     assert "No round has been evaluated yet." in text
     assert "There is no" not in text
-    assert "numbers" not in Reader(text).ids
-
-
-def test_a_run_that_evaluates_z_alone_lacks_nothing(made, capfd):
-    out = ["--trainer.eval_clients", "0", "--trainer.name", "z_alone"]
-    assert run_cli("fit", "--config", "single.yaml", *out) == 0
-    text = page_of("runs/z_alone", capfd).read_text(encoding="utf-8")
-    assert "There is no" not in text
-    assert "clients&#39; own models" not in text
-    assert "clients' own models" not in text
+    assert "Numbers</h2>" not in text
 
 
 def test_a_study_has_the_numbers_of_compare(made, capfd):
@@ -298,14 +280,6 @@ def test_a_browser_shows_it(folder, width, made, capfd, tmp_path):
     assert numeric > 3
 
 
-def test_every_seed_has_a_map_of_duals(made, capfd):
-    text = page_of("studies/study", capfd).read_text(encoding="utf-8")
-    for title in ("FedBC, E = 3: λ", "FedBC, E = 3: λ, seed 0", "FedBC, E = 3: λ, seed 1", "FedBC, E = 1: γ, seed 1"):
-        assert f"<p>{title}</p>" in text
-    assert "A colour is the mean over the seeds, which share their clients." in text
-    assert text.count('class="svg map"') == text.count('aria-label="Map of colours: ')
-
-
 def write_seed(folder, hash, duals):
     """A run of three clients, of which 1 has most data; ``duals`` are (round, client, λ)."""
     folder.mkdir()
@@ -320,27 +294,21 @@ def write_seed(folder, hash, duals):
 def test_maps_are_means_over_seeds_that_share_their_clients(second, tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
-        client_figures.figures,
-        "client_map",
-        lambda name, title, values, label, limits=None: drawn.update({title: (values, limits)}),
+        blocks.page_figures, "client_map", lambda title, values, label: drawn.update({title: values}) or title
     )
     runs = {
-        "seed 0": write_seed(tmp_path / "0", "a", [(1, 0, 1.0), (2, 1, 4.0)]),
-        "seed 1": write_seed(tmp_path / "1", second, [(1, 0, 2.0), (1, 1, 0.0), (2, 0, 6.0)]),
+        ("", "X", 0): write_seed(tmp_path / "0", "a", [(1, 0, 1.0), (2, 1, 4.0)]),
+        ("", "X", 1): write_seed(tmp_path / "1", second, [(1, 0, 2.0), (1, 1, 0.0), (2, 0, 6.0)]),
     }
-    maps = client_figures.StateMaps()
-    client_figures.add_state_maps(maps, "s", "X", runs, "dual")
-    assert (len(maps.means), len(maps.seeds)) == (int(second == "a"), 2)
-    assert drawn["X: λ, seed 0"][1] == drawn["X: λ, seed 1"][1] == (0.0, 6.0)
-    first = drawn["X: λ, seed 0"][0]
-    assert first.index.tolist() == ["1", "0", "2"]
-    assert first.loc["0"].tolist() == [1.0, 1.0]  # client 0 keeps its value
+    list(blocks.state_blocks(runs))
+    found = drawn["X: λ"]
+    assert found.index.tolist() == ["1", "0", "2"]  # by their data
     if second == "a":
-        mean, _ = drawn["X: λ"]
-        assert mean.index.tolist() == ["1", "0", "2"]
-        assert mean.loc["1"].tolist() == [0.0, 2.0]  # in round 1 over seed 1 alone
-        assert mean.loc["0"].tolist() == [1.5, 3.5]
-        assert mean.loc["2"].isna().all()
+        assert found.loc["1"].tolist() == [0.0, 2.0]  # in round 1 over seed 1 alone
+        assert found.loc["0"].tolist() == [1.5, 3.5]
+        assert found.loc["2"].isna().all()
+    else:
+        assert found.loc["0"].tolist() == [1.0, 1.0]  # client 0 keeps its value
 
 
 def test_it_is_made_where_it_is_asked_for(made, capfd, tmp_path):
@@ -375,12 +343,8 @@ def test_unfinished_and_failed_runs_are_named(copied, capfd):
     rows = table.read_text().splitlines(keepends=True)
     table.write_text("".join(rows[:3]) + rows[3][:20])  # the row of round 2 is being written
     shutil.rmtree(runs / "E_=_1/FedAvg/seed_0")
-    results = pd.read_csv("studies/study/results.csv", dtype=str)
-    failed = (results["algorithm"] == "FedBC") & (results["seed"] == "0") & (results["variant"] == "E = 1")
-    results.loc[failed, ["status", "error"]] = "failed", "the loss is <nan>"
-    results.to_csv("studies/study/results.csv", index=False)
     note = runs / "E_=_1/FedBC/seed_0/run.json"
-    note.write_text(note.read_text().replace("true", "false", 1))
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"is_finished": False, "error": "the loss is <nan>"}))
     items = Reader(page_of("studies/study", capfd).read_text(encoding="utf-8")).items
     assert "E = 1 / FedBC / seed 0 has failed: the loss is <nan>" in items
     (line,) = [item for item in items if "unfinished" in item]
@@ -392,7 +356,6 @@ def test_unfinished_and_failed_runs_are_named(copied, capfd):
 def test_a_study_without_a_finished_run_has_a_page(copied, capfd):
     for note in Path("studies/study/runs").rglob("run.json"):
         note.write_text(note.read_text().replace("true", "false", 1))
-    Path("studies/study/results.csv").unlink()
     items = Reader(page_of("studies/study", capfd).read_text(encoding="utf-8")).items
     assert "No run has finished yet, so there is nothing to say about the algorithms." in items
 

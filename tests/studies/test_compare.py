@@ -4,9 +4,9 @@ import glob
 import io
 import re
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -22,12 +22,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.studies.compare import Comparison
-from fedbc_lightning.studies.notes import is_finished, write_note
 from fedbc_lightning.studies.reported_round import evaluated, reported_rows
 from fedbc_lightning.studies.results import check_pairs, read_results
-from fedbc_lightning.studies.schedule import Schedule, State, Workers
+from fedbc_lightning.studies.run_states import LOST, State, is_finished, note_beginning, note_end
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.study_progress import StudyProgress, seconds_left
+from fedbc_lightning.studies.study_progress import StudyProgress
 from fedbc_lightning.studies.tuning import write_tried
 
 ACCURACY = "accuracy/global"
@@ -82,41 +81,30 @@ def compare(project, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_what_is_seen_of_runs_at_work(project, monkeypatch, is_terminal):
-    """One line for each worker."""
-    importable(project, monkeypatch)
-    study = Study(**{**TINY, "base": str(project / "tiny.yaml"), "name": "study", "out": str(project / "studies")})
-    runs = [study.run(variant, method, seed) for variant in study.variants for method in study.methods for seed in (0,)]
-    workers = Workers(2, 1, [])
-    schedule = Schedule(runs, workers, print, since=0.0)
-    first, _, _, second, *_ = schedule.states
-    for state, round in ((first, 3), (second, 0)):
-        state.status, state.round, state.max_rounds = "running", round, 8 if round else None
-    workers.by_connection = {state.run.title: SimpleNamespace(state=state) for state in (first, second)}
-
+def test_what_is_seen_of_runs_at_work(monkeypatch, is_terminal):
+    """Two runs are being done, of which one went on from an earlier session."""
+    study = Study(**{**TINY, "name": "study"})
+    states = [State(study.run(variant, method, 0)) for variant in study.variants for method in study.methods]
+    states[0].round, states[0].max_rounds = 2, 8
     out = io.StringIO()
     console = Console(file=out, force_terminal=is_terminal, width=120, color_system=None)
     monkeypatch.setattr("fedbc_lightning.studies.study_progress.SECONDS_BETWEEN_LINES", -1.0)
+    now = [0.0]
+    console.get_time = lambda: now[0]
     with StudyProgress("runs", console) as progress:
-        progress.show(schedule)
+        progress.show(states)
+        for second, round in ((0.0, 3), (10.0, 4)):
+            now[0] = second
+            states[0].status, states[0].round = "running", round
+            states[3].status = "running"
+            progress.show(states)
     said = out.getvalue()
-    assert "runs: 0 of 6 runs" in said
-    monkeypatch.setattr(Schedule, "seconds", 10.0)
-    assert seconds_left(schedule) == pytest.approx(10 * (6 - 3 / 8) / (3 / 8))
-    first.begun = 2 / 8  # it went on from there
-    assert seconds_left(schedule) == pytest.approx(10 * (6 - 3 / 8) / (3 / 8 - 2 / 8))
-    assert re.search(r"E=1 / FedAvg / seed 0 +\S* *round 3/8", said)
-    assert re.search(r"E=3 / FedAvg / seed 0 +\S* *starting", said)
+    assert "runs: 6 runs" in said
+    assert re.search(r"E=1 / FedAvg / seed 0 .*round 4/8", said)
+    assert re.search(r"E=3 / FedAvg / seed 0 .*starting", said)
     assert "E=1 / FedBC" not in said
-
-
-@pytest.mark.parametrize("is_in_file", [True, False])
-def test_runs_are_no_longer_trained_as_one(project, compare, is_in_file):
-    write(project, **({"together": 4} if is_in_file else {}))
-    said = compare("study.yaml", *([] if is_in_file else ["--together", "4"]), status=2)
-    assert "together: studies no longer train several runs as one; leave it out, and give workers" in said
-    assert len(said.splitlines()) == 1
-    assert not (project / "studies").exists()
+    if not is_terminal:
+        assert "runs: 0 of 6 runs, 10 s, about 7 min 20 s left; E=1 / FedAvg" in said  # 5.5 runs, an eighth in 10 s
 
 
 def results(folder):
@@ -373,31 +361,28 @@ def test_a_metric_that_nobody_logs(project, monkeypatch):
         Comparison(study).run()
 
 
-def test_a_metric_that_one_algorithm_lacks(project, monkeypatch):
-    importable(project, monkeypatch)
-    given = {
-        "metrics": ["accuracy/local"],
-        "algorithms": {"FedAvg": {}, "Centralized": {}},
-        "variants": {"all": {}},
-    }
-    comparison = Comparison(Study(**{**TINY, **given, "seeds": 1}))
-    assert comparison.run()
-    assert comparison.results.set_index("algorithm")["accuracy/local"].notna().to_dict() == {
-        "FedAvg": True, "Centralized": False,
-    }  # fmt: skip
+def write_run(run, sampled, hash="0123"):
+    """What a finished run of one round leaves, without accuracies of the clients' own models."""
+    folder = run.folder / "FedAvg-0"
+    folder.mkdir(parents=True)
+    (folder / "partition.json").write_text(f'{{"hash": "{hash}"}}')
+    (folder / "metrics.csv").write_text(f"round,{ACCURACY}\n0,0.1\n1,0.5\n")
+    (folder / "clients.csv").write_text("round,client\n" + "".join(f"1,{client}\n" for client in sampled))
 
 
-def test_runs_that_do_not_share_what_they_should(project, monkeypatch):
-    importable(project, monkeypatch)
-    study = Study(**{**TINY, "variants": {"all": {}}, "seeds": 1, "algorithms": {"FedAvg": {}, "FedProx": {"mu": 0.1}}})
-    comparison = Comparison(study)
-    assert comparison.run()
-    clients = Path(comparison.results["folder"][1]) / "clients.csv"
-    table = pd.read_csv(clients)
-    table[:1].to_csv(clients, index=False)
-    assert check_pairs([study.run("all", method, seed=0) for method in study.methods]) == [
-        "all, seed 0: the algorithms do not share the sampled clients: FedAvg, FedProx"
+def test_runs_that_do_not_share_what_they_should(tmp_path):
+    study = Study("x.yaml", {"a": {}, "b": {}, "c": {}}, seeds=1, out=str(tmp_path))
+    runs = [study.run("all", method, seed=0) for method in study.methods]
+    for run, sampled, hash in zip(runs, ([0, 1], [1, 0], [2, 1]), ("0", "0", "1"), strict=True):
+        write_run(run, sampled, hash)
+    assert check_pairs(runs[:2]) == []
+    assert check_pairs(runs) == [
+        f"all, seed 0: the algorithms do not share the {what}: a, b, c"
+        for what in ("partition of the data", "sampled clients")
     ]
+    found = read_results(study, [State(run, "finished") for run in runs])
+    assert found[ACCURACY].tolist() == [0.5] * 3
+    assert found["accuracy/local"].isna().all(), "a metric that a run lacks is empty"
 
 
 def test_another_process_does_a_part(project, monkeypatch):
@@ -409,19 +394,17 @@ def test_another_process_does_a_part(project, monkeypatch):
     for run in (taken, failed):
         run.folder.mkdir(parents=True)
         assert locks[run.method].try_take(run.folder)
-    seen = []
 
-    def other(lines):
-        """What the other process does, as soon as this one has done its own run."""
-        seen.append(lines)
-        if "in other processes" in str(lines) and is_finished(own) and locks:
-            write_note(failed, is_finished=False, error="out of memory over there")
+    def other(*lines, **_):
+        """What the other process does, as soon as a worker of this one has done its own run."""
+        if is_finished(own) and locks:
+            note_end(failed, error="out of memory over there")
             while locks:
                 locks.popitem()[1].__exit__()
 
     console = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr("fedbc_lightning.studies.study_progress.SECONDS_BETWEEN_LINES", -1.0)
-    monkeypatch.setattr(console, "print", lambda *lines, **_: other(lines))
+    monkeypatch.setattr(console, "print", other)
     comparison = Comparison(study, console)
     assert not comparison.run()
     states = {state.run.method: state for state in comparison.states}
@@ -430,8 +413,24 @@ def test_another_process_does_a_part(project, monkeypatch):
     }  # fmt: skip
     assert states[failed.method].error == "out of memory over there"
     assert not list(failed.folder.glob("log.txt"))
-    assert any("2 in other processes" in str(lines) for lines in seen)
     assert Comparison(study, Console(file=io.StringIO())).run(), "a later command tries it again"
+
+
+def test_a_run_whose_process_dies_twice_in_a_round_has_failed(tmp_path):
+    """It is begun again where its processes have come further in between."""
+    study = Study(**{**TINY, "out": str(tmp_path)})
+    run = study.run("E=1", study.methods[0], 0)
+    for rounds, is_begun in ((0, True), (0, True), (5, True), (5, True), (5, False)):
+        folder = run.folder / "FedAvg-0"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.csv").write_text("round\n" + "".join(f"{k}\n" for k in range(rounds + 1)))
+        assert note_beginning(run, since=1.0) == is_begun
+    state = State(run)
+    state.look(since=1.0)
+    assert (state.status, state.error) == ("failed", LOST)
+    state = State(run)
+    state.look(since=time.time() + 1)
+    assert state.status == "waiting", "the next command tries it again"
 
 
 def test_ctrl_c_leaves_a_study_that_goes_on(project):

@@ -52,7 +52,7 @@ def test_a_killed_job_leaves_its_runs_to_the_others(project):
         ),
         ({"resources": {"timeout_min": "soon"}}, 'resources: Parameter "timeout_min" expected type'),
         ({"resources": {"nodes": 2}}, "resources: LocalExecutor can use only one node"),
-        ({"jobs": 0}, "jobs: got 0; give 1 or more"),
+        ({"jobs": 0}, "study.jobs: got 0; give a whole number >= 1"),
     ],
 )
 def test_mistakes_are_one_line(project, capfd, given, message):

@@ -9,12 +9,17 @@ from test_statistics import METRIC, results
 from fedbc_lightning import ConfigurationError
 from fedbc_lightning.studies.paper import Claim, Paper
 from fedbc_lightning.studies.paper_rows import judge, reports
+from fedbc_lightning.studies.result_tables import tables
+from fedbc_lightning.studies.results import Outcome
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.tables import tables
 
 VALUES = {"a": {"all": "83.61 ± 0.43"}, "b": {"all": "87.83"}, "c": {}}
 PAPER = Paper("Paper, Table 1", METRIC, [], VALUES, [Claim("b", ["a", "c"])])
+
+
+def tables_of(study, summary, differences, readings=()):
+    return tables(study, Outcome(pd.DataFrame(), summary, differences, dict(readings), []), pd.DataFrame())
 
 
 def make(**given):
@@ -26,7 +31,7 @@ def rows_of(table, study, **readings):
     """All tables; ``readings`` are further ones of the same runs beside that of the last round."""
     differences = paired_differences(table, [METRIC], "a")
     read = {name: {"last": table, **readings} for name in study.papers}
-    return list(tables(study, summarise(table, [METRIC]), differences, read))
+    return list(tables_of(study, summarise(table, [METRIC]), differences, read))
 
 
 def test_numbers_stand_beside_ours_and_claims_are_judged_by_paired_intervals():
@@ -82,7 +87,7 @@ def test_a_metric_that_should_be_small():
     table = results({"a": [0.8, 0.7, 0.75], "b": [0.5, 0.41, 0.45]}).rename(columns={METRIC: "loss/global"})
     differences = paired_differences(table, study.metrics, "a")
     read = {"p": {"last": table}}
-    (said, claims), *_ = tables(study, summarise(table, study.metrics), differences, read)  # no values: claims alone
+    (said, claims), *_ = tables_of(study, summarise(table, study.metrics), differences, read)  # no values: claims alone
     assert "What it concludes (p)" in said
     assert claims[1][1].startswith("holds: −0.2967")
 
@@ -120,7 +125,7 @@ def test_a_scaled_study_says_so_and_lies_elsewhere():
     assert all("SCALED: 0.3 of the study's rounds and seeds" in text for text, _ in rows_of(table, study))
     with pytest.raises(ConfigurationError, match="scale: got 0"):
         make(scale=0.0)
-    with pytest.raises(ConfigurationError, match=r"must say trainer\.max_rounds"):
+    with pytest.raises(ConfigurationError, match=r"got None; give a whole number in overrides"):
         make(scale=0.5).run("all", study.methods[0], 0)
 
 

@@ -7,12 +7,17 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedbc_lightning.studies.findings import finding_sentences
+from fedbc_lightning.studies.conclusions import finding_sentences
+from fedbc_lightning.studies.result_tables import difference_rows, latex, markdown, summary_rows, tables
+from fedbc_lightning.studies.results import Outcome
 from fedbc_lightning.studies.statistics import paired_differences, summarise
 from fedbc_lightning.studies.study import Study
-from fedbc_lightning.studies.tables import difference_rows, latex, markdown, summary_rows, tables
 
 METRIC = "accuracy/global"
+
+
+def tables_of(study, summary, differences, readings=()):
+    return tables(study, Outcome(pd.DataFrame(), summary, differences, dict(readings), []), pd.DataFrame())
 
 
 def results(values, status="finished"):
@@ -64,7 +69,7 @@ def test_tables_show_what_was_computed():
     table = results({"a": [0.5, 0.6], "b|c": [0.8, 0.7]})
     summary = summarise(table, [METRIC])
     assert summary_rows(study, summary, METRIC) == [["", "all"], ["a", "55.00 ± 7.07"], ["b|c", "**75.00 ± 7.07**"]]
-    parts = list(tables(study, summary, paired_differences(table, [METRIC], "a"), {}))
+    parts = list(tables_of(study, summary, paired_differences(table, [METRIC], "a")))
     text = markdown("study", parts, ["a note"])
     assert "|  | accuracy/global | difference to a |" in text
     assert "| b\\|c | **75.00 ± 7.07** | +20.00 [−107.06, +147.06] |" in text
@@ -78,7 +83,7 @@ def test_tables_show_what_was_computed():
 def test_several_variants_have_a_table_of_means_and_one_of_differences():
     study = Study("x.yaml", {"a": {}, "b": {}}, variants={"E = 1": {}, "E = 3": {}}, metrics=[METRIC], seeds=2)
     table = pd.concat([results({"a": [0.5, 0.6], "b": [0.8, 0.7]}).assign(variant=name) for name in study.variants])
-    parts = list(tables(study, summarise(table, [METRIC]), paired_differences(table, [METRIC], "a"), {}))
+    parts = list(tables_of(study, summarise(table, [METRIC]), paired_differences(table, [METRIC], "a")))
     assert [rows[0] for _, rows in parts] == [["", "E = 1", "E = 3"]] * 2
     assert [text.partition(";")[0] for text, _ in parts] == [
         "accuracy/global in %", "accuracy/global in % points: difference to a of the same seed, mean [95 % interval of "
@@ -140,7 +145,7 @@ def test_a_difference_says_how_many_pairs_it_is_of():
 def test_a_table_of_losses_has_the_smallest_in_bold():
     study = Study("x.yaml", {"a": {}, "b": {}}, metrics=["loss/global"], report="best_on_test", seeds=1)
     table = results({"a": [0.5], "b": [0.4]}).rename(columns={METRIC: "loss/global"})
-    parts = list(tables(study, summarise(table, study.metrics), paired_differences(table, study.metrics, "a"), {}))
+    parts = list(tables_of(study, summarise(table, study.metrics), paired_differences(table, study.metrics, "a")))
     assert parts[0][1][1:] == [["a", "0.5000", "-"], ["b", "**0.4000**", "−0.1000"]]
     assert "round with the best loss/global on the test data itself" in parts[0][0]
 

@@ -47,13 +47,13 @@ def test_costs_are_those_of_the_first_round_that_reached_the_value():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"axis": "days", "targets": {"accuracy/global": [0.8]}}, "axis: got 'days'; give rounds or bytes or"),
+        ({"axis": "days", "targets": {"accuracy/global": [0.8]}}, "study.axis: got 'days'; give rounds, bytes"),
         ({"axis": "simulated_seconds"}, "axis: simulated_seconds is for targets, and none are given"),
         (
             {"targets": {"accuracy/global": [0.8, 90]}},
-            r"targets\.accuracy/global: got 90, which is 9000 %; write 0\.9 for 90 %\.",
+            "targets: got 90; give shares, such as 0.9 for 90 %",
         ),
-        ({"targets": {"accuracy/globl": [0.8]}}, "targets: 'accuracy/globl' is not among the metrics; did you mean"),
+        ({"targets": {"accuracy/globl": [0.8]}}, "targets: the study has no 'accuracy/globl'; did you mean"),
     ],
 )
 def test_mistakes(options, message):

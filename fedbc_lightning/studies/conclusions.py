@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import pandas as pd
 
 from fedbc_lightning.studies.numbers import is_share, signed
-from fedbc_lightning.studies.paper_rows import verdict
+from fedbc_lightning.studies.paper_rows import Judgement, verdict
+from fedbc_lightning.studies.reported_round import ROUNDS
 from fedbc_lightning.studies.study import Study
 
+# What is said of an algorithm and the reference for each verdict on the claim that the algorithm is better.
 COMPARED = {"holds": "better than", "fails": "worse than", "open": "not told apart from"}
-"""What is said of an algorithm and the reference for each verdict on the claim that the algorithm is better."""
+CLAIMED = {"holds": "hold", "open": "stay open", "fails": "fail"}
 
 
 def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
@@ -30,6 +32,18 @@ def finding_sentences(study: Study, differences: pd.DataFrame) -> list[str]:
         elif len(mine):
             sentences.append(_of_variants(study, mine))
     return sentences
+
+
+def claim_sentences(title: str, found: Sequence[Judgement]) -> list[str]:
+    """Return a sentence that says how many of the claims of the paper ``title`` hold at each reading, if it has any."""
+    readings_of = dict[str, list[str]]()
+    for report in dict.fromkeys(one.report for one in found):
+        words = [one.said for one in found if one.report == report]
+        said = listed([f"{words.count(word)} {verb}" for word, verb in CLAIMED.items() if word in words])
+        readings_of.setdefault(said, []).append(ROUNDS[report])
+    counts = [f"{said} ({listed(rounds)})" for said, rounds in readings_of.items()]
+    num_claims = sum(one.report == found[0].report for one in found)
+    return [f"Of {num_claims} claim{'s' * (num_claims > 1)} of {title}, {'; '.join(counts)}."] if found else []
 
 
 def judged(study: Study, row: pd.Series) -> str:

@@ -78,6 +78,18 @@ def label_x(panel: Axes, label: str) -> None:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+def finish(panel: Axes, x: str, y: str, title: str) -> None:
+    """Label a panel, whose vertical axis may have its label elsewhere, and say so if nothing is drawn on it."""
+    label_x(panel, x)
+    panel.set_title(title, fontsize=10)
+    panel.grid(alpha=0.3)
+    if y:
+        panel.set_ylabel(y)
+    if not panel.has_data():
+        panel.text(0.5, 0.5, "no finished run", transform=panel.transAxes, ha="center", color="gray")
+        panel.set_xticks([])
+
+
 def legend_below(figure: Figure, panels: Iterable[Axes], columns: int = 5) -> None:
     """Draw one legend for all these panels below the figure."""
     shown: dict[str, Artist] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 from rich.console import Console
@@ -20,7 +20,9 @@ from fedbc_lightning.studies.numbers import (
 from fedbc_lightning.studies.paper import Paper
 from fedbc_lightning.studies.paper_rows import Readings, claim_rows, fit_rows, number_rows, unlike
 from fedbc_lightning.studies.reported_round import criterion
+from fedbc_lightning.studies.results import Outcome
 from fedbc_lightning.studies.study import Study
+from fedbc_lightning.studies.targets import target_tables
 
 TEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {
     "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "−": "$-$",
@@ -120,22 +122,22 @@ def cut_short(study: Study) -> str:
     return scaled + ("; NOT TUNED: fixed settings in place of ranges" if study.is_untuned else "")
 
 
-def tables(
-    study: Study,
-    summary: pd.DataFrame,
-    differences: pd.DataFrame,
-    readings: Mapping[str, Readings],
-) -> Iterable[tuple[str, Rows]]:
-    """Yield caption and rows of all tables, the most important first.
+def tables(study: Study, outcome: Outcome, curves: pd.DataFrame) -> Iterable[tuple[str, Rows]]:
+    """Yield caption and rows of all tables, those of papers first.
 
     Args:
         study: The study.
-        summary: Means and deviations over seeds, of the round that the study reports.
-        differences: Paired differences to the reference, of the same round.
-        readings: Our runs at the rounds that a paper's numbers might be of, for each of the study's papers by name.
+        outcome: What its runs gave.
+        curves: What they measured in each round, for the tables of ``targets``.
     """
     for name, paper in study.papers.items():
-        yield from paper_tables(study, paper, readings[name])
+        yield from paper_tables(study, paper, outcome.readings[name])
+    yield from metric_tables(study, outcome.summary, outcome.differences)
+    yield from target_tables(study, curves)
+
+
+def metric_tables(study: Study, summary: pd.DataFrame, differences: pd.DataFrame) -> Iterable[tuple[str, Rows]]:
+    """Yield caption and rows of the tables of means and differences of each metric."""
     for metric in study.metrics:
         found = result_tables(study, summary, differences, metric)
         captions = [caption(study, metric), difference_caption(study, metric)]

@@ -1,0 +1,207 @@
+"""Draws the figures of a page as SVG, each small enough to be read on a phone."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedbc_lightning.data import partition_picture
+from fedbc_lightning.report.page import Picture
+from fedbc_lightning.studies.drawing import AXES, draw_band, label_x
+from fedbc_lightning.studies.numbers import is_share
+
+# Ten colours that people with colour vision deficiencies can tell apart: M. Petroff 2021, arXiv:2107.02270.
+COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
+STYLE: Any = {
+    "axes.grid": True,
+    "axes.prop_cycle": cycler(color=COLORS),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9.0,
+    "grid.alpha": 0.3,
+    "svg.fonttype": "none",  # letters stay letters: smaller, sharp, and found by a search in the page
+    "svg.hashsalt": "fedbc",  # equal figures give equal bytes
+    "text.parse_math": False,  # names of algorithms and variants are text, also with $ in them
+}
+# Largest number of points of a curve; a page of a study has hundreds of them.
+MAX_POINTS = 100
+# Largest number of points of a curve in a small figure.
+FEW_POINTS = 40
+# Largest number of clients whose names stand beside a map of colours.
+MOST_NAMES = 30
+# Largest number of clients in a map of colours.
+MAX_ROWS = 500
+
+
+def thinned(rounds: Sequence[int], most: int) -> list[int]:
+    """Return rounds at equal distances, the last one included.
+
+    Example:
+        >>> thinned(range(7), most=3), thinned(range(3), most=3)
+        ([0, 3, 6], [0, 1, 2])
+    """
+    step = max(1, -(-len(rounds) // most))
+    return list(rounds)[::-1][::step][::-1]
+
+
+def curves(frames: Mapping[str, pd.DataFrame], axis: str, metric: str, colors: Mapping[str, str]) -> list[Picture]:
+    """Draw the mean over seeds of a metric, and a band of one standard deviation, in one figure per variant.
+
+    The vertical axis is that of the rounds after the first tenth, in which models differ little.
+
+    Args:
+        frames: Rows of :func:`~fedbc_lightning.studies.results.read_curves`, by title of the figure.
+        axis: Column of the horizontal axis, one of ``AXES``.
+        metric: Column of the vertical axis.
+        colors: Map from algorithm to colour.
+    """
+    scale = 100.0 if is_share(metric) else 1.0
+    every = pd.concat(frames.values())
+    limits = _limits(every.loc[every["rounds"] > every["rounds"].max() / 10, metric] * scale)
+    pictures = []
+    for title, rows in frames.items():
+        kept = rows[rows["rounds"].isin(thinned(sorted(rows["rounds"].unique()), MAX_POINTS))].dropna(subset=[metric])
+        kept = kept.assign(**{metric: kept[metric] * scale})
+
+        def draw(panel: Axes, kept: pd.DataFrame = kept) -> None:
+            for algorithm, color in colors.items():
+                draw_band(panel, kept[kept["algorithm"] == algorithm], axis, metric, algorithm, color)
+            label_x(panel, AXES[axis])
+            panel.set(ylabel=unit(metric), ylim=limits)
+
+        alt = f"Curves of {metric} against {AXES[axis]} for {', '.join(colors)}{f' in {title}' if title else ''}."
+        pictures.append(Picture(_svg(draw), title, alt))
+    return pictures
+
+
+def client_map(title: str, values: pd.DataFrame, label: str) -> Picture:
+    """Draw a value of each client over the rounds as a map of colours.
+
+    Args:
+        title: Title of the figure.
+        values: Table with a row per client, the one with most data first, and a column per round; the names of its rows
+            stand at the side where there are at most 30.
+        label: What the colour means.
+    """
+
+    def draw(panel: Axes) -> None:
+        shown = values.iloc[np.unique(np.linspace(0, len(values) - 1, MAX_ROWS).astype(int))]
+        extent = (float(values.columns[0]) - 0.5, float(values.columns[-1]) + 0.5, len(values) - 0.5, -0.5)
+        image = panel.imshow(shown, cmap="cividis", aspect="auto", interpolation="nearest", extent=extent)
+        bar = panel.figure.colorbar(image, ax=panel, pad=0.02, aspect=30, label=label)
+        bar.outline.set_visible(False)
+        label_x(panel, AXES["rounds"])
+        panel.grid(visible=False)
+        panel.set_ylabel("place of the client by its data")
+        if len(values) <= MOST_NAMES:
+            panel.set_yticks(range(len(values)), values.index.str.slice(0, 16), fontsize=min(7, 170 / len(values)))
+            panel.set_ylabel("client")
+
+    alt = f"Map of colours: {label} of {len(values)} clients over {len(values.columns)} rounds."
+    return Picture(_svg(draw), title, alt, is_map=True)
+
+
+def small_multiples(frames: Mapping[str, pd.DataFrame], metric: str, colors: Mapping[str, str]) -> list[Picture]:
+    """Draw one small figure per client, with a line per column, all on the same axes.
+
+    Args:
+        frames: Table of a client, with rounds as index and a column per line, by title of the figure.
+        metric: Metric that is drawn.
+        colors: Map from column to colour.
+    """
+    scale = 100.0 if is_share(metric) else 1.0
+    every = pd.concat(frames.values()) * scale
+    limits, span = _limits(every), (float(every.index.min()), float(every.index.max()))
+    kept = thinned(sorted(every.index.unique()), FEW_POINTS)
+    pictures = []
+    for title, values in frames.items():
+
+        def draw(panel: Axes, values: pd.DataFrame = values) -> None:
+            for column in values:
+                shown = values.loc[values.index.isin(kept), column].dropna() * scale
+                panel.plot(shown.index, shown, color=colors[column], linewidth=1.0)
+            panel.set(xlim=span, ylim=limits)
+            panel.tick_params(labelsize=7, length=2)
+            panel.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+            panel.yaxis.set_major_locator(MaxNLocator(3))
+
+        pictures.append(Picture(_svg(draw, (1.9, 1.3)), title, f"{metric} by round, {title}."))
+    return pictures
+
+
+def partition(title: str, content: Mapping[str, Any]) -> Picture:
+    """Draw the classes and the number of samples of each client.
+
+    Args:
+        title: Title of the figure.
+        content: Content of ``partition.json``, with the sizes of all clients.
+    """
+    sizes = {split: np.asarray(counts) for split, counts in content["sizes"].items()}
+    histogram = content.get("label_histogram")
+    with mpl.rc_context({**STYLE, "axes.grid": False}):
+        figure = partition_picture.draw(
+            "", sizes, None if histogram is None else np.asarray(histogram), content.get("client_names")
+        )
+        svg = as_svg(figure)
+    alt = f"Number of samples of each class at each of {content['num_clients']} clients, and of all classes together."
+    return Picture(svg, title, alt)
+
+
+def unit(metric: str) -> str:
+    """Return the label of an axis: the metric with its unit."""
+    return f"{metric}, %" if is_share(metric) else metric
+
+
+def _limits(values: pd.DataFrame | pd.Series) -> tuple[float, float]:
+    """Return common limits of the vertical axis, which leave out values that are far from all others."""
+    found = values.to_numpy(dtype=float).ravel()
+    found = found[np.isfinite(found)]
+    if not len(found):
+        return 0.0, 1.0
+    low, high = found.min(), found.max()
+    far = np.quantile(found, 0.98) * 3  # a loss that explodes in one run would flatten all others
+    high = min(high, far) if low >= 0 and far > 0 else high
+    margin = 0.04 * (high - low) or 0.5
+    return low - margin, high + margin
+
+
+def _svg(draw: Callable[[Axes], None], size: tuple[float, float] = (4.2, 2.9)) -> str:
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure.subplots())
+        return as_svg(figure)
+
+
+def as_svg(figure: Figure) -> str:
+    """Return a figure as an ``<svg>`` element that takes the width of its container and may stand beside others.
+
+    What a page does not need is left out, since a page of a study has hundreds of figures: matplotlib's own files are
+    three times as large.
+    """
+    for mesh in figure.findobj(QuadMesh):  # a scale of 256 colours would be 256 shapes
+        mesh.set_rasterized(True)
+    file = io.StringIO()
+    figure.savefig(file, format="svg", dpi=150, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = file.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|<defs/>", "", text, flags=re.DOTALL)
+    text = re.sub(r'^.*?<svg[^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text, count=1, flags=re.DOTALL)
+    text = re.sub(r' ?font-family: [^;"]*;?', "", text)  # the page's own font
+    # Coordinates are in points; other numbers, such as labels of ticks, stay as they are.
+    text = re.sub(r'="[^"]*"', lambda found: re.sub(r"(\d\.\d)\d{3,}", r"\1", found[0]), text)
+    text = re.sub(r"\s*\n\s*", " ", text)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
+    # Ids count in the whole page, so each figure has its own prefix; equal figures may share theirs.
+    return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{crc32(text.encode()):x}-", text)
