@@ -60,6 +60,7 @@ class LossAlongLine(Callback):
         stage = step_stage(pl_module, "test")
         if stage is None:
             raise ConfigurationError("model: has no test_step; loss_along_line evaluates by it.")
+        # One measurement per point of the line; the evaluator then takes each client's own data.
         for share in self._shares:
 
             def between(client: int, share: float = share) -> ClientModel:

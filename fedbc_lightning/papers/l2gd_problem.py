@@ -133,6 +133,7 @@ class MixtureProblem:
             own = (blocks @ residual[:, :, None])[:, :, 0]
             mean = np.linalg.solve(identity - self.penalty * blocks.mean(axis=0), own.mean(axis=0))
             step = own + self.penalty * (blocks @ mean)
+            # Far from the minimum a full Newton step may overshoot; near it rounding would stop the search for a size.
             size = 1.0
             while gap > 1e-8 and self.value(x + size * step) > self.value(x) and size > 1e-9:
                 size /= 2

@@ -45,6 +45,7 @@ class Reproduction:
         Raises:
             ConfigurationError: The study's own ``only`` leaves nothing of it, or its ``papers`` lack a table.
         """
+        # A figure of FedBC alone should not train its four competitors.
         study.narrow(self.only)
         check_known("papers", self.papers, study.papers)
         study.papers = {name: study.papers[name] for name in self.papers}

@@ -62,6 +62,7 @@ def state_blocks(records: Records) -> Iterator[Block]:
     sentences: list[str] = []
     for column, symbol in STATE.items():
         for title, runs in groups.items():
+            # Client 3 of another seed may hold other data, so a mean over seeds needs the same partition.
             tables = [state_of(run, column) for run in (runs if share_clients(runs) else runs[:1])]
             mean = pd.concat(tables).groupby(level=0, sort=False).mean()
             head = f"{title}: {symbol}" if title else symbol

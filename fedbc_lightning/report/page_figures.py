@@ -69,6 +69,7 @@ def curves(frames: Mapping[str, pd.DataFrame], axis: str, metric: str, colors: M
     """
     scale = 100.0 if is_share(metric) else 1.0
     every = pd.concat(frames.values())
+    # The first rounds reach from chance to half of the final accuracy, and would flatten all that is of interest.
     limits = _limits(every.loc[every["rounds"] > every["rounds"].max() / 10, metric] * scale)
     pictures = []
     for title, rows in frames.items():

@@ -101,6 +101,7 @@ def _notices(run: RunRecord) -> Iterator[str]:
             f"The run is unfinished: it has {run.last_round} of {run.max_rounds} rounds. It was stopped, or it is "
             "still running."
         )
+    # As written: for pandas an empty cell (not evaluated) and nan (diverged) are the same.
     diverged = divergence(run.metrics_as_written)
     if diverged is not None:
         yield diverged

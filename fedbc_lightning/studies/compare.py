@@ -83,7 +83,7 @@ class Comparison:
         notes += failure_notes([*runs.trials, *self.states])
         with study.locked():
             self._write(record, notes)
-        return not notes
+        return not record.outcome.problems and len(finished(self.states)) == len(self.states)
 
     # before anything starts
 

@@ -38,6 +38,7 @@ def check_data_files(study: Study) -> None:
     Raises:
         ConfigurationError: Files are missing; the message says which, where they are expected, and how to get them.
     """
+    # Here, and not in each worker: 150 runs would each say that the same file is not there.
     missing = list(dict.fromkeys(filter(None, (_what_is_missing(run, data) for run, data in _data_of(study)))))
     if missing:
         raise ConfigurationError(" | ".join(missing) + ". No run was begun.")

@@ -105,6 +105,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write ``<name>.png`` and ``.svg`` and return the files; equal figures give equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    # Without a salt of our own and with the date, the same figure would differ in every run of a command.
     with mpl.rc_context({"svg.hashsalt": "fedbc"}):
         for file in files:
             figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)

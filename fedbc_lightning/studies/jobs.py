@@ -102,6 +102,7 @@ class Jobs:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """End processes of this machine and jobs without anything left to do; after Ctrl-C jobs of a cluster go on."""
+        # Jobs of a cluster outlive this command on purpose: users close their laptops. The same command attaches again.
         if self._study.backend == "local" or kind is None:
             for job in self._jobs:
                 if not job.done():

@@ -73,6 +73,7 @@ def fit_rows(paper: Paper, study: Study, readings: Readings) -> Rows:
     rows = [["", "nearest to the paper in", "mean distance"]]
     if found.empty:
         return rows
+    # Papers round to two digits, so two readings may be equally near.
     nearest = found.eq(found.min(axis=1), axis=0).sum()  # a tie counts for each
     for report in found:
         cells = f"{nearest[report]} of {len(found)} cells"

@@ -175,6 +175,7 @@ def check_pairs(runs: Iterable[Run]) -> list[str]:
     for (variant, seed), records in pairs.items():
         for what, read in shared.items():
             known = {name: value for name, record in records.items() if (value := read(record))}
+            # A method may send another way or stop early, so what is compared is what both have.
             length = min(map(len, known.values()), default=0)  # compare common rounds only: a run may have ended early
             if len({value[:length] for value in known.values()}) > 1:
                 problems.append(f"{variant}, seed {seed}: the algorithms do not share the {what}: {', '.join(known)}")

@@ -100,6 +100,7 @@ def is_finished(run: Run) -> bool:
         ConfigurationError: The folder holds a run with other settings, whose numbers do not belong to this study.
     """
     there, here = read_note(run.folder).get("run", {}), run.identity()
+    # Settings are compared as texts, configs by a hash: a study whose base was edited must not mix old and new runs.
     for key in dict.fromkeys([*here, *there]) if there else ():
         if here.get(key) != there.get(key):
             raise ConfigurationError(
@@ -119,6 +120,8 @@ def note_beginning(run: Run, since: float) -> bool:
         run: The run, whose folder this process has locked.
         since: Seconds since the epoch when the study was started; older beginnings do not count.
     """
+    # The caller holds the lock, so no living process does the run: a beginning without an end is that of a dead one.
+    # Only deaths without progress count. A job that a cluster takes away every few hours may be killed a hundred times.
     note, record = read_note(run.folder), RunRecord.newest(run.folder)
     reached = record.rounds_written() if record else 0
     is_lost = note.get("began_at", since - 1) >= since and note.get("round") == reached

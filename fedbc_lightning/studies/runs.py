@@ -58,6 +58,8 @@ class StudyRuns:
             self.trials += states
             return states
 
+        # Every worker and every job goes through this method, tuning included: searches are deterministic, so all ask
+        # for the same runs in the same order, and find the same best values without a word to each other.
         chosen = tune(self.study, tried)
         self.states = self._do(str(self.study.name), self._reported(chosen), pool)
 

@@ -155,6 +155,7 @@ class Study:
 
     def _give_to_algorithms(self) -> None:
         """Move overrides that are for one algorithm alone to its settings."""
+        # "mu 1.5.mu" belongs to the algorithm "mu 1.5", not to "mu 1": the longest name wins.
         owners = {key: name for key in self.overrides if (name := self.algorithm_of(key)) is not None}
         self.algorithms = dict(self.algorithms)
         for key, name in owners.items():
@@ -326,6 +327,7 @@ class Study:
     def trial(self, variant: str, method: Method, seed: int, tried: Mapping[str, Any], rung: int = 0) -> Run:
         """Return a run that tries values on validation data, for the T of one rung of :attr:`Tuning.rungs`."""
         settings = {**self.overrides, **(self.variants[variant] or {}), **method.settings, **tried}
+        # Test data must not choose anything: a trial is scored on data that are held out of the training data.
         settings["data.val_fraction"] = self.tuning.val_fraction
         if settings.get("algorithm.finetune_split") == "test":  # a tuning run must not see test data
             settings["algorithm.finetune_split"] = "train"

@@ -53,6 +53,7 @@ def plan_study(study: Study) -> pd.DataFrame:
     """
     Comparison(study).check()
     tuned = read_tuned(study)
+    # Times depend on the threads, so the estimate is taken with as many as each run will have.
     threads = torch.get_num_threads()
     torch.set_num_threads(study.threads)
     try:

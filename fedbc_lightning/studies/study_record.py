@@ -96,6 +96,7 @@ def read_record(folder: Path) -> StudyRecord:
             f"'{path}' is not what a study writes ({type(error).__name__}: {error}); give the command that runs the "
             "study again: it writes the file anew, and repeats no finished run."
         ) from None
+    # The folder may have been moved or renamed since, so its own name counts, not the recorded one.
     home = folder.resolve().parent if study.part else folder.resolve()
     study.out, study.name = str(home.parent), home.name
     states = [

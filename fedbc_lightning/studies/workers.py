@@ -60,6 +60,7 @@ class Workers:
 
     def __exit__(self, *error: object) -> None:
         """End the processes: idle ones at once, busy ones after they have written their last finished round."""
+        # SIGTERM ends an idle worker at once. In a run it stops after the round, as Ctrl-C does for a single run.
         for process in self._processes.values():
             process.terminate()
         deadline = time.monotonic() + SECONDS_TO_STOP
@@ -161,6 +162,7 @@ def do_if_free(run: Run, since: float) -> None:
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     with RunLock() as lock:
+        # The lock first, then the note: another process may have ended the run since this one looked.
         if not lock.try_take(run.folder):
             return
         state = State(run)
@@ -177,6 +179,7 @@ def do_if_free(run: Run, since: float) -> None:
 
 def _words(run: Run) -> list[str]:
     """Return the command line that begins a run or goes on with it."""
+    # A resumed run is bit for bit the same as one that was never stopped, so a study may be killed at any time.
     if run_folder.last_checkpoint(run.folder) is not None:
         return [*run.words(), "--ckpt_path", "last"]
     for broken in run_folder.run_folders(run.folder):  # stopped before its first checkpoint: it starts again

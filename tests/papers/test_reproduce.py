@@ -122,14 +122,14 @@ def test_a_figure_from_the_command_line(project, capfd):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["table2", "--only", "[C = 4]"], "only: 'C = 4' is no algorithm, variant or level here; did you mean 'C = "),
+        (["table2", "--only", "[C = 4]"], "only: the study has no 'C = 4'; did you mean 'C = "),
         (["figure4", "--only", "[E = 1]"], "only: E = 1: leaves nothing of figure4, which needs E = 5."),
         (["table2", "--only", "[E = 1]"], "only: E = 1: leaves nothing of table2, which needs E = 5, FedAvg, "),
         (["table4", "--scale", "1"], "table4: computed without a study, so there is nothing for --scale to change"),
-        (["table1", "--workers", "0"], "workers: got 0; give 1 or more"),
+        (["table1", "--workers", "0"], "study.workers: got 0; give a whole number >= 1"),
         (["table1", "--overrides.trainer.max_rounds", "4"], "overrides.trainer: give full keys"),
         (["table1", "--tuning.metric", "accuracy/std"], "'accuracy/std' is not measured on"),
-        (["figure3", "--report", "best_on_validation"], "has no validation data; set data.val_fraction"),
+        (["figure3", "--report", "best_on_validation"], "there are no validation data; set data.val_fraction"),
         ([], "what? fedbc-cli reproduce table1"),
         (["tabel1"], "nothing to reproduce is called 'tabel1'; did you mean 'table1'?"),
         (["poster"], "there is: table1, table2, "),
