@@ -57,10 +57,12 @@ def draw_rounds(federation: Federation, num_rounds: int) -> Drawn:
         steps, sampled = steps + sum(round.steps), sampled + len(round.sampled)
         up, down = up + round.bytes_up, down + round.bytes_down
     touched, slots = len(times), sum(min(number, NUM_SLOTS) for number in times.values())
+    # The draws of rounds are independent of each other, so those that were drawn stand for all.
     more = num_rounds / count
     simulated = None if round.ended is None else round.ended * more
     if count < num_rounds:
         num_clients = len(federation.participation.clients)
+        # A client is in a round with probability p = times / (count * clients), and in none of T rounds with (1 - p)^T.
         touched = round_up(num_clients * (1 - (1 - times.total() / count / num_clients) ** num_rounds))
         slots = min(NUM_SLOTS * touched, round_up(times.total() * more))
     steps, up, down, sampled = (round_up(total * more) for total in (steps, up, down, sampled))

@@ -50,6 +50,7 @@ def time_evaluation(
         what = Measurement(split, stage, models, 0)
         tasks = evaluator.tasks(split, models)
         sizes, rate = datamodule.num_samples(split), None
+        # Both kinds of models are timed: a local one is loaded for each client, and may be fine-tuned first.
         for which in ("global", "local"):
             mine = [task for task in tasks if task[0] == which and task[1] >= 0]
             if mine:
@@ -72,6 +73,7 @@ def time_evaluation(
             evaluator.run(splits, models, 0)
         total = min(total, time.perf_counter() - started)
     federation.load_global()
+    # Clients are dealt to the processes, but the pooled data are evaluated by one of them.
     return EvaluationTime(max(total / num_processes, longest), num_values, num_metrics)
 
 

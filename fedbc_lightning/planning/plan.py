@@ -100,6 +100,7 @@ def make_plan(run: Run, *, num_processes: int, started: float) -> Plan:
         run.hooks.call_callbacks("setup", "fit")
         for name in ("on_fit_start", "on_train_start"):
             getattr(run.user.module, name)()
+    # The steps that are timed may write frozen parameters, such as those of a teacher network.
     frozen = federation.layout.frozen.copies()
     start_seconds = time.perf_counter() - started
     try:

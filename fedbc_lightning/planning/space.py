@@ -98,6 +98,7 @@ class Space:
 
 def checkpoint_bytes(run: Run) -> int:
     """Return the size of ``last.ckpt`` as it would be now, before any client has rows."""
+    # A checkpoint of the real content is serialised, but nothing is kept: tensors, names and callbacks all count.
     sink = _Counting()
     no_rows = dict.fromkeys(run_folder.TABLES, 0)
     content = run_checkpoint(run, hyper_parameters(run), states_of_users(run), no_rows, is_last=True)
@@ -127,5 +128,6 @@ def peak_memory() -> int:
         import resource
     except ImportError:  # Windows
         return 0
+    # Linux counts kibibytes, macOS bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

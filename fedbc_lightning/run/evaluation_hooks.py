@@ -8,7 +8,6 @@ from typing import Literal
 
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
@@ -17,11 +16,8 @@ from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.evaluation.summary import Evaluation
 from fedbc_lightning.federation.hook_writes import not_kept_from_evaluation_hooks
 from fedbc_lightning.module.adapter import step_stage
-from fedbc_lightning.module.hooks import Hooks
 from fedbc_lightning.module.monitors import how_to_validate, is_of_evaluation, name_in_log
 from fedbc_lightning.run.run import Run
-
-NEVER_CALLED = ("on_sanity_check_start", "on_sanity_check_end")
 
 
 def evaluate_with_hooks(run: Run, splits: Sequence[str], round: int, name: Literal["validation", "test"]) -> Evaluation:
@@ -50,13 +46,6 @@ def evaluate_with_hooks(run: Run, splits: Sequence[str], round: int, name: Liter
         hooks.call_callbacks(f"on_{name}_epoch_end")
         evaluation.metrics |= collector.logged()
     return evaluation
-
-
-def say_which_hooks_are_never_called(hooks: Hooks) -> None:
-    """Print in one line the overridden hooks that a federated run never calls."""
-    found = [name for name in NEVER_CALLED if hooks.listens(name)]
-    if found:
-        rank_zero_info(f"{' and '.join(found)}: never called, for a federated run has no sanity check.")
 
 
 def evaluate_once(run: Run) -> dict[str, float]:

@@ -163,12 +163,10 @@ class FitResult:
             The axes.
 
         Raises:
-            ConfigurationError: The run has no such metric, or matplotlib is not installed.
+            ConfigurationError: The run has no such metric.
         """
-        try:
-            from matplotlib import pyplot
-        except ModuleNotFoundError:
-            raise ConfigurationError("plot: matplotlib is not installed; pip install matplotlib.") from None
+        from matplotlib import pyplot  # an extra, and slow to import
+
         names = list(metrics) or key_metrics(self.history)
         curves = {name: self._column(name).dropna() for name in names}
         if ax is None:

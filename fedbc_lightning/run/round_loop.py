@@ -22,7 +22,6 @@ from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.evaluation_hooks import (
     evaluate_with_hooks,
     refuse_if_nothing_logs,
-    say_which_hooks_are_never_called,
 )
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_warnings import say_that_it_diverged, say_what_to_expect
@@ -90,7 +89,6 @@ class RoundLoop:
                 rows.open((self._recorder.folder / run_folder.LAST).with_name(row_file.NAME), self._run.fabric)
 
     def _call_start_hooks(self) -> None:
-        say_which_hooks_are_never_called(self._hooks)
         say_what_to_expect(self._run)
         server = self._federation.server
         with kept_from_start_hooks(self._federation, is_resumed=self._is_resumed):

@@ -23,7 +23,7 @@ from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.result import FitResult
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_checkpoint import class_names, hyper_parameters, run_checkpoint, states_of_users
-from fedbc_lightning.run.tables import RunLog, read_rows
+from fedbc_lightning.run.tables import RunLog
 from fedbc_lightning.state import checkpoint
 
 log = logging.getLogger(__name__)
@@ -58,9 +58,6 @@ class Recorder:
                 self._tables.recover(run.progress.current_round, run.progress.num_rows)
         purge_step = run.progress.current_round + 1 if resumed is not None else None
         self.loggers = _make_loggers(run.settings.logger, self.folder, purge_step)
-        if resumed is not None and self._is_writer:
-            with self.disk_told():
-                self._complete_events()
         self._recorded_round = self._written_round = run.progress.current_round if resumed is not None else -1
         self._write_seconds, self._last_written = 0.0, time.perf_counter()
         self._states = states_of_users(self._run)
@@ -195,22 +192,6 @@ class Recorder:
             else:
                 with suppress(NotImplementedError):
                     logger.log_hyperparams(self._hyper_parameters)
-
-    def _complete_events(self) -> None:
-        """Write TensorBoard's curves again from ``metrics.csv`` if their files are gone."""
-        for logger in self.loggers:
-            if not isinstance(logger, TensorBoardLogger) or any(Path(logger.log_dir).glob("events.out.tfevents.*")):
-                continue
-            path = self._tables.metrics.path
-            rows = read_rows(path) if path.is_file() else []
-            for row in rows:
-                numbers = {name: float(cell) for name, cell in row.items() if cell and name != "round"}
-                logger.log_metrics(numbers, step=int(row["round"]))
-            log.warning(
-                "'%s' holds no TensorBoard events of the rounds before: the curves of %d rounds are drawn again from "
-                "metrics.csv, histograms are not.",
-                *(logger.log_dir, len(rows)),
-            )
 
     def _show(self, logger: TensorBoardLogger, round: int, evaluation: Evaluation) -> None:
         """Write what TensorBoard shows of a round beside the curves."""

@@ -29,12 +29,11 @@ FREE = "free"
 Arguments = ParamSpec("Arguments")
 
 
+# To add an option, add it here with its bounds, default and description, and use it: the trainer's arguments and
+# attributes, the command line and the comparison on resume are made from this class.
 @dataclass(kw_only=True)
 class RunSettings:
     """What the user chose for a run: the arguments of ``FederatedTrainer``.
-
-    To add an option, add it here, with its bounds, default and description, and use it. The trainer, its command line
-    and the comparison on resume read it from here.
 
     Args:
         max_rounds: T, the total number of rounds; rounds before a resume count.

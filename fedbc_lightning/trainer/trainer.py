@@ -227,6 +227,7 @@ class FederatedTrainer(RunView):
         check_datamodule(datamodule, model)
         check_algorithm(algorithm)
         request = Request(fn, model, datamodule, algorithm, ckpt_path, task, takes_other_seed)
+        # Lightning's callbacks ask trainer.state.fn whether they see a fit.
         self.state.fn = fn
         self.progress = self.progress.of_next_run()
         result, outcome = run_in_processes(self, self._fabric, request, self._perform)

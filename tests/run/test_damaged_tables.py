@@ -5,7 +5,6 @@ import shutil
 import numpy as np
 import pytest
 from helpers.boring import BoringData, BoringModel, make_model, make_trainer, read_csv
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedbc_lightning import ConfigurationError, FedAvg
 
@@ -106,19 +105,6 @@ def test_rows_and_tables_that_are_gone_are_said(run, caplog):
     for name in ("metrics.csv", "evaluation.csv"):
         (run / name).unlink()
     assert fit(run.parents[1], 5).log_dir == str(run)
-
-
-def test_events_that_are_gone_are_drawn_again(run, caplog):
-    for path in run.glob("events*"):
-        path.unlink()
-    fit(run.parents[1], 3)
-    assert "holds no TensorBoard events of the rounds before: the curves of 3 rounds are drawn again" in caplog.text
-    events = EventAccumulator(str(run))
-    events.Reload()
-    expected = [(int(row["round"]), float(row["loss/global"])) for row in read_csv(run / "metrics.csv")]
-    found = [(event.step, event.value) for event in events.Scalars("loss/global")]
-    assert [step for step, _ in found] == [0, 1, 2, 3]
-    assert [value for _, value in found] == pytest.approx([value for _, value in expected])
 
 
 def test_another_seed_is_refused_unless_told(run):
