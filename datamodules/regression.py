@@ -10,6 +10,7 @@ import torch
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
+from fedbc_lightning.partition import Natural
 
 NOISE, MEAN, MODEL, OUTLIER = 2.0, 0.5, 5.0, 50.0
 LAPLACE_SCALE = 0.5
@@ -59,14 +60,8 @@ class SyntheticRegressionDataModule(IndexedDataModule):
         **kwargs: Any,
     ) -> None:
         check_arguments(SyntheticRegressionDataModule, locals(), "data")
-        super().__init__(None, test_fraction=test_fraction, batch_size=batch_size, **kwargs)
+        super().__init__(Natural(num_clients), test_fraction=test_fraction, batch_size=batch_size, **kwargs)
         self.samples_per_client, self.dimension, self.std = samples_per_client, dimension, std
-        self._num_clients = num_clients
-
-    @property
-    def num_clients(self) -> int:
-        """Number of clients N."""
-        return self._num_clients
 
     def load(self) -> LoadedData:
         """Draw all clients' samples, one client after the other."""

@@ -12,6 +12,7 @@ from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data import ArrayDataset, IndexedDataModule, LoadedData
+from fedbc_lightning.partition import Natural
 
 CHUNK = 1024  # clients whose models are drawn at once, which bounds the memory of the draws in float64
 
@@ -69,18 +70,12 @@ class SyntheticDataModule(IndexedDataModule):
         **kwargs: Any,
     ) -> None:
         check_arguments(SyntheticDataModule, locals(), "data")
-        super().__init__(None, **kwargs)
+        super().__init__(Natural(num_clients), **kwargs)
         self.alpha, self.beta, self.iid = alpha, beta, iid
         self.dimension, self.num_classes = dimension, num_classes
-        self._num_clients = num_clients
         if style == "public" and iid:
             raise ConfigurationError("data.iid: the public draws have no IID variant; give style 'own' or iid false")
         self.style = style
-
-    @property
-    def num_clients(self) -> int:
-        """Number of clients N."""
-        return self._num_clients
 
     def load(self) -> LoadedData:
         """Draw all clients' samples, one client after the other."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +33,7 @@ class ClientLoaders(Sequence[ClientLoader]):
     def __len__(self) -> int:
         return len(self.datasets)
 
-    @overload
-    def __getitem__(self, index: int) -> ClientLoader: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[ClientLoader]: ...
-
-    def __getitem__(self, index: int | slice) -> ClientLoader | list[ClientLoader]:
+    def __getitem__(self, index: Any) -> Any:
         """Return the loader of the client at a place."""
         return self._loaders[index]
 
@@ -94,13 +88,7 @@ class LoadersOnDemand(ClientLoaders):
         self.sizes = np.array(list(map(num_items, datasets)))
         self._first = make(datasets[0], clients[0])
 
-    @overload
-    def __getitem__(self, index: int) -> ClientLoader: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[ClientLoader]: ...
-
-    def __getitem__(self, index: int | slice) -> ClientLoader | list[ClientLoader]:
+    def __getitem__(self, index: Any) -> Any:
         """Return the loader of the client at a place; the first one is always the same object."""
         if isinstance(index, slice):
             return [self[k] for k in range(*index.indices(len(self)))]

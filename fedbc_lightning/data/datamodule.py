@@ -5,29 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.core.hooks import DataHooks
-from torch.utils.data import Dataset, default_collate
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fedbc_lightning.core import seeding
+from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.tracebacks import locate
 from fedbc_lightning.data.client_loaders import ClientLoaders, LoadersOnDemand
-from fedbc_lightning.data.dataset_checks import check_dataset
 from fedbc_lightning.data.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
 from fedbc_lightning.data.heldout import find_heldout
 from fedbc_lightning.data.labels import Known, identify, labels_of
 from fedbc_lightning.data.loading import ClientLoader, EpochSampler
-from fedbc_lightning.data.splits import check_split, train_test_split
+from fedbc_lightning.data.splits import train_test_split
 from fedbc_lightning.partition.counts import count_labels
 
+# Most bytes of clients' data sets that are kept between rounds; beyond that, the oldest are made again when needed.
+# They are mostly index arrays of shared tensors: 128 MiB are those of 16 million samples.
 KEPT_BYTES = 128 * 2**20
-"""Most bytes of clients' data sets that are kept between rounds; beyond that, the oldest are made again when needed."""
 
 SPLITS = ("train", "val", "test")
 POOLED = -1
@@ -89,12 +91,12 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        batch_size: int = 32,
+        batch_size: Annotated[int, at_least(1)] = 32,
         *,
-        eval_batch_size: int = 512,
-        val_fraction: float = 0.0,
+        eval_batch_size: Annotated[int, at_least(1)] = 512,
+        val_fraction: Annotated[float, SHARE] = 0.0,
         heldout_clients: int | float | list[str | int] | None = None,
-        num_workers: int = 0,
+        num_workers: Annotated[int, at_least(0)] = 0,
         pin_memory: bool = False,
         drop_last: bool = False,
         collate_fn: Callable[[list], Any] | None = None,
@@ -102,15 +104,9 @@ class FederatedDataModule(LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        sizes = ("batch_size", batch_size, 1), ("eval_batch_size", eval_batch_size, 1), ("num_workers", num_workers, 0)
-        for name, value, least in sizes:
-            if value < least:
-                raise ConfigurationError(f"data.{name}={value}: give {least} or more")
-        if val_fraction:
-            check_split(val_fraction, name="data.val_fraction")
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.val_fraction = val_fraction
+        given = {name: value for name, value in locals().items() if name != "heldout_clients"}  # find_heldout checks it
+        check_arguments(FederatedDataModule, given, "data")
+        self.batch_size, self.eval_batch_size, self.val_fraction = batch_size, eval_batch_size, val_fraction
         self.heldout_clients = heldout_clients
         self.drop_last = drop_last
         self.shuffle = True
@@ -138,21 +134,9 @@ class FederatedDataModule(LightningDataModule):
             )
         return self._given_num_clients
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Take ``self.num_clients = n``, too, where a subclass does not define the property itself.
-
-        Raises:
-            ConfigurationError: It does.
-        """
-        own = getattr(type(self), "num_clients", None) if name == "num_clients" else None
-        if own is FederatedDataModule.num_clients:
-            name = "_given_num_clients"
-        elif isinstance(own, property) and own.fset is None:
-            raise ConfigurationError(
-                f"data: {type(self).__name__} sets self.num_clients, which a property of its class or a base class "
-                "tells (that of a PartitionedDataModule asks the partitioner); leave the assignment out."
-            )
-        super().__setattr__(name, value)
+    @num_clients.setter
+    def num_clients(self, number: int) -> None:
+        self._given_num_clients = number
 
     def client_train_dataset(self, client: int) -> Dataset:
         """Return the map-style training data of client 0..N-1, validation data included."""
@@ -515,3 +499,26 @@ class FederatedDataModule(LightningDataModule):
         if self._has_transfer_hooks is None:
             self._has_transfer_hooks = any(overrides(self, name, DataHooks) for name in TRANSFER_HOOKS)
         return None if self._has_transfer_hooks else device
+
+
+def check_dataset(dataset: Any, where: str) -> None:
+    """Raise unless a data set that a method of the user's returned has numbered samples.
+
+    Args:
+        dataset: What the method returned; a tuple of tensors of the same shape is taken for samples.
+        where: The method and its argument, with which the message begins.
+
+    Raises:
+        ConfigurationError: It is a DataLoader, a tuple of whole tensors, or has no length or no items.
+    """
+    is_tuple = (
+        type(dataset) is tuple and len(dataset) and all(isinstance(part, Tensor) and part.ndim for part in dataset)
+    )
+    # (inputs, targets) would be two samples; of tensors that are alike nobody can tell
+    is_whole = is_tuple and len({part.shape for part in dataset}) > 1 and len({len(part) for part in dataset}) == 1
+    is_map = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
+    if is_whole or not is_map or isinstance(dataset, (DataLoader, IterableDataset)):
+        raise ConfigurationError(
+            f"{where} returned a {type(dataset).__name__}; return a map-style Dataset with __len__ and __getitem__, "
+            "such as TensorDataset(*tensors); batches are made here"
+        )

@@ -60,14 +60,13 @@ def _count(asked: object, num_clients: int) -> int:
 
 def _listed(asked: Sequence[str | int], num_clients: int, names: Sequence[str] | None) -> list[int]:
     """Return the numbers of listed clients; a text is a name, or else a number."""
-    places = {name: client for client, name in enumerate(names or ())}
+    numbers = {str(client): client for client in range(num_clients)}
+    numbers |= {name: client for client, name in enumerate(names or ())}
     found = list[int]()
     for one in asked:
-        number = places.get(str(one)) if isinstance(one, str) else one
-        if number is None and isinstance(one, str) and one.isdecimal():
-            number = int(one)
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < num_clients:
-            hint = did_you_mean(str(one), list(places), f"give names, or numbers from 0 to {num_clients - 1}.")
+        number = numbers.get(one) if isinstance(one, str) else one
+        if isinstance(number, bool) or not isinstance(number, int) or number not in range(num_clients):
+            hint = did_you_mean(str(one), names or (), f"give names, or numbers from 0 to {num_clients - 1}.")
             raise ConfigurationError(f"{WHERE}: there is no client {one!r}; {hint}")
         if number in found:
             raise ConfigurationError(f"{WHERE}: client {one!r} is listed twice; list each client once.")

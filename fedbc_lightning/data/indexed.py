@@ -134,7 +134,7 @@ class IndexedDataModule(FederatedDataModule):
         """Class of each sample of :attr:`source`, ``(M,)``; None if there are no classes."""
         return self._ready().labels
 
-    @property
+    @property  # type: ignore[misc]
     def num_clients(self) -> int:
         """Number of clients N; if the partitioner does not know it, as with natural clients, it needs ``setup``."""
         if self._loaded is None and self.partitioner.num_clients is not None:

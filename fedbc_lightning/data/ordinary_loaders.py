@@ -28,17 +28,16 @@ def check_loader(loader: Any, name: str) -> DataLoader:
     Raises:
         ConfigurationError: The loader cannot be federated.
     """
-    reason = None
-    if isinstance(loader, (list, tuple, dict)) or type(loader).__name__ == "CombinedLoader":
-        reason = "returns several loaders; return one DataLoader, of a ConcatDataset at need"
-    elif not isinstance(loader, DataLoader):
-        reason = f"returns a {type(loader).__name__}; return one torch DataLoader"
-    elif isinstance(loader.dataset, IterableDataset):
-        reason = "reads an IterableDataset, whose samples cannot be split over clients; use a map-style Dataset"
-    elif type(loader).__iter__ is not DataLoader.__iter__:
-        reason = f"returns a {type(loader).__name__} that makes batches in its own way; return a plain DataLoader"
-    if reason:
-        raise ConfigurationError(f"data: {name} {reason}")
+    if (
+        not isinstance(loader, DataLoader)
+        or isinstance(loader.dataset, IterableDataset)
+        or type(loader).__iter__ is not DataLoader.__iter__
+    ):
+        what = f" of a {type(loader.dataset).__name__}" if isinstance(loader, DataLoader) else ""
+        raise ConfigurationError(
+            f"data: {name} returns a {type(loader).__name__}{what}; return one plain DataLoader of a map-style Dataset "
+            "(a ConcatDataset at need), whose samples can be split over clients"
+        )
     return loader
 
 
@@ -53,19 +52,14 @@ def check_sampler(loader: DataLoader, name: str) -> None:
         ConfigurationError: The loader draws batches or samples in another way.
     """
     sampler: Any = loader.sampler
-    batch_sampler, reason = loader.batch_sampler, None
-    if loader.batch_size is None or type(batch_sampler) is not BatchSampler:
-        kind = "no batching" if batch_sampler is None else f"the batch_sampler {type(batch_sampler).__name__}"
-        reason = f"uses {kind}, which says nothing about a client's batches; give a batch_size"
-    elif type(sampler) not in (RandomSampler, SequentialSampler):
-        reason = (
-            f"uses the sampler {type(sampler).__name__}, which draws from all data and cannot be kept inside a client; "
-            "use shuffle=True"
+    is_batched = loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
+    is_plain = type(sampler) in (RandomSampler, SequentialSampler) and not getattr(sampler, "replacement", False)
+    if not is_batched or not is_plain or len(sampler) != num_items(loader.dataset):
+        kinds = f"{type(sampler).__name__} and {type(loader.batch_sampler).__name__}"
+        raise ConfigurationError(
+            f"data: {name} draws with {kinds}, which cannot be kept inside a client: there each sample is seen once "
+            "per epoch, in batches of one size; give a batch_size and shuffle=True or False"
         )
-    elif getattr(sampler, "replacement", False) or len(sampler) != num_items(loader.dataset):
-        reason = "draws with replacement, or only a part; clients see each sample once per epoch: use shuffle=True"
-    if reason:
-        raise ConfigurationError(f"data: {name} {reason}")
 
 
 def loader_options(loader: DataLoader) -> dict[str, Any]:

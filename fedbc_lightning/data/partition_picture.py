@@ -48,10 +48,7 @@ def draw(
         width = float(np.clip(2.2 + 0.42 * histogram.shape[1], 4.2, 9.0))
         figure = Figure(figsize=(width + 4.0, height), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[width, 4.0])
-        if many:
-            _draw_shares(figure, left, histogram, np.argsort(totals, kind="stable"))
-        else:
-            _draw_counts(figure, left, histogram)
+        _draw_classes(figure, left, histogram, totals)
     if many:
         _draw_curve(right, totals)
     else:
@@ -82,53 +79,41 @@ def png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def _draw_counts(figure: Figure, axes: Axes, histogram: np.ndarray) -> None:
+def _draw_classes(figure: Figure, axes: Axes, histogram: np.ndarray, totals: np.ndarray) -> None:
+    """Draw the samples of each class at each client; if there are many clients, the shares of the classes at some."""
     from matplotlib.colors import PowerNorm
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    num_clients, num_classes = histogram.shape
+    (num_clients, num_classes), many = histogram.shape, len(totals) > MAX_ROWS
+    shown, axes_title = histogram, "samples of each class"
+    if many:
+        by_size = np.argsort(totals, kind="stable")
+        shown = histogram[by_size[(np.arange(MAX_ROWS) + 0.5).astype(np.int64) * num_clients // MAX_ROWS]]
+        shown = shown / np.maximum(shown.sum(axis=1, keepdims=True), 1)
+        axes_title = f"share of each class at {MAX_ROWS} of the clients"
+    top = 1.0 if many else histogram.max()
     image = axes.imshow(
-        np.ma.masked_equal(histogram, 0),
+        np.ma.masked_equal(shown, 0),
         aspect="auto",
         cmap="GnBu",
-        norm=PowerNorm(0.5, -0.15 * histogram.max(), 1.1 * histogram.max()),  # one sample can be told from none
-        interpolation="nearest",
-    )
-    axes.set_title("samples of each class", fontsize=10, loc="left")
-    _style_classes(axes, num_classes, num_clients)
-    if num_clients <= 2 * MAX_NAMED_CLIENTS:
-        axes.hlines(np.arange(num_clients - 1) + 0.5, -0.5, num_classes - 0.5, color="white", linewidth=0.8)
-    if histogram.size <= MAX_ANNOTATED_CELLS:
-        for client, label in np.argwhere(histogram):
-            count = int(histogram[client, label])
-            color = "white" if count > 0.45 * histogram.max() else "#222222"
-            axes.text(label, client, f"{count:,}", ha="center", va="center", fontsize=7, color=color)
-    else:
-        bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=40, ticks=MaxNLocator(6, integer=True))
-        bar.ax.set_ylim(1, histogram.max())
-        bar.ax.tick_params(labelsize=8, length=0)
-        bar.outline.set_visible(False)
-
-
-def _draw_shares(figure: Figure, axes: Axes, histogram: np.ndarray, by_size: np.ndarray) -> None:
-    from matplotlib.colors import PowerNorm
-    from matplotlib.ticker import PercentFormatter
-
-    num_clients, num_classes = histogram.shape
-    rows = histogram[by_size[(np.arange(MAX_ROWS) + 0.5).astype(np.int64) * num_clients // MAX_ROWS]]
-    shares = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1)
-    image = axes.imshow(
-        np.ma.masked_equal(shares, 0),
-        aspect="auto",
-        cmap="GnBu",
-        norm=PowerNorm(0.5, -0.05, 1.0),  # a small share can be told from none
+        norm=PowerNorm(0.5, -0.15 * top, 1.1 * top),  # one sample, or a small share, can be told from none
         interpolation="nearest",
         extent=(-0.5, num_classes - 0.5, num_clients - 0.5, -0.5),
     )
-    axes.set_title(f"share of each class at {MAX_ROWS} of the clients", fontsize=10, loc="left")
+    axes.set_title(axes_title, fontsize=10, loc="left")
     _style_classes(axes, num_classes, num_clients)
-    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=40, format=PercentFormatter(1.0, 0))
-    bar.ax.set_ylim(0, 1)
+    if num_clients <= 2 * MAX_NAMED_CLIENTS:
+        axes.hlines(np.arange(num_clients - 1) + 0.5, -0.5, num_classes - 0.5, color="white", linewidth=0.8)
+    if shown.size <= MAX_ANNOTATED_CELLS and not many:
+        for client, label in np.argwhere(histogram):
+            count = int(histogram[client, label])
+            color = "white" if count > 0.45 * top else "#222222"
+            axes.text(label, client, f"{count:,}", ha="center", va="center", fontsize=7, color=color)
+        return
+    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=40)
+    bar.locator = bar.locator if many else MaxNLocator(6, integer=True)
+    bar.formatter = PercentFormatter(1.0, 0) if many else bar.formatter
+    bar.ax.set_ylim(0 if many else 1, top)
     bar.ax.tick_params(labelsize=8, length=0)
     bar.outline.set_visible(False)
 
@@ -172,8 +157,7 @@ def _draw_curve(axes: Axes, totals: np.ndarray) -> None:
     smallest, largest = max(in_order[0], 0.5), max(in_order[-1], 1)
     axes.set_xlim(smallest / 2, largest * 1.5)
     if largest < 20 * smallest:  # over a wider range, the default ticks at powers of ten suffice
-        ticks = np.unique([max(in_order[0], 1), int(np.median(totals)), largest])
-        axes.set_xticks(ticks)
+        axes.set_xticks(np.unique([max(in_order[0], 1), int(np.median(totals)), largest]))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)

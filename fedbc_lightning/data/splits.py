@@ -92,17 +92,16 @@ def split_partition(
 
 
 def check_split(test_fraction: float, order: str = "shuffled", name: str = "test_fraction") -> None:
-    """Raise :class:`ConfigurationError` unless the fraction is in (0, 1) and the order is known.
+    """Raise unless the fraction of test data is in (0, 1) and the order is known.
 
-    Args:
-        test_fraction: Fraction of each client's samples.
-        order: Order of the split, which must be ``"shuffled"`` or ``"ordered"``.
-        name: Name of the fraction in the message.
+    Raises:
+        ConfigurationError: One of them is impossible.
     """
-    if not 0 < test_fraction < 1:
-        raise ConfigurationError(f"{name}={test_fraction}: give a fraction above 0 and below 1, e.g. 0.2")
-    if order not in ("shuffled", "ordered"):
-        raise ConfigurationError(f"split_order={order!r}: give 'shuffled' or 'ordered'")
+    if not 0 < test_fraction < 1 or order not in ("shuffled", "ordered"):
+        raise ConfigurationError(
+            f"{name}={test_fraction}, split_order={order!r}: give a fraction above 0 and below 1, and 'shuffled' or "
+            "'ordered'"
+        )
 
 
 def _stratified_draw(

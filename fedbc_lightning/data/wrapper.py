@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.core.hooks import DataHooks
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import AnyDataModule, overrides
+from fedbc_lightning.core.printing import shown_progress
 from fedbc_lightning.core.private_lightning import HPARAMS
 from fedbc_lightning.data.datamodule import TRANSFER_HOOKS
 from fedbc_lightning.data.datasets import join, num_items
@@ -267,20 +266,17 @@ def read_labels(dataset: Dataset) -> np.ndarray:
     Raises:
         ConfigurationError: A sample has no integer label.
     """
-    console = Console(stderr=True)
-    positions = track(
-        range(num_items(dataset)), "reading labels", console=console, disable=not console.is_terminal, transient=True
-    )
+    positions = shown_progress(range(num_items(dataset)), "reading labels")
     try:
         with seeding.preserved_globals(torch.device("cpu")):
             labels = as_classes([_as_number(dataset[position][1]) for position in positions], num_items(dataset))
+        if labels is None:
+            raise TypeError("the labels are no integers")
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise ConfigurationError(
             f"data.labels: a sample of {type(dataset).__name__} is not a pair (input, integer label) "
             f"({type(error).__name__}: {error}); give labels, one integer per sample"
         ) from error
-    if labels is None:
-        raise ConfigurationError(f"data.labels: the targets of {type(dataset).__name__} are not integers; give labels")
     return labels
 
 
@@ -297,17 +293,16 @@ def _as_number(label: Any) -> Any:
 
 
 def _check_arguments(data: Any, test: str, pool: bool) -> None:
-    name = type(data).__name__
-    is_module = isinstance(data, AnyDataModule)
-    if isinstance(data, IterableDataset):
-        raise ConfigurationError(f"data: {name} is an IterableDataset, whose samples cannot be split over clients")
-    if not is_module and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+    name, is_module = type(data).__name__, isinstance(data, AnyDataModule)
+    is_map = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
+    if not is_module and not is_map:
         raise ConfigurationError(
-            f"data: got {name}; give a LightningDataModule or a Dataset that has __getitem__ and __len__"
+            f"data: got {name}, whose samples cannot be split over clients; give a LightningDataModule or a Dataset "
+            "that has __getitem__ and __len__"
         )
-    if test not in ("shared", "split"):
-        raise ConfigurationError(f"data.test={test!r}: give 'shared' or 'split'")
-    if test == "shared" and not is_module:
-        raise ConfigurationError(f"data.test='shared': {name} brings no test data of its own; use 'split'")
+    if test not in ("shared", "split") or (test == "shared" and not is_module):
+        raise ConfigurationError(
+            f"data.test={test!r}: give 'split', or 'shared' if a LightningDataModule has test data"
+        )
     if pool and (test == "shared" or not is_module):
         raise ConfigurationError("data.pool: joins the test data of a LightningDataModule; it needs test='split'")

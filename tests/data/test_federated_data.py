@@ -54,9 +54,7 @@ def test_the_number_of_clients_may_be_set_where_no_class_derives_it():
     with pytest.raises(ConfigurationError, match="FederatedDataModule has no num_clients; set it"):
         FederatedDataModule().num_clients  # noqa: B018
     data = Toy()
-    with pytest.raises(
-        ConfigurationError, match=r"data: Toy sets self.num_clients, which .*; leave the assignment out"
-    ):
+    with pytest.raises(AttributeError, match="num_clients"):
         data.num_clients = 3
 
 
@@ -130,11 +128,8 @@ def test_clients_that_cannot_train_are_named():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"batch_size": 0}, "data.batch_size=0"),
-        ({"eval_batch_size": 0}, "data.eval_batch_size=0"),
-        ({"num_workers": -1}, "data.num_workers=-1"),
-        ({"val_fraction": 1.0}, "data.val_fraction=1.0"),
-        ({"val_fraction": -0.1}, "data.val_fraction=-0.1"),
+        ({"batch_size": 0, "eval_batch_size": 0}, "data.batch_size: got 0.* data.eval_batch_size: got 0"),
+        ({"num_workers": -1, "val_fraction": 1.0}, "data.val_fraction: got 1.0.* data.num_workers: got -1"),
     ],
 )
 def test_impossible_arguments(arguments, words):

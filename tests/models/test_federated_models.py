@@ -36,7 +36,7 @@ def test_one_round_is_the_mean_of_plain_fits(case, tmp_path):
     assert all(np.isfinite(float(trainer.callback_metrics[name])) for name in names)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name != "resnet"], ids=lambda case: case.name)
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
 def test_federated_in_other_precisions(case, precision, tmp_path):
     model = case.model(lr=0.1)

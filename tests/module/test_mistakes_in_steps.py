@@ -275,10 +275,19 @@ def raises(*tensors):
         (NoBase, r"data: NoBase.__init__ does not call super\(\).__init__\(\)"),
         (lambda: BoringData, "data: got the class BoringData, not an object"),
         (FedAvg, r"data: got FedAvg; give a FederatedDataModule.*The order is \(model, datamodule, algorithm\)"),
-        (lambda: OtherData(lambda *tensors: tensors), r"client_train_dataset\(0\) returned a tuple of tensors"),
-        (lambda: OtherData(lambda *tensors: DataLoader(TensorDataset(*tensors))), "returned a DataLoader; return its"),
-        (lambda: OtherData(lambda *tensors: NoLength()), "returned an object of NoLength, which has no __len__;"),
-        (lambda: OtherData(lambda *tensors: 3), "returned an object of int, which has no __len__ and __getitem__"),
+        (
+            lambda: OtherData(lambda *tensors: tensors),
+            r"client_train_dataset\(0\) returned a tuple; return a map-style Dataset",
+        ),
+        (
+            lambda: OtherData(lambda *tensors: DataLoader(TensorDataset(*tensors))),
+            "returned a DataLoader; return a map",
+        ),
+        (
+            lambda: OtherData(lambda *tensors: NoLength()),
+            "returned a NoLength; return a map-style Dataset with __len__",
+        ),
+        (lambda: OtherData(lambda *tensors: 3), "returned a int; return a map-style Dataset"),
     ],
     ids=["methods", "test", "number", "base", "class", "order", "tuple", "loader", "length", "int"],
 )
