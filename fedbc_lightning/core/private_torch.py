@@ -27,6 +27,7 @@ Read in torch 2.8 and 2.15. Without them no step can be recorded: the recorded e
 """
 
 aten = torch.ops.aten
+_engine = torch.autograd.Variable._execution_engine
 
 # Modules
 
@@ -108,6 +109,18 @@ foreach_copy: Callable[[list[Tensor], tuple[Tensor, ...]], Any] = torch._foreach
 
 Read in torch 2.8 and 2.15. Without it, use ``copy_`` of each tensor, one call for each.
 """
+
+
+def run_backward(loss: Tensor) -> None:
+    """Do what ``loss.backward()`` does, without the checks around it, which take 8 us in each step.
+
+    Read in torch 2.8 and 2.15. Without it, call ``loss.backward()``.
+    """
+    if type(loss) is Tensor and loss.numel() == 1 and loss.is_floating_point():
+        one = torch.ones_like(loss)
+        _engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    else:
+        loss.backward()
 
 
 def listens_to_steps(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,19 +1,33 @@
-"""The part of one client's training that all ways of training share: its start, its epochs, and its result."""
+"""The training of one client: its start, its epochs and its result, and by default steps of the user's optimizer."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import read
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.core.private_torch import run_backward
 from fedbc_lightning.core.seeding import derive, seed_globals
+from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.distributed.interrupts import check
+from fedbc_lightning.engines.contrasted_step import ContrastedStep
+from fedbc_lightning.engines.hooked_step import HookedStep, MissingGradientError
+from fedbc_lightning.engines.local_step import LocalStep
+from fedbc_lightning.engines.recorded.replay import Replay
+from fedbc_lightning.engines.step_function import StepOutput
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.module.mistakes import locate_step, place_in_run
+from fedbc_lightning.local import AfterStep, ModelContrast, Term
+from fedbc_lightning.local.engine import Trains
+from fedbc_lightning.module.collector import batch_size_of
+from fedbc_lightning.module.mistakes import locate_step, place_in_run, refuse_loss
 from fedbc_lightning.state.cohort import Cohort, Taken
 
 
@@ -198,9 +212,10 @@ class ClientRun(ABC):
             self.hooks.call("on_client_end", self.client)
         # A single client may hand out the workbench's own row: nothing is loaded into it before the cohort was read.
         is_kept = is_last and len(self.cohort) == 1
-        shared, kept = self.bench.row.split([self.layout.num_parameters, self.layout.num_kept])
-        self.w = shared.to(self.layout.master_dtype, copy=not is_kept)
-        self.kept = kept.to(self.layout.master_dtype, copy=True)
+        num_shared, master_dtype = self.layout.num_parameters, self.layout.master_dtype
+        shared = self.bench.row[:num_shared] if self.layout.num_kept else self.bench.row
+        self.w = shared.to(master_dtype, copy=not is_kept)
+        self.kept = self.bench.row[num_shared:].to(master_dtype, copy=True) if self.layout.num_kept else self.w[:0]
         self.buffers, self.counters = self.layout.read_buffers(), self.layout.read_counters()
         self.mean_rates = self._rates_on_average()
         logged = self.collector.result()
@@ -222,3 +237,237 @@ class ClientRun(ABC):
             return next(iter(self._updates_by_rate))
         weighted = [[rate * count for rate in rates] for rates, count in self._updates_by_rate.items()]
         return tuple(sum(group) / self.num_updates for group in zip(*weighted, strict=True))
+
+
+class OptimizerRun(ClientRun):
+    """Trains a client in epochs over its batches by steps of the user's own optimizer.
+
+    A step is taken from its recording if there is one (:class:`Replay`), as the module writes it
+    (:meth:`_take_written`), or with Lightning's hooks inside (:class:`HookedStep`). What happens to its gradient then
+    is :class:`LocalStep`.
+
+    Args:
+        bench: The workbench.
+        cohort: The cohort that the client belongs to.
+        k: The client's place in the cohort.
+        local: The local training of this client in this round.
+        terms: The terms of this client, which are added to every step's gradient.
+        after_step: Change that is applied to w after every optimizer step, or None.
+        keep_mean: Whether to record the mean raw gradient.
+        trains: Part of the model that is trained, see :meth:`fedbc_lightning.local.engine.Engine.solve`.
+        contrast: Model-contrastive term of this client, which is added to the loss of each batch, or None.
+    """
+
+    def __init__(
+        self, bench: Workbench, cohort: Cohort, k: int, local: LocalTraining, terms: Sequence[Term],
+        after_step: AfterStep | None, keep_mean: bool, trains: Trains = "all", contrast: ModelContrast | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(bench, cohort, k, local)
+        self.step = LocalStep(
+            self.layout, local, bench.row[None], bench.grad[None], terms, after_step, trains, keep_mean
+        )
+        self._hooked = HookedStep(bench, local, self.step)
+        self._contrast = contrast if contrast is not None and contrast.weight else None
+        self._is_plain = bench.takes_plain_steps and self._contrast is None
+        self._gradients: Sequence[Tensor] | None = None  # of the last step, if it was replayed
+        self._num_gradients = 0
+
+    def train(self, start: Tensor, lr_scale: float, purpose: str) -> None:
+        """Run the epochs; see the base class."""
+        self._hooked.start_scaler()
+        self.begin(start, lr_scale, purpose, informs_module=not self.bench.runs_only_training_step)
+        self._training_step = self.user.training_step
+        if self._contrast is not None:
+            self._training_step = ContrastedStep(self.bench, self._contrast).training_step
+        optimizer = self.optimizer
+        self.step.start(lambda active: optimizer.plain_step(), lambda: self.bench.step_sizes(optimizer.rates))
+        self._recorded = Replay(self.bench, self.collector, self.step)
+        epoch = 0
+        while not self._is_done(epoch):
+            self._run_epoch(epoch)
+            epoch += 1
+
+    def finish(self, is_last: bool) -> None:
+        """Keep the mean gradient and the scale, too, and show callbacks the gradients of the last step."""
+        super().finish(is_last)
+        if self._gradients is not None and self._k == len(self.cohort) - 1:  # no hook looks between clients of a cohort
+            self.layout.show_gradients(self._gradients)
+        if self.step.gradient_sum is not None:
+            count = max(self._num_gradients + self._hooked.num_gradients, 1)
+            self.gradient_mean = self.step.gradient_sum[0, : self.layout.num_parameters] / count
+        if self.bench.scaler is not None:
+            self.record["grad_scale"] = self.bench.scaler.get_scale()
+
+    def _is_done(self, epoch: int) -> bool:
+        if self.user.shim.is_client_stopped:
+            return True
+        return epoch >= (self.local.epochs or 1) if self.local.steps is None else self.num_steps >= self.local.steps
+
+    def _run_epoch(self, epoch: int) -> None:
+        self.start_epoch(epoch)
+        steps_before = self.num_steps
+        self._run_batches()
+        self.batches_passed += self.collector.num_batches
+        if self.local.steps is not None and self.num_steps == steps_before and not self.user.shim.is_client_stopped:
+            raise ConfigurationError(
+                f"model: a whole epoch of client {self.client} made no optimizer step (training_step returned None, or "
+                "a hook skipped it), so trainer.local_steps would never be reached."
+            )
+        self.end_epoch()
+
+    def _run_batches(self) -> None:
+        """Take the steps of an epoch: as many as possible are replayed, the others are taken as they are written."""
+        # Parameters outside of all groups have no gradient but that of the method's terms. Zeroed once per epoch, their
+        # part of the row sums the terms over the epoch; it moves no weight, but is part of SCAFFOLD's mean gradient.
+        if self.layout.num_optimized < len(self.bench.grad):
+            self.bench.grad[self.layout.num_optimized :].zero_()
+        recorder = self.bench.recorder
+        may_replay = self._is_plain and recorder.reason is None and not self.optimizer.has_step_hooks
+        batches: Sequence[Any] = ()
+        start = batch_idx = 0
+        steps_before = self.num_steps
+        try:
+            for batches in self._stretches():
+                start = 0
+                while start < len(batches):
+                    count, is_over = (self._replay(batches[start:], batch_idx) if may_replay else 0), False
+                    if not count:
+                        count, is_over = 1, self._take_batch(batches[start], batch_idx)
+                    start, batch_idx = start + count, batch_idx + count
+                    is_enough = self.local.steps is not None and self.num_steps >= self.local.steps
+                    if is_over or is_enough or self.user.shim.is_client_stopped:
+                        if self._is_plain and batch_idx >= self.num_batches:
+                            self._step_schedulers()
+                        return
+        except Exception as error:
+            self.tell(error, batch_idx, batches[start] if start < len(batches) else None)
+            raise
+        finally:
+            recorder.count_written(self.num_steps - steps_before)
+        if self._is_plain:  # a loader of the user's may have given fewer batches than it says, or more
+            self._step_schedulers()
+
+    def _stretches(self) -> Iterator[Sequence[Any]]:
+        """Yield the batches of an epoch on the device, in lists of one form between which nobody's code runs."""
+        is_known = type(self.loader) is ClientLoader and not self.user.has_transfer_hooks
+        for batches in self.loader.stretches() if is_known else ([batch] for batch in self.loader):
+            yield list(map(self.user.to_device, batches))
+
+    def _size_of(self, batch: Any, batch_idx: int) -> int:
+        size = self.loader.batch_size
+        return batch_size_of(batch, min(size, self.loader.num_samples - batch_idx * size))
+
+    def _step_schedulers(self) -> None:
+        """Step the schedulers of interval ``epoch``, at the end of one."""
+        self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
+
+    def _count_loss(self, loss: Tensor, size: int) -> None:
+        self.losses.append(loss.detach().reshape(()))
+        self.sizes.append(size)
+
+    # the ways to take a step
+
+    def _replay(self, batches: Sequence[Any], batch_idx: int) -> int:
+        """Replay steps on the first of these batches, and return their number; 0 if the next one must be written."""
+        with torch.no_grad():
+            recording = self.bench.recorder.ready("single", self.layout.parameters, batches[0])
+        if recording is None:
+            return 0
+        # A scheduler's code runs between the steps, so it finds each of them counted and logged.
+        count = 1 if self.optimizer.schedulers else min(recording.credit, len(batches))
+        if self.local.steps is not None:
+            count = min(count, self.local.steps - self.num_steps)
+        size = self._size_of(batches[0], batch_idx)
+        with torch.no_grad():  # but not around the schedulers below, whose code may use autograd
+            losses, self._gradients = self._recorded.take(recording, batches[:count], size)
+        self.losses += losses
+        self.sizes += [size] * count
+        self._num_gradients += count
+        self.count_step(batch_idx + count - 1, num_steps=count)
+        return count
+
+    def _take_batch(self, batch: Any, batch_idx: int) -> bool:
+        """Process one batch as it is written, with the optimizer step if it completes one.
+
+        Returns:
+            Whether a hook ends the epoch.
+        """
+        check()
+        if not self.is_module_informed:
+            self.inform_module()
+        self._gradients = None
+        size = self._size_of(batch, batch_idx)
+        self.collector.start_batch(batch, size)
+        if not self._is_plain:
+            return self._take_hooked(batch, batch_idx, size)
+        self._take_written(batch, batch_idx, size)
+        return False
+
+    def _take_written(self, batch: Any, batch_idx: int, size: int) -> None:
+        """Take a step in which nobody's code but ``training_step`` runs; compare it with its replay if it is time."""
+        layout, recorder = self.layout, self.bench.recorder
+        is_compared = recorder.listen()
+        loss, _ = self._training_step(batch, batch_idx)
+        # Only now, as in Lightning's loop: training_step may look at the gradients of the last step.
+        for parameter in layout.parameters:
+            parameter.grad = None
+        if loss is not None:
+            self._count_loss(loss, size)
+            try:
+                run_backward(loss)
+            except RuntimeError:
+                refuse_loss(loss, self.module)
+                raise
+            if not layout.gather_gradients(self.bench.optimized_grad):
+                raise MissingGradientError
+        if is_compared:  # before schedulers log more, or read what was logged
+            grouped = layout.parameters[: layout.num_grouped]
+            gradients: list[Any] = [parameter.grad for parameter in grouped]
+            recorder.compare(None if loss is None else StepOutput(gradients, self.losses[-1], []))
+        if loss is not None:
+            self._num_gradients += 1
+            self.optimizer.show_gradient()  # the step may have called self.optimizers().zero_grad()
+            with torch.no_grad():
+                self.step.take()
+        self.count_step(batch_idx, is_update=loss is not None)
+
+    def _take_hooked(self, batch: Any, batch_idx: int, size: int) -> bool:
+        """Take a batch with hooks around it, and return whether one of them ends the epoch."""
+        hooks, hooked = self.hooks, self._hooked
+        if hooks.call("on_train_batch_start", batch, batch_idx) == -1:
+            self._step_schedulers()
+            self.batches_passed += self.num_batches - self.collector.num_batches  # the epoch counts as complete
+            return True
+        shown: dict[str, Any] = {}
+        is_counted = False
+        accumulate = self.local.accumulate_grad_batches
+
+        def forward_backward() -> Tensor | None:
+            nonlocal is_counted, shown
+            with torch.enable_grad():  # an optimizer may call its closure under no_grad
+                loss, output = self._training_step(batch, batch_idx)
+                if batch_idx % accumulate == 0:
+                    hooked.zero_grad(self.current_epoch, batch_idx)
+                if loss is None:
+                    return None
+                try:
+                    if not is_counted:  # an optimizer may call its closure several times
+                        is_counted = True
+                        self._count_loss(loss, size)
+                    scaled = loss / accumulate if accumulate > 1 else loss
+                    shown = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}
+                    hooked.backward(scaled)
+                except RuntimeError:
+                    refuse_loss(loss, self.module)
+                    raise
+            return loss
+
+        if (batch_idx + 1) % accumulate == 0 or batch_idx + 1 == self.num_batches:
+            hooked.take(self.current_epoch, batch_idx, forward_backward)
+            self.count_step(batch_idx, is_update=hooked.is_update)
+        else:
+            forward_backward()
+        if batch_idx + 1 == self.num_batches:
+            self._step_schedulers()
+        hooks.call("on_train_batch_end", shown, batch, batch_idx)
+        return False

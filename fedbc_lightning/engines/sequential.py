@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.engines.base import BaseEngine, Training
-from fedbc_lightning.engines.client_run import ClientRun
-from fedbc_lightning.engines.optimizer_run import MissingGradientError, OptimizerRun
+from fedbc_lightning.engines.client_run import ClientRun, OptimizerRun
+from fedbc_lightning.engines.hooked_step import MissingGradientError
 from fedbc_lightning.engines.solver_run import SolverRun
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local.rows import of_each

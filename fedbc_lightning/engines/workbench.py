@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.data.loading import ClientLoader
 from fedbc_lightning.engines.progress_counters import Work
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
-from fedbc_lightning.local import Term
 from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.client_optimizers import Configured, LocalOptimizer
 from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
@@ -68,8 +66,7 @@ class Workbench:
         self.grad_views = self.layout.views(self.grad)[: self.layout.num_grouped]
         self.recorder = StepRecorder(self.user, self.layout, self.local.record_steps)
         self.work = Work()
-        shared = slice(self.layout.num_parameters)
-        self._rows = self.grad[None, shared], self.row[None, shared]
+        self._shared_row = self.row[: self.layout.num_parameters]
         self.is_half = self.layout.dtype != self.layout.master_dtype
         self._said: set[str] = set()
         self._components: dict[int, list[Any]] = {}
@@ -253,37 +250,9 @@ class Workbench:
             )
         num_parameters = self.layout.num_parameters
         has_more = len(model) > num_parameters
-        self._rows[1][0].copy_(model[:num_parameters] if has_more else model)
+        self._shared_row.copy_(model[:num_parameters] if has_more else model)
         if kept is not None:
             self.row[num_parameters:].copy_(kept)
         if self.layout.has_buffers:
             values = model[num_parameters:] if buffers is None else buffers
             self.layout.write_buffers(values, counters)
-
-    def add_terms(self, terms: Sequence[Term]) -> None:
-        """Add the gradients of terms to the gradient row, in the master dtype."""
-        if not self.is_half:
-            for term in terms:
-                term.add_gradient(*self._rows)
-            return
-        grad, w = (row.to(self.layout.master_dtype) for row in self._rows)
-        for term in terms:
-            term.add_gradient(grad, w)
-        self._rows[0].copy_(grad)
-
-    def adders(self, terms: Sequence[Term]) -> list[Callable[[], Any]]:
-        """Return functions that do, called one after another, what :meth:`add_terms` does."""
-        if self.is_half:
-            return [partial(self.add_terms, terms)] if terms else []
-        return [partial(term.add_gradient, *self._rows) for term in terms]
-
-    def update_row(self, update: Callable[[Tensor], None]) -> None:
-        """Change w by a function that works in place on (1, d), in the master dtype."""
-        w = self._rows[1].to(self.layout.master_dtype)
-        update(w)
-        if self.is_half:
-            self._rows[1].copy_(w)
-
-    def clip(self) -> None:
-        """Clip the gradient of the optimized parameters."""
-        self.local.clip(self.optimized_grad)

@@ -140,6 +140,8 @@ class LocalOptimizer:
         self.needs_closure = _needs_closure(configured.optimizer)
         self.learning_rates: list[float] | None = None
         self._fast_forward = FastForward()
+        self._known_step: tuple[Any, Any] = (None, None)  # where the optimizer's step was found to be torch's, or not
+        self._is_known_step = True
         self._take(configured)
 
     @property
@@ -188,7 +190,10 @@ class LocalOptimizer:
     @property
     def has_step_hooks(self) -> bool:
         """Whether step hooks are registered on this optimizer or on all, or a function is wrapped around its step."""
-        return listens_to_steps(self.optimizer) or not _is_of_torch(self.optimizer.step)
+        step = vars(self.optimizer).get("step"), type(self.optimizer).step
+        if step != self._known_step:  # looked through once: this is asked for each client
+            self._is_known_step, self._known_step = _is_of_torch(self.optimizer.step), step
+        return listens_to_steps(self.optimizer) or not self._is_known_step
 
     def show_gradient(self, is_there: bool = True) -> None:
         """Set the gradient row as the gradient of the flat parameters, or None if the step has no gradient."""

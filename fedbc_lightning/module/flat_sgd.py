@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-NUMBERS = ("lr", "momentum", "dampening", "weight_decay")
+PLAIN = frozenset({float, int})
+_settings = itemgetter("params", "foreach", "fused", "differentiable", "lr", "momentum", "dampening", "weight_decay")
 
 
 class Part(NamedTuple):
@@ -70,9 +72,8 @@ class FlatSGD:
 
 def _is_usual(group: dict[str, Any], part: Part) -> bool:
     """Return whether a group holds the flat parameter with its gradient, and settings that are plain numbers."""
-    parameters = group["params"]
+    parameters, foreach, fused, differentiable, *numbers = _settings(group)
     return (
         len(parameters) == 1 and parameters[0] is part.leaf and part.leaf.grad is part.grad
-        and group["foreach"] is False and not (group["fused"] or group["differentiable"])
-        and all(type(group[name]) in (float, int) for name in NUMBERS)
+        and foreach is False and not (fused or differentiable) and PLAIN.issuperset(map(type, numbers))
     )  # fmt: skip

@@ -110,7 +110,8 @@ class StepRecorder:
         self._replayed: StepOutput | None = None
         self._heard: LoggedCalls | None = None
         self._round, self._step = -1, user.module.training_step
-        self._num_written, self._started = 0, 0.0
+        self._num_written, self._has_suggested = 0, False
+        self._started: float | None = None  # when the first epoch ended, because it may include making the data
         self.reason: str | None = None
         if record_steps is False:
             self.reason = "trainer.record_steps is false"
@@ -133,6 +134,25 @@ class StepRecorder:
         """Record steps without the decorator: who chooses ``engine: vectorized`` gives the same promise by that."""
         if self.lacks_promise:
             self.lacks_promise, self.reason = False, None
+
+    def count_written(self, num_steps: int) -> None:
+        """Count steps that were taken as written; say once, if they are short, what a promise would save."""
+        if not self.lacks_promise or self._has_suggested or self._user.device.type != "cpu":
+            return
+        if self._started is None:
+            self._started = time.perf_counter()
+            return
+        self._num_written += num_steps
+        if self._num_written >= RECORD_AFTER["single"]:
+            self._has_suggested = True
+            seconds = (time.perf_counter() - self._started) / self._num_written
+            if seconds < SHORT_STEP:
+                log.info(
+                    f"{type(self._module).__name__}.training_step: a step takes {1000 * seconds:.2f} ms, of which much "
+                    "is Python and autograd. If it is a function of weights and batch (it keeps no state, and looks at "
+                    "no value), promise that by the decorator fedbc_lightning.recordable or by trainer.record_steps: "
+                    "true. Steps are then recorded and replayed: the same numbers, 1.1 to 1.7 times as fast."
+                )
 
     def start_round(self, round: int) -> None:
         """Let each recording be compared once in this round; forget all if the step or hooks on its layers are new."""
@@ -171,8 +191,6 @@ class StepRecorder:
             batch: The batch of one client, or those of K clients.
         """
         self._waiting = self._replayed = None
-        if self.lacks_promise:
-            self._suggest()
         if self.reason is not None or not _has_form(batch):
             return None
         key = (kind, *_form(batch))
@@ -217,21 +235,6 @@ class StepRecorder:
         self._stop_late(found)
 
     # parts
-
-    def _suggest(self) -> None:
-        """Say once, after many short steps on a CPU, what a promise would save."""
-        self._num_written += 1
-        if self._num_written == 1:
-            self._started = time.perf_counter()
-        if self._num_written == RECORD_AFTER["single"] and self._user.device.type == "cpu":
-            seconds = (time.perf_counter() - self._started) / self._num_written
-            if seconds < SHORT_STEP:
-                log.info(
-                    f"{type(self._module).__name__}.training_step: a step takes {1000 * seconds:.2f} ms, of which much "
-                    "is Python and autograd. If it is a function of weights and batch (it keeps no state, and looks at "
-                    "no value), promise that by the decorator fedbc_lightning.recordable or by trainer.record_steps: "
-                    "true. Steps are then recorded and replayed: the same numbers, 1.1 to 1.7 times as fast."
-                )
 
     def _replay(self, found: Recording, parameters: Sequence[Tensor], batch: Any) -> StepOutput:
         results = found.replay(*parameters, *batch)

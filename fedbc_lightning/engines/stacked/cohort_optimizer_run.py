@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.engines.local_step import LocalStep
 from fedbc_lightning.engines.stacked.cohort_batches import stacked_batches
 from fedbc_lightning.engines.stacked.cohort_run import CohortRun
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
@@ -39,20 +40,18 @@ class CohortOptimizerRun(CohortRun):
         self, stacked: StackedBench, cohort: Cohort, local: LocalTraining, terms: Sequence[Term],
         after_step: AfterStep | None, keep_mean: bool, trains: Trains = "all",
     ) -> None:  # fmt: skip
-        super().__init__(stacked, cohort, local, terms)
-        self.after_step = after_step
+        super().__init__(stacked, cohort, local, ())
         self.grad = torch.zeros_like(self.w)
-        self._held, self._held_values = self.layout.held_part(trains), self.w
-        self.gradient_sum = torch.zeros_like(self.w) if keep_mean else None
+        self.step = LocalStep(self.layout, local, self.w, self.grad, terms, after_step, trains, keep_mean)
         self._steps_taken = 0
 
     def run(self, start: Tensor, lr_scale: float, purpose: str) -> None:
         """Train all clients from their start models (d,) or (K, d), and hand the cohort the result."""
         self.begin(start, lr_scale, purpose, self.grad)
-        if self._held is not None:
-            self._held_values = self.w[:, self._held].clone()
+        optimizer = self.optimizer
+        self.step.start(lambda active: partial(optimizer.step, active), lambda: self.bench.step_sizes(optimizer.rates))
         steps = self.train()
-        self.finish(steps, self.counted.means(), self.gradient_sum)
+        self.finish(steps, self.counted.means(), self.step.gradient_sum)
 
     def place(self, row: int) -> str:
         """Return the client of a row, the round, and the batch within the epoch, for a note on an exception."""
@@ -60,36 +59,16 @@ class CohortOptimizerRun(CohortRun):
 
     def train(self) -> list[int]:
         """Take all steps of all clients, and return how many each has taken."""
-        loaders, optimizer = self.loaders, self.optimizer
-        num_batches = loaders.num_batches
+        num_batches = self.loaders.num_batches
         steps = list(map(self.local.num_steps, num_batches.tolist()))
         self.bench.work.begin(self.cohort.ids, sum(steps))
         num_epochs = self.local.epochs or int((-(-np.array(steps) // num_batches)).max())
-        terms: list[Any] = self.terms
-        num_rows, can_shrink = len(loaders), all(hasattr(term, "first") for term in terms)
-        batches = stacked_batches(loaders, num_epochs, steps)
+        batches = stacked_batches(self.loaders, num_epochs, steps)
         for self._steps_taken, (active, stacks) in enumerate(batches):
             for stack in stacks:
                 for part, output in self.gradients(self.w, stack, self.grad):
                     self.counted.add(part, output)
             with torch.no_grad():
-                if self.gradient_sum is not None:
-                    self.gradient_sum[:active] += self.grad[:active]
-                # The rows of finished clients are left in the terms until they are half of them: cutting costs, too.
-                if can_shrink and active <= num_rows // 2:
-                    num_rows = active
-                    terms = [term.first(num_rows) for term in terms]
-                for term in terms:
-                    term.add_gradient(self.shared(self.grad)[:num_rows], self.shared(self.w)[:num_rows])
-                if self._held is not None:
-                    self.grad[:, self._held].zero_()
-                self.local.clip(self.grad[:active, : self.layout.num_optimized])
-                optimizer.step(active)
-                self.bench.work.num_steps += active
-                if self.after_step is not None:
-                    ended = self.w[active:].clone()
-                    self.after_step.apply(self.shared(self.w), self.bench.step_sizes(optimizer.rates))
-                    self.w[active:] = ended
-                if self._held is not None:  # weight decay moves what has no gradient
-                    self.w[:, self._held] = self._held_values
+                self.step.take(active)
+            self.bench.work.num_steps += active
         return steps

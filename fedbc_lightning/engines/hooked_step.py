@@ -1,0 +1,159 @@
+"""A step as Lightning's loop takes it: with hooks, closures, accumulated gradients and scaled losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.engines.local_step import LocalStep
+from fedbc_lightning.engines.workbench import Workbench
+
+
+class MissingGradientError(Exception):
+    """A step left a parameter of the optimizer without a gradient.
+
+    torch's optimizers leave such a parameter alone. As part of a flat slice, momentum and weight decay would move it.
+    """
+
+
+class HookedStep:
+    """Takes the optimizer's steps of one client where somebody's code may run inside of them.
+
+    Args:
+        bench: The workbench.
+        local: The local training of the client.
+        step: What a step does with the gradient.
+
+    Attributes:
+        is_update: Whether the last step moved w.
+        num_gradients: Number of gradients that were added up; more than steps if a closure is called several times.
+    """
+
+    def __init__(self, bench: Workbench, local: LocalTraining, step: LocalStep) -> None:
+        self._bench, self._local, self._step = bench, local, step
+        self._optimizer, self._layout, self._hooks = bench.optimizer, bench.layout, bench.user.hooks
+        self.is_update, self.num_gradients = False, 0
+
+    def zero_grad(self, epoch: int, batch_idx: int) -> None:
+        """Drop the gradients of the last step."""
+        self._hooks.call("on_before_zero_grad", self._optimizer.optimizer)
+        if self._bench.overridden["optimizer_zero_grad"]:
+            self._bench.user.module.optimizer_zero_grad(epoch, batch_idx, self._optimizer.optimizer)
+            return
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of a loss, which is scaled in 16-mixed precision."""
+        self._hooks.call("on_before_backward", loss)
+        if self._bench.scaler is not None:
+            loss = self._bench.scaler.scale(loss)
+        if self._bench.overridden["backward"]:
+            self._bench.user.module.backward(loss)
+        else:
+            loss.backward()
+        self._hooks.call("on_after_backward")
+
+    def take(self, epoch: int, batch_idx: int, forward_backward: Callable[[], Tensor | None]) -> None:
+        """Take one step; the loss and its gradient are computed inside a closure if the optimizer wants one.
+
+        Args:
+            epoch: Number of the epoch that the module sees.
+            batch_idx: Number of the batch in its epoch.
+            forward_backward: Computes the gradients, and returns the loss, or None if the module returns none.
+        """
+        optimizer, module = self._optimizer.optimizer, self._bench.user.module
+
+        def closure() -> Tensor | None:
+            loss = forward_backward()
+            # A batch without a loss may complete a step whose earlier batches have left a gradient.
+            self.is_update = loss is not None or self._layout.has_gradient()
+            if self.is_update:
+                self._prepare_gradient()
+            else:
+                self._optimizer.show_gradient(False)
+            return None if loss is None else loss.detach()  # as Lightning's closure does; LBFGS calls float() on it
+
+        if self._bench.overridden["optimizer_step"]:
+            module.optimizer_step(epoch, batch_idx, optimizer, closure)
+        elif self._optimizer.needs_closure:
+            optimizer.step(closure)  # type: ignore[arg-type]
+        else:
+            closure()
+            if self._bench.scaler is None:
+                optimizer.step()
+            elif self.is_update:
+                self._step_scaled(self._bench.scaler)
+        self._step.end(is_update=self.is_update)
+
+    def start_scaler(self) -> None:
+        """Start with the server's gradient scale, so that no client depends on who was trained before it."""
+        scaler = self._bench.scaler
+        if scaler is not None:
+            scaler.load_state_dict({**scaler.state_dict(), "scale": self._bench.grad_scale, "_growth_tracker": 0})
+
+    def _step_scaled(self, scaler: Any) -> None:
+        """Take a step through the gradient scaler, which skips it and lowers its scale if the gradient overflowed."""
+        before = scaler.get_scale()
+        scaler.step(self._optimizer.optimizer)
+        scaler.update()
+        self.is_update = scaler.get_scale() >= before
+
+    def _prepare_gradient(self) -> None:
+        """Gather the gradient into its row, unscale it, add the terms, let hooks see it, clip it."""
+        bench, layout, grad = self._bench, self._layout, self._bench.grad
+        grad[layout.num_optimized :].zero_()
+        missing: list[int] = []
+        if not self._optimizer.is_flat:
+            missing = layout.collect_gradients(grad)
+        elif not layout.gather_gradients(grad[: layout.num_optimized]):
+            raise MissingGradientError
+        self._optimizer.show_gradient()
+        if bench.scaler is not None:
+            self._expose(missing)
+            bench.scaler.unscale_(self._optimizer.optimizer)
+        is_summed = bench.scaler is None or self._step.gradient_sum is None or bool(torch.isfinite(grad).all())
+        self.num_gradients += is_summed
+        self._step.add(is_summed=is_summed)
+        if self._step.terms:
+            missing = []
+        if bench.shows_gradients or not self._optimizer.is_flat:
+            self._expose(missing)
+        if self._hooks.listens("on_before_optimizer_step"):
+            self._hooks.call("on_before_optimizer_step", self._optimizer.optimizer)
+            layout.collect_gradients(grad)
+        if bench.overridden["configure_gradient_clipping"]:
+            self._clip_by_module()
+        else:
+            self._step.clip()
+
+    def _expose(self, missing: list[int]) -> None:
+        self._layout.expose_gradients(self._bench.grad)
+        for index in missing:
+            self._layout.parameters[index].grad = None
+
+    def _clip_by_module(self) -> None:
+        """Call the user's ``configure_gradient_clipping``, which may call ``self.clip_gradients``."""
+        local, module = self._local, self._bench.user.module
+
+        def clip_gradients(optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+            if gradient_clip_val is None:
+                gradient_clip_val = local.gradient_clip_val
+            by_value = (gradient_clip_algorithm or local.gradient_clip_algorithm) == "value"
+            if gradient_clip_val:
+                parameters = self._layout.parameters[: self._layout.num_grouped]
+                clip = torch.nn.utils.clip_grad_value_ if by_value else torch.nn.utils.clip_grad_norm_
+                clip(parameters, gradient_clip_val)
+
+        module.__dict__["clip_gradients"] = clip_gradients
+        try:
+            module.configure_gradient_clipping(
+                self._optimizer.optimizer, local.gradient_clip_val, local.gradient_clip_algorithm
+            )
+        finally:
+            del module.__dict__["clip_gradients"]
+        self._layout.collect_gradients(self._bench.grad)

@@ -1,0 +1,148 @@
+"""What one local step does with a gradient, for one client or for K of them; the order is written here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbc_lightning.core.local_training import LocalTraining
+from fedbc_lightning.local import AfterStep, Term
+from fedbc_lightning.local.engine import Trains
+from fedbc_lightning.state.layout import ParameterLayout
+
+
+class LocalStep:
+    """Moves rows w (K, d + p) once their gradients (K, d + p) are there.
+
+    A step adds the raw gradient to the sum of gradients, adds the gradients of the method's terms, holds the part that
+    is not trained, clips, lets the optimizer move w, applies the method's after-step, and puts the held part back::
+
+        G ← G + g;   g ← g + Σ ∇term(w);   g[held] ← 0;   g ← clip(g);
+        w ← optimizer(w, g);   w ← after-step(w);   w[held] ← start
+
+    The steps of one client are those of K = 1. How a gradient is found (as the module's step is written, by its
+    recording, or mapped over clients) is not known here.
+
+    Args:
+        layout: The layout of the rows.
+        local: The local training, for the bound of gradients.
+        w: The iterates, (K, d + p).
+        grad: Their gradients, (K, d + p).
+        terms: The method's terms.
+        after_step: Change of w after every step of the optimizer, or None.
+        trains: Part of the model that is trained, see :meth:`fedbc_lightning.local.engine.Engine.solve`.
+        keeps_mean: Whether to add up the raw gradients.
+
+    Attributes:
+        terms: The terms that are not zero: a zero one must not give a gradient to a parameter that has none.
+        gradient_sum: G, (K, d + p), or None.
+    """
+
+    def __init__(
+        self, layout: ParameterLayout, local: LocalTraining, w: Tensor, grad: Tensor, terms: Sequence[Term],
+        after_step: AfterStep | None, trains: Trains, keeps_mean: bool,
+    ) -> None:  # fmt: skip
+        self._layout, self._local, self._w, self._grad = layout, local, w, grad
+        self.terms: list[Any] = [term for term in terms if not term.is_zero]
+        self._after_step, self._held = after_step, layout.held_part(trains)
+        self._held_values = w[:, :0]
+        self.gradient_sum = torch.zeros_like(grad, dtype=layout.master_dtype) if keeps_mean else None
+        self._term_rows = len(w)
+        self._can_shrink = all(hasattr(term, "first") for term in self.terms)
+        self._changes: list[Callable[[], Any]] = []
+        self._active = -1
+
+    def start(self, move: Callable[[int], Any], step_sizes: Callable[[], Tensor]) -> None:
+        """Prepare for steps from the weights that the rows hold now.
+
+        Args:
+            move: Returns the function that lets the optimizer move the first rows, given their number.
+            step_sizes: Returns the current learning rates, (1, 1) or (1, d).
+        """
+        self._move, self._step_sizes = move, step_sizes
+        self._active = -1
+        if self._held is not None:
+            self._held_values = self._w[:, self._held].clone()
+
+    def take(self, active: int = 1) -> None:
+        """Take a step of the first rows; the clients of the others have finished. Call this without autograd."""
+        # A list of functions that are bound once: most of a small model's step is Python, and this is called in each.
+        if active != self._active:
+            self._active = active
+            before, after = [*self._additions(active), *self._clipping(active)], self._endings(active)
+            self._changes = [*before, self._move(active), *after]
+        for change in self._changes:
+            change()
+
+    def add(self, *, is_summed: bool = True) -> None:
+        """Do what comes before clipping, for a step in which hooks look at the gradient."""
+        for addition in self._additions(len(self._w), is_summed=is_summed):
+            addition()
+
+    def clip(self) -> None:
+        """Clip the gradients."""
+        for clipping in self._clipping(len(self._w)):
+            clipping()
+
+    @torch.no_grad()
+    def end(self, *, is_update: bool) -> None:
+        """Do what comes after the optimizer's step; without an update only the held part is put back."""
+        for ending in self._endings(len(self._w), is_update=is_update):
+            ending()
+
+    # parts
+
+    def _additions(self, active: int, *, is_summed: bool = True) -> list[Callable[[], Any]]:
+        found: list[Callable[[], Any]] = []
+        if self.gradient_sum is not None and is_summed:
+            found.append(partial(self.gradient_sum[:active].add_, self._grad[:active]))
+        if self.terms and self._grad.dtype != self._layout.master_dtype:
+            found.append(self._add_in_master_dtype)
+        else:
+            # The rows of finished clients stay in the terms until they are half of them: cutting costs, too.
+            if self._can_shrink and active <= self._term_rows // 2:
+                self._term_rows = active
+                self.terms = [term.first(active) for term in self.terms]
+            rows = self._shared(self._grad)[: self._term_rows], self._shared(self._w)[: self._term_rows]
+            found += [partial(term.add_gradient, *rows) for term in self.terms]
+        if self._held is not None:
+            found.append(self._grad[:, self._held].zero_)
+        return found
+
+    def _clipping(self, active: int) -> list[Callable[[], Any]]:
+        if not self._local.gradient_clip_val:
+            return []
+        return [partial(self._local.clip, self._grad[:active, : self._layout.num_optimized])]
+
+    def _endings(self, active: int, *, is_update: bool = True) -> list[Callable[[], Any]]:
+        found: list[Callable[[], Any]] = []
+        if self._after_step is not None and is_update:
+            found.append(partial(self._apply, self._after_step, active))
+        if self._held is not None:  # weight decay moves what has no gradient
+            found.append(partial(self._w[:, self._held].copy_, self._held_values))
+        return found
+
+    def _add_in_master_dtype(self) -> None:
+        """Add the terms' gradients to rows of two bytes per number, of which a sum would lose digits."""
+        rows = self._shared(self._grad), self._shared(self._w)
+        grad, w = (row.to(self._layout.master_dtype) for row in rows)
+        for term in self.terms:
+            term.add_gradient(grad, w)
+        rows[0].copy_(grad)
+
+    def _apply(self, after_step: AfterStep, active: int) -> None:
+        rows, ended = self._shared(self._w), self._w[active:].clone()
+        w = rows.to(self._layout.master_dtype)
+        after_step.apply(w, self._step_sizes())
+        if w is not rows:
+            rows.copy_(w)
+        if len(ended):
+            self._w[active:] = ended
+
+    def _shared(self, rows: Tensor) -> Tensor:
+        """Return a view of the columns that methods see."""
+        return rows[:, : self._layout.num_parameters] if self._layout.num_kept else rows
