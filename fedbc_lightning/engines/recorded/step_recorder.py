@@ -152,8 +152,8 @@ class StepRecorder:
                     f"{type(self._module).__name__}.training_step: a step takes {1000 * seconds:.2f} ms, of which much "
                     "is Python and autograd. If it is a function of weights and batch (it keeps no state, and looks at "
                     "no value), promise that by the decorator fedbc_lightning.recordable or by trainer.record_steps: "
-                    "true. Steps are then recorded and replayed: the same numbers, for small models 1.3 to 1.4 times as "
-                    "fast."
+                    "true. Steps are then recorded and replayed: the same numbers, and for small models 1.3 to 1.4 "
+                    "times as fast."
                 )
 
     def start_round(self, round: int) -> None:
