@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint
 from lightning.pytorch.cli import SaveConfigCallback
 
-from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.l2gd import Coin
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.data import FederatedDataModule
 from fedbc_lightning.data.indexed import IndexedDataModule
-from fedbc_lightning.local import Penalty, Solver, TermFactory
+from fedbc_lightning.local import Solver
 from fedbc_lightning.server import (
     AugmentedMean,
     CenterConsensus,
-    Codec,
     DynamicRegularization,
     FairStep,
     LargestClientStep,
     MeanMessage,
-    RobustRule,
     ServerCallback,
     ServerOptimizer,
 )
 from fedbc_lightning.trainer.arguments import REFUSED_CALLBACKS
 from fedbc_lightning.trainer.trainer import FederatedTrainer
-
-PART_KINDS: dict[type, str] = {
-    RobustRule: "robust rule",
-    Codec: "codec",
-    TermFactory: "term",
-    Solver: "solver",
-    ServerCallback: "server part",
-    Penalty: "penalty",
-    FederatedAlgorithm: "method",
-}
-"""Names for the classes of a config in messages, by their base classes."""
 
 NO_CHOICES = (Coin, ServerOptimizer, BasePredictionWriter, Checkpoint, FederatedDataModule, IndexedDataModule)
 """Classes that are not offered: bases of others, or parts that a method makes itself."""
@@ -95,28 +82,29 @@ def is_for_yaml(cls: type) -> bool:
     return not (needs_tensors or sends or cls in NEED_CLIENT_HALF)
 
 
-def kind_of(cls: type) -> str:
-    """Return the name for a kind of class in messages, or "".
-
-    Example:
-        >>> kind_of(AugmentedMean)
-        'server part'
-    """
-    return next((kind for base, kind in PART_KINDS.items() if issubclass(cls, base)), "")
-
-
 def import_object(class_path: str) -> Any:
     """Import the object ``package.module.Name``."""
     module, _, name = class_path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
-def type_hint(cls: type, argument: str) -> Any:
-    """Return the type of an argument of a class or its base classes; None if it has no such argument."""
+def find_class(name: str, base: type) -> type | None:
+    """Return the class derived from ``base`` that has this name or import path; None if there is none, or several."""
+    known: list[Any] = [cls for cls in subclasses(base) if cls.__name__ == name]
+    if not known and "." in name:
+        with contextlib.suppress(ImportError, AttributeError):
+            known = [import_object(name)]
+    return known[0] if len(known) == 1 and isinstance(known[0], type) and issubclass(known[0], base) else None
+
+
+def arguments_of(cls: type) -> dict[str, Any]:
+    """Return the arguments that a class and its base classes take in a config, with their types."""
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     parser.add_class_arguments(cls, "class", fail_untyped=False, as_group=False)
-    found = [action for action in private_cli.actions(parser) if action.dest == f"class.{argument}"]
-    return private_cli.type_hint(found[0]) if found else None
+    hints = {
+        action.dest.removeprefix("class."): private_cli.type_hint(action) for action in private_cli.actions(parser)
+    }
+    return {name: hint for name, hint in hints.items() if not name.endswith(".help")}
 
 
 def base_at(path: str, sections: Mapping[str, type], chosen: Mapping[str, type] | None = None) -> type | None:
@@ -139,19 +127,10 @@ def base_at(path: str, sections: Mapping[str, type], chosen: Mapping[str, type] 
     above = base_at(place, sections, chosen)
     candidates = [chosen[place]] if place in chosen else [*choices(above), above] if above else []
     for cls in candidates:
-        types = list(_classes_in(type_hint(cls, key)))
+        types = list(_classes_in(arguments_of(cls).get(key)))
         if types:
             return types[0]
     return None
-
-
-def is_list(path: str, chosen: Mapping[str, type]) -> bool:
-    """Return whether a key takes a list, or a mapping, of classes."""
-    place, _, key = path.rpartition(".")
-    if place == "trainer":
-        return key == "callbacks"
-    hint = type_hint(chosen[place], key) if place in chosen else None
-    return any(get_origin(kind) in (list, dict) and any(_classes_in(kind)) for kind in (hint, *get_args(hint)))
 
 
 def _classes_in(hint: Any) -> Iterator[type]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -15,19 +13,17 @@ import torch
 from jsonargparse import SUPPRESS, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.cli import LightningArgumentParser
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.callbacks import RoundProgressBar
-from fedbc_lightning.cli.choices import base_at, import_object, subclasses
-from fedbc_lightning.cli.command_arguments import PROG, SUBCOMMANDS, option_values, prepare_arguments
-from fedbc_lightning.cli.names import chosen_algorithm, foreign_configs, name_classes
+from fedbc_lightning.cli.choices import import_object
+from fedbc_lightning.cli.class_help import show_class_help
+from fedbc_lightning.cli.command_arguments import PROG, SUBCOMMANDS, prepare_arguments
+from fedbc_lightning.cli.names import foreign_configs, name_classes
 from fedbc_lightning.cli.optimizer_choices import override_configure_optimizers
-from fedbc_lightning.cli.other_data import other_data
 from fedbc_lightning.cli.overview import version
-from fedbc_lightning.cli.parser import CLASS_KEYS, EITHER, FederatedArgumentParser, title_sections
-from fedbc_lightning.cli.plan_report import print_plan
-from fedbc_lightning.cli.printing import print_class, print_classes, print_metrics, show_partition
+from fedbc_lightning.cli.parser import EITHER, FederatedArgumentParser, title_sections
+from fedbc_lightning.cli.printed_tables import print_metrics, print_plan, show_partition
 from fedbc_lightning.cli.run_config import SaveRunConfig
 from fedbc_lightning.core import private_cli, seeding
 from fedbc_lightning.core.errors import ConfigurationError
@@ -156,22 +152,11 @@ class FederatedCLI(private_cli.OpenCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse into ``self.config``; ``--algorithm.help`` or ``--model.help`` without a name lists the classes."""
         words = name_classes(args)
-        key = bare_help(words)
-        if key is not None:
-            base = CLASS_KEYS.get(key) or base_at(key, CLASS_KEYS, explained_classes(words))
-            if base is not None:
-                print_classes(key, base)
-                parser.exit(0)
-        explained = explained_class(words)
-        if explained is not None:
-            print_class(*explained)
+        if show_class_help(words):
             parser.exit(0)
-        of_other_data = other_data(words)
         for each in (parser, *self.command_parsers.values()):
             assert isinstance(each, FederatedArgumentParser)
-            each.foreign, each.other_data, each.words = foreign_configs(words), of_other_data, words
-        for other in of_other_data.values():
-            rank_zero_info(other.line)
+            each.foreign, each.words = foreign_configs(words), words
         self.config = parser.parse_args(words)
 
     def set_seed(self) -> None:
@@ -317,63 +302,6 @@ def _usage(command: str) -> str:
     if command == "export":
         return f"{PROG} export --ckpt_path RUN [--client CLIENT] [--out FILE] [--force]"
     return f"{PROG} {command} [--config FILE]... [--SECTION.KEY VALUE]..."
-
-
-def bare_help(words: list[str]) -> str | None:
-    """Return the key of the last ``--<key>.help`` without a class name, if the key may take one; else None.
-
-    Example:
-        >>> bare_help(["fit", "--algorithm.help", "FedAvg", "--algorithm.robust_rule.help"])
-        'algorithm.robust_rule'
-    """
-    pairs = zip(words, [*words[1:], "-"], strict=True)
-    keys = [
-        word.removeprefix("--").removesuffix(".help")
-        for word, following in pairs
-        if word.startswith("--") and word.endswith(".help") and following.startswith("-")
-    ]
-    return keys[-1] if keys and (keys[-1] in CLASS_KEYS or keys[-1].startswith("algorithm.")) else None
-
-
-def explained_classes(words: list[str]) -> dict[str, type]:
-    """Return the classes of algorithm, data and model by their keys, as ``--<key>.help Class`` or ``--<key> Class``."""
-    named = chosen_algorithm(words)
-    found = {"algorithm": named} if isinstance(named, type) else {}
-    sections = ("--algorithm", "--data", "--model")
-    for option in sorted({word.partition("=")[0] for word in words if word.startswith(sections)}, key=len):
-        key = option.removeprefix("--").removesuffix(".help")
-        for _, value in option_values(words, (option,)):
-            base = base_at(key, CLASS_KEYS, found)
-            cls = base and _find_class(value, base)
-            if cls:
-                found[key] = cls
-    return found
-
-
-def explained_class(words: list[str]) -> tuple[str, type] | None:
-    """Return key and class of the last ``--<key>.help Class``; None for the parser's own help.
-
-    Example:
-        >>> explained_class(["fit", "--algorithm.help", "FedAvg"])[1].__name__
-        'FedAvg'
-    """
-    form = r"--(?:algorithm|data|model)(\.\w+)*\.help(=.*)?"
-    options = [word.partition("=")[0] for word in words if re.fullmatch(form, word)]
-    if not options:
-        return None
-    key = options[-1].removeprefix("--").removesuffix(".help")
-    values = [value for _, value in option_values(words, (options[-1],))]
-    base = base_at(key, CLASS_KEYS, explained_classes(words))
-    cls = _find_class(values[-1], base) if values and base else None
-    return (key, cls) if cls else None
-
-
-def _find_class(name: str, base: type) -> type | None:
-    known: list[Any] = [cls for cls in subclasses(base) if cls.__name__ == name]
-    if not known and "." in name:
-        with contextlib.suppress(ImportError, AttributeError):
-            known = [import_object(name)]
-    return known[0] if len(known) == 1 and isinstance(known[0], type) and issubclass(known[0], base) else None
 
 
 def _innermost(error: BaseException) -> BaseException:

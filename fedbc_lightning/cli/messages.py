@@ -1,44 +1,64 @@
-"""Condenses jsonargparse's long errors into one line that suggests what was probably meant."""
+"""Condenses the parser's errors into one line: what is wrong, where it stands, and what was probably meant."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
-from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningModule
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.base import usual_name
-from fedbc_lightning.cli.choices import (
-    PART_KINDS,
-    base_at,
-    choices,
-    import_object,
-    is_list,
-    kind_of,
-    subclasses,
-)
+from fedbc_lightning.cli.choices import arguments_of, base_at, choices, import_object, subclasses
 from fedbc_lightning.cli.command_arguments import OVERLAYS, SUBCOMMANDS, shipped_configs
-from fedbc_lightning.cli.imports import about_import, missing_package
+from fedbc_lightning.cli.config_lines import place_of_key
 from fedbc_lightning.cli.names import fold
-from fedbc_lightning.cli.suggestions import PLACES, about_stray_words, did_you_mean_option, takes
-from fedbc_lightning.core.errors import nearest
+from fedbc_lightning.core.errors import did_you_mean, nearest
 from fedbc_lightning.core.origin import is_ours
-from fedbc_lightning.local import Penalty
-from fedbc_lightning.server import RobustRule
+from fedbc_lightning.data import FederatedDataModule
+from fedbc_lightning.local import Penalty, Solver, TermFactory
+from fedbc_lightning.partition import Partitioner
+from fedbc_lightning.server import Codec, RobustRule, ServerCallback
 
-_UNKNOWN_OPTION = re.compile(
-    r"(?:^unrecognized arguments: --|does not accept option '|^Option ')([\w.]+)((?:=| (?!-))\S+)?"
-)
-_NO_VALUE = re.compile(r"argument (--[\w.]+)(?:/\S+)?: expected one argument")
-_STRAY_WORDS = re.compile(r"^unrecognized arguments: (.+)")
+SYNONYMS = {
+    "seed": "seed_everything", "datamodule": "data", "dataset": "data", "method": "algorithm",
+    "epochs": "trainer.local_epochs", "max_epochs": "trainer.local_epochs", "rounds": "trainer.max_rounds",
+    "num_rounds": "trainer.max_rounds", "gpu": "trainer.devices", "gpus": "trainer.devices",
+    "device": "trainer.accelerator", "resume": "ckpt_path", "checkpoint": "ckpt_path", "ckpt": "ckpt_path",
+    "learning_rate": "model.lr", "output_dir": "trainer.default_root_dir", "clients": "trainer.clients_per_round",
+}  # fmt: skip
+"""Map from names that options have in other programs to ours."""
+
+PLACES: dict[str, type] = {
+    "model": LightningModule, "data.partitioner": Partitioner, "data": FederatedDataModule,
+    "algorithm": FederatedAlgorithm,
+}  # fmt: skip
+"""Keys that take a class, with the base class; an argument of one of its classes may have been meant."""
+
+KINDS: dict[type, str] = {
+    RobustRule: "robust rule", Codec: "codec", TermFactory: "term", Solver: "solver", ServerCallback: "server part",
+    Penalty: "penalty", FederatedAlgorithm: "method",
+}  # fmt: skip
+"""Names for the classes of a config in messages, by their base classes."""
+
+EXTRAS = {"flwr_datasets": "flower"}
+"""Map from a package to the extra of ``pyproject.toml`` that installs it."""
+
+# Forms of jsonargparse 4.53's messages
+_UNKNOWN_OPTION = re.compile(r"(?:^unrecognized arguments: --|does not accept option '|^Option ')([\w.]+)")
+_STRAY_WORD = re.compile(r"^unrecognized arguments: (\S+)")
 _UNKNOWN_ARGUMENT = re.compile(
     r"class_path '([\w.]+)':\s+(?:Parser key \"[\w.]+\":\s+)*(?:Option|Key) '([\w.]+)' is not"
 )
-_UNKNOWN_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (.+)")
-_WRONG_CLASS = re.compile(r"Import path does not correspond to a subclass of (\w+)")
+_NO_CLASS = re.compile(
+    r"(?:Expected a dot import path string|Unexpected import path format): (.+)"
+    r"|Import path does not correspond to a subclass of \w+"
+)
 _BROKEN_IMPORT = re.compile(
-    r"(No module named '[\w.]+'|cannot import name[^\n]*|module '[\w.]+' has no attribute '[\w.]+')"
+    r"No module named '(\w+)[\w.]*'|cannot import name[^\n]*|module '([\w.]+)' has no attribute '([\w.]+)'"
 )
 _MISSING_ARGUMENT = re.compile(r"class_path '([\w.]+)':\s+the following arguments are required: ([\w, .]+)")
 _EXPECTED = re.compile(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]\n]*)\])")
@@ -51,57 +71,151 @@ _NOISE = re.compile(
 )
 
 
-def condense(message: str, keys: Iterable[str], bases: Mapping[str, type]) -> str:
+def one_line_of(message: str, keys: Iterable[str], bases: Mapping[str, type], words: Sequence[str] = ()) -> str:
     """Condense an error of the parser into one line.
 
     Args:
         message: Text of jsonargparse's error.
         keys: All keys that the command takes, e.g. ``trainer.max_rounds``.
         bases: Map from the sections that take a class to their base classes.
+        words: The command line, in whose configs the mistake may stand.
 
     Returns:
-        The key, its mistake and the nearest right name; the joined lines of the message if its form is unknown.
+        File and line, if the mistake stands in a config; the key, its mistake and the nearest right name.
     """
     message = _deepest(message)
+    known = [key for key in keys if key != "help"]
+    path = ".".join(_KEY.findall(message) or _HELP.findall(message))
+    given = _GIVEN.search(message)
+    key, value = path, given[1] if given else None
     if match := _UNKNOWN_ARGUMENT.search(message):
-        return _unknown_argument(match[1], match[2], _path(message))
-    if match := _UNKNOWN_OPTION.search(message):
-        return _unknown_option(match[1], list(keys), match[2] or "")
-    if match := _STRAY_WORDS.match(message):
-        return about_stray_words(match[1], list(keys), bases) or message
-    path, chosen = _path(message), _chosen(message)
-    place = _place(path, chosen)
+        key = f"{path}.{match[2]}"
+        said = unknown_key(key, known, path, import_object(match[1]))
+    elif match := _UNKNOWN_OPTION.search(message):
+        key = match[1]
+        said = unknown_key(key, known)
+        if key.partition(".")[0] not in {name.partition(".")[0] for name in known}:
+            key = key.partition(".")[0]  # the line of an unknown section is that of its name
+    elif match := _STRAY_WORD.match(message):
+        return _stray_word(match[1], known)
+    else:
+        said = _about_value(message, path, value, bases)
+    place = place_of_key(key, words, value) if key else None
+    return f"{place}: {said}" if place else said
+
+
+def unknown_key(key: str, keys: Sequence[str], path: str = "", cls: type | None = None) -> str:
+    """Describe a key that does not exist, with the one that was meant: that of another program, or a similar one.
+
+    Args:
+        key: The full key.
+        keys: All keys that the command takes.
+        path: Key of the class that has no such argument.
+        cls: That class.
+    """
+    inside = [f"{path}.{name}" for name in arguments_of(cls)] if cls else []
+    candidates = [*inside, *keys]
+    if any(name.startswith("model") for name in keys):  # a command on one run, which has the keys of classes, too
+        candidates += [
+            f"{place}.{name}"
+            for place, base in PLACES.items()
+            if place != path
+            for shipped in choices(base) if is_ours(shipped)
+            for name in inspect.signature(shipped).parameters
+        ]  # fmt: skip
+    candidates = [name for name in dict.fromkeys(candidates) if name != key]
+    sections = {name.partition(".")[0] for name in keys}
+    section, dot, rest = key.partition(".")
+    last = key.rpartition(".")[2]
+    found = [name for name in candidates if name.rpartition(".")[2] == last]
+    if SYNONYMS.get(key, "").partition(".")[0] in sections:
+        found = [SYNONYMS[key]]
+    elif dot and section not in sections and (similar := nearest(section, sections)):
+        found = [f"{similar}.{rest}"]
+    elif not found:
+        similar = (
+            nearest(key, inside)
+            or nearest(key, candidates)
+            or nearest(last, [name.rpartition(".")[2] for name in candidates])
+        )
+        found = [name for name in candidates if similar in (name, name.rpartition(".")[2])]
+    if found:
+        return f"unknown key '{key}': did you mean {' or '.join(f'--{name}' for name in found[:3])}?"
+    beside = inside or [name for name in keys if name.startswith(f"{section}.")] or sorted(sections)
+    return f"unknown key '{key}': there is {', '.join(beside)}"
+
+
+def _stray_word(word: str, keys: Sequence[str]) -> str:
+    """Describe a word that no option takes: the name of a config, or an option without its dashes."""
+    shipped = shipped_configs()
+    if word.endswith((".yaml", ".yml")) or word in shipped or f"{word}.yaml" in shipped:
+        return f"'{word}' stands alone; did you mean --config {word}?"
+    name, _, value = word.lstrip("-").partition("=")
+    return (
+        f"'{word}' is no option; did you mean --{name} {value or '...'}?" if name in keys else unknown_key(name, keys)
+    )
+
+
+def _about_value(message: str, path: str, value: str | None, bases: Mapping[str, type]) -> str:
+    """Describe what is wrong with the value of an option that exists."""
+    at = f"{path}: " if path else ""
     if match := _MISSING_ARGUMENT.search(message):
-        if missing := missing_package(match[1]):
-            return f"{place}: {missing}"
-        is_option = place == path and (path == "trainer.callbacks" or not is_list(path, chosen))
-        return f"{place}: {_missing_arguments(match[1], match[2].split(', '), path if is_option else None)}"
-    base = base_at(path, bases, chosen)
-    if match := _WRONG_CLASS.search(message):
-        given = _GIVEN.search(message)
-        other = base and given and _other_kind(place, given[1].rpartition(".")[2], base)
-        return other or f"{path}: what is given is not a {match[1]}"
+        needed = match[2].split(", ")
+        how = " ".join(f"--{path}.{name} ..." for name in needed)
+        return f"{at}{match[1].rpartition('.')[2]} needs {', '.join(needed)}: give {how}"
+    base = base_at(path, bases, _chosen(message))
     if match := _BROKEN_IMPORT.search(message):
-        return f"{place}: {about_import(match[1])}"
-    if base is not None and (match := _UNKNOWN_CLASS.search(message)):
-        return _unknown_class(place, match[1], base)
-    if (expected := _EXPECTED.findall(message)) and (match := _GIVEN.search(message)):
-        return f"{place}: {_wrong_value(match[1], expected)}"
+        return f"{at}cannot import it: {match[0]}{_how_to_import(match[1], match[2], match[3])}"
+    if base is not None and (match := _NO_CLASS.search(message)):
+        return at + _no_class(match[1] or str(value), base, exists=match[1] is None)
+    expected = _EXPECTED.findall(message)
+    if expected and value is not None:
+        kinds = dict.fromkeys(kind.replace("NoneType", "null") for kind, _ in expected if kind)
+        literals = [word.strip(" '") for _, words in expected for word in words.split(",") if word]
+        return f"{at}got '{value}'; give {' or '.join([*literals, *kinds])}"
     if message.startswith("the following arguments are required:"):
         names = re.sub(rf"(?<=[ ,])(?:{'|'.join(SUBCOMMANDS)})\.", "", message.partition(":")[2]).strip()
-        options = " ".join(f"--{name} ..." for name in names.split(", "))
         example = "studies/digits.yaml" if "algorithms" in names else "digits.yaml"
+        options = " ".join(f"--{name} ..." for name in names.split(", "))
         return f"missing: {names}. Give a --config, such as --config {example}, or {options}"
-    if match := _NO_VALUE.search(message):
-        return f"{match[1]} needs a value: {match[1]} ..."
     lines = (line.strip() for line in _KEY.sub("", message).splitlines())
-    said = "; ".join(dict.fromkeys(line.removeprefix("- ") for line in lines if line and not _NOISE.match(line)))
-    return f"{path}: {said}" if path else said
+    return at + "; ".join(dict.fromkeys(line.removeprefix("- ") for line in lines if line and not _NOISE.match(line)))
 
 
-def _path(message: str) -> str:
-    """Join the keys of a nested message: ``algorithm`` and ``dual_lr`` give ``algorithm.dual_lr``."""
-    return ".".join(_KEY.findall(message) or _HELP.findall(message))
+def _no_class(name: str, base: type, *, exists: bool) -> str:
+    """Describe the name of a class that does not exist, or that is of another kind."""
+    known = {usual_name(cls) if issubclass(cls, FederatedAlgorithm) else cls.__name__: cls for cls in choices(base)}
+    if not known:  # no class to choose, such as Stragglers
+        return f"got '{name}'; give {{{', '.join(f'{key}: ...' for key in arguments_of(base))}}}"
+    last = fold(name.rpartition(".")[2])
+    others = [cls for kind in KINDS if kind is not base for cls in choices(kind) if fold(cls.__name__) == last]
+    if others:
+        part = others[0]
+        kind = next(text for cls, text in KINDS.items() if issubclass(part, cls))
+        overlays = {key: file for key, file in shipped_configs().items() if key.startswith(OVERLAYS)}
+        shipped = [key for key, file in overlays.items() if f".{part.__name__}\n" in _without_comments(file)]
+        example = f"; see --config {shipped[0]}" if shipped and base is FederatedAlgorithm else ""
+        return f"{part.__name__} is a {kind}, not a {KINDS.get(base, base.__name__)}{example}"
+    if exists:
+        return f"{name} is not a {base.__name__}"
+    ours = [key for key, cls in known.items() if is_ours(cls)]
+    every = [*known, *sorted(cls.__name__ for cls in subclasses(base) if not cls.__name__.startswith("_"))]
+    suffix = base.__name__.removeprefix("Lightning")  # Digits is meant for DigitsDataModule
+    meant = name if nearest(name, every) else name + suffix
+    return f"no class '{name}'; {did_you_mean(meant, every, 'there are ' + ', '.join(ours or every))}"
+
+
+def _without_comments(file: Path) -> str:
+    return re.sub(r" *#.*", "", file.read_text(encoding="utf-8"))
+
+
+def _how_to_import(package: str | None, module: str | None, attribute: str | None) -> str:
+    """Return the end of a message about an import that failed."""
+    if package in EXTRAS:
+        return f"; pip install 'fedbc-lightning[{EXTRAS[package]}]'"
+    names = dir(sys.modules.get(module)) if module else [path.stem for path in Path.cwd().glob("*.py")]
+    meant = did_you_mean(attribute or package or "", [name for name in names if not name.startswith("_")], "")
+    return f"; {meant}" if meant else ""
 
 
 def _deepest(message: str) -> str:
@@ -140,145 +254,3 @@ def _chosen(message: str) -> dict[str, type]:
             if isinstance(found, type):
                 chosen[path] = found
     return chosen
-
-
-def _place(path: str, chosen: Mapping[str, type]) -> str:
-    """Return the path of an option for a message.
-
-    Inside a list it is the key of the list, the class of the element and the rest of the path.
-    """
-    keys = path.split(".")
-    for end in range(1, len(keys)):
-        place, inside = ".".join(keys[:end]), ".".join(keys[end:])
-        if place in chosen and is_list(place, chosen):
-            return f"{place}: {chosen[place].__name__}.{inside}"
-    return path
-
-
-def _wrong_value(value: str, expected: list[tuple[str, str]]) -> str:
-    kinds = list(dict.fromkeys(kind for kind, _ in expected if kind and kind != "NoneType"))
-    words = [word.strip(" '") for _, literals in expected for word in literals.split(",") if word]
-    if kinds == ["list"] and not words:
-        return f"{value} is not a list: give a list: [{value if value.isidentifier() else '...'}]"
-    if words and "bool" in kinds:
-        kinds.remove("bool")
-        words = ["true", "false", *words]
-    if words and any(kind == "NoneType" for kind, _ in expected):
-        words.append("null")
-    named = [f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}" for kind in kinds]
-    if not words:
-        return f"{value} is not {_either(named)}"
-    return f"got '{value}'; use {_either([*named, *dict.fromkeys(words)])}"
-
-
-def _either(words: list[str]) -> str:
-    return " or ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
-
-
-def _missing_arguments(class_path: str, names: list[str], path: str | None) -> str:
-    name = class_path.rpartition(".")[2]
-    if path is None:  # inside a list, which no option can set
-        arguments = ", ".join(f"{argument}: ..." for argument in names)
-        how = f"{{class_path: {name}, init_args: {{{arguments}}}}}"
-    else:
-        how = " ".join(f"--{path}.{argument} ..." for argument in names)
-    return f"{name} needs {_join(names)}: give {how}"
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    near = nearest(word, known)
-    return f"; did you mean '{near}'?" if near else ""
-
-
-def _unknown_option(key: str, keys: Iterable[str], value: str) -> str:
-    known = [name for name in keys if name != "help"]
-    section, _, rest = key.partition(".")
-    sections = {name.partition(".")[0] for name in known}
-    if rest and section in sections:
-        inside = [name for name in known if name.startswith(f"{section}.")]
-        place = next((place for place, base in PLACES.items() if place != section and takes(base, rest)), None)
-        if place is not None:
-            return f"'{section}' has no key '{rest}'; it is one of {place}: --{place}.{rest}"
-        near = _near(key, inside)
-        return f"'{section}' has no key '{rest}'{near or '; it has ' + _join(n.partition('.')[2] for n in inside)}"
-    question = None if rest else did_you_mean_option(section, value, known)
-    if question:
-        return f"no option '--{section}'; {question}"
-    near = _near(section, sections)
-    return f"no section or option '{section}'{near or '; there are ' + _join(sorted(sections))}"
-
-
-def _unknown_argument(class_path: str, argument: str, path: str) -> str:
-    names = class_arguments(class_path)
-    near = _inside(class_path, argument, path) or _near(argument, names)
-    return f"{path}: {class_path} has no argument '{argument}'{near or '; it has ' + _join(names)}"
-
-
-def _inside(class_path: str, argument: str, path: str) -> str:
-    """Return the question whether an argument of a part is meant, such as the partitioner of data."""
-    cls = import_object(class_path)
-    parts = {name: base_at(f"{path}.{name}", {path: cls}, {path: cls}) for name in class_arguments(class_path)}
-    found = [name for name, base in parts.items() if base is not None and takes(base, argument)]
-    return f"; did you mean --{path}.{found[0]}.{argument}?" if found else ""
-
-
-def offending_key(message: str) -> tuple[str, str | None]:
-    """Return the key that an error of the parser is about, with the value that it was given, if that is known."""
-    message = _deepest(message)
-    if match := _UNKNOWN_ARGUMENT.search(message):
-        return f"{_path(message)}.{match[2]}", None
-    if match := _UNKNOWN_OPTION.search(message):
-        return match[1], None
-    given = _GIVEN.search(message)
-    return _path(message), given and given[1]
-
-
-def _unknown_class(section: str, name: str, base: type) -> str:
-    known = choices(base)
-    if not known:  # no class to choose, such as Stragglers
-        path = f"{base.__module__}.{base.__qualname__}"
-        return f"{section}: got '{name}'; give {{{', '.join(f'{key}: ...' for key in class_arguments(path))}}}"
-    other = _other_kind(section, name, base)
-    if other is not None:
-        return other
-    ours = [_given_as(cls) for cls in known if is_ours(cls)]
-    every = sorted({cls.__name__ for cls in subclasses(base) if not cls.__name__.startswith("_")})
-    near = _near(name, [_given_as(cls) for cls in subclasses(base) if is_ours(cls) and cls in known])
-    near = near or _near(name, every) or _near(f"{name}{base.__name__.removeprefix('Lightning')}", every)
-    return f"{section}: no class '{name}'{near or '; there are ' + _join(ours or every)}"
-
-
-def _given_as(cls: type) -> str:
-    """Return the name by which a class is given: the usual name for an algorithm, else that of the class."""
-    return usual_name(cls) if issubclass(cls, FederatedAlgorithm) else cls.__name__
-
-
-def _other_kind(section: str, name: str, base: type) -> str | None:
-    """Explain a name that belongs to another kind of class, and where it goes; None if it is unknown."""
-    found = [
-        cls for kind in PART_KINDS if kind is not base for cls in choices(kind) if fold(cls.__name__) == fold(name)
-    ]
-    if not found:
-        return None
-    part = found[0]
-    said = f"{section}: {part.__name__} is a {kind_of(part)}"
-    if base is not FederatedAlgorithm or not is_ours(part):
-        return f"{said}, not a {PART_KINDS.get(base, base.__name__)}"
-    if issubclass(part, RobustRule):
-        overlay = f"{OVERLAYS}{re.sub(r'(?<!^)(?=[A-Z])', '_', part.__name__).lower()}.yaml"
-        or_overlay = f", or --config {overlay}" if overlay in shipped_configs() else ""
-        return f"{said}: --algorithm FedAvg --algorithm.robust_rule {part.__name__}{or_overlay}"
-    if issubclass(part, Penalty):
-        return f"{said} of --algorithm Fed+: see --config {OVERLAYS}fedplus_layerwise.yaml"
-    return f"{said} of --algorithm Composed: see --config {OVERLAYS}composed.yaml"
-
-
-def class_arguments(class_path: str) -> list[str]:
-    """Return the names of the arguments that a class and its base classes take in a config."""
-    parser = ArgumentParser(exit_on_error=False)
-    added = parser.add_class_arguments(import_object(class_path), "class", fail_untyped=False)
-    return [key.removeprefix("class.") for key in added]
-
-
-def _join(names: Iterable[str]) -> str:
-    return ", ".join(names)

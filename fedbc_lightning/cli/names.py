@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,10 @@ import yaml
 from jsonargparse import get_loader
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.choices import import_object, subclasses
+from fedbc_lightning.cli.choices import subclasses
 from fedbc_lightning.cli.command_arguments import CONFIG_OPTIONS, option_values
 
 CHOICES = ("--algorithm", "--algorithm.class_path")
-
-OPTIONS = (*CHOICES, "--algorithm.help")
 
 
 def fold(name: str) -> str:
@@ -50,91 +48,49 @@ def name_classes(words: list[str]) -> list[str]:
         ['fit', '--algorithm=FedBC', '--algorithm.help', 'FedAvg']
     """
     words = list(words)
-    for position, value in option_values(words, OPTIONS):
+    for position, value in option_values(words, (*CHOICES, "--algorithm.help")):
         words[position] = words[position].removesuffix(value) + class_name(value)
     return words
 
 
-def chosen_algorithm(words: list[str]) -> type | None:
-    """Return the algorithm class that is named last, on the command line or in a config; None if there is none.
-
-    Example:
-        >>> chosen_algorithm(["fit", "--config", "algorithm: FedBC", "--algorithm", "fed-prox"]).__name__
-        'FedProx'
-    """
-    chosen = [_find(name) for _, name in named_in(words, "algorithm") if name is not None]
-    return chosen[-1] if chosen else None
+def named_algorithms(words: list[str]) -> list[tuple[str | None, str | None]]:
+    """Return (text, name of the algorithm in it or None) for each config, and (None, name) for each option."""
+    found: list[tuple[str | None, str | None]] = []
+    configs = dict(option_values(words, CONFIG_OPTIONS))
+    for position, value in option_values(words, (*CONFIG_OPTIONS, *CHOICES)):
+        is_file = position in configs and os.path.isfile(value)  # False, too, for texts that are too long for a name
+        text = Path(value).read_text(encoding="utf-8") if is_file else value
+        content = load(text)
+        if position in configs:
+            found.append((text, _name_in(content.get("algorithm") if isinstance(content, dict) else None)))
+        else:
+            found.append((None, _name_in(content)))
+    return found
 
 
 def foreign_configs(words: list[str]) -> set[str]:
     """Return the texts of those configs whose section ``algorithm`` is for another class than the one named last.
 
-    No setting of such a section may reach that class. A section without a name belongs to the class named before it.
+    jsonargparse would carry arguments of the same name over to it, but FedBC's ``dual_lr`` says nothing of a method's
+    own. A section without a name belongs to the class named before it.
 
     Example:
         >>> sorted(foreign_configs(["--config", "algorithm: FedBC", "-c", "algorithm: Ditto", "--algorithm=FedBC"]))
         ['algorithm: Ditto']
     """
-    chosen, sections = chosen_algorithm(words), classes_of_configs(words, "algorithm", _find)
-    return {text for text, cls in sections if cls is not None and cls != chosen}
+    foreign, current = set(), None
+    named = [(text, name and fold(name.rpartition(".")[2])) for text, name in named_algorithms(words)]
+    chosen = next((name for _, name in reversed(named) if name), None)
+    for text, name in named:
+        current = name or current
+        if text is not None and current not in (None, chosen):
+            foreign.add(text)
+    return foreign
 
 
-def classes_of_configs(words: list[str], section: str, find: Callable[[str], Any]) -> list[tuple[str, Any]]:
-    """Return the text of each config with the class that its section is for.
-
-    A section without a name belongs to the class named before it, None if there is none.
-
-    Args:
-        words: Words of the command line.
-        section: ``"algorithm"`` or ``"data"``.
-        find: Function from a name to the class that is meant.
-    """
-    found: list[tuple[str, Any]] = []
-    current: Any = None
-    for text, name in named_in(words, section):
-        current = current if name is None else find(name)
-        if text is not None:
-            found.append((text, current))
-    return found
-
-
-def named_in(words: list[str], section: str) -> list[tuple[str | None, str | None]]:
-    """Return (text, class named in the section or None) for each config, and (None, class) for each option."""
-    found: list[tuple[str | None, str | None]] = []
-    configs, options = dict(option_values(words, CONFIG_OPTIONS)), (f"--{section}", f"--{section}.class_path")
-    for position, value in option_values(words, (*CONFIG_OPTIONS, *options)):
-        text = Path(value).read_text(encoding="utf-8") if _is_file(value) else value
-        if position in configs:
-            found.append((text, _name_in(load(text), section)))
-        else:
-            found.append((None, _name_in({section: load(text)}, section)))
-    return found
-
-
-def _name_in(config: Any, section: str) -> str | None:
-    given = config.get(section) if isinstance(config, dict) else None
-    name = given.get("class_path") if isinstance(given, dict) else given
+def _name_in(section: Any) -> str | None:
+    name = section.get("class_path") if isinstance(section, dict) else section
     return name if isinstance(name, str) else None
-
-
-def _find(name: str) -> Any:
-    """Return the algorithm that is meant; the name itself if it is unknown."""
-    return find_class(class_name(name), FederatedAlgorithm)
-
-
-def find_class(name: str, base: type) -> Any:
-    """Return the class derived from ``base`` with this name or path; the name itself if it is unknown."""
-    known = [cls for cls in subclasses(base) if cls.__name__ == name]
-    if len(known) == 1:
-        return known[0]
-    try:
-        return import_object(name)
-    except (ImportError, AttributeError, ValueError):  # reported by the parser
-        return name
-
-
-def _is_file(value: str) -> bool:
-    return os.path.isfile(value)  # which is False, too, for texts that are too long for a name
 
 
 def load(text: str) -> Any:
@@ -155,13 +111,12 @@ def name_class_in_config(content: str, foreign: Collection[str] = ()) -> str:
     config = load(content)
     if not isinstance(config, dict) or "algorithm" not in config:
         return content
-    section, given = config["algorithm"], _name_in(config, "algorithm")
+    section, given = config["algorithm"], _name_in(config["algorithm"])
     if content in foreign:
         del config["algorithm"]
     elif given is None or class_name(given) == given:
         return content
     else:
-        config["algorithm"] = (
-            {**section, "class_path": class_name(given)} if isinstance(section, dict) else class_name(given)
-        )
+        section = section if isinstance(section, dict) else {}
+        config["algorithm"] = section | {"class_path": class_name(given)}
     return yaml.safe_dump(config, allow_unicode=True, sort_keys=False)

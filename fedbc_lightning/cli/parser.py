@@ -6,10 +6,9 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 from numbers import Number
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import yaml
@@ -21,11 +20,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.cli.config_lines import place_of_key
 from fedbc_lightning.cli.docstrings import plain
-from fedbc_lightning.cli.messages import condense, offending_key
+from fedbc_lightning.cli.messages import one_line_of
 from fedbc_lightning.cli.names import name_class_in_config
-from fedbc_lightning.cli.other_data import OtherData, with_other_data
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.lightning_names import AnyDataModule, AnyModule
 from fedbc_lightning.trainer.trainer import FederatedTrainer
@@ -114,11 +111,9 @@ class FederatedArgumentParser(LightningArgumentParser):
     Attributes:
         foreign: Texts of configs whose section ``algorithm`` is for another class than the one to be built.
         words: The command line, by whose configs the place of a mistake is found.
-        other_data: What becomes of the section ``data`` of configs in which it is for another class, by their texts.
     """
 
     foreign: Collection[str] = ()
-    other_data: Mapping[str, OtherData] = MappingProxyType({})
     words: Sequence[str] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -151,10 +146,7 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse a config's text, which may give an algorithm by its usual name; see the base class."""
-        text = name_class_in_config(content, self.foreign)
-        if content in self.other_data:
-            text = with_other_data(text, self.other_data[content])
-        return super().parse_string(text, *args, **kwargs)
+        return super().parse_string(name_class_in_config(content, self.foreign), *args, **kwargs)
 
     def keys(self) -> Iterator[str]:
         """Yield all keys that can be given; those of a command come without its name."""
@@ -170,11 +162,5 @@ class FederatedArgumentParser(LightningArgumentParser):
         if not self.exit_on_error:  # a parser inside a parser: the outer one reports
             super().error(message, ex)
         prog = self.prog.partition(" ")[0]
-        keys, (key, value) = list(self.keys()), offending_key(message)
-        section = key.partition(".")[0]
-        if section not in {known.partition(".")[0] for known in keys}:
-            key = section
-        place = place_of_key(key, self.words, value) if key else None
-        said = condense(message, keys, CLASS_KEYS)
-        sys.stderr.write(f"{prog}: error: {f'{place}: {said}' if place else said}\n")
+        sys.stderr.write(f"{prog}: error: {one_line_of(message, self.keys(), CLASS_KEYS, self.words)}\n")
         self.exit(2)

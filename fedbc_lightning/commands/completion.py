@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import enum
-from argparse import SUPPRESS, Action, ArgumentParser
-from collections.abc import Iterable
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
+from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
 from fedbc_lightning.algorithms.base import usual_name
-from fedbc_lightning.cli.choices import choices
+from fedbc_lightning.cli.choices import arguments_of, choices
 from fedbc_lightning.cli.command_arguments import (
     COMMANDS,
     CONFIG_OPTIONS,
     PROG,
     STUDIES,
     STUDY_COMMANDS,
-    SUBCOMMANDS,
     TOOLS,
     UsageError,
     shipped_configs,
 )
 from fedbc_lightning.cli.federated import FederatedCLI
-from fedbc_lightning.cli.messages import class_arguments
 from fedbc_lightning.cli.parser import CLASS_KEYS
 from fedbc_lightning.commands.studies import StudyParser, study_parser
 from fedbc_lightning.core import private_cli
@@ -32,8 +28,6 @@ from fedbc_lightning.core.origin import is_ours
 from fedbc_lightning.papers.reproductions import REPRODUCTIONS
 
 SHELLS = ("bash", "zsh")
-MANY = ("model", "optimizer", "lr_scheduler", "trainer.callbacks", "trainer.logger")
-"""Keys that take classes of other packages, too: those imported so far would be an accidental choice."""
 
 FUNCTIONS = {
     "bash": """\
@@ -53,33 +47,10 @@ _fedbc_checkpoint_files() {{ compadd last; _files -g '*.ckpt'; }}""",
 In bash, names with ``_dir`` or ``_file`` make shtab complete folders step by step.
 """
 
-
 DESCRIPTION = """\
 Print a script that completes commands, options, shipped configs and run folders, for example into
 ~/.local/share/bash-completion/completions/fedbc-cli (bash) or a file _fedbc-cli in a folder of $fpath (zsh). Options of
 methods, models and data are those of all that are shipped. Print it again after an update."""
-
-
-class _BuiltError(Exception):
-    """Raised when the parsers of all commands are there."""
-
-
-class _AllParsers(FederatedCLI):
-    """Builds the parsers of all commands, and parses nothing."""
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> NoReturn:
-        """Stop before the words are parsed."""
-        raise _BuiltError
-
-    @classmethod
-    def by_command(cls) -> dict[str, ArgumentParser]:
-        """Return the parsers of the commands on one run by their names."""
-        cli = cls.__new__(cls)
-        try:
-            cls.__init__(cli, args=[], parser_kwargs={"prog": PROG})
-        except _BuiltError:
-            return dict(cli.command_parsers)
-        raise AssertionError("the command line was parsed")
 
 
 def completion(words: list[str]) -> int:
@@ -105,109 +76,97 @@ def completion(words: list[str]) -> int:
 
 
 def script(shell: str) -> str:
-    """Return the script for a shell.
-
-    The parser of ``fit`` itself would name every argument of every class that may stand below another one, which takes
-    longer than ten minutes; this one knows the arguments of the shipped classes only.
-    """
+    """Return the script for a shell, which jsonargparse makes with shtab."""
     try:
-        import shtab
+        import shtab  # noqa: F401 (jsonargparse needs it, and says so in other words)
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             "completion needs the package shtab: pip install 'fedbc-lightning[completion]'"
         ) from None
-    return shtab.complete(shallow_parser(), shell, preamble=_functions(shell))
-
-
-def _functions(shell: str) -> str:
     shipped = list(shipped_configs())
     names = {
         "configs": " ".join(name for name in shipped if not name.startswith(STUDIES)),
         "studies": " ".join(name for name in shipped if name.startswith(STUDIES)),
     }
-    return FUNCTIONS[shell].format(**names)
+    return _AllCommands.parser_of_all().get_completion_script(
+        f"shtab-{shell}", preambles=[FUNCTIONS[shell].format(**names)]
+    )
 
 
-def shallow_parser() -> ArgumentParser:
-    """Return a parser of argparse with the commands, their options and the values that are few and known."""
-    root = ArgumentParser(prog=PROG)
-    root.add_argument("--version", action="store_true", help="Show the version.")
-    parsers = root.add_subparsers()
-    options = _options_of_classes()
-    for command, full in _AllParsers.by_command().items():
-        shallow = parsers.add_parser(command, help=SUBCOMMANDS[command])
-        _copy_options(full, shallow)
-        for option, classes in options.items():
-            shallow.add_argument(option, help=f"Argument of {', '.join(classes)}.")
-    for command in STUDY_COMMANDS | TOOLS:
-        _add_study_command(parsers.add_parser(command, help=COMMANDS[command]), command)
-    return root
+class _BuiltError(Exception):
+    """Raised when the parsers of all commands are there."""
 
 
-def _add_study_command(shallow: ArgumentParser, command: str) -> None:
-    if command == "report":
-        _complete_by(shallow.add_argument("folder", help="Folder of a run or of a study."), "_fedbc_run_dirs")
-    elif command == "completion":
-        shallow.add_argument("shell", choices=SHELLS)
-    else:
+class _AllCommands(FederatedCLI):
+    """Builds the parsers of all commands, and parses nothing."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> NoReturn:
+        """Stop before the words are parsed."""
+        raise _BuiltError
+
+    @classmethod
+    def parser_of_all(cls) -> ArgumentParser:
+        """Return a parser of all commands whose options know what completes them."""
+        cli = cls.__new__(cls)
+        try:
+            cls.__init__(cli, args=[], parser_kwargs={"prog": PROG})
+        except _BuiltError:
+            parsers: dict[str, Any] = dict(cli.command_parsers)
+        for parser in parsers.values():
+            for option in _options_of_classes():
+                parser.add_argument(option)
+        subcommands: Any = next(
+            action for action in private_cli.actions(cli.parser) if isinstance(action.choices, dict)
+        )
+        for command in STUDY_COMMANDS | TOOLS:
+            parsers[command] = _parser_on_studies(command)
+            subcommands.add_subcommand(command, parsers[command], help=COMMANDS[command])
+        for command, parser in parsers.items():
+            for action in private_cli.actions(parser):
+                _complete(action, is_of_study=command in STUDY_COMMANDS)
+        return cli.parser
+
+
+def _parser_on_studies(command: str) -> ArgumentParser:
+    if command not in ("report", "completion"):
+        parser = study_parser(command)
         if command == "reproduce":
-            shallow.add_argument("name", nargs="+", choices=list(REPRODUCTIONS), help="Table or figure.")
-        _copy_options(study_parser(command), shallow)
-
-
-def _copy_options(full: ArgumentParser, shallow: ArgumentParser) -> None:
-    """Add the options of a parser to a shallow one, without what lies below a class."""
-    for action in private_cli.actions(full):
-        if action.option_strings and action.help != SUPPRESS and action.dest != "help":
-            _copy_option(action, shallow, is_of_study=full.prog.split()[1] in STUDY_COMMANDS)
-
-
-def _copy_option(action: Action, shallow: ArgumentParser, *, is_of_study: bool) -> None:
-    text = None if action.help is None else action.help.partition("\n")[0].replace("%", "%%")
-    names = action.option_strings
-    if set(names) & set(CONFIG_OPTIONS):
-        made = shallow.add_argument(*names, action="append", help=text)
-        _complete_by(made, "_fedbc_studies" if is_of_study else "_fedbc_configs")
-    elif action.dest == "ckpt_path":
-        _complete_by(shallow.add_argument(*names, help=text), "_fedbc_checkpoint_files")
-    elif action.nargs == 0:
-        shallow.add_argument(*names, action="store_true", help=text)
+            parser.add_argument("names", nargs="+", choices=list(REPRODUCTIONS))
+        return parser
+    parser = StudyParser(prog=f"{PROG} {command}")
+    if command == "report":
+        parser.add_argument("folder")
     else:
-        key = action.dest.removesuffix(".help")
-        base = CLASS_KEYS.get(key)
-        known = _names(key, base) if base else list(_values(private_cli.type_hint(action)))
-        shallow.add_argument(*names, choices=known or None, help=text)
+        parser.add_argument("shell", choices=SHELLS)
+    return parser
 
 
-def _complete_by(action: Action, function: str) -> None:
-    action.complete = dict.fromkeys(SHELLS, function)  # type: ignore[attr-defined]
+def _complete(action: Any, *, is_of_study: bool) -> None:
+    """Say what completes an option.
+
+    A class is completed by its name. jsonargparse 4.53 would go on to the arguments of every class that may stand in a
+    class below it: 45 MB of script for the methods alone.
+    """
+    key = action.dest.removesuffix(".help")
+    if set(action.option_strings) & set(CONFIG_OPTIONS):
+        function = "_fedbc_studies" if is_of_study else "_fedbc_configs"
+        action.complete = dict.fromkeys(SHELLS, function)
+    elif key in ("ckpt_path", "folder"):
+        function = "_fedbc_checkpoint_files" if key == "ckpt_path" else "_fedbc_run_dirs"
+        action.complete = dict.fromkeys(SHELLS, function)
+    elif key in CLASS_KEYS:
+        known = [cls for cls in choices(CLASS_KEYS[key]) if is_ours(cls)] or choices(CLASS_KEYS[key])
+        action.choices = [usual_name(cls) if issubclass(cls, FederatedAlgorithm) else cls.__name__ for cls in known]
 
 
-def _names(key: str, base: type) -> list[str]:
-    """Return the names of the classes that a key takes, of the shipped ones where other packages bring more."""
-    known = [cls for cls in choices(base) if is_ours(cls) or key not in MANY]
-    return [usual_name(cls) if issubclass(cls, FederatedAlgorithm) else cls.__name__ for cls in known or choices(base)]
-
-
-def _values(hint: Any) -> Iterable[str]:
-    """Yield the values of a type that has few."""
-    if hint is bool:
-        yield from ("true", "false")
-    elif isinstance(hint, type) and issubclass(hint, enum.Enum):
-        yield from (member.name for member in hint)
-    elif get_origin(hint) is Literal:
-        yield from (str(value) for value in get_args(hint))
-    elif get_origin(hint) not in (list, dict, tuple):
-        for inner in get_args(hint):
-            yield from _values(inner)
-
-
-def _options_of_classes() -> dict[str, list[str]]:
-    """Map options such as ``--algorithm.mu`` to the names of the shipped classes that have them."""
-    options: dict[str, list[str]] = {}
-    for section in ("algorithm", "model", "data"):
-        for cls in choices(CLASS_KEYS[section]):
-            if is_ours(cls):
-                for argument in class_arguments(f"{cls.__module__}.{cls.__qualname__}"):
-                    options.setdefault(f"--{section}.{argument}", []).append(cls.__name__)
-    return options
+def _options_of_classes() -> list[str]:
+    """Return the options of all shipped methods, models and data, such as ``--algorithm.mu``."""
+    return sorted(
+        {
+            f"--{section}.{argument}"
+            for section in ("algorithm", "model", "data")
+            for cls in choices(CLASS_KEYS[section])
+            if is_ours(cls)
+            for argument in arguments_of(cls)
+        }
+    )

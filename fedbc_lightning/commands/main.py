@@ -15,11 +15,10 @@ import time
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from types import TracebackType
 
 from fedbc_lightning.cli.command_arguments import PROG, STUDY_COMMANDS, TOOLS, UsageError, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
-from fedbc_lightning.commands import leaving
-from fedbc_lightning.commands.loading import interruptible, say_what_is_loaded
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.tracebacks import one_line, report
 
@@ -28,12 +27,9 @@ UNREAD = 141
 
 
 def program() -> int:
-    """Run the command line of this process, and end the process at once; the console script ``fedbc-cli`` calls this.
-
-    Returns:
-        The exit status, if a caller goes on afterwards: a profiler, a debugger, or Python's prompt.
-    """
-    is_outermost = leaving.is_outermost()
+    """Run the command line of this process and return its exit status; the console script ``fedbc-cli`` calls this."""
+    if sys.excepthook is sys.__excepthook__:  # torch's hook for process groups calls it, and puts the rank before lines
+        sys.excepthook = _show_error
     try:
         status = main()
     except SystemExit as stop:
@@ -41,17 +37,38 @@ def program() -> int:
             raise
         is_unread = isinstance(stop.__context__, BrokenPipeError)  # rich ends so with 1
         status = UNREAD if is_unread else stop.code or 0
-    except Exception as error:
-        if not is_outermost:
+    except BrokenPipeError:
+        if _is_read():  # the pipe of something else, such as a logger's service
             raise
-        if isinstance(error, BrokenPipeError) and not _is_read():
-            status = UNREAD
-        else:
-            _print_traceback(error)
-            status = 1
-    if is_outermost:
-        leaving.leave(status)
+        status = UNREAD
+    except Exception:
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_initialized():
+            raise  # for Python, a debugger or a profiler
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    if status == UNREAD:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+    if status:
+        _leave_lost_processes(status)
     return status
+
+
+def _leave_lost_processes(status: int) -> None:
+    """End a process of a failed group; to leave the group in good order would wait for processes that may be lost."""
+    fabric = sys.modules.get("fedbc_lightning.distributed.fabric")
+    distributed = sys.modules.get("torch.distributed")
+    if fabric is not None and distributed is not None and distributed.is_initialized():
+        atexit.unregister(fabric.leave_process_group)
+        atexit._run_exitfuncs()  # those of others end child processes, and close loggers
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)
+
+
+def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback with the user's code alone, as the hook of exceptions that nobody has caught."""
+    sys.stderr.write(report(error))
 
 
 def _is_read() -> bool:
@@ -100,10 +117,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())  # a console script does not see the user's own modules
     if args is None:
         try:
-            with interruptible():
-                if words[0] not in TOOLS:
-                    say_what_is_loaded(typed)
-                _import_uncollected()
+            _load(typed)
         except KeyboardInterrupt:
             print(f"\n{PROG}: interrupted before the run began", file=sys.stderr)
             return 130
@@ -116,20 +130,18 @@ def _escape_what_cannot_be_shown() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _import_uncollected() -> None:
-    """Import Lightning without collecting garbage, and exempt what was imported from collection.
-
-    The import makes 750,000 objects, and going through them again and again took 14 % of the time of ``fedbc-cli fit
-    --help``. All objects that exist at this point are kept to the end, so this is only for a process of our own.
-    """
+def _load(words: list[str]) -> None:
+    """Import torch and Lightning, with a line that says so to a person who waits."""
+    asks_for_text = words[0] in TOOLS or any("help" in word or word.startswith("--print_config") for word in words)
+    if sys.stdout.isatty() and not asks_for_text and os.environ.get("LOCAL_RANK", "0") == "0":
+        print("Loading PyTorch ...", flush=True)
+    # The import makes 750,000 objects that live to the end. Going through them again and again took 14 % of the time of
+    # `fit --help`, and two seconds when the process ends.
     gc.disable()
-    try:
-        import fedbc_lightning.cli.federated  # noqa: F401 (for what it imports)
+    import fedbc_lightning.cli.federated  # noqa: F401 (for what it imports)
 
-        gc.freeze()
-    finally:
-        gc.enable()
-    atexit.register(gc.unfreeze)  # else Triton reports all its types as leaked
+    gc.freeze()
+    gc.enable()
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: object) -> None:
@@ -176,18 +188,6 @@ def _run_studies(words: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"\n{PROG}: stopped; the same command goes on", file=sys.stderr)
         return 130
-
-
-def _print_traceback(error: Exception) -> None:
-    """Print a traceback with the user's code alone; a hook that the user's code has set prints it in its way.
-
-    torch sets one, too, in runs with several processes, which prints the rank before each line.
-    """
-    if sys.excepthook is sys.__excepthook__ or sys.excepthook.__module__.startswith("torch."):
-        prefix = f"[rank {rank}] " if (rank := os.environ.get("LOCAL_RANK")) else ""
-        sys.stderr.write("".join(f"{prefix}{line}\n" for line in report(error).splitlines()))
-    else:
-        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _fail(error: Exception, status: int) -> int:

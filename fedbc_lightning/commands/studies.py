@@ -25,7 +25,7 @@ from fedbc_lightning.cli.command_arguments import (
     option_values,
 )
 from fedbc_lightning.cli.config_lines import place_of_key
-from fedbc_lightning.cli.messages import condense
+from fedbc_lightning.cli.messages import one_line_of
 from fedbc_lightning.cli.names import load
 from fedbc_lightning.core import private_cli
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
@@ -57,7 +57,7 @@ class StudyParser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error in one line, and exit with status 2."""
         keys = [action.dest for action in private_cli.actions(self)]
-        sys.stderr.write(f"{PROG}: error: {condense(message, keys, {})}\n")
+        sys.stderr.write(f"{PROG}: error: {one_line_of(message, keys, {})}\n")
         self.exit(2)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
-from fedbc_lightning.cli.plan_report import ROUGH
+from fedbc_lightning.cli.printed_tables import ROUGH
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.printing import each_line_once
 from fedbc_lightning.core.units import bytes_said, duration

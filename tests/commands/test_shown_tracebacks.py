@@ -41,7 +41,7 @@ def test_the_users_lines_alone_and_where_it_was(project, devices):
     Path("mine.py").write_text(BOOM)
     done = fit(*OPTIONS, "mine.Boom", "--trainer.devices", str(devices))
     assert done.returncode == 1
-    rank = "[rank 0] " if devices == 2 else ""
+    rank = "[rank0]: " if devices == 2 else ""  # torch's own
     printed = [line.removeprefix(rank) for line in done.stderr.splitlines()]
     assert [line for line in printed if "mine.py:7 in training_step" in line], "the user's line"
     start = printed.index("KeyError: 'boom'")

@@ -1,19 +1,13 @@
 """What a person sees on a terminal: the first line, a run that goes on, Ctrl-C, and how to go on."""
 
 import io
-import os
 import re
 import shlex
-import signal
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from helpers.command_line import write_project
 from helpers.programs import run_python, wait_until
-
-from fedbc_lightning.commands.loading import interruptible, say_what_is_loaded
 
 if sys.platform == "win32":
     pytest.skip("no pseudo-terminals", allow_module_level=True)
@@ -76,7 +70,7 @@ def test_ctrl_c_leaves_every_line_once_and_says_how_to_go_on(project, width, whe
         assert program.finish() == 130
         lines, has_cursor = program.lines, program.has_cursor
     assert has_cursor
-    assert lines[0] == "Reading tiny.yaml, loading PyTorch ..."
+    assert lines[0] == "Loading PyTorch ..."
     assert len(starting(lines, "round ")) == sum("accuracy  global " in line for line in lines) == 1
     for said in (STOPPING, STILL)[: min(presses, 2)]:
         assert sum(said[:50] in line for line in lines) == 1
@@ -121,10 +115,10 @@ def test_what_the_module_asks_for_stands_on_the_screen(project):
 
 def test_ctrl_c_during_the_imports_has_no_traceback(project):
     with on_terminal(FIT, project, 80, is_fresh=True) as program:
-        program.wait_for("loading PyTorch")
+        program.wait_for("Loading PyTorch")
         program.press(CTRL_C)
         assert program.finish() == 130
-        assert program.lines[0] == "Reading tiny.yaml, loading PyTorch ..."
+        assert program.lines[0] == "Loading PyTorch ..."
         assert program.lines[-1] == "fedbc-cli: interrupted before the run began"
         assert not any("Traceback" in line for line in program.lines)
 
@@ -182,44 +176,3 @@ def test_a_pipe_gets_plain_lines(project):
 class Terminal(io.StringIO):
     def isatty(self):
         return True
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["fit", "--config", "digits.yaml"], "Reading digits.yaml, loading PyTorch ...\n"),
-        (["fit", "-c", "a.yaml", "--config=b.yaml"], "Reading a.yaml, b.yaml, loading PyTorch ...\n"),
-        (["test", "--ckpt_path", "runs/digits"], "Reading runs/digits, loading PyTorch ...\n"),
-        (["fit", "--config", "{trainer: {max_rounds: 1}}"], "Loading PyTorch ...\n"),
-        (["fit", "--help"], ""),
-        (["fit", "--model.help", "MLP"], ""),
-        (["fit", "--config", "digits.yaml", "--print_config"], ""),
-    ],
-)
-def test_the_first_line_is_for_people_who_wait(words, said, monkeypatch):
-    for stream, expected in ((Terminal(), said), (io.StringIO(), "")):
-        monkeypatch.setattr(sys, "stdout", stream)
-        say_what_is_loaded(words)
-        assert stream.getvalue() == expected
-
-
-def test_the_first_line_comes_before_torch(project):
-    script = (
-        "import sys\nfrom fedbc_lightning.commands import main\n"
-        "main._import_uncollected = lambda: sys.exit('torch' in sys.modules)\n"
-        "main.main()\n"
-    )
-    Path(project / "first.py").write_text(script)
-    with on_terminal(["first.py", "fit", "--config", "tiny.yaml"], project, 80, is_fresh=True) as program:
-        assert program.finish() == 0
-        assert program.lines == ["Reading tiny.yaml, loading PyTorch ..."]
-
-
-def test_an_import_that_makes_something_else_of_ctrl_c_is_interrupted():
-    with pytest.raises(KeyboardInterrupt), interruptible():  # noqa: PT012
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-        except BaseException:
-            raise ImportError("no such thing") from None
-    with pytest.raises(KeyboardInterrupt), interruptible(), suppress(BaseException):
-        os.kill(os.getpid(), signal.SIGINT)

@@ -1,102 +1,29 @@
-"""Prints the results of the commands on one run."""
+"""The tables that the commands on one run print: metrics, the split of the data, and the plan of a run."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jsonargparse import SUPPRESS, ArgumentParser
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedbc_lightning.cli.choices import choices
-from fedbc_lightning.cli.docstrings import Block, import_path, plain, read_docstring
-from fedbc_lightning.cli.names import fold
-from fedbc_lightning.cli.parser import BriefHelpFormatter
-from fedbc_lightning.core import private_cli
-from fedbc_lightning.core.origin import is_ours
-from fedbc_lightning.core.units import decimals
+from fedbc_lightning.core.units import bytes_said, decimals, duration
 from fedbc_lightning.data.datamodule import SPLITS
 from fedbc_lightning.data.partition_report import save_partition_report
 from fedbc_lightning.trainer.arguments import check_datamodule
+
+if TYPE_CHECKING:
+    from fedbc_lightning.planning import Plan
 
 MAX_CLIENT_ROWS = 40
 MAX_CLASS_COLUMNS = 12
 MAX_NAMED = 10
 MIN_TABLE_WIDTH = 150
-
-
-def print_classes(section: str, base: type) -> None:
-    """Print the classes that a section takes by name, those of this package first, each with its first line.
-
-    Args:
-        section: For example ``algorithm``.
-        base: Base class of the classes.
-    """
-    lines = [
-        _name_and_line(cls)
-        for cls in choices(base)
-        if is_ours(cls) or cls.__module__.split(".")[0] == "torch" or section.startswith("trainer.")
-    ]
-    width = max((len(name) for name, _ in lines), default=0) + 2
-    console = Console(highlight=False, markup=False, emoji=False)
-    print(f"--{section}")
-    for name, summary in lines:
-        line = f"{name:{width}}{summary}"
-        print(_wrap(line, console.width, width) if console.is_terminal else line)  # a file or grep gets whole lines
-    print(f"\nor the path of your own, package.module.Class. The options of one: --{section}.help Class")
-
-
-def _name_and_line(cls: type) -> tuple[str, str]:
-    """Return the name by which a class can be given, the usual one if there is one, and its docstring's first line."""
-    doc = read_docstring(cls)
-    summary = plain(doc.summary)
-    if fold(doc.name) == fold(cls.__name__):
-        return doc.name, summary
-    return cls.__name__, f"{doc.name}: {summary}"
-
-
-def print_class(key: str, cls: type) -> None:
-    """Print the docstring of an algorithm, or of a part of one, then its options.
-
-    Args:
-        key: Key under which the class is given, e.g. ``algorithm``.
-        cls: Class to explain.
-    """
-    doc = read_docstring(cls)
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.print(_wrap(f"{doc.name}: {plain(doc.summary)}", console.width, 0), style="bold", soft_wrap=True)
-    console.print(f"class {import_path(cls)}", style="dim", soft_wrap=True)
-    for title, blocks in doc.sections.items():
-        if title != "Args":  # the options below have the same texts
-            console.print(f"\n{title}" if title else "", style="bold")
-            for block in blocks:
-                _print_block(console, block)
-    parser = ArgumentParser(add_help=False, usage=SUPPRESS, formatter_class=BriefHelpFormatter)
-    parser.add_class_arguments(cls, key, fail_untyped=False, as_group=False)
-    for action in private_cli.actions(parser):
-        action.help = action.help and plain(action.help)
-    console.print(f"\n{parser.format_help().strip() or 'no options'}", soft_wrap=True)
-
-
-def _print_block(console: Console, block: Block) -> None:
-    for line in block.lines:
-        if block.kind == "literal":
-            console.print(f"    {line}" if line else "", soft_wrap=True)
-        else:
-            mark, width = ("- ", 6) if block.kind == "items" and len(block.lines) > 1 else ("", 4)
-            console.print(_wrap(f"{' ' * 4}{mark}{plain(line)}", console.width, width), soft_wrap=True)
-
-
-def _wrap(text: str, width: int, indent: int) -> str:
-    """Wrap a text at spaces only, so that a formula with a hyphen is not broken."""
-    return textwrap.fill(
-        text, max(width, 40), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
+ROUGH = "Times are rough: from a few steps on this machine at its present load, with start-up, without checkpoints."
 
 
 def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
@@ -191,3 +118,47 @@ def _shown_clients(totals: np.ndarray) -> list[int | None]:
     by_size = np.argsort(-totals, kind="stable").tolist()
     half = MAX_CLIENT_ROWS // 2
     return [*by_size[:half], None, *by_size[-half:]]
+
+
+def print_plan(plan: Plan) -> None:
+    """Print the estimated cost of a run in readable units."""
+    about = "" if plan.is_counted else "about "
+    table = Table(title="plan", title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    table.add_row("method", escape(f"{plan.algorithm}, {plan.model} with d = {plan.num_parameters:,}"))
+    table.add_row(
+        "clients", f"{plan.clients_per_round:,.6g} of {plan.num_clients:,} per round, {plan.max_rounds:,} rounds"
+    )
+    table.add_row(
+        "steps",
+        f"{plan.steps_per_client:,.4g} per client, {plan.steps_per_round:,.6g} per round, "
+        f"{about}{plan.num_steps:,} in all",
+    )
+    table.add_row("engine", escape(_engines(plan)))
+    table.add_row("round", f"about {duration(plan.round_seconds[plan.engine])}")
+    if plan.num_evaluations:
+        table.add_row("evaluation", f"about {duration(plan.evaluation_seconds)}, {plan.num_evaluations:,} times")
+    table.add_row("start-up", f"about {duration(plan.start_seconds)}")
+    processes = f", {plan.num_processes} processes, measured in one" if plan.num_processes > 1 else ""
+    table.add_row("time", f"[bold]about {duration(plan.seconds)}[/bold] on {plan.device}{processes}")
+    if plan.simulated_seconds is not None:
+        table.add_row("simulated", f"{about}{duration(plan.simulated_seconds)} on the clients' clock (trainer.system)")
+    for title, parts in (("memory", plan.memory), ("disk", plan.disk)):
+        for k, (what, size) in enumerate(parts.items()):
+            table.add_row("" if k else title, f"{bytes_said(size)}  {what}")
+    for title, total in (("sent up", plan.bytes_up), ("sent down", plan.bytes_down)):
+        table.add_row(title, f"{bytes_said(total / plan.max_rounds)} per round, {about}{bytes_said(total)} in all")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(ROUGH, style="dim", soft_wrap=True)
+
+
+def _engines(plan: Plan) -> str:
+    others = [kind for kind in plan.round_seconds if kind != plan.engine]
+    if others:
+        return f"{plan.engine}; {others[0]} would take about {duration(plan.round_seconds[others[0]])} per round"
+    other = "sequential" if plan.engine == "vectorized" else "vectorized"
+    return f"{plan.engine}; {other} {plan.not_timed}" if plan.not_timed.startswith("cannot") else (
+        f"{plan.engine}; {other} was not timed: {plan.not_timed}"
+    )  # fmt: skip
