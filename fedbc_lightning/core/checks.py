@@ -90,12 +90,20 @@ def check_arguments(owner: type, values: Mapping[str, Any], section: str) -> Non
     """
     hints = _hints(owner)
     wrong = [
-        f"{section}.{name}: got {value!r}; give {_in_words(hints[name])}."
+        f"{section}.{name}: got {_shown(value)}; give {_in_words(hints[name])}."
         for name, value in values.items()
         if name in hints and not _fits(value, hints[name])
     ]
     if wrong:
         raise ConfigurationError(" ".join(wrong))
+
+
+def _shown(value: Any) -> str:
+    """Return the representation of a value on one line, its middle left out if it is long."""
+    text = repr(value)
+    # That of a network has a line for each layer, that of a large array a line for each row.
+    text = " ".join(text.split()) if "\n" in text else text
+    return text if len(text) <= 100 else f"{text[:70]} ... {text[-25:]}"
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -75,7 +76,7 @@ class Explicit(Partitioner):
 
     def _read_lists(self) -> Partition:
         try:
-            content: Any = json.loads(self.path.read_text(encoding="utf-8"))
+            content: Any = json.loads(self.path.read_text(encoding="utf-8"), object_pairs_hook=_by_name)
         except (OSError, ValueError, RecursionError) as error:
             raise self._refuse(f"cannot be read ({error}); give a JSON file of lists, or a partition.npz") from None
         if isinstance(content, dict):
@@ -85,3 +86,12 @@ class Explicit(Partitioner):
         if not content or not is_lists or not all(type(index) is int for part in content for index in part):
             raise self._refuse("give a list of sample indices for each client, e.g. [[0, 5], [2]]")
         return Partition.from_parts([np.array(part) for part in content])
+
+
+def _by_name(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Of a name that stands twice, json keeps the last value without a word: the first client's samples would be lost.
+    parts = dict(pairs)
+    if len(parts) < len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"client {name!r} stands in it twice")
+    return parts

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from jsonargparse import ArgumentParser
+from torch import nn
 
 from fedbc_lightning.core.checks import FINITE, POSITIVE_SHARE, SHARE, above, at_least, check_arguments, within
 from fedbc_lightning.core.errors import ConfigurationError
@@ -52,6 +53,18 @@ def test_values_that_are_allowed(values):
     ("values", "said"),
     [
         ({"count": 0}, "trainer.count: got 0; give a whole number >= 1."),
+        (
+            {"count": nn.Linear(2, 1)},
+            "trainer.count: got Linear(in_features=2, out_features=1, bias=True); give a whole",
+        ),
+        (
+            {"count": nn.Sequential(nn.ReLU())},
+            "trainer.count: got Sequential( (0): ReLU() ); give a whole number >= 1.",
+        ),
+        (
+            {"count": "a" * 70 + "\n" * 99 + "b" * 24},
+            f"count: got '{'a' * 69} ... {'b' * 24}'; give a whole number >= 1.",
+        ),
         ({"count": True}, "trainer.count: got True; give a whole number >= 1."),
         ({"count": 1.0}, "trainer.count: got 1.0; give a whole number >= 1."),
         ({"count": None}, "trainer.count: got None; give a whole number >= 1."),

@@ -169,6 +169,7 @@ def test_lists_written_by_hand(tmp_path):
             "3", "[]", "[[0], 1]", "[[0], []]", '{"Romeo": [0.5]}', "[[true]]", '{"num_clients": 2, "sizes": {}}'
         )],
         *[(text, "cannot be read") for text in (b"[[0, 1],\n [2", b"\xff\xfe\x00", b"[" * 100_000)],
+        (b'{"Romeo": [0], "Juliet": [1], "Romeo": [2]}', "cannot be read (client 'Romeo' stands in it twice)"),
         (b"[[0, 1], [1]]", "sample 1 is given to client 0 and again to client 1"),
     ],
 )  # fmt: skip
