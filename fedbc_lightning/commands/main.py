@@ -164,9 +164,7 @@ def _run(words: list[str], *, is_of_studies: bool, started: float) -> int:
         FederatedCLI(args=words, started=started, parser_kwargs={"prog": PROG})
     except UsageError as error:
         return _fail(error, status=2)
-    except ConfigurationError as error:
-        return 1 if error.is_said_elsewhere else _fail(error, status=1)
-    except LostProcessError as error:
+    except (ConfigurationError, LostProcessError) as error:
         return _fail(error, status=1)
     except ModuleNotFoundError as error:
         if error.name is not None:  # a broken import keeps its traceback; a missing extra has only its sentence

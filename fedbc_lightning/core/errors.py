@@ -11,12 +11,7 @@ class ConfigurationError(ValueError):
 
     The command line prints the message without a traceback and exits with status 1. Every other exception is a bug, in
     this package or in the user's code, and keeps its traceback.
-
-    Attributes:
-        is_said_elsewhere: Whether another process of the run raised the same error and reports it to the user.
     """
-
-    is_said_elsewhere = False
 
 
 class NotVectorizableError(ConfigurationError):

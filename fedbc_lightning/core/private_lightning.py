@@ -7,13 +7,14 @@ that is newer than these, and ``tests/core/test_private.py`` fails if a part is 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, Strategy
 from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.fabric.utilities.distributed import _destroy_dist_connection, _set_num_threads_if_needed
+from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
@@ -25,18 +26,26 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
-    """Lightning's launcher that starts the running command again; ``procs`` are the processes it has started.
+    """Lightning's launcher, which starts the running command again, without its observer.
+
+    During the whole run the observer kills this process without a word if another one fails; the heartbeats name it.
 
     Read in Lightning 2.6. Without it, start ``sys.argv`` with LOCAL_RANK, WORLD_SIZE and MASTER_PORT set.
+
+    Attributes:
+        started: The processes that this one has started.
     """
 
-    def start_others(self) -> None:
-        """Start the other processes of this machine, if no cluster does."""
-        self._call_children_scripts()
+    started: Sequence[subprocess.Popen] = ()
 
-    def share_cores(self) -> None:
-        """Give each process its share of the cores, unless OMP_NUM_THREADS is set."""
-        _set_num_threads_if_needed(self.num_processes)
+    def _call_children_scripts(self) -> None:
+        super()._call_children_scripts()
+        self.started, self.procs = self.procs, []  # the observer ends if it has nobody to watch
+        self.watch()
+
+    def watch(self) -> None:
+        """Watch the processes until the run begins."""
+        raise NotImplementedError
 
 
 class LaunchedStrategy(DDPStrategy):

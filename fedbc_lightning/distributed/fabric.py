@@ -10,9 +10,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbc_lightning.core import private_torch
-from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_lightning import (
     LaunchedStrategy,
     ScriptLauncher,
@@ -81,29 +82,26 @@ class ClientParallelStrategy(LaunchedStrategy):
         Raises:
             ConfigurationError: Not all processes came in time.
         """
-        environment = self.cluster_environment
-        assert environment is not None
+        environment: Any = self.cluster_environment
+        host, port, in_all = environment.main_address, environment.main_port, self.num_nodes * self.num_processes
         node = environment.node_rank()
-        host, port, num_processes = environment.main_address, environment.main_port, self.num_nodes * self.num_processes
-        said = f"this is node {node}, waiting at {host}:{port} for the others, {num_processes} processes in all."
+        said = f"this is node {node}, waiting at {host}:{port} for the others, {in_all} processes in all"
         if self.num_nodes > 1:
-            said += f" On each machine start the same command with MASTER_ADDR={host} MASTER_PORT={port} NODE_RANK=..."
+            said += f". On each machine start the same command with MASTER_ADDR={host} MASTER_PORT={port} NODE_RANK=..."
         waits = threading.Timer(5 if self.num_nodes > 1 else 60, lambda: print(said, file=sys.stderr, flush=True))
-        waits.daemon = True
         if environment.local_rank() == 0:
             waits.start()
         # While torch waits, no Python code runs, so Python's handler of Ctrl-C would not run: the system must end us.
-        is_ours = threading.current_thread() is threading.main_thread()
-        is_ours &= signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        is_ours &= threading.current_thread() is threading.main_thread()
         if is_ours:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             yield
         except (torch.distributed.DistError, TimeoutError) as error:
             raise ConfigurationError(
-                f"trainer.devices: process {environment.global_rank()} of {num_processes} (counted from 0) at "
-                f"{host}:{port} waited {SECONDS_TO_MEET:g} s for the others, and not all came. See what those say that "
-                "ended, and start all of them again."
+                f"trainer.devices: process {environment.global_rank()} of {in_all} (counted from 0) at {host}:{port} "
+                f"waited {SECONDS_TO_MEET:g} s for the others, and not all came. Start all of them again."
             ) from error
         finally:
             waits.cancel()
@@ -115,19 +113,13 @@ class ClientParallelStrategy(LaunchedStrategy):
         if not torch.distributed.is_initialized() or torch.distributed.get_backend() == "nccl":
             super().barrier(*args, **kwargs)
         else:
-            meet(torch.distributed.all_reduce, torch.zeros(1))
+            meet(torch.distributed.all_reduce, torch.zeros(1))  # unlike torch's barrier, lets signals through
 
     def broadcast(self, obj: Value, src: int = 0) -> Value:
         """Return the object of rank ``src`` on every rank."""
         if not torch.distributed.is_initialized() or torch.distributed.get_backend() == "nccl":
             return super().broadcast(obj, src)
-        content = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
-        size = torch.tensor([len(content)])
-        meet(torch.distributed.broadcast, size, src)
-        if self.global_rank != src:
-            content = torch.empty(int(size), dtype=torch.uint8)
-        meet(torch.distributed.broadcast, content, src)
-        return obj if self.global_rank == src else pickle.loads(content.numpy().data)
+        return gather_objects(self, obj if self.global_rank == src else None)[src]
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
         """Return the module unchanged, because gradients are not synchronised between ranks."""
@@ -140,60 +132,27 @@ class ClientParallelStrategy(LaunchedStrategy):
 
 
 class WatchingLauncher(ScriptLauncher):
-    """Starts this command once more for each further process, and ends all of them if one ends before the run begins.
-
-    Lightning's launcher watches the processes during the whole run, and kills this one without a message if one fails;
-    during the run the heartbeats do that.
-    """
+    """Starts this command once more for each further process, and ends all if one ends before the run begins."""
 
     def __init__(self, strategy: ClientParallelStrategy) -> None:
         assert strategy.cluster_environment is not None
         super().__init__(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)
         self._strategy = strategy
 
-    def launch(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        """Start the other processes, and run ``function`` in this one."""
-        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
-        if not self.cluster_environment.creates_processes_externally:
-            self.start_others()
-            threading.Thread(target=self._watch_arrival, daemon=True).start()
-        self.share_cores()
-        return function(*args, **kwargs)
+    def watch(self) -> None:
+        """Watch the processes in a thread until they have joined the process group."""
+        threading.Thread(target=self._watch_arrival, daemon=True).start()
 
     def _watch_arrival(self) -> None:
         while not self._strategy.is_joined:
-            for rank, process in enumerate(self.procs, start=1):
-                if process.poll() is not None:
-                    how = f"status {process.returncode}" if process.returncode >= 0 else f"signal {-process.returncode}"
-                    print(
-                        f"error: process {rank} of {self.num_processes} (counted from 0) ended with {how} before the "
-                        "run began, see its own message. All others were stopped.", file=sys.stderr, flush=True,
-                    )  # fmt: skip
-                    for other in self.procs:
-                        other.terminate()
-                    os._exit(1)
+            ended = next((process for process in self.started if process.poll() is not None), None)
+            if ended is not None:
+                who = f"process {self.started.index(ended) + 1} of {self.num_processes} (counted from 0)"
+                print(f"error: {who} ended with status {ended.returncode} before the run began", file=sys.stderr)
+                for process in self.started:
+                    process.terminate()
+                os._exit(1)
             time.sleep(0.1)
-
-
-@contextmanager
-def missing_kernels_told(precision: str) -> Iterator[None]:
-    """Explain errors of operations that this processor cannot compute in ``precision``.
-
-    An example are LSTMs in bfloat16 on x86 processors without AVX-512.
-
-    Raises:
-        ConfigurationError: An operation inside the context has no kernel for the precision.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        said = first_line(error).partition(".")[0]
-        if precision == "32-true" or not said.startswith("could not create a primitive"):
-            raise
-        raise ConfigurationError(
-            f"trainer.precision: torch cannot compute this model in {precision} on this processor ({said}); use "
-            "32-true."
-        ) from error
 
 
 def make_fabric(
@@ -207,32 +166,24 @@ def make_fabric(
     """
     if precision not in PRECISIONS:
         raise ConfigurationError(f"trainer.precision: got '{precision}'; choose one of {', '.join(PRECISIONS)}.")
-    allowed = isinstance(strategy, ClientParallelStrategy) or strategy == "auto" or strategy in START_METHODS
-    if not allowed:
-        name = strategy if isinstance(strategy, str) else type(strategy).__name__
-        raise ConfigurationError(
-            f"trainer.strategy: '{name}' splits or synchronises one model over devices, but here each device trains "
-            f"whole clients; use auto, {', '.join(START_METHODS)}."
-        )
-    settings: dict[str, Any] = {"accelerator": accelerator, "num_nodes": num_nodes, "precision": precision}
+    settings: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes, "precision": precision}
+    make = partial(UnpatchedFabric, accelerator=accelerator, **settings)
     try:
-        if isinstance(strategy, Strategy):
-            return UnpatchedFabric(devices=devices, strategy=strategy, **settings)
-        fabric = UnpatchedFabric(devices=devices, strategy=strategy, **settings)
+        fabric = make(strategy=strategy)
+        if isinstance(fabric.strategy, DDPStrategy) and not isinstance(fabric.strategy, ClientParallelStrategy):
+            method: Any = START_METHODS.get(str(strategy), start_method(fabric.strategy))
+            fabric = make(strategy=ClientParallelStrategy(start_method=method))
     except Exception as error:
-        raise ConfigurationError(f"trainer.accelerator / devices / precision: {error}") from error
-    if isinstance(fabric.strategy, DDPStrategy):
-        method: Any = START_METHODS.get(str(strategy), start_method(fabric.strategy))
-        parallel = ClientParallelStrategy(start_method=method)
-        return UnpatchedFabric(devices=devices, strategy=parallel, **settings)
-    if not isinstance(fabric.strategy, SingleDeviceStrategy):
+        raise ConfigurationError(f"trainer.accelerator / strategy / devices / precision: {error}") from error
+    if not isinstance(fabric.strategy, (SingleDeviceStrategy, ClientParallelStrategy)):
         raise ConfigurationError(
-            f"trainer.accelerator: {accelerator} would use {type(fabric.strategy).__name__}, which is not supported."
+            f"trainer.strategy: {type(fabric.strategy).__name__} splits or synchronises one model over devices, but "
+            f"here each device trains whole clients; use auto, {', '.join(START_METHODS)}."
         )
     return fabric
 
 
-def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
+def gather_objects(fabric: Fabric | ClientParallelStrategy, value: Any) -> list[Any]:
     """Return the values of all ranks, in the order of ranks, on every rank; tensors of other ranks arrive on the CPU.
 
     Clients' rows are megabytes in each round, for which ``torch.distributed.all_gather_object`` takes three times as
@@ -240,9 +191,10 @@ def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
     """
     if fabric.world_size == 1:
         return [value]
+    strategy: Any = fabric if isinstance(fabric, Strategy) else fabric.strategy
     file = io.BytesIO()
     TensorPickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
-    device = fabric.device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
+    device = strategy.root_device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
     mine = torch.frombuffer(file.getbuffer(), dtype=torch.uint8).to(device)
     sizes = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(fabric.world_size)]
     meet(torch.distributed.all_gather, sizes, torch.tensor([len(mine)], device=device))
@@ -281,8 +233,3 @@ def sum_over_ranks(fabric: Fabric, value: Tensor) -> Tensor:
         value = value.clone()
         meet(torch.distributed.all_reduce, value)
     return value
-
-
-def runs_elsewhere(fabric: Fabric) -> bool:
-    """Return whether all processes of the run are forked or spawned, so that the calling process trains nothing."""
-    return start_method(fabric.strategy) != "popen"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import signal
 import sys
@@ -16,16 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.distributed import TCPStore
 
-from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.private_lightning import start_method
 from fedbc_lightning.distributed.interrupts import Interrupts, check
 
@@ -41,8 +40,8 @@ SECONDS_TO_NAME = 5
 MOST_SECONDS_WITHOUT_ANSWER = 120
 """Seconds without a heartbeat after which the run ends if no connection broke: the process or its machine hangs."""
 
-SECONDS_FOR_ALIKE = 0.5
-"""Seconds that rank 0 has to report a mistake first: most mistakes raise the same error on all ranks."""
+SECONDS_FOR_ALIKE = 1.0
+"""Seconds that rank 0 has to report a mistake first."""
 
 SECONDS_TO_END = 20.0
 """Seconds after which a process that does not notice the loss of another, e.g. inside NCCL, is ended."""
@@ -50,26 +49,23 @@ SECONDS_TO_END = 20.0
 SECONDS_FOR_PARENT = 3.0
 """Seconds that a forked or spawned process lets the failed one end first, which is the one its parent reports."""
 
-WAS_KILLED = "was killed: from outside, or by the system because memory ran out. All others were stopped."
+WAS_LOST = "was killed, perhaps because memory ran out, or does not answer. All others were stopped."
 
 
 class LostProcessError(RuntimeError):
     """Another process of the run ended, so that this one cannot go on; the message says which, and how to resume."""
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """The first failure of a process, which ended the run.
 
     Attributes:
         rank: Rank of the process that failed.
-        error: Class and message of its exception; None if the process died without one.
-        is_silent: Whether the process still exists but does not answer.
+        error: Class and message of its exception; None if the process was lost without one.
     """
 
     rank: int
     error: str | None = None
-    is_silent: bool = False
 
 
 class Heartbeat:
@@ -92,17 +88,15 @@ class Heartbeat:
     def __init__(self, fabric: Fabric, current_round: Callable[[], int]) -> None:
         self._rank, self._world_size, self._current_round = fabric.global_rank, fabric.world_size, current_round
         self._has_parent = start_method(fabric.strategy) != "popen"
-        self._children = getattr(fabric.strategy.launcher, "procs", [])  # those that Lightning's launcher has started
+        self._children = getattr(fabric.strategy.launcher, "started", ())
         self.meeting = 0
-        self._watched = [0] if self._rank else list(range(1, self._world_size))
-        self._silence, self._meetings = dict.fromkeys(self._watched, 0), dict.fromkeys(self._watched, 0)
-        self._over: set[int] = set()
+        watched = [0] if self._rank else range(1, self._world_size)
+        # Seconds since each one's last beat, minus infinity if it has left in good order; and its number of collectives
+        self._silence, self._meetings = dict.fromkeys(watched, 0.0), dict.fromkeys(watched, 0)
         self._failure: Failure | None = None
-        self._message: str | None = None
-        self._own_error: str | None = None
         self._is_broken = False
-        self._lock, self._wake = threading.Lock(), threading.Event()
-        self._is_known, self._is_ending, self._is_closed = threading.Event(), threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._wake, self._is_known, self._is_ending, self._is_closed = (threading.Event() for _ in range(4))
         if self._world_size > 1:
             self._connect(fabric)
             Heartbeat.current = self
@@ -124,29 +118,28 @@ class Heartbeat:
     def _beat(self) -> None:
         """Exchange heartbeats and failures with the others through the store, until the run is over."""
         last: dict[int, bytes] = {}
-        keys = ["failure", "broken", *map(str, self._watched)]
         try:
             for number in count(1):
                 is_last = self._is_closed.is_set()  # read first, so that the last failure is written, too
                 self._store.set(str(self._rank), f"{self.meeting} {number}")
                 if self._is_broken:
                     self._store.set("broken", "yes")
-                if self._message is not None:  # the first failure of all stays
-                    self._store.compare_set("failure", "", self._message)
-                failure, broken, *beats = self._store.multi_get(keys)
+                if self._failure is not None:  # the first one of all processes stays
+                    self._store.compare_set("failure", "", json.dumps(self._failure))
+                failure, broken, *beats = self._store.multi_get(["failure", "broken", *map(str, self._silence)])
                 self._is_broken |= bool(broken)
                 if failure:
-                    self._learn(Failure(**json.loads(failure)))
-                for rank, beat in zip(self._watched, beats, strict=True):
+                    self._learn(Failure(*json.loads(failure)))
+                for rank, beat in zip(self._silence, beats, strict=True):
                     if beat == b"over":
-                        self._over.add(rank)
+                        self._silence[rank] = -math.inf
                     elif beat and beat != last.get(rank):
-                        self._silence[rank], self._meetings[rank], last[rank] = 0, int(beat.split()[0]), beat
-                if is_last and not (self._rank == 0 and self._has_others()):
-                    break
+                        self._silence[rank], self._meetings[rank], last[rank] = 0.0, int(beat.split()[0]), beat
+                if is_last and (self._rank or not self._has_others()):
+                    self._store.set(str(self._rank), "over")
+                    return
                 self._wake.wait(1.0)
                 self._wake.clear()
-            self._store.set(str(self._rank), "over")
         except torch.distributed.DistError:  # the store has gone, and rank 0 with it
             self._learn(Failure(0))
 
@@ -157,26 +150,22 @@ class Heartbeat:
             for number, child in enumerate(self._children, start=1):
                 if (child.poll() or 0) < 0:  # ended by a signal, so that it has written no failure
                     self._learn(Failure(self._rank + number))
-            limit = SECONDS_TO_NAME if self._is_broken else MOST_SECONDS_WITHOUT_ANSWER
-            for rank in self._watched:
+            for rank in self._silence:
                 self._silence[rank] += 1
-                if self._silence[rank] >= limit and rank not in self._over:
-                    self._learn(Failure(rank, is_silent=not self._is_broken))
+                if self._silence[rank] >= (SECONDS_TO_NAME if self._is_broken else MOST_SECONDS_WITHOUT_ANSWER):
+                    self._learn(Failure(rank))
 
     def _has_others(self) -> bool:
         """Return whether processes that answer are still in the run."""
-        lost = self._failure.rank if self._failure is not None else None
-        here = set(self._watched) - self._over - {lost}
-        return any(self._silence[rank] < SECONDS_TO_NAME for rank in here)
+        here = [rank for rank, seconds in self._silence.items() if 0 <= seconds < SECONDS_TO_NAME]
+        return bool(set(here) - ({self._failure.rank} if self._failure else set()))
 
     def _learn(self, failure: Failure) -> None:
-        """Keep the first failure as the reason for the end of the run, tell the others, and stop the main thread."""
+        """Keep the first failure as the reason for the end of the run, and stop the main thread."""
         with self._lock:
             if self._failure is not None or self._is_closed.is_set():
                 return
             self._failure = failure
-        if failure.rank or self._rank == 0:
-            self._message = json.dumps(asdict(failure))
         self._is_known.set()
         self._wake.set()
         if failure.rank != self._rank:
@@ -191,15 +180,8 @@ class Heartbeat:
             os._exit(1)
 
     def _describe(self, failure: Failure) -> str:
-        who = f"process {failure.rank} of {self._world_size} (counted from 0)"
-        if failure.error is not None:
-            return f"{who} failed, see its own message. All others were stopped."
-        if failure.is_silent:
-            return (
-                f"{who} has not answered for {MOST_SECONDS_WITHOUT_ANSWER} s: it is stopped, or its machine hangs. "
-                "All others were stopped."
-            )
-        return f"{who} {WAS_KILLED}"
+        what = WAS_LOST if failure.error is None else "failed, see its own message. All others were stopped."
+        return f"process {failure.rank} of {self._world_size} (counted from 0) {what}"
 
     def _is_spokesman(self, failure: Failure) -> bool:
         """Return whether this process reports the failure to the user: rank 0, or rank 1 if rank 0 was lost."""
@@ -222,17 +204,14 @@ class Heartbeat:
             if self._world_size == 1:
                 raise
             failure = self._report(error)
-            for child in self._children:  # a stopped one is to notice the end, too; nothing happens to others
-                child.send_signal(getattr(signal, "SIGCONT", 0))
+            for child in self._children if hasattr(signal, "SIGCONT") else ():
+                child.send_signal(signal.SIGCONT)  # a stopped process is to notice the end, too; others do not mind
             atexit.unregister(leave_process_group)
             atexit.register(leave_process_group, int(SECONDS_TO_END))
             if failure.rank == self._rank:
                 raise
-            if self._own_error == failure.error and isinstance(error, ConfigurationError):
-                error.is_said_elsewhere = True
-                raise
             if self._has_parent:  # the parent reports the process that ends first
-                time.sleep(0.0 if failure.error is None else SECONDS_FOR_PARENT)
+                time.sleep(SECONDS_FOR_PARENT)
             elif self._is_spokesman(failure):
                 raise LostProcessError(f"{self._describe(failure)} {resume()}") from None
             raise SystemExit(1) from None
@@ -258,9 +237,10 @@ class Heartbeat:
         if isinstance(error, torch.distributed.DistError):  # NCCL's
             self.explained(error)
         elif not isinstance(error, LostProcessError):
-            self._own_error = text
-            if self._rank:
-                self._is_known.wait(SECONDS_FOR_ALIKE)
+            if self._rank:  # most mistakes raise the same error on all ranks, and rank 0 has the user's ear
+                until = time.monotonic() + SECONDS_FOR_ALIKE
+                while not self._is_known.wait(0.05) and time.monotonic() < until:
+                    self._wake.set()
             self._learn(Failure(self._rank, text))
         self._is_ending.set()
         return self._failure or Failure(self._rank, text)
@@ -278,10 +258,10 @@ class Heartbeat:
     def say_missing(self, seconds: int) -> None:
         """Print for whom this process waits: rank 0 says so of the others, and rank 1 of rank 0."""
         times, rest = divmod(seconds, SECONDS_OF_SILENCE)
-        missing = [rank for rank in self._watched if self._meetings[rank] < self.meeting]
+        missing = [rank for rank in self._silence if self._meetings[rank] < self.meeting]
         if not missing or self._rank > 1 or rest or times & (times - 1):
             return
-        who = ", ".join(f"{rank} (last heartbeat {self._silence[rank]} s ago)" for rank in missing)
+        who = ", ".join(f"{rank} (last heartbeat {self._silence[rank]:.0f} s ago)" for rank in missing)
         said = f"Waiting for process {who} since {seconds} s, in round {self._current_round()}. The run ends after"
         print(f"{said} {MOST_SECONDS_WITHOUT_ANSWER} s without a heartbeat.", file=sys.stderr, flush=True)
 
@@ -320,10 +300,8 @@ def leave_process_group(seconds: int = 0) -> None:
         seconds: Time limit, after which SIGALRM ends the process; a collective begun with a process that is stopped or
             dead may never return. 0 sets no limit.
     """
-    has_limit = seconds > 0 and hasattr(signal, "alarm")
     if torch.distributed.is_initialized():
-        if has_limit:
-            signal.alarm(seconds)
+        set_alarm = getattr(signal, "alarm", lambda seconds: None)  # Windows has none
+        set_alarm(seconds)
         torch.distributed.destroy_process_group()
-        if has_limit:
-            signal.alarm(0)
+        set_alarm(0)

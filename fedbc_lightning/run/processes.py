@@ -16,8 +16,7 @@ from fedbc_lightning.core import determinism
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.storage import quiet_event_writers
 from fedbc_lightning.core.tracebacks import add_note
-from fedbc_lightning.distributed.fabric import missing_kernels_told
-from fedbc_lightning.distributed.heartbeat import WAS_KILLED, Heartbeat, LostProcessError
+from fedbc_lightning.distributed.heartbeat import WAS_LOST, Heartbeat, LostProcessError
 from fedbc_lightning.distributed.interrupts import passed_on
 from fedbc_lightning.run import slurm
 from fedbc_lightning.run.folder import how_to_resume, how_to_resume_last
@@ -81,12 +80,11 @@ def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform:
     """Perform what is asked in one of the processes; if there is a file, rank 0 writes the outcome to it."""
     settings, progress = trainer.settings, trainer.progress
     alike = determinism.deterministic_algorithms(settings.deterministic)
-    told = missing_kernels_told(settings.precision)
     heartbeat = Heartbeat(fabric, lambda: progress.current_round).held(
         lambda: _how_to_resume(trainer, request, progress.log_dir)
     )
     requeued = slurm.requeued(settings.experiment, request.fn, progress, is_writer=fabric.is_global_zero)
-    with heartbeat, requeued, told, alike, quiet_event_writers(), RunLock() as lock:
+    with heartbeat, requeued, alike, quiet_event_writers(), RunLock() as lock:
         try:
             run, result = perform(request, lock)
         except KeyboardInterrupt:
@@ -110,7 +108,7 @@ def _error_of(error: ProcessExitedException | ProcessRaisedException, world_size
     """Return the error to raise for a failed process: its own one if that has a message for the user."""
     if isinstance(error, ProcessExitedException):
         who = f"process {error.error_index} of {world_size} (counted from 0)"
-        return LostProcessError(f"{who} {WAS_KILLED} {resume}")
+        return LostProcessError(f"{who} {WAS_LOST} {resume}")
     module = re.escape(ConfigurationError.__module__)  # also of its subclasses for what an engine cannot do
     found = re.search(rf"^{module}\.\w+: (.*)", str(error), re.M | re.S)
     if found is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule
 
-from fedbc_lightning.distributed.fabric import runs_elsewhere
+from fedbc_lightning.core.private_lightning import start_method
 from fedbc_lightning.federation.checkpoint_content import module_state_of
 from fedbc_lightning.run.run import Progress, Run
 from fedbc_lightning.state.declaration import ClientStore, ServerState
@@ -45,7 +45,7 @@ def handover(fabric: Fabric) -> Iterator[Path | None]:
     A file is used because it can have any size. The launcher's own way back is a pipe that is read after the processes
     have ended. A process cannot end before its pipe is read, so more than the pipe holds (64 KiB) would never arrive.
     """
-    if not runs_elsewhere(fabric):
+    if start_method(fabric.strategy) == "popen":  # this process takes part in the run
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="fedbc_lightning_") as folder:

@@ -3,13 +3,10 @@
 import argparse
 import ast
 import atexit
-import os
 import re
 import sys
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import jsonargparse
 import lightning.pytorch
@@ -19,6 +16,7 @@ import torch.optim.optimizer as torch_optimizer
 from helpers.scripts import ROOT
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -198,22 +196,7 @@ def test_a_strategy_of_scripts_gets_our_launcher():
     launcher = fabric.strategy.launcher
     assert isinstance(launcher, private_lightning.ScriptLauncher), gone("_configure_launcher")
     assert launcher.procs == [], gone("procs")
-    assert callable(launcher._call_children_scripts), gone("_call_children_scripts")
-
-
-def test_cores_are_shared_unless_the_user_says_how_many(monkeypatch):
-    launcher: Any = SimpleNamespace(num_processes=10**6)
-    threads = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    private_lightning.ScriptLauncher.share_cores(launcher)
-    assert torch.get_num_threads() == threads, gone("_set_num_threads_if_needed")
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    try:
-        private_lightning.ScriptLauncher.share_cores(launcher)
-        assert torch.get_num_threads() == 1, gone("_set_num_threads_if_needed")
-        assert os.environ["OMP_NUM_THREADS"] == "1", gone("_set_num_threads_if_needed")
-    finally:
-        torch.set_num_threads(threads)
+    assert callable(_SubprocessScriptLauncher._call_children_scripts), gone("_call_children_scripts")
 
 
 def test_a_launched_function_finds_torchs_own_data_loader():
