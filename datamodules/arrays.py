@@ -122,6 +122,7 @@ class ArraysDataModule(IndexedDataModule):
         elif self.classes is not None:
             raise ConfigurationError(f"data.{targets_name}: found {labels.dtype}; give names of classes")
         y = _to_tensor(labels, targets_name)
+        # _to_tensor leaves uint8 to pixels; as targets they are classes, int64 like all others
         y = y.to(torch.int64) if y.dtype == torch.uint8 else y
         owners = None if clients is None else _read(clients, clients_name)
         lengths = {len(x), len(y), *(() if owners is None else (len(owners),))}

@@ -39,6 +39,7 @@ class DigitsDataModule(IndexedDataModule):
         """Return the images as uint8 (pixel values 0..16), and their digits."""
         images, digits = read_digits()
         tensors = (torch.from_numpy(images).view(-1, 1, 8, 8), torch.from_numpy(digits))
+        # A pixel counts the black dots of a block of 4 x 4, so it is 0..16.
         return LoadedData(ArrayDataset(tensors, transform=Scale(1 / 16)), digits)
 
 
@@ -51,7 +52,7 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
     path = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")))
     if path.is_file():
         table = np.loadtxt(path, delimiter=",", dtype=np.int64)
-        return table[:, :-1].astype(np.uint8), table[:, -1].copy()
+        return table[:, :-1].astype(np.uint8), table[:, -1].copy()  # a view would keep the whole table
     from sklearn.datasets import load_digits
 
     images, digits = load_digits(return_X_y=True)

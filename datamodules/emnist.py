@@ -85,9 +85,11 @@ class EMNISTDataModule(VisionDataModule):
 
     def tensors(self, part: Any) -> tuple[Tensor, Tensor]:
         """Return upright images of the kept classes, uint8 ``(M, 1, 28, 28)``, and their new classes ``(M,)``."""
+        # The files of this split alone count classes from 1; classes that are not kept become -1.
         first_label = 1 if self.options["split"] == "letters" else 0
         new_number = torch.full((first_label + NUM_CLASSES[self.options["split"]],), -1)
         new_number[first_label + torch.tensor(self.classes)] = torch.arange(len(self.classes))
         targets = new_number[part.targets]
         kept = targets >= 0
+        # The files hold each image column by column.
         return part.data[kept].transpose(1, 2).contiguous()[:, None], targets[kept]

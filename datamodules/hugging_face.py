@@ -132,6 +132,7 @@ class HuggingFaceDataModule(IndexedDataModule):
         parts = [self._read(split) for split in (self.split, self.test_split) if split is not None]
         if self.tokenizer is not None:
             self._loaded_tokenizer = _load_tokenizer(self.tokenizer)
+        # setdefault, so that a collate_fn of the user's stays
         self.loader_options.setdefault("collate_fn", self._collate)
         data = self._prepared(concatenate_datasets(parts))
         is_test = np.arange(sum(map(len, parts))) >= len(parts[0])

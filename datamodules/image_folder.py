@@ -133,6 +133,7 @@ class ImageFolderDataModule(IndexedDataModule):
         """Return the folder whose images are kept for testing, or None if all are pooled."""
         if self.test == "split":
             return None
+        # From the last name, so that test goes before val
         folder = next((name for name in reversed(SPLIT_FOLDERS[1:]) if name in folders), None)
         if folder is None:
             raise ConfigurationError(

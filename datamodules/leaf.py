@@ -108,6 +108,7 @@ def read_users(path: Path) -> Iterator[LeafUser]:
     Raises:
         ConfigurationError: The file cannot be read, is cut off or is not of LEAF's form; file and user are named.
     """
+    # What 'users' and 'num_samples' say is compared with the samples: it shows that a file was cut off or edited.
     with readable(path, "path", LAYOUT):
         content = json.loads(path.read_text(encoding="utf-8"))
         users = content["user_data"]

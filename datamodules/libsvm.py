@@ -74,6 +74,8 @@ class LibSVMDataModule(IndexedDataModule):
             raise ConfigurationError(
                 f"data.num_features={self.num_features}: '{self.path}' has {found}; give at least {found}"
             )
+        # The reader makes as many columns as the largest index in this file, and parts of a data set may lack the last
+        # ones.
         rows.resize(rows.shape[0], self.num_features or found)
         classes, labels = np.unique(values.astype(np.float64), return_inverse=True)
         if not np.array_equal(classes, np.rint(classes)) or len(classes) < 2:

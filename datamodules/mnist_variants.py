@@ -64,6 +64,7 @@ class MNISTRobustDataModule(MNISTDataModule):
     ) -> None:
         check_arguments(MNISTRobustDataModule, locals(), "data")
         if negated_fraction is None:
+            # Fed+, section 5.1: 10 % of 10 clients, 20 % of 50
             negated_fraction = 0.2 if num_clients == 50 else 0.1
         super().__init__(root, IID(num_clients), download, test="split", test_fraction=test_fraction, **kwargs)
         self.negated_fraction = negated_fraction

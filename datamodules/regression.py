@@ -92,6 +92,8 @@ def draw_regression(
     center, other = rng.normal(0, model, dimension), rng.normal(0, outlier, dimension)
     weights = rng.laplace(0, LAPLACE_SCALE, (num_clients, dimension))
     weights += center
+    # Fed+ gives the last client a model of its own kind, around another w̄ of ten times the variance: an outlier that
+    # one global model cannot fit.
     weights[-1] += other - center
     means = rng.normal(0, mean, (num_clients, dimension)).astype(np.float32)
     remainder = np.arange(1, dimension + 1) % 50

@@ -132,6 +132,7 @@ def _read_csv(path: Path, nrows: int | None = None) -> Any:
     import pandas as pd  # takes half a second to import
 
     with readable(path, "path", LAYOUT):
+        # The file is not UTF-8. As texts and without missing values, because accounts may be called 007, nan or null
         table = pd.read_csv(
             path, header=None, names=COLUMNS, encoding="latin-1", dtype=str, keep_default_na=False, nrows=nrows
         )

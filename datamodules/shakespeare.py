@@ -148,6 +148,7 @@ class ShakespeareDataModule(IndexedDataModule):
         inputs = rows.reshape(-1, length)
         if self.targets != "all":
             return inputs, following.astype(np.int64)
+        # LEAF's file gives the character after the window alone; those before it stand in the window, moved by one.
         return inputs, np.column_stack([inputs[:, 1:], following]).astype(np.int64)
 
     def _load_text(self) -> LoadedData:

@@ -131,6 +131,7 @@ def draw_synthetic(
     for start in range(0, num_models, CHUNK):
         some = models[start : start + CHUNK]
         some[:] = rng.standard_normal(some.shape)
+    # Without this draw of v_i around B_i, all coordinates of a client's inputs have the mean B_i.
     if not iid:
         input_means += rng.standard_normal((num_clients, dimension))  # v_i
     inputs = rng.standard_normal((sizes.sum(), dimension), dtype=np.float32)

@@ -15,7 +15,9 @@ from .own_rows import shorten
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-MAX_VALUES = 1000  # of a categorical column: each becomes a feature, and a column of 10,000 names is a mistake
+# Of a categorical column. Each value becomes a feature: a column of names or of free text would make a model of mostly
+# useless weights, and is more likely a mistake than a category.
+MAX_VALUES = 1000
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from fedbc_lightning.core.errors import ConfigurationError
 
 from .own_rows import readable
 
+# LEAF's 80 characters in LEAF's order; the number of character c is ALPHABET.index(c)
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's 80 characters in LEAF's order; the number of character c is ``ALPHABET.index(c)``."""
 
+# Number of characters outside the alphabet; it is the last character's, because LEAF looks them up at index -1
 UNKNOWN = len(ALPHABET) - 1
-"""Number of characters outside the alphabet; it is the last character's, because LEAF looks them up at index -1."""
 
 EMPTY_LINE = re.compile(r"\n[ \t]*\n")
 PLAY_LAYOUT = (
@@ -32,6 +32,7 @@ def encode_text(text: str) -> tuple[np.ndarray, int]:
         >>> codes.tolist(), unknown
         ([44, 67, 1, 54, 57, 79], 1)
     """
+    # Four bytes for every character: a single lookup in an array then encodes the whole text.
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     codes = _NUMBERS[np.minimum(points, len(_NUMBERS) - 1)]
     unknown = codes == 255
@@ -58,6 +59,7 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
         ConfigurationError: The file cannot be read as text, or no line opens a speech.
     """
     with readable(path, "path", PLAY_LAYOUT):
+        # A byte order mark, with which texts of Project Gutenberg begin, would be part of the first role's name.
         text = path.read_text(encoding="utf-8-sig")
     speeches: dict[str, list[str]] = {}
     spoken: list[str] | None = None
@@ -91,5 +93,5 @@ def _make_numbers() -> np.ndarray:
     return numbers
 
 
+# Number of each ASCII character; 255 if it is not in the alphabet, as 127, which stands for all other characters
 _NUMBERS = _make_numbers()
-"""Number of each ASCII character; 255 if it is not in the alphabet, as 127, which stands for all other characters."""

@@ -29,6 +29,7 @@ class Scale(nn.Module):
         super().__init__()
         self.factor = factor
 
+    # Compared by value, since data of several clients are joined in memory if their transforms are equal
     def __eq__(self, other: object) -> bool:
         """Return whether ``other`` is a Scale by the same factor, so that data sets with both may be joined."""
         return type(other) is Scale and other.factor == self.factor
@@ -73,6 +74,7 @@ class Normalize(nn.Module):
         """Convert images ``(B, C, H, W)`` from integers to normalised float32."""
         if images.device not in self._on:
             mean, std = (torch.tensor(value, device=images.device).view(-1, 1, 1) for value in (self.mean, self.std))
+            # In units of pixels, so that a batch needs one subtraction and one division, both in place
             self._on[images.device] = mean * 255, std * 255
         mean, std = self._on[images.device]
         return images.to(torch.float32).sub_(mean).div_(std)
@@ -128,6 +130,7 @@ class RandomCrop(BatchAugmentation):
         """Move images ``(B, C, H, W)`` by offsets ``(2, B)``, which are drawn from the CPU generator."""
         height, width = images.shape[-2:]
         padded = functional.pad(images, (self.padding,) * 4)
+        # Drawn on the CPU, so that a run on a GPU moves each image by the same offset
         offsets = torch.randint(2 * self.padding + 1, (2, len(images)), generator=generator)
         rows, columns = offsets.to(images.device, non_blocking=True)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2p+1, 2p+1, H, W), a view
@@ -148,6 +151,7 @@ class RandomHorizontalFlip(BatchAugmentation):
 
     def forward(self, images: Tensor, generator: Generator) -> Tensor:
         """Mirror some of the images ``(B, C, H, W)``; ``(B,)`` numbers are drawn from the CPU generator."""
+        # Drawn on the CPU, so that a run on a GPU mirrors the same images
         mirrored = torch.rand(len(images), generator=generator) < self.probability
         return torch.where(mirrored.to(images.device).view(-1, 1, 1, 1), images.flip(-1), images)
 

@@ -98,6 +98,8 @@ class VisionDataModule(IndexedDataModule):
 
     def load(self) -> LoadedData:
         """Return all images, training set first, or with ``test="shared"`` the training set and the test set apart."""
+        # The public code of FedBC pools in this order, too, and its partition (PowerLaw with style "public") gives the
+        # samples of a class in the order of the pooled data.
         parts = [self.tensors(self._read(train)) for train in (True, False)]
         images, targets = map(torch.cat, zip(*parts, strict=True))
         num_train = len(parts[0][1])

@@ -36,6 +36,7 @@ class BatchNormMLP(Classifier):
         weight_decay: NotNegative = 0.0,
     ) -> None:
         super().__init__(lr, momentum, weight_decay)
+        # FedBN keeps the BatchNorm1d at each client, with its running statistics.
         self.network = nn.Sequential(
             nn.Flatten(),
             nn.Linear(num_features, hidden),

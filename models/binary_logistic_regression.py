@@ -46,6 +46,7 @@ class BinaryLogisticRegression(Classifier):
     ) -> None:
         super().__init__(lr, momentum, weight_decay)
         linear = nn.Linear(num_features, 1, bias=False)
+        # Every run starts at F(0), by which the errors in L2GD's figures are divided: (F(x) - F*) / (F(0) - F*).
         nn.init.zeros_(linear.weight)
         self.network = nn.Sequential(nn.Flatten(), linear)
 

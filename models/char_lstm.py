@@ -71,6 +71,7 @@ class CharLSTM(NextToken):
                 f"the batch has {tuple(targets.shape)}."
             )
         states = self.recurrent(inputs)
+        # LEAF predicts the character after the 80 alone, so the head is spared the other 79 states.
         if targets.ndim == 1:
             return self.head(states[:, -1]), targets
         return self.head(states).flatten(0, 1), targets.flatten()

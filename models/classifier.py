@@ -46,6 +46,7 @@ class Classifier(SupervisedModel):
         Raises:
             ConfigurationError: The data have more classes than the model.
         """
+        # The data module of a plain lightning.Trainer may be anybody's, and need not count classes.
         histogram = getattr(getattr(self.trainer, "datamodule", None), "label_histogram", lambda: None)()
         if histogram is not None and histogram.shape[1] > self.num_classes:
             raise self._too_few_classes(f"the data has {histogram.shape[1]} classes")
@@ -70,6 +71,7 @@ class Classifier(SupervisedModel):
         try:
             return F.cross_entropy(logits, targets, reduction=reduction)
         except IndexError as error:  # raised on the CPU only; a GPU stops with an assertion of its own
+            # -100 is the ignore_index of torch's cross-entropy, and no class.
             known = targets[targets != -100]
             worst = int(known.max()) if int(known.min()) >= 0 else int(known.min())
             raise self._too_few_classes(f"a target is {worst}; classes are 0..{self.num_classes - 1}") from error

@@ -48,6 +48,8 @@ class CIFARCNN(Classifier):
             raise ConfigurationError(
                 f"model.image_size={image_size} is too small for CIFARCNN: give 16 or more, or use MLP"
             )
+        # A kernel of 5 takes off 4 pixels and pooling halves: 32, 28, 14, 10, 5, so the paper's 16 * 5 * 5 = 400
+        # features.
         side = ((image_size - 4) // 2 - 4) // 2
         self.network = nn.Sequential(
             *(nn.Conv2d(in_channels, 6, kernel_size=5), nn.ReLU(), nn.MaxPool2d(2)),

@@ -43,6 +43,7 @@ class FEMNISTCNN(Classifier):
         weight_decay: NotNegative = 0.0,
     ) -> None:
         super().__init__(lr, momentum, weight_decay)
+        # Padding of 2 is TensorFlow's "same" for a kernel of 5, as in LEAF; pooling halves 28 pixels to 14 and to 7.
         self.network = nn.Sequential(
             *(nn.Conv2d(1, 32, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Conv2d(32, 64, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),

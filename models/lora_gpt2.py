@@ -16,8 +16,8 @@ from .next_token import NextToken
 if TYPE_CHECKING:
     from peft import PeftModel
 
+# The linear layers of a block of GPT-2 that get an adapter
 ADAPTED = ["c_attn", "c_proj", "c_fc"]
-"""The linear layers of a block of GPT-2 that get an adapter."""
 
 
 class LoRAGPT2(NextToken):
@@ -87,8 +87,11 @@ class LoRAGPT2(NextToken):
             )
         )  # fmt: skip
         if gradient_checkpointing:
+            # The reentrant kind needs an input that requires a gradient, which a block of frozen weights does not get:
+            # the adapters would have no gradient.
             base.gradient_checkpointing_enable({"use_reentrant": False})
         scale: Any = alpha  # peft says that it is whole, and divides it by r
+        # fan_in_fan_out, because GPT-2 in transformers has Conv1D layers, whose weights are (in, out)
         lora = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=ADAPTED, fan_in_fan_out=True)
         with warnings.catch_warnings():
             # peft 0.21 asks transformers 5.24 in the old way whether the model has checkpoints.

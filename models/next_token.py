@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .classifier import Classifier
 
+# Target of a position that is not predicted; it is torch's default ignore_index
 NOT_PREDICTED = -100
-"""Target of a position that is not predicted; it is torch's default ``ignore_index``."""
 
 
 class NextToken(Classifier):
@@ -33,10 +33,12 @@ class NextToken(Classifier):
             outputs: Logits ``(n, vocabulary_size)``.
             targets: Tokens ``(n,)``, or -100 at positions that are not predicted.
         """
+        # A batch of padding alone has a loss of 0, instead of 0 / 0.
         return self._cross_entropy(outputs, targets, "sum") / self._weight(targets).clamp(min=1)
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the share of predicted tokens whose logit is the largest, in [0, 1]."""
+        # argmax is never -100, so a position that is not predicted counts as no hit.
         return (outputs.argmax(dim=1) == targets).sum() / self._weight(targets).clamp(min=1)
 
     def _weight(self, targets: Tensor) -> Any:

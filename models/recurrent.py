@@ -37,6 +37,7 @@ class TokenLSTM(nn.Module):
                 f"model: expects tokens (B, L) of int64, L at least 1, but the batch has "
                 f"{str(tokens.dtype).removeprefix('torch.')} of shape {tuple(tokens.shape)}."
             )
+        # A token outside the vocabulary trips an assertion inside CUDA, after which the process cannot use the device.
         if not self._has_seen_tokens and tokens.device.type != "cpu":
             self._check_range(tokens)
             self._has_seen_tokens = True

@@ -103,6 +103,7 @@ class LoadersOnDemand(ClientLoaders):
     @property
     def gathers(self) -> bool:
         """Whether the batches of all clients are gathered from tensors in memory."""
+        # Thousands of clients have few classes of data sets, so issubclass is asked once for each class.
         return self._first.gathers and all(issubclass(kind, ArrayDataset) for kind in set(map(type, self.datasets)))
 
     def _orders(self, num_epochs: int) -> list[Tensor]:

@@ -32,8 +32,8 @@ from fedbc_lightning.partition.counts import count_labels
 KEPT_BYTES = 128 * 2**20
 
 SPLITS = ("train", "val", "test")
+# Number of the pseudo-client that holds all clients' training data
 POOLED = -1
-"""Number of the pseudo-client that holds all clients' training data."""
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -321,6 +321,7 @@ class FederatedDataModule(LightningDataModule):
 
     def _has_own(self, *names: str) -> bool:
         """Return whether one of these methods is not that of this class."""
+        # A function that was set on the instance is the user's own, too: it has no __func__.
         own = vars(FederatedDataModule)
         return any(getattr(getattr(self, name), "__func__", None) is not own[name] for name in names)
 
@@ -381,6 +382,7 @@ class FederatedDataModule(LightningDataModule):
         """
         if self.num_clients < 1:
             raise ConfigurationError(f"data: num_clients={self.num_clients}; federated data needs at least one client")
+        # The clients that are held out are asked for because of their checks alone.
         sizes, _ = self.num_samples("train"), self.heldout
         if not sizes.all():
             empty, names = np.flatnonzero(sizes == 0), self.client_names
@@ -447,6 +449,7 @@ class FederatedDataModule(LightningDataModule):
         self._datasets.setdefault(client, {}).update(made)
         self._kept_bytes += sum(map(num_bytes, made.values()))
         while self._kept_bytes > KEPT_BYTES and len(self._datasets) > 1:
+            # A dict keeps the order of insertion, so its first client is the one that was made first.
             oldest = self._datasets.pop(next(iter(self._datasets)))
             self._kept_bytes -= sum(map(num_bytes, oldest.values()))
 
@@ -474,6 +477,7 @@ class FederatedDataModule(LightningDataModule):
         check_dataset(dataset, f"data: {type(self).__name__}.client_train_dataset({client})")
         if not self.val_fraction:
             return self._batched(dataset), None
+        # A generator for each client, because the data of clients are made on demand, in any order.
         rng = seeding.numpy_generator(self.split_seed, "val", client=client)
         train, val = train_test_split(labels_of(dataset), self.val_fraction, num_samples=num_items(dataset), rng=rng)
         return self._batched(take(dataset, train)), self._batched(take(dataset, val)) if len(val) else None

@@ -9,8 +9,8 @@ import numpy as np
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 
+# Setting data.heldout_clients: a number of clients, a fraction of them, their names or numbers, or None
 Heldout = int | float | Sequence[str | int] | None
-"""Setting ``data.heldout_clients``: a number of clients, a fraction of them, their names or numbers, or None."""
 
 WHERE = "data.heldout_clients"
 
@@ -34,6 +34,7 @@ def find_heldout(asked: Heldout, num_clients: int, names: Sequence[str] | None, 
         >>> find_heldout(["b", 0], 3, ["a", "b", "c"], seed=0).tolist(), len(find_heldout(0.2, 10, None, seed=0))
         ([0, 1], 2)
     """
+    # False is equal to 0, but no number of clients: it is refused below.
     if asked is None or (asked == 0 and not isinstance(asked, bool)):
         return np.zeros(0, dtype=np.int64)
     if isinstance(asked, Sequence) and not isinstance(asked, str):
@@ -49,6 +50,7 @@ def find_heldout(asked: Heldout, num_clients: int, names: Sequence[str] | None, 
 def _count(asked: object, num_clients: int) -> int:
     """Return how many clients a number or a fraction holds out, at least one."""
     if isinstance(asked, float) and 0 < asked < 1:
+        # At least one, or there would be no metric of them; not all, or nobody would train
         return min(max(1, round(asked * num_clients)), num_clients - 1)
     if isinstance(asked, int) and not isinstance(asked, bool) and 0 < asked < num_clients:
         return asked
@@ -61,6 +63,7 @@ def _count(asked: object, num_clients: int) -> int:
 def _listed(asked: Sequence[str | int], num_clients: int, names: Sequence[str] | None) -> list[int]:
     """Return the numbers of listed clients; a text is a name, or else a number."""
     numbers = {str(client): client for client in range(num_clients)}
+    # Names go before numbers: a writer may be called "7" and be client 3.
     numbers |= {name: client for client, name in enumerate(names or ())}
     found = list[int]()
     for one in asked:

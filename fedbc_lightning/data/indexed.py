@@ -117,6 +117,7 @@ class IndexedDataModule(FederatedDataModule):
         data = self.load()
         data.dataset = as_arrays(data.dataset) or data.dataset  # converted once here, not once for every client
         self.parts = self._deal(data)
+        # Before alter, whose statistics must not see the clients that are held out
         self._heldout = find_heldout(self.heldout_clients, len(self.parts), self._names(data), self.split_seed)
         self.splits = self._split(data, self.parts)
         if not self.shuffle:
@@ -215,6 +216,7 @@ class IndexedDataModule(FederatedDataModule):
     def _names(self, data: LoadedData) -> list[str] | None:
         if not self.partitioner.needs_clients or data.clients is None or data.client_names is None:
             return getattr(self.partitioner, "client_names", None)
+        # All samples of a part belong to one natural client, so the first one tells its name.
         return [data.client_names[data.clients[part[0]]] for part in self.parts]
 
     def _deal(self, data: LoadedData) -> Partition:
@@ -255,6 +257,8 @@ class IndexedDataModule(FederatedDataModule):
         return self.default_test_fraction if is_default else self.test_fraction
 
     def _split(self, data: LoadedData, parts: Partition) -> dict[str, Partition]:
+        # Test and validation data are drawn by generators of their own, so that another val_fraction leaves the test
+        # data as they are.
         nobody = np.zeros(len(parts.indices), dtype=bool)
         fraction = self._test_fraction_of(data)
         if data.has_test and fraction is not None:

@@ -13,8 +13,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.datasets import ArrayDataset, BatchTransformDataset, num_items
 
+# Cache of labels by the id of a data set; a reference to the data set is kept because ids are used again
 Known = dict[int, tuple[weakref.ref, np.ndarray | None]]
-"""Cache of labels by the ``id`` of a data set; a reference to the data set is kept because ids are used again."""
 
 
 def labels_of(dataset: Dataset, known: Known | None = None) -> np.ndarray | None:
@@ -44,6 +44,7 @@ def _find_labels(dataset: Any, known: Known) -> np.ndarray | None:
         return labels if labels is None or dataset.indices is None else labels[dataset.indices.numpy()]
     if isinstance(dataset, BatchTransformDataset):
         return labels_of(dataset.raw, known)
+    # Most classes of torchvision have targets, some (SVHN, STL10) labels.
     for name in ("targets", "labels"):
         labels = as_classes(getattr(dataset, name, None), num_items(dataset))
         if labels is not None:
@@ -89,6 +90,7 @@ def natural_clients(values: Any, order: Callable[[str], Any] | None = None) -> t
     """
     array = np.asarray(values)
     if array.dtype.kind in "fO":
+        # Of all values NaN alone differs from itself; pandas puts it where a value is missing.
         missing = next((k for k, value in enumerate(array.tolist()) if value is None or value != value), None)
         if missing is not None:
             raise ConfigurationError(f"data.clients: sample {missing} has no client; give it one, or leave it out")

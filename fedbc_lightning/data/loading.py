@@ -15,8 +15,8 @@ from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError, first_line
 from fedbc_lightning.data.datasets import ArrayDataset, BatchTransformDataset, has_plain_rows, num_items
 
+# Bytes of in-memory samples that one operation gathers, for several batches if they are small
 BYTES_AT_ONCE = 2**20
-"""Bytes of in-memory samples that one operation gathers, for several batches if they are small."""
 
 
 class EpochSampler(Sampler[int]):
@@ -45,6 +45,7 @@ class EpochSampler(Sampler[int]):
     @property
     def is_in_order(self) -> bool:
         """Whether samples come in the order of the data set."""
+        # A subclass may order the samples in its own way.
         return type(self) is EpochSampler and (self.seed is None or not self.shuffle)
 
     def order(self) -> Tensor:
@@ -117,6 +118,7 @@ class ClientLoader:
     @property
     def gathers(self) -> bool:
         """Whether batches are gathered from tensors in memory."""
+        # A collate_fn takes a list of samples, which the gathered rows are not.
         return isinstance(self.dataset, ArrayDataset) and "collate_fn" not in self._options
 
     @property
@@ -169,6 +171,7 @@ class ClientLoader:
         total = len(self) * self.batch_size if self.drop_last else self.num_samples
         is_whole = has_plain_rows([dataset]) and dataset.indices is None and len(dataset) == self.num_samples
         if self.sampler.is_in_order and is_whole:
+            # Cloned, since a step that writes into its batch would change the data set through a view of it.
             for start in range(0, total, size):  # to copy a stretch of 5 rows takes a quarter of the time of the below
                 yield [
                     tensor[start : min(start + size, total)].clone(memory_format=torch.contiguous_format)
@@ -193,6 +196,8 @@ class ClientLoader:
             batch_size=self.batch_size,
             sampler=self.sampler,
             drop_last=self.drop_last,
+            # torch draws the base seed of the workers even if there are none; by default from the global generator, on
+            # which dropout depends.
             generator=self.sampler.generator("workers"),
             **{"collate_fn": _stack, **self._options},
         )

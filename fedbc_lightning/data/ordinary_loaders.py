@@ -31,6 +31,7 @@ def check_loader(loader: Any, name: str) -> DataLoader:
     if (
         not isinstance(loader, DataLoader)
         or isinstance(loader.dataset, IterableDataset)
+        # A subclass with its own __iter__ makes batches that the clients' loaders would not
         or type(loader).__iter__ is not DataLoader.__iter__
     ):
         what = f" of a {type(loader.dataset).__name__}" if isinstance(loader, DataLoader) else ""
@@ -53,6 +54,7 @@ def check_sampler(loader: DataLoader, name: str) -> None:
     """
     sampler: Any = loader.sampler
     is_batched = loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
+    # Exactly these classes, because a subclass may draw in a way of its own
     is_plain = type(sampler) in (RandomSampler, SequentialSampler) and not getattr(sampler, "replacement", False)
     if not is_batched or not is_plain or len(sampler) != num_items(loader.dataset):
         kinds = f"{type(sampler).__name__} and {type(loader.batch_sampler).__name__}"
@@ -67,8 +69,11 @@ def loader_options(loader: DataLoader) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if loader.collate_fn is not default_collate:
         options["collate_fn"] = loader.collate_fn
+    # torch warns about pinned memory where there is no GPU.
     if loader.pin_memory and torch.cuda.is_available():
         options["pin_memory"] = True
+    # Without workers torch refuses prefetch_factor and multiprocessing_context. persistent_workers is left out, because
+    # each client has a loader of its own in every round.
     if loader.num_workers:
         for name in ("num_workers", "worker_init_fn", "prefetch_factor", "multiprocessing_context", "timeout"):
             options[name] = getattr(loader, name)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 MAX_ANNOTATED_CELLS = 400
 MAX_NAMED_CLIENTS = 40
+# Largest number of clients of which each is drawn; of more clients this many are drawn, and sizes become a curve
 MAX_ROWS = 150
-"""Largest number of clients of which each is drawn; of more clients this many are drawn, and sizes become a curve."""
 
 MAX_POINTS = 2000
 SPLIT_COLORS = {"train": "#2a6f97", "val": "#f4a259", "test": "#a9d6e5"}
@@ -58,6 +58,7 @@ def draw(
     first.set_ylim(num_clients - 0.5, -0.5)
     if num_clients <= MAX_NAMED_CLIENTS:
         labels = range(num_clients) if names is None else [name[:24] for name in names]
+        # matplotlib would read a formula between two $ of a name.
         first.set_yticks(range(num_clients), [str(label) for label in labels], fontsize=8, parse_math=False)
     elif many:
         first.yaxis.set_major_formatter("{x:,.0f}")

@@ -17,12 +17,13 @@ from fedbc_lightning.data.indexed import IndexedDataModule
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Largest number of clients whose sizes and classes are listed in partition.json
 MAX_LISTED_CLIENTS = 10_000
-"""Largest number of clients whose sizes and classes are listed in ``partition.json``."""
 
+# The shares of classes are float64, as large as the histogram; blocks bound their memory.
 CLIENTS_PER_BLOCK = 10_000
+# Number of pictures that are kept in memory, for further runs with the same partition
 MAX_KEPT_PICTURES = 16
-"""Number of pictures that are kept in memory, for further runs with the same partition."""
 
 _drawn: dict[str, bytes] = {}
 
@@ -79,7 +80,7 @@ def describe_labels(histogram: np.ndarray) -> dict[str, Any]:
         "num_classes": int((overall > 0).sum()),
         "classes_per_client": _summary((histogram > 0).sum(axis=1)),
         "label_emd": float(distance / num_clients),
-        "label_entropy": float(entropy / num_clients) + 0.0,
+        "label_entropy": float(entropy / num_clients) + 0.0,  # -0.0 would be written as such
     }
 
 
@@ -181,6 +182,7 @@ def _title(numbers: dict[str, Any]) -> str:
         f"{numbers['num_clients']:,} clients{heldout}, {sizes['total']:,} samples "
         f"({sizes['min']:,} to {sizes['max']:,} per client, mean {sizes['mean']:,.1f}"
     )
+    # A fit below 1.005 would be shown as 1.00, which says no more than the sizes.
     title += ")" if exponent is None or exponent < 1.005 else f"; fitted power law e = {exponent:.2f})"
     if "label_emd" not in numbers:
         return title

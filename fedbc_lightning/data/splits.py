@@ -83,6 +83,7 @@ def split_partition(
     check_split(fraction, order)
     sizes = partition.sizes
     if order == "ordered":
+        # 1e-9 undoes rounding: of 10 samples with a fraction of 0.9, (1 - 0.9) * 10 is 0.9999999999999998 in float64.
         num_first = np.clip(np.floor((1 - fraction) * sizes + 1e-9).astype(np.int64), 1, np.maximum(sizes - 1, 1))
         rank = np.arange(len(partition.indices)) - np.repeat(partition.offsets[:-1], sizes)
         is_second = rank >= np.repeat(num_first, sizes)
@@ -118,6 +119,7 @@ def _stratified_draw(
         classes, column = np.unique(labels[partition.indices], return_inverse=True)
         num_classes = max(len(classes), 1)
         group = group * num_classes + column
+    # The stable sort of a random order shuffles the samples within each group, for all clients at once.
     order = rng.permutation(len(group))
     order = order[np.argsort(group[order], kind="stable")]
     group = group[order]
@@ -143,6 +145,7 @@ def _draw_sizes(
         rng: Generator that chooses among a client's largest groups the one whose number is changed by one if otherwise
             none or all of the client's samples would be drawn.
     """
+    # Halves go up; np.rint would round them to the even number, 2.5 down and 3.5 up.
     wanted = np.floor(fraction * sizes + 0.5).astype(np.int64)
     wanted[sizes == 1] = 0
     total = np.zeros(len(client_sizes), dtype=np.int64)

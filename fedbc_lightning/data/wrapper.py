@@ -136,6 +136,7 @@ class PartitionedDataModule(IndexedDataModule):
 
     def __getattr__(self, name: str) -> Any:
         """Look up other attributes in the wrapped module, so that ``self.trainer.datamodule.num_classes`` works."""
+        # Looked up in __dict__, because copy and pickle ask for attributes before data has been set
         data = self.__dict__.get("data")
         if isinstance(data, AnyDataModule) and (not name.startswith("_") or name == HPARAMS):
             return getattr(data, name)
@@ -171,6 +172,7 @@ class PartitionedDataModule(IndexedDataModule):
     def _find_source(self) -> Dataset:
         if not isinstance(self.data, AnyDataModule):
             return self.data
+        # As under lightning.Trainer: setup may read self.trainer
         self.data.trainer = self.trainer
         self.data.setup("fit")
         self._restore_state()  # before any loader is made, as under lightning.Trainer
@@ -200,8 +202,10 @@ class PartitionedDataModule(IndexedDataModule):
             if not overrides(data, f"{split}_dataloader", DataHooks):
                 continue
             if split == "test":
+                # Many modules make their test data for this stage alone.
                 data.setup("test")
             loader = getattr(data, f"{split}_dataloader")()
+            # Lightning takes a list of loaders, too, of which one is the same as the loader itself.
             if isinstance(loader, (list, tuple)) and len(loader) <= 1:
                 loader = loader[0] if loader else None
             if loader is not None:
@@ -268,6 +272,7 @@ def read_labels(dataset: Dataset) -> np.ndarray:
     """
     positions = shown_progress(range(num_items(dataset)), "reading labels")
     try:
+        # A data set may augment what it reads; its draws must not move those of the training.
         with seeding.preserved_globals(torch.device("cpu")):
             labels = as_classes([_as_number(dataset[position][1]) for position in positions], num_items(dataset))
         if labels is None:
@@ -283,6 +288,7 @@ def read_labels(dataset: Dataset) -> np.ndarray:
 def _labels_if_any(dataset: Dataset) -> np.ndarray | None:
     """Read the classes with :func:`read_labels`, or return None if a sample has no integer label."""
     with suppress(ConfigurationError):
+        # One sample first: data without classes are not read as a whole to find that out.
         read_labels(Subset(dataset, [0]))
         return read_labels(dataset)
     return None

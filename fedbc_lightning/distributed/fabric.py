@@ -35,18 +35,18 @@ from fedbc_lightning.core.private_lightning import (
 from fedbc_lightning.distributed.heartbeat import leave_process_group, meet
 
 Value = TypeVar("Value")
+# Values of trainer.strategy for several processes, with the way in which each starts them
 START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
-"""Values of ``trainer.strategy`` for several processes, with the way in which each starts them."""
 
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
+# Timeout of the process group: longer than any round, because heartbeats find dead processes, not a timeout
 LONGEST_ROUND = timedelta(days=7)
-"""Timeout of the process group: longer than any round, because heartbeats find dead processes, not a timeout."""
 
+# Seconds that a process waits for the others at the start before the run ends
 SECONDS_TO_MEET = 600.0
-"""Seconds that a process waits for the others at the start before the run ends."""
 
+# Largest number of CPU processes for which travels_along joins two exchanges into one
 FEW_RANKS = 4
-"""Largest number of CPU processes for which :func:`travels_along` joins two exchanges into one."""
 
 
 class ClientParallelStrategy(LaunchedStrategy):

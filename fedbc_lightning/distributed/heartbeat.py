@@ -31,23 +31,23 @@ from fedbc_lightning.distributed.interrupts import Interrupts, check
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+# Seconds after which a waiting process prints who is missing; it prints again each time its wait has doubled
 SECONDS_OF_SILENCE = 60
-"""Seconds after which a waiting process prints who is missing; it prints again each time its wait has doubled."""
 
+# Seconds without a heartbeat after which a broken connection is put down to a process
 SECONDS_TO_NAME = 5
-"""Seconds without a heartbeat after which a broken connection is put down to a process."""
 
+# Seconds without a heartbeat after which the run ends if no connection broke: the process or its machine hangs
 MOST_SECONDS_WITHOUT_ANSWER = 120
-"""Seconds without a heartbeat after which the run ends if no connection broke: the process or its machine hangs."""
 
+# Seconds that rank 0 has to report a mistake first
 SECONDS_FOR_ALIKE = 1.0
-"""Seconds that rank 0 has to report a mistake first."""
 
+# Seconds after which a process that does not notice the loss of another, e.g. inside NCCL, is ended
 SECONDS_TO_END = 20.0
-"""Seconds after which a process that does not notice the loss of another, e.g. inside NCCL, is ended."""
 
+# Seconds that a forked or spawned process lets the failed one end first, which is the one its parent reports
 SECONDS_FOR_PARENT = 3.0
-"""Seconds that a forked or spawned process lets the failed one end first, which is the one its parent reports."""
 
 WAS_LOST = "was killed, perhaps because memory ran out, or does not answer. All others were stopped."
 

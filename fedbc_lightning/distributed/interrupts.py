@@ -19,12 +19,12 @@ SECONDS_OF_ONE = 0.5
 The terminal and the launching process both pass on the same Ctrl-C.
 """
 
+# Number of signals (3: the third) at which the process ends at once, whatever it is doing
 MOST_SIGNALS = 3
-"""Number of signals (3: the third) at which the process ends at once, whatever it is doing."""
 
 
+# Characters that bring back a terminal's cursor, which a live display hides
 SHOW_CURSOR = "\x1b[?25h"
-"""Characters that bring back a terminal's cursor, which a live display hides."""
 
 
 class StoppedError(SystemExit):

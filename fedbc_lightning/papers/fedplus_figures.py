@@ -112,6 +112,7 @@ def figure_1(study: Study, states: Sequence[State], folder: Path) -> list[Path]:
     figure, panels = _panels(study, states, "distance of parameters")
     for panel, _, run in panels:
         clients = run.record.clients
+        # Rows are in the order of rounds: duplicated() leaves out the first row of each client.
         clients = clients[clients["client"].duplicated()]
         for name, label, color in (("training", "local training", "C0"), ("server", "taking the server's model", "C3")):
             by_round = clients.groupby("round")[f"train_moved_by_{name}"]

@@ -98,6 +98,7 @@ class MixtureProblem:
         """Return F at x (N, d)."""
         spread = ((x - x.mean(axis=0)) ** 2).sum(axis=1).mean()
         ridge = (x**2).sum(axis=1).mean()
+        # logaddexp, because exp(-margin) overflows for a large wrong margin
         return float(np.logaddexp(0, -self._margins(x)).mean() + self.mu / 2 * ridge + self.penalty / 2 * spread)
 
     def gradients(self, x: np.ndarray) -> np.ndarray:
@@ -153,6 +154,7 @@ class MixtureProblem:
     def global_minimiser(self) -> np.ndarray:
         """Global minimiser x(∞), (N, d): each row is the minimiser of the mean of all f_i."""
         pooled = self.inputs.reshape(1, -1, self.inputs.shape[2]), self.labels.reshape(1, -1)
+        # Parts are equal, so the mean of all f_i is the objective of one client that holds all samples.
         one = MixtureProblem(*pooled, self.mu, 0.0).minimiser
         return np.repeat(one, self.num_clients, axis=0)
 

@@ -50,6 +50,7 @@ class Reproduction:
         check_known("papers", self.papers, study.papers)
         study.papers = {name: study.papers[name] for name in self.papers}
         if self.draw is None and len(self.papers) == 1:
+            # A paper may have fewer algorithms and levels than the shipped study compares.
             (paper,) = study.papers.values()
             study.narrow([*paper.only, *paper.algorithms])
 

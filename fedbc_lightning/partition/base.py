@@ -78,6 +78,7 @@ class Partition(Sequence[np.ndarray]):
             order: Order of the samples, ``(n,)``, which each client keeps; None is ascending order.
         """
         by_client = np.argsort(owners, kind="stable")
+        # bincount takes no negative numbers: place 0 counts the samples that nobody gets.
         sizes = np.bincount(owners + 1, minlength=num_clients + 1)
         by_client = by_client[sizes[0] :]
         return cls.from_sizes(by_client if order is None else order[by_client], sizes[1:])
@@ -155,6 +156,7 @@ class Partition(Sequence[np.ndarray]):
 
     def hash(self) -> str:
         """Return the partition's sha256 (hex), equal if every client has the same samples in the same order."""
+        # Little-endian on every machine, so that saved partitions can be exchanged
         digest = sha256(self.offsets.astype("<i8").tobytes())
         digest.update(self.indices.astype("<i8").tobytes())
         return digest.hexdigest()
@@ -192,6 +194,7 @@ class Partition(Sequence[np.ndarray]):
             ConfigurationError: The file does not exist, is damaged, or was not written by :meth:`save`.
         """
         try:
+            # Without pickles, which could run code of whoever wrote the file
             with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 found = {name: file[name] for name in file.files}
             partition = cls(found["indices"], found["offsets"])

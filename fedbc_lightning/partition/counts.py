@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+# Largest table of clients and classes that is counted; labels with more distinct values are hardly classes
 MAX_CELLS = 50_000_000
-"""Largest table of clients and classes that is counted; labels with more distinct values are hardly classes."""
 
 
 def count_labels(labels: np.ndarray, clients: np.ndarray, num_clients: int) -> np.ndarray | None:
@@ -23,6 +23,7 @@ def count_labels(labels: np.ndarray, clients: np.ndarray, num_clients: int) -> n
     """
     values, columns = np.unique(labels, return_inverse=True)
     num_classes = len(values)
+    # A class that no client has keeps its column, but ids of users do not get a column for each number between them.
     if num_classes and values[0] >= 0 and values[-1] < 10 * num_classes:
         columns, num_classes = values[columns], int(values[-1]) + 1
     if num_clients * num_classes > MAX_CELLS:

@@ -14,7 +14,7 @@ from fedbc_lightning.partition.dealing import shuffled_by_class
 Concentration = Annotated[float, above(0), FINITE]
 
 MAX_DRAWS = 1000  # until every client has min_samples
-MAX_SHARES_DRAWN = 10**8  # clients x classes x draws, which takes a few seconds
+MAX_SHARES_DRAWN = 10**8  # clients x classes x draws
 
 
 class Dirichlet(Partitioner):

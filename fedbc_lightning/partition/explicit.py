@@ -65,6 +65,8 @@ class Explicit(Partitioner):
             partition.check(len(values), complete=False)
         except ConfigurationError as error:
             raise self._refuse(str(error)) from None
+        # Data of the same size in another order pass all checks so far; only their classes give them away. Values are
+        # all 0 if the data have no classes.
         if saved is not None and saved.label_histogram is not None and values.any():
             found = count_labels(values[partition.indices], partition.client_of_each(), len(partition))
             if found is None or not np.array_equal(found, saved.label_histogram):
@@ -82,6 +84,7 @@ class Explicit(Partitioner):
         if isinstance(content, dict):
             self.client_names = list(content)
             content = list(content.values())
+        # type(index) is int, because true is an int for isinstance
         is_lists = isinstance(content, list) and all(isinstance(part, list) and part for part in content)
         if not content or not is_lists or not all(type(index) is int for part in content for index in part):
             raise self._refuse("give a list of sample indices for each client, e.g. [[0, 5], [2]]")

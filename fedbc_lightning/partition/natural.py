@@ -56,6 +56,7 @@ class Natural(Partitioner):
                 f"clients {len(kept)} have min_samples={self.min_samples} samples; lower one of the two"
             )
         if self.num_clients is not None:
+            # Ascending, so that clients keep the order of the data whatever was drawn
             kept = np.sort(np.random.default_rng(seed).choice(kept, self.num_clients, replace=False))
         new_number = np.full(len(sizes), -1)
         new_number[kept] = np.arange(len(kept))

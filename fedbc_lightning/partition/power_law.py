@@ -117,6 +117,7 @@ def power_law_sizes(num_samples: int, num_clients: int, exponent: float) -> np.n
         (94, 14032)
     """
     check_enough_samples(num_samples, num_clients)
+    # A power that overflows to inf makes the unit 0, which is refused below.
     with np.errstate(over="ignore"):
         powers = np.float64(exponent) ** np.arange(1, num_clients + 1)
     unit = num_samples // powers.sum()

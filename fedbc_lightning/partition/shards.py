@@ -48,6 +48,7 @@ class Shards(Partitioner):
         check_enough_samples(len(values), self.num_clients, self.shards_per_client, "shards_per_client")
         num_shards = self.num_clients * self.shards_per_client
         by_class, _ = shuffled_by_class(values, rng)
+        # Each client stands k times in it, at random places
         owner_of_shard = rng.permutation(num_shards) // self.shards_per_client
         owners = np.repeat(owner_of_shard, equal_sizes(len(values), num_shards))
         return Partition.from_owners(owners, self.num_clients, by_class)

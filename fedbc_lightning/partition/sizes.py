@@ -11,7 +11,8 @@ from fedbc_lightning.core.checks import FINITE, at_least, check_arguments, withi
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import apportion
 
-# Of the sigma of log-normal sizes; with 10 one of 100 clients holds nearly all samples, with 700 exp overflows.
+# Of the sigma of log-normal sizes. With 10 the largest of 100 clients already holds 89 % of the samples (the median of
+# 2,000 draws); from 710 on exp(sigma) exceeds the largest float64.
 SPREAD = within(0, 10)
 
 
@@ -65,7 +66,7 @@ class LogNormalSizes(SizesPartitioner):
 
     Args:
         num_clients: Number of clients N, at least 1.
-        sigma: Spread of the sizes, in [0, 10]. With 0 they are equal; with 2 the largest of 100 clients has about 150
+        sigma: Spread of the sizes, in [0, 10]. With 0 they are equal; with 2 the largest of 100 clients has about 130
             times as many samples as the median one.
         min_samples: Smallest number of samples that a client may get, at least 1.
 
