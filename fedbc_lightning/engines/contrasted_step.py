@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean
 from fedbc_lightning.core.seeding import preserved_globals
-from fedbc_lightning.engines.oracle import unheard
+from fedbc_lightning.engines.step_function import collecting
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.local import ModelContrast
+from fedbc_lightning.module.collector import MetricCollector
 
 
 class FeaturesReached(BaseException):
@@ -70,8 +71,10 @@ class ContrastedStep:
             for row, own_buffers in self._others:
                 bench.row.copy_(row)
                 layout.write_buffers(own_buffers, self._counters)
-                with preserved_globals(user.device), unheard(user), self._watched(is_last=True) as outputs:
-                    user.training_step(_copied(batch), batch_idx)
+                # A step may write into its batch and into the containers: both are copied.
+                copied, unheard = apply_to_collection(batch, Tensor, Tensor.clone), collecting(user, MetricCollector())
+                with preserved_globals(user.device), unheard, self._watched(is_last=True) as outputs:
+                    user.training_step(copied, batch_idx)
                 found.append(self._single(outputs))
         finally:
             user.train_mode()
@@ -122,11 +125,6 @@ class ContrastedStep:
             "once, e.g. the one before the last. Where the features are no layer's output, pass them through a "
             "torch.nn.Identity and name that."
         )
-
-
-def _copied(batch: Any) -> Any:
-    """Return a copy of a batch, its containers included: a step may write into both."""
-    return apply_to_collection(batch, Tensor, Tensor.clone)
 
 
 def find_layer(module: nn.Module, name: str) -> nn.Module:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedbc_lightning.engines.step_function import collecting
 from fedbc_lightning.engines.workbench import Workbench
-from fedbc_lightning.module.adapter import UserModule
 from fedbc_lightning.module.collector import MetricCollector
 from fedbc_lightning.module.mistakes import refuse_loss
 
@@ -37,7 +36,7 @@ class Oracle:
     def loss(self, w: Tensor, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss at w, a scalar in the master dtype; it is 0 if ``training_step`` returns None."""
         self._go_to(w)
-        with torch.no_grad(), unheard(self.user):
+        with torch.no_grad(), collecting(self.user, MetricCollector()):
             loss, _ = self.user.training_step(batch, batch_idx)
         return self._scalar(loss)
 
@@ -48,7 +47,7 @@ class Oracle:
         self._go_to(w)
         for parameter in self.layout.parameters:
             parameter.grad = None
-        with torch.enable_grad(), unheard(self.user, unless=is_logged):
+        with torch.enable_grad(), nullcontext() if is_logged else collecting(self.user, MetricCollector()):
             loss, _ = self.user.training_step(batch, batch_idx)
             if loss is not None:
                 self._backward(loss, batch)
@@ -77,15 +76,3 @@ class Oracle:
         self.has_loss = loss is not None
         zero = torch.zeros((), dtype=self.layout.master_dtype, device=self.bench.row.device)
         return zero if loss is None else loss.detach().reshape(()).to(zero)
-
-
-@contextmanager
-def unheard(user: UserModule, *, unless: bool = False) -> Iterator[None]:
-    """Drop what ``self.log`` logs inside, unless told otherwise."""
-    collector = user.collector
-    if not unless:
-        user.collector = MetricCollector()
-    try:
-        yield
-    finally:
-        user.collector = collector

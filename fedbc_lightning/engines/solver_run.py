@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,60 @@ class Batch:
     loss: Tensor | None = None
 
 
-class SolverRun(ClientRun):
+class SolverSteps(ABC):
+    """The part of a solver's :class:`~fedbc_lightning.local.client.Client` that is alike for one client and for K."""
+
+    bench: Workbench
+    terms: list[Term]
+    num_steps: int
+
+    @property
+    @abstractmethod
+    def first_client(self) -> int:
+        """Index of the first client, which seeds :meth:`same_draws`."""
+
+    @abstractmethod
+    def evaluate(self, w: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return the losses at w, (K, 1), and their gradients (K, d), both without the terms."""
+
+    def evaluate_loss(self, w: Tensor, batch: Any) -> Tensor:
+        """Return the losses at w, (K, 1), without the terms; buffers are as before."""
+        return self.evaluate(w, batch)[0]
+
+    def gradient(self, w: Tensor, batch: Any) -> Tensor:
+        """Return the mini-batch gradients g_i(w_i; batch_i), (K, d), including the terms."""
+        return self.add_terms(self.evaluate(w, batch)[1], w)
+
+    def loss_and_gradient(self, w: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return the losses at w, (K, 1), and their gradients (K, d), both including the terms."""
+        loss, gradient = self.evaluate(w, batch)
+        return self._with_terms(loss, w), self.add_terms(gradient, w)
+
+    def same_draws(self) -> None:
+        """Reset the random generators to this step's seed: call it before each of several comparable evaluations."""
+        bench = self.bench
+        seed = derive(bench.seed, "same draws", bench.round, self.first_client, step=self.num_steps)
+        seed_globals(seed, bench.user.device)
+
+    def trial_loss(self, w: Tensor, batch: Any) -> Tensor:
+        """Return the losses at w, (K, 1), including the terms, with the draws of :meth:`same_draws`."""
+        # A line search compares losses at several w: other dropout masks would decide it by chance.
+        self.same_draws()
+        return self._with_terms(self.evaluate_loss(w, batch), w)
+
+    def add_terms(self, gradient: Tensor, w: Tensor) -> Tensor:
+        """Add the gradients of the terms to those of the losses, in place, and return them."""
+        for term in self.terms:
+            term.add_gradient(gradient, w)
+        return gradient
+
+    def _with_terms(self, loss: Tensor, w: Tensor) -> Tensor:
+        for term in self.terms:
+            loss = loss + term.value(w)[:, None]
+        return loss
+
+
+class SolverRun(ClientRun, SolverSteps):
     """Trains a client by a solver, which sees it as a :class:`~fedbc_lightning.local.engine.Client`.
 
     Args:
@@ -118,33 +172,26 @@ class SolverRun(ClientRun):
         self.hooks.call("on_train_batch_start", data, index)
         return self._batch
 
-    def gradient(self, w: Tensor, batch: Batch) -> Tensor:
-        """Return the mini-batch gradient g_i(w; batch), (1, d), including the terms."""
-        return self.loss_and_gradient(w, batch)[1]
+    @property
+    def first_client(self) -> int:
+        """Index of the client."""
+        return self.client
 
-    def loss_and_gradient(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the loss at w, a scalar, and its gradient (1, d), both including the terms."""
+    def evaluate(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the loss at w, (1, 1), and its gradient (1, d), both without the terms."""
         loss, gradient = self.oracle.loss_and_gradient(w, batch.data, batch.index, is_logged=not batch.is_counted)
         if not batch.is_counted:
             batch.is_counted, batch.loss = True, loss
             self._count_loss(loss, batch.size)
-        for term in self.terms:
-            term.add_gradient(gradient, w)
-            loss = loss + term.value(w)[0]
-        return loss, gradient
+        return loss.reshape(1, 1), gradient
 
-    def same_draws(self) -> None:
-        """Reset the random generators to this step's seed: call it before each of several comparable evaluations."""
-        seed = derive(self.bench.seed, "same draws", self.bench.round, self.client, step=self.num_steps)
-        seed_globals(seed, self.user.device)
-
-    def trial_loss(self, w: Tensor, batch: Batch) -> Tensor:
-        """Return the loss at w including the terms, with the draws of :meth:`same_draws`; buffers are restored."""
+    def evaluate_loss(self, w: Tensor, batch: Batch) -> Tensor:
+        """Return the loss at w, (1, 1), without the terms."""
+        # BatchNorm's statistics must not learn from a batch once for every length that a line search tries.
         values, counters = self.layout.read_buffers(), self.layout.read_counters()
-        self.same_draws()
         loss = self.oracle.loss(w, batch.data, batch.index)
         self.layout.write_buffers(values, counters)
-        return loss + sum(term.value(w)[0] for term in self.terms)
+        return loss.reshape(1, 1)
 
     @property
     def num_components(self) -> int:
@@ -159,10 +206,8 @@ class SolverRun(ClientRun):
         self.collector.start_batch(batch, size)
         loss, gradient = self.oracle.loss_and_gradient(w, batch, index, is_logged=True)
         self._count_loss(loss, size)
-        gradient = gradient * (shares[index] * len(shares))
-        for term in self.terms:
-            term.add_gradient(gradient, w)
-        return gradient
+        # Shares m_j / m times their number: the plain mean over batches of unequal sizes is then the gradient of f_i.
+        return self.add_terms(gradient * (shares[index] * len(shares)), w)
 
     def full_gradient(self, w: Tensor) -> Tensor:
         """Return ∇f_i(w), (1, d), over all of the client's data."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,16 @@ class LoggedCalls:
         self.calls.append(LoggedCall(name, value, reduce_fx, batch_size))
 
 
+@contextmanager
+def collecting(user: UserModule, collector: Any) -> Iterator[None]:
+    """Let a collector take what ``self.log`` logs inside."""
+    before, user.collector = user.collector, collector
+    try:
+        yield
+    finally:
+        user.collector = before
+
+
 class Step(nn.Module):
     """Calls a step of a module in its ``forward``, because ``torch.func.functional_call`` calls nothing else."""
 
@@ -157,10 +168,7 @@ class StepFunction:
         with torch.enable_grad():
             loss, logged = self._call([*leaves, *parameters[self.layout.num_grouped :]], batch, batch_idx)
             gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-        for entry, gradient in zip(self.layout.entries, gradients, strict=False):
-            if gradient is None:
-                raise NotRecordableError(f"'{entry.name}' has no gradient")
-        return StepOutput(gradients, loss.detach(), logged)
+        return StepOutput(self._complete(gradients), loss.detach(), logged)
 
     def mapped(self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int = 0) -> StepOutput:
         """Take the step of K clients at once; every tensor has K in front.
@@ -216,12 +224,11 @@ class StepFunction:
             NotRecordableError: There is no loss, or a parameter of the optimizer has no gradient.
         """
         parameters = self.layout.parameters
-        collector, calls = self.user.collector, LoggedCalls()
-        self.user.collector = calls  # type: ignore[assignment]
+        calls = LoggedCalls()
         for parameter in parameters:
             parameter.grad = None
         try:
-            with torch.enable_grad():
+            with collecting(self.user, calls), torch.enable_grad():
                 loss, _ = self.user.training_step(batch, batch_idx)
                 if loss is None:
                     raise NotRecordableError("training_step returns no loss")
@@ -232,13 +239,17 @@ class StepFunction:
                     raise
             gradients = [parameter.grad for parameter in parameters[: self.layout.num_grouped]]
         finally:
-            self.user.collector = collector
             for parameter in parameters:
                 parameter.grad = None
-        for entry, gradient in zip(self.layout.entries, gradients, strict=False):
-            if gradient is None:
-                raise NotRecordableError(f"'{entry.name}' has no gradient")
-        return StepOutput(gradients, loss.detach().reshape(()), calls.calls)  # type: ignore[arg-type]
+        return StepOutput(self._complete(gradients), loss.detach().reshape(()), calls.calls)
+
+    def _complete(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return the gradients, if every parameter of the optimizer has one."""
+        found = [gradient for gradient in gradients if gradient is not None]
+        if len(found) < len(gradients):
+            name = self.layout.entries[[gradient is None for gradient in gradients].index(True)].name
+            raise NotRecordableError(f"'{name}' has no gradient")
+        return found
 
     def _call(
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
@@ -254,17 +265,15 @@ class StepFunction:
         self, parameters: Sequence[Tensor], batch: Sequence[Tensor], batch_idx: int
     ) -> tuple[Any, list[LoggedCall]]:
         """Return what a step returns, and what it logs."""
-        collector, calls = self.user.collector, LoggedCalls()
-        self.user.collector = calls  # type: ignore[assignment]
+        calls = LoggedCalls()
         children = list(self.user.module.modules())
         before = [dict(parameters_of(child)) for child in children]
         try:
-            with self.user.autocast():
+            with collecting(self.user, calls), self.user.autocast():
                 output = functional_call(
                     self._step, dict(zip(self._names, parameters, strict=True)), (batch, batch_idx)
                 )
         finally:
-            self.user.collector = collector
             for child, parameters_before in zip(children, before, strict=True):
                 parameters_of(child).update(parameters_before)  # torch does not restore a child that has two names
                 if isinstance(child, nn.RNNBase):  # RNNs keep a list of their weights beside the names

@@ -204,7 +204,9 @@ class StepRecorder:
                 return found
             if kind == "mapped" and not found.draws_random_numbers:
                 return found if self._compare_first(found, parameters, batch) else None
-        with torch.random.fork_rng(_cuda(self._user.device)) if found.draws_random_numbers else nullcontext():
+        devices = [self._user.device] if self._user.device.type == "cuda" else []
+        # The step as written, which follows, must draw the same numbers.
+        with torch.random.fork_rng(devices) if found.draws_random_numbers else nullcontext():
             try:
                 self._waiting = found, self._replay(found, parameters, batch)
             except Exception as error:  # some kernels refuse the arguments with which they were traced
@@ -380,10 +382,6 @@ def _is_near(a: Any, b: Any, tolerance: float) -> bool | Tensor:
     a, b = (value.to(wide_dtype(a.device)) for value in (a, b))
     scale = a.nan_to_num(0.0, 0.0, 0.0).abs().max()
     return ((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= tolerance * scale)).all()
-
-
-def _cuda(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -12,8 +12,7 @@ from torch import Tensor
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.local_training import LocalTraining
-from fedbc_lightning.core.seeding import derive, seed_globals
-from fedbc_lightning.engines.solver_run import weight_decay_terms
+from fedbc_lightning.engines.solver_run import SolverSteps, weight_decay_terms
 from fedbc_lightning.engines.stacked.cohort_batches import Stack, stacked_batches
 from fedbc_lightning.engines.stacked.cohort_run import CohortRun
 from fedbc_lightning.engines.stacked.stacked_bench import StackedBench
@@ -21,7 +20,7 @@ from fedbc_lightning.local import Solver, Term
 from fedbc_lightning.state.cohort import Cohort
 
 if TYPE_CHECKING:
-    from fedbc_lightning.engines.solver_run import SolverRun
+    from fedbc_lightning.local.client import Client
 
 
 @dataclass
@@ -37,7 +36,7 @@ class CohortBatch:
     is_counted: bool = False
 
 
-class CohortSolverRun(CohortRun):
+class CohortSolverRun(CohortRun, SolverSteps):
     """Trains K clients by a solver, which takes equally many steps for each of them.
 
     Args:
@@ -68,7 +67,7 @@ class CohortSolverRun(CohortRun):
             ConfigurationError: The solver takes different numbers of steps for the clients.
         """
         self.begin(start, lr_scale, purpose, self.w)
-        client = cast("SolverRun", self)  # a solver may ask for the same things
+        client = cast("Client", self)  # a solver may ask for the same things
         solver, lengths = self.solver, self.loaders.num_batches.tolist()
         self.num_batches = torch.tensor(lengths, dtype=torch.float64)[:, None]
         self.rates = self.bench.step_sizes(self.optimizer.rates)
@@ -114,30 +113,13 @@ class CohortSolverRun(CohortRun):
         self.num_drawn += 1
         return CohortBatch(stacks)
 
-    def gradient(self, w: Tensor, batch: CohortBatch) -> Tensor:
-        """Return the mini-batch gradients g_i(w_i; batch_i), (K, d), including the terms."""
-        return self._evaluated(w, batch)[1]
+    @property
+    def first_client(self) -> int:
+        """Index of the first client."""
+        return self.cohort.ids[0]
 
-    def loss_and_gradient(self, w: Tensor, batch: CohortBatch) -> tuple[Tensor, Tensor]:
-        """Return the losses at w, (K, 1), and their gradients (K, d), both including the terms."""
-        loss, gradient = self._evaluated(w, batch)
-        return self._with_terms(loss, w), gradient
-
-    def same_draws(self) -> None:
-        """Reset the random generators to this step's seed: call it before each of several comparable evaluations."""
-        bench = self.bench
-        seed = derive(bench.seed, "same draws", bench.round, self.cohort.ids[0], step=self.num_steps)
-        seed_globals(seed, self.user.device)
-
-    def trial_loss(self, w: Tensor, batch: CohortBatch) -> Tensor:
-        """Return the losses at w, (K, 1), including the terms, with the draws of :meth:`same_draws`."""
-        self.same_draws()
-        return self._with_terms(self._evaluated(w, batch)[0], w)
-
-    # parts
-
-    def _evaluated(self, w: Tensor, batch: CohortBatch) -> tuple[Tensor, Tensor]:
-        """Return the losses (K, 1) without the terms, and the gradients (K, d) with them."""
+    def evaluate(self, w: Tensor, batch: CohortBatch) -> tuple[Tensor, Tensor]:
+        """Return the losses (K, 1) and their gradients (K, d), both without the terms."""
         loss, gradient = w.new_empty(len(w), 1), torch.zeros_like(w)
         for stack in batch.stacks:
             for part, output in self.gradients(w, stack, gradient):
@@ -147,11 +129,4 @@ class CohortSolverRun(CohortRun):
                 if not batch.is_counted:
                     self.counted.add(part, output)
         batch.is_counted = True
-        for term in self.terms:
-            term.add_gradient(gradient, w)
         return loss, gradient
-
-    def _with_terms(self, loss: Tensor, w: Tensor) -> Tensor:
-        for term in self.terms:
-            loss = loss + term.value(w)[:, None]
-        return loss

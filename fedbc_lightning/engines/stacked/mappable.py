@@ -50,7 +50,8 @@ def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
         if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
             raise NotRecordableError("given its weights as arguments, or another batch_idx, it has other gradients")
     except NotRecordableError as error:
-        raise not_a_function(error) from error
+        problem = f"needs a training_step that is a function of weights and batch: {error}"
+        raise NotVectorizableError(problem) from error
     for call in output.logged:
         if reduction(call.reduce_fx) != "mean":
             raise NotVectorizableError(
@@ -58,8 +59,3 @@ def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
                 f"self.log('{call.name}') gives something else"
             )
     return draws
-
-
-def not_a_function(error: NotRecordableError) -> NotVectorizableError:
-    """Return the error for a step that is not a function of weights and batch."""
-    return NotVectorizableError(f"needs a training_step that is a function of weights and batch: {error}")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fedbc_lightning.core.lightning_names import overrides
@@ -17,8 +15,6 @@ from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.step_function import StepFunction
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.collector import ColumnCollector
-
-log = logging.getLogger("lightning.pytorch." + __name__)
 
 
 class MappedEvaluation:
@@ -40,12 +36,11 @@ class MappedEvaluation:
     """
 
     def __init__(self, bench: Workbench, stage: str, most_rows: int) -> None:
-        self._user, self._layout, self._stage = bench.user, bench.layout, stage
-        self._row = bench.row
+        self._bench, self._user, self._layout, self._row = bench, bench.user, bench.layout, bench.row
+        self._stage = stage
         self._function = StepFunction(bench.user, bench.layout, f"{stage}_step")
         self.most_models = max(1, most_rows)
         self.reasons: dict[str, str | None] = {}
-        self._said: set[str] = set()
 
     def obstacle(self) -> str | None:
         """Return what in the module or a callback is called for each client, so that nothing can be mapped, or None."""
@@ -100,8 +95,5 @@ class MappedEvaluation:
 
     def say(self, reason: str) -> None:
         """Log why clients are not evaluated together, each reason once."""
-        if reason not in self._said:
-            self._said.add(reason)
-            name = type(self._user.module).__name__
-            say = rank_zero_only(log.info)
-            say(f"{name}.{self._stage}_step: clients are evaluated one after another: {reason.rstrip('.')}.")
+        step = f"{type(self._user.module).__name__}.{self._stage}_step"
+        self._bench.say(f"{step}: clients are evaluated one after another: {reason.rstrip('.')}.")
