@@ -214,6 +214,7 @@ class BaseEngine(ABC):
         user, kept = bench.user, cohort.start_kept
         own = None if buffers is None else buffers[k]
         bench.load(model, cohort.start_counters, own, kept=None if kept is None else kept[k])
+        # Dropout is off, but the user's step may draw numbers: the loss of a model must not depend on who came before.
         seed_globals(derive(bench.seed, "train loss", bench.round, client), user.device)
         user.shim.set(current_client=client)
         user.eval_mode()
@@ -231,6 +232,7 @@ class BaseEngine(ABC):
         batch = bench.datamodule.first_batch(client, fine_tuning.split, fine_tuning.batch_size, device=user.device)
         if batch is None:
             return
+        # Fine-tuning is for one client's evaluation: what its forward passes do to BatchNorm must not last.
         buffers, counts = layout.read_buffers(), layout.read_counters()
         w = bench.row.to(layout.master_dtype)[None]
         user.train_mode()
@@ -272,6 +274,7 @@ class BaseEngine(ABC):
         asked = self.bench.local
         if epochs is None:
             return asked if cohort.local is None else cohort.local
+        # A straggler trains for a part of the trainer's steps: the same part of the method's epochs is left to it.
         planned = replace(asked, epochs=epochs, steps=None)
         if cohort.local is None:
             return planned

@@ -21,10 +21,10 @@ Kind = Literal["sequential", "vectorized"]
 # Measured on a CPU with one thread (benchmarks/engines.py): with 1,000 clients a round of one step each, the mapped
 # step of a logistic model (d = 610) is eight times as fast as recorded steps one by one; with ten clients of unequal
 # lengths (W1) it takes 1.6 times as long, and with ten MLPs (W2, d = 101,770) 1.2 times.
+# Smallest number of clients that a process trains in a round for ``auto`` to take the vectorized engine.
 MIN_CLIENTS = 50
-"""Smallest number of clients that a process trains in a round for ``auto`` to take the vectorized engine."""
+# Largest number of parameters for which ``auto`` takes the vectorized engine.
 MAX_PARAMETERS = 2_000
-"""Largest number of parameters for which ``auto`` takes the vectorized engine."""
 
 
 def make_engine(kind: Kind, bench: Workbench) -> BaseEngine:

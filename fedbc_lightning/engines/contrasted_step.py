@@ -65,6 +65,7 @@ class ContrastedStep:
         bench, user, layout = self._bench, self._bench.user, self._bench.layout
         w, buffers, counters = bench.row.clone(), layout.read_buffers(), layout.read_counters()
         scratch = [buffer.clone() for buffer, _ in user.scratch]
+        # MOON compares with two fixed models: no dropout, and BatchNorm by its running statistics.
         user.eval_mode()
         found = []
         try:

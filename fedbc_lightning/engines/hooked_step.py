@@ -98,6 +98,7 @@ class HookedStep:
 
     def _step_scaled(self, scaler: Any) -> None:
         """Take a step through the gradient scaler, which skips it and lowers its scale if the gradient overflowed."""
+        # GradScaler does not tell whether it skipped the step; that it has lowered its scale is the only sign.
         before = scaler.get_scale()
         scaler.step(self._optimizer.optimizer)
         scaler.update()
@@ -116,9 +117,11 @@ class HookedStep:
         if bench.scaler is not None:
             self._expose(missing)
             bench.scaler.unscale_(self._optimizer.optimizer)
+        # A gradient that overflowed is skipped by the scaler; in SCAFFOLD's c_i one infinity would stay for good.
         is_summed = bench.scaler is None or self._step.gradient_sum is None or bool(torch.isfinite(grad).all())
         self.num_gradients += is_summed
         self._step.add(is_summed=is_summed)
+        # A term gives a gradient to every parameter, also to those that the loss does not reach.
         if self._step.terms:
             missing = []
         if bench.shows_gradients or not self._optimizer.is_flat:

@@ -65,6 +65,7 @@ class Oracle:
         self._call("on_after_backward")
 
     def _go_to(self, w: Tensor) -> None:
+        # A solver's iterate is a copy in the master dtype, which half precision rounds here.
         if w.data_ptr() != self.bench.row.data_ptr():
             self.bench.row.copy_(w[0])
 
@@ -74,5 +75,6 @@ class Oracle:
 
     def _scalar(self, loss: Tensor | None) -> Tensor:
         self.has_loss = loss is not None
+        # A batch without a loss counts as loss 0 in sums, as Lightning's loop skips it; `has_loss` tells them apart.
         zero = torch.zeros((), dtype=self.layout.master_dtype, device=self.bench.row.device)
         return zero if loss is None else loss.detach().reshape(()).to(zero)

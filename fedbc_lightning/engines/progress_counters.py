@@ -34,6 +34,7 @@ class Work:
             clients: The clients that train, one or several at once.
             num_planned: Number of steps that they take together.
         """
+        # Ditto trains each client twice: the second training adds no client to those that have begun.
         before = self.num_begun
         self._begun.update(clients)
         self.num_begun = len(self._begun)

@@ -20,12 +20,12 @@ from fedbc_lightning.state.cohort import Cohort, LocalResult
 
 log = logging.getLogger("lightning.pytorch." + __name__)  # a child of Lightning's logger, whose lines are shown
 
+# Largest number of clients that the server's parts get at once.
 MAX_COHORT = FEW_ROWS
-"""Largest number of clients that the server's parts get at once."""
+# Largest size of a cohort's matrices (K, d): they fit into a processor's cache together with a step's tensors.
 BYTES_OF_ROWS = 2**22
-"""Largest size of a cohort's matrices (K, d): they fit into a processor's cache together with a step's tensors."""
+# Number of these matrices: w, start, terms, staged state, and what the server's parts make of them.
 NUM_MATRICES = 8
-"""Number of these matrices: w, start, terms, staged state, and what the server's parts make of them."""
 
 
 class SequentialEngine(BaseEngine):
@@ -42,6 +42,7 @@ class SequentialEngine(BaseEngine):
         super().__init__(bench)
         layout = bench.layout
         row_bytes = NUM_MATRICES * layout.num_parameters * layout.master_dtype.itemsize
+        # Hooks and moved buffers see one client after another, so each must be finished before the next one begins.
         is_alone = bench.has_client_hooks or layout.has_buffers
         self.cohort_size = 1 if is_alone else max(1, min(MAX_COHORT, BYTES_OF_ROWS // row_bytes))
 
@@ -63,6 +64,7 @@ class SequentialEngine(BaseEngine):
             cohort.take(self._result([solved.run(asked.start.reshape(-1), *how, is_last=asked.is_last)]))
             return
         runs: list[OptimizerRun] = []
+        # The method made terms for all K clients; each client's run sees its own row of them.
         own_terms = [[term] if num_clients == 1 else of_each(term, num_clients) for term in asked.terms]
         own_after = [asked.after_step] * num_clients
         if asked.after_step is not None and num_clients > 1:
@@ -77,6 +79,7 @@ class SequentialEngine(BaseEngine):
                 run = OptimizerRun(*args, contrast=contrast)
                 run.run(own_start, *how, is_last=asked.is_last)
             except MissingGradientError:
+                # The optimizer's state lies in flat slices and is lost with them, so the client starts again.
                 log.info(
                     "A step left a parameter without a gradient, which torch leaves alone: from here on the optimizer "
                     "gets the module's own parameters, not flat slices. Same numbers, a little slower."
@@ -89,6 +92,7 @@ class SequentialEngine(BaseEngine):
 
     def _result(self, runs: Sequence[ClientRun]) -> LocalResult:
         """Return what the local training of single clients gave, as that of a cohort."""
+        # Clients share their rates nearly always: a vector of d step sizes is made once for each different tuple.
         sizes = {rates: self.bench.step_sizes(rates) for rates in {run.mean_rates for run in runs}}
         gradient_means = [run.gradient_mean for run in runs if run.gradient_mean is not None]
         return LocalResult(

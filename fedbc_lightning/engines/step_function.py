@@ -214,6 +214,7 @@ class StepFunction:
             _check_sizes(calls)
             return tensors_of(calls)
 
+        # An evaluation that draws numbers would give each client other ones than alone; vmap refuses it.
         step = vmap(logged, in_dims=(None if is_one_model else 0, 0), randomness="error")
         return with_tensors(calls, step(list(parameters), batch))
 

@@ -90,6 +90,7 @@ class Workbench:
                 "trainer.precision: 16-mixed scales gradients, which works neither with an optimizer_step of the "
                 "module's own nor with an optimizer that calls its closure, such as LBFGS; use bf16-mixed or 32-true."
             )
+        # torch's own loop of forward, backward and step is taken only if nobody could see the difference.
         self._customizes_steps = any(map(hooks.listens, STEP_HOOKS)) or any(self.overridden.values())
         self.shows_gradients = any(map(hooks.listens, ("on_before_optimizer_step", "on_train_batch_end")))
         self.shows_gradients |= self.overridden["configure_gradient_clipping"]

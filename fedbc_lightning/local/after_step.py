@@ -45,6 +45,7 @@ class MixWith:
 
     def apply(self, w: Tensor, step_size: Tensor) -> None:
         """Mix ``w`` (K, d) with the target in place."""
+        # The implicit step on σ/2 ‖w − target‖²: stable for any η and σ, where an explicit one needs ησ < 2.
         kappa = 1 / (1 + step_size * self.sigma)
         w.mul_(kappa).add_((1 - kappa) * self.target)
 

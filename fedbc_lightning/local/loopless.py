@@ -55,6 +55,7 @@ class LooplessSteps(Solver):
 
     def begin(self, client: Client) -> None:
         """Draw the steps in which the client is sampled, and compute the mean J̄_i of the table."""
+        # Participants are drawn without the client's number in the seed: every client must find the same ones.
         self.components = client.rng("component")
         self.is_sampled = np.ones(self.num_local_steps, dtype=bool)
         if self.num_sampled is not None:
@@ -81,7 +82,9 @@ class LooplessSteps(Solver):
         gradient = client.component_gradient(client.w, component)
         if self.table is None:
             return gradient
+        # SAGA's control variate: E_j[∇f_ij − J_ij] + J̄_i = ∇f_i, and its variance vanishes as J approaches ∇f_ij.
         difference = gradient - self.table[:, component]
         self.table[:, component] = gradient
+        # J̄_i is kept up to date in O(d) per step, where a new mean of the table would cost O(m d).
         self.mean = self.mean + difference / self.table.shape[1]
         return difference

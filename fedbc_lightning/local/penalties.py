@@ -78,6 +78,7 @@ class SquaredNorm(_Scaled):
 
     def pull(self, v: Tensor) -> Tensor:
         """Return ``v delta / (1 + delta)``."""
+        # v − θ would cancel for small δ, and inf / inf is NaN.
         return v * (1.0 if math.isinf(self.delta) else self.delta / (1 + self.delta))
 
 
@@ -108,6 +109,7 @@ class Norm(_Scaled):
 
     def _share(self, v: Tensor) -> Tensor:
         """Return ``delta / ||v||``, (n, 1)."""
+        # The smallest normal number keeps 0 / 0 away: a client that stands on z has v = 0 in the first round.
         return self.delta / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
 
 
@@ -176,6 +178,7 @@ class Layerwise(Penalty):
                     f"algorithm.penalty: Layerwise.rules: '{pattern}' fits no parameter, or only those of patterns "
                     f"before it; change or drop it. The parameters: {', '.join(e.name for e in layout.shared_entries)}."
                 )
+        # A copy, because a user's penalty may serve several runs, with models of different layouts.
         bound = copy.copy(self)
         bound._blocks = [(self.default if name is None else self.rules[name], parts) for name, parts in taken.items()]
         return bound

@@ -38,6 +38,7 @@ class RowOf:
 
     def add_gradient(self, grad: Tensor, w: Tensor) -> None:
         """Add the client's gradient at ``w`` (1, d) to ``grad`` (1, d), in place."""
+        # K times the work of one row, but a user's term needs to know nothing about cohorts.
         grads = torch.zeros_like(grad).repeat(self._num_clients, 1)
         self._part.add_gradient(grads, w.repeat(self._num_clients, 1))
         grad += grads[self._k]

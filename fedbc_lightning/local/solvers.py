@@ -104,6 +104,7 @@ class ModelAgnostic(Solver):
             above = client.gradient(w + epsilon * outer, batch)
             client.same_draws()
             below = client.gradient(w - epsilon * outer, batch)
+            # (I − α ∇²f) v by central differences: the error is O(ε²), and no autograd of second order is needed.
             outer = outer - self.inner_lr * (above - below) / (2 * epsilon)
         w -= self.outer_lr * outer
 
@@ -135,6 +136,7 @@ class MoreauEnvelope(Solver):
 
     def begin(self, client: Client) -> None:
         """Set θ = w."""
+        # pFedMe keeps no θ from round to round: Algorithm 1 solves the inner problem anew from the received w.
         self.theta = client.w.clone()
 
     def step(self, client: Client) -> None:
@@ -175,6 +177,7 @@ class Mixture(Solver):
         batch, w, v, mixture, rates = client.next_batch(), client.w, self.v, self.mixture, client.rates
         of_w = client.gradient(w, batch)
         of_mixture = client.gradient(mixture * v + (1 - mixture) * w, batch)
+        # The derivative of f_i(αv + (1 − α)w) by α is ⟨v − w, ∇f_i(v̄)⟩, from the gradient that v's step needs anyway.
         if self.adaptive and client.num_steps == 0:
             slope = (rates * (v - w) * of_mixture).sum(dim=1, keepdim=True)
             self.mixture = (mixture - slope).clamp(0, 1)
@@ -229,6 +232,7 @@ class Armijo(Solver):
         client.same_draws()
         loss, gradient = client.loss_and_gradient(w, batch)
         square = gradient.square().sum(dim=1, keepdim=True)
+        # Written as ~(a < b), so that a NaN searches, too, and shows in the result.
         searches = ~(square.sqrt() < self.MIN_NORM).cpu()
         if not searches.any():
             return
@@ -241,6 +245,7 @@ class Armijo(Solver):
         taken, left = self.FALLBACK_STEP * searches.double(), searches
         roundings = 4 * torch.finfo(loss.dtype).eps * loss.abs().clamp(min=1.0)
         for trial in range(self.MAX_TRIALS):
+            # K clients search in lockstep; a client that has found its step keeps it while the others go on.
             step = torch.where(left, step * self.shrink, step) if trial else step
             bound = loss - there(self.sufficient_decrease * step) * square + roundings
             found = left & (client.trial_loss(w - there(step) * gradient, batch) <= bound).cpu()

@@ -48,6 +48,7 @@ class ProximalTerm(TermFactory):
         """Return a :class:`~fedbc_lightning.local.Proximal` term for this cohort."""
         given = self.coefficient
         coefficient = cohort[given] if isinstance(given, str) else given
+        # A client's model (d + b,) has buffers at its end, which have no gradient and so no place in a term.
         center = server.z if self.center == "z" else cohort[self.center][:, : server.z.numel()]
         return Proximal(self.factor * coefficient, center)
 

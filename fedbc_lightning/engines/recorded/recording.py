@@ -6,7 +6,7 @@ sees every operation below both; run one after another these are the same operat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
@@ -25,19 +25,19 @@ from fedbc_lightning.core.private_torch import (
 )
 
 aten = torch.ops.aten
+# Operations whose result is their input if it has the same shape, strides and offset.
 VIEWS = frozenset({
     aten.alias.default, aten.detach.default, aten.view.default, UNSAFE_VIEW, aten.expand.default,
     aten.reshape.default, aten.transpose.int, aten.permute.default, aten.slice.Tensor,
 })  # fmt: skip
-"""Operations whose result is their input if it has the same shape, strides and offset."""
+# Operations that give back their input, strides included, if they are done twice with the same arguments.
 SWAPS = frozenset({aten.t.default, aten.transpose.int})
-"""Operations that give back their input, strides included, if they are done twice with the same arguments."""
+# Operations whose values depend on shapes alone.
 CONSTANTS = frozenset({
     aten.scalar_tensor.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
     aten.new_zeros.default, aten.new_ones.default, aten.zeros.default, aten.ones.default, aten.full.default,
     aten.arange.default,
 })  # fmt: skip
-"""Operations whose values depend on shapes alone."""
 Replay = Callable[..., tuple[Tensor, ...]]
 
 
@@ -86,41 +86,27 @@ def record(function: Replay, inputs: Sequence[Tensor], forbidden: Sequence[Tenso
 
 
 def _check(node: fx.Node) -> None:
-    positions = node.args[1] if node.target is aten.index.Tensor else ()
-    check_shape(node.target, [item.meta["val"] for item in positions if item is not None])  # type: ignore[union-attr]
+    """Raise if the shape of an operation's result depends on values, or if it writes into what the function was given.
+
+    Raises:
+        NotRecordableError: One of the two.
+    """
+    tags = getattr(node.target, "tags", ())
+    depends = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+    if node.target is aten.index.Tensor:  # tagged always, but integers give a shape of their own; masks do not
+        positions: Any = [item.meta["val"] for item in node.args[1] if item is not None]  # type: ignore[union-attr]
+        depends = any(position.dtype in (torch.bool, torch.uint8) for position in positions)
+    if depends:
+        raise NotRecordableError(f"the shape of {node.target}'s result depends on values")
     if not isinstance(node.target, OpOverload):
         return
-    for value in written_arguments(node.target, node.args, node.kwargs):
+    for position, argument in enumerate(schema(node.target).arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value: Any = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
         written = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(item, fx.Node) and _root(item).op != "call_function" for item in written):
             raise NotRecordableError(f"{node.target} writes into what it was given")
-
-
-def check_shape(operation: Any, positions: Sequence[Tensor]) -> None:
-    """Raise if the shape of an operation's result depends on values.
-
-    Args:
-        operation: An operator of torch.
-        positions: The indices of ``aten.index``; integers give a shape of their own, masks one that depends on values.
-
-    Raises:
-        NotRecordableError: The shape depends on values.
-    """
-    tags = getattr(operation, "tags", ())
-    depends = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
-    if operation is aten.index.Tensor:
-        depends = any(position.dtype in (torch.bool, torch.uint8) for position in positions)
-    if depends:
-        raise NotRecordableError(f"the shape of {operation}'s result depends on values")
-
-
-def written_arguments(operation: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the arguments that an operation writes into, according to its schema."""
-    if not schema(operation).is_mutable:
-        return
-    for position, argument in enumerate(schema(operation).arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield args[position] if position < len(args) else kwargs.get(argument.name)
 
 
 def _root(node: fx.Node) -> fx.Node:

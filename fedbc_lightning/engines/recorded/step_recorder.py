@@ -38,26 +38,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lightning.pytorch." + __name__)
 
+# Number of steps of one shape after which it is recorded.
+# To record takes 100 to 200 ms; a replay saves 0.1 ms in each step, and 1 ms in a mapped one.
 RECORD_AFTER = {"single": 500, "mapped": 60}
-"""Number of steps of one shape after which it is recorded.
-
-To record takes 100 to 200 ms; a replay saves 0.1 ms in each step, and 1 ms in a mapped one.
-"""
+# Number of replays that are compared with the step as written before replays are trusted.
 NUM_TRIALS = 3
-"""Number of replays that are compared with the step as written before replays are trusted."""
+# Once replays are trusted, one step in this many is still run as written and compared.
+# The second number holds once a step was compared ``NUM_OFTEN`` times. A comparison takes five times as long as a
+# replay: one in 64 is 8 % of the training of a small model.
 COMPARE_EVERY, COMPARE_RARELY = 64, 1024
-"""Once replays are trusted, one step in this many is still run as written and compared.
-
-The second number holds once a step was compared ``NUM_OFTEN`` times. A comparison takes five times as long as a replay:
-one in 64 is 8 % of the training of a small model.
-"""
+# Number of good comparisons of one recording after which its step is compared rarely.
 NUM_OFTEN = 10
-"""Number of good comparisons of one recording after which its step is compared rarely."""
 # benchmarks/engines.py in CPU seconds, recorded over as written: W1 1.44, W2 1.31, W4 1.39.
+# Seconds of a step below which a line says what a promise would save.
 SHORT_STEP = 1e-3
-"""Seconds of a step below which a line says what a promise would save."""
+# Largest numbers of recordings, and of shapes that are counted: they bound the memory of data with many shapes.
 MAX_RECORDINGS, MAX_SHAPES = 100, 10_000
-"""Largest numbers of recordings, and of shapes that are counted: they bound the memory of data with many shapes."""
 
 
 @dataclass

@@ -17,8 +17,8 @@ from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, has_plain_ro
 from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 
+# Largest size in bytes of clients' own tensors that are copied into one tensor, anew in each round.
 JOINED_BYTES = 2**28
-"""Largest size in bytes of clients' own tensors that are copied into one tensor, anew in each round."""
 
 
 class Stack(NamedTuple):

@@ -23,8 +23,8 @@ from fedbc_lightning.module.collector import plain_name
 from fedbc_lightning.module.mistakes import locate_step, place_in_run
 from fedbc_lightning.state.cohort import Cohort, LocalResult, Taken
 
+# Number of clients below which single steps cost less than a mapped step on batches of an unusual size.
 FEW = 6
-"""Number of clients below which single steps cost less than a mapped step on batches of an unusual size."""
 
 
 class CohortRun:
@@ -95,6 +95,7 @@ class CohortRun:
         Raises:
             Exception: What the user's step raises by itself, with the client; a mapped step hides both.
         """
+        # vmap reports an error without a client, from inside of batched tensors: only a rerun names the culprit.
         bench = self.bench
         for k, row in enumerate(stack.rows.tolist()):
             own = [part[row if stack.is_aligned else k] for part in batch]
@@ -118,6 +119,7 @@ class CohortRun:
         self.stacked.check_step(self.w, batch)
         num_entries, num_optimized = len(batch[0]), self.layout.num_optimized
         is_few = num_entries == 1 or (not stack.is_aligned and num_entries < FEW)
+        # vmap costs about as much as a few single steps, however small K is: FEW of them are taken one by one.
         if not is_few:
             rows = None if stack.is_aligned else upload(torch.from_numpy(stack.rows), w.device)
             parameters = self._kept_views(w, "mapped", num_entries) if rows is None else self.layout.views(w[rows])

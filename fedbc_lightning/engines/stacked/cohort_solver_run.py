@@ -67,7 +67,8 @@ class CohortSolverRun(CohortRun, SolverSteps):
             ConfigurationError: The solver takes different numbers of steps for the clients.
         """
         self.begin(start, lr_scale, purpose, self.w)
-        client = cast("Client", self)  # a solver may ask for the same things
+        # `check_solver` lets only solvers pass that do without component gradients, which a cohort cannot give.
+        client = cast("Client", self)
         solver, lengths = self.solver, self.loaders.num_batches.tolist()
         self.num_batches = torch.tensor(lengths, dtype=torch.float64)[:, None]
         self.rates = self.bench.step_sizes(self.optimizer.rates)
@@ -79,6 +80,7 @@ class CohortSolverRun(CohortRun, SolverSteps):
             )
         num_steps = int(steps)
         num_drawn = num_steps * solver.batches_per_step
+        # The shortest client passes through the most epochs until all have drawn as many batches.
         num_epochs = -(-num_drawn // min(lengths))
         self._batches = stacked_batches(self.loaders, num_epochs, [num_drawn] * len(lengths))
         self.bench.work.begin(self.cohort.ids, num_steps * len(lengths))

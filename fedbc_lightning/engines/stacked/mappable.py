@@ -47,12 +47,14 @@ def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
         recorder.check_hooks()
         output = taken(recorder.function.written, batch_idx=0)
         recorder.check_metrics()
+        # Another batch_idx shows a step that depends on it: K clients in lockstep have only one number for all.
         if not is_same(output, taken(recorder.function.single, parameters, batch_idx=7), tolerance=1e-4):
             raise NotRecordableError("given its weights as arguments, or another batch_idx, it has other gradients")
     except NotRecordableError as error:
         problem = f"needs a training_step that is a function of weights and batch: {error}"
         raise NotVectorizableError(problem) from error
     for call in output.logged:
+        # Means are added up for all clients at once at the end; a sum or maximum would need each step's values.
         if reduction(call.reduce_fx) != "mean":
             raise NotVectorizableError(
                 "takes numbers averaged over their batch from training_step, and "

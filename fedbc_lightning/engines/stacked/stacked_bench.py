@@ -9,10 +9,10 @@ from fedbc_lightning.engines.stacked.stacked_optimizer import StackedOptimizer
 from fedbc_lightning.engines.workbench import Workbench
 from fedbc_lightning.module.client_optimizers import configure
 
+# Bytes that the matrices (K, d) of a cohort may take.
 BYTES_OF_ROWS = 2**30
-"""Bytes that the matrices (K, d) of a cohort may take."""
+# Number of these matrices: w, gradients, optimizer state, differences.
 NUM_MATRICES = 6
-"""Number of these matrices: w, gradients, optimizer state, differences."""
 
 
 class StackedBench:
@@ -47,6 +47,7 @@ class StackedBench:
             NotVectorizableError: The step may not be mapped.
         """
         bench = self.bench
+        # A check takes several single steps; one in a round finds a step that changes its mind in the course of a run.
         shape = tuple([part.shape[1:] for part in batch])
         if shape in self._checked and bench.round == self._checked_in:
             return

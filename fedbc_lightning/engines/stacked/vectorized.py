@@ -21,8 +21,8 @@ from fedbc_lightning.local import Solver
 from fedbc_lightning.module.hooks import CLIENT_HOOKS, STEP_HOOKS
 from fedbc_lightning.state.cohort import Cohort
 
+# Largest number of clients in a cohort.
 MAX_COHORT = 1024
-"""Largest number of clients in a cohort."""
 
 
 class VectorizedEngine(BaseEngine):
@@ -56,6 +56,7 @@ class VectorizedEngine(BaseEngine):
     def group(self, positions: Sequence[int], num_steps: Sequence[int], alone: Collection[int]) -> list[list[int]]:
         """Return cohorts of clients of similar length, the longest first; a solver's have one length each."""
         together = sorted((p for p in positions if p not in alone), key=lambda p: (-num_steps[p], p))
+        # A solver takes as many steps for all clients of a cohort, so only clients of one length go together.
         parts = [together]
         if self.has_solver:
             parts = [list(part) for _, part in itertools.groupby(together, num_steps.__getitem__)]
