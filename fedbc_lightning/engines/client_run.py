@@ -204,6 +204,16 @@ class ClientRun(ABC):
             self.optimizer.step_schedulers("step", batch_idx + 1, plateau=False)
             self.optimizer.step_schedulers("step", batch_idx + 1, plateau=True)
 
+    def size_of(self, batch: Any, batch_idx: int) -> int:
+        """Return the number of samples of a batch; what its tensors do not tell follows from its place in the epoch."""
+        size = self.loader.batch_size
+        return batch_size_of(batch, min(size, self.loader.num_samples - batch_idx * size))
+
+    def count_loss(self, loss: Tensor, size: int) -> None:
+        """Keep the loss of a batch of so many samples; it is read from the device at the end."""
+        self.losses.append(loss.detach().reshape(()))
+        self.sizes.append(size)
+
     # the end
 
     def finish(self, is_last: bool) -> None:
@@ -353,17 +363,9 @@ class OptimizerRun(ClientRun):
         for batches in self.loader.stretches() if is_known else ([batch] for batch in self.loader):
             yield list(map(self.user.to_device, batches))
 
-    def _size_of(self, batch: Any, batch_idx: int) -> int:
-        size = self.loader.batch_size
-        return batch_size_of(batch, min(size, self.loader.num_samples - batch_idx * size))
-
     def _step_schedulers(self) -> None:
         """Step the schedulers of interval ``epoch``, at the end of one."""
         self.optimizer.step_schedulers("epoch", self.current_epoch + 1, plateau=False)
-
-    def _count_loss(self, loss: Tensor, size: int) -> None:
-        self.losses.append(loss.detach().reshape(()))
-        self.sizes.append(size)
 
     # the ways to take a step
 
@@ -377,7 +379,7 @@ class OptimizerRun(ClientRun):
         count = 1 if self.optimizer.schedulers else min(recording.credit, len(batches))
         if self.local.steps is not None:
             count = min(count, self.local.steps - self.num_steps)
-        size = self._size_of(batches[0], batch_idx)
+        size = self.size_of(batches[0], batch_idx)
         with torch.no_grad():  # but not around the schedulers below, whose code may use autograd
             losses, self._gradients = self._recorded.take(recording, batches[:count], size)
         self.losses += losses
@@ -396,7 +398,7 @@ class OptimizerRun(ClientRun):
         if not self.is_module_informed:
             self.inform_module()
         self._gradients = None
-        size = self._size_of(batch, batch_idx)
+        size = self.size_of(batch, batch_idx)
         self.collector.start_batch(batch, size)
         if not self._is_plain:
             return self._take_hooked(batch, batch_idx, size)
@@ -412,7 +414,7 @@ class OptimizerRun(ClientRun):
         for parameter in layout.parameters:
             parameter.grad = None
         if loss is not None:
-            self._count_loss(loss, size)
+            self.count_loss(loss, size)
             try:
                 run_backward(loss)
             except RuntimeError:
@@ -453,7 +455,7 @@ class OptimizerRun(ClientRun):
                 try:
                     if not is_counted:  # an optimizer may call its closure several times
                         is_counted = True
-                        self._count_loss(loss, size)
+                        self.count_loss(loss, size)
                     scaled = loss / accumulate if accumulate > 1 else loss
                     shown = {**(output if isinstance(output, Mapping) else {}), "loss": scaled.detach()}
                     hooked.backward(scaled)

@@ -166,8 +166,7 @@ class SolverRun(ClientRun, SolverSteps):
         index, raw = found
         self.batches_passed += 1
         data = self.user.to_device(raw)
-        expected = min(self.loader.batch_size, self.loader.num_samples - index * self.loader.batch_size)
-        self._batch = Batch(data, index, batch_size_of(data, expected))
+        self._batch = Batch(data, index, self.size_of(data, index))
         self.collector.start_batch(data, self._batch.size)
         self.hooks.call("on_train_batch_start", data, index)
         return self._batch
@@ -182,7 +181,7 @@ class SolverRun(ClientRun, SolverSteps):
         loss, gradient = self.oracle.loss_and_gradient(w, batch.data, batch.index, is_logged=not batch.is_counted)
         if not batch.is_counted:
             batch.is_counted, batch.loss = True, loss
-            self._count_loss(loss, batch.size)
+            self._count(loss, batch.size)
         return loss.reshape(1, 1), gradient
 
     def evaluate_loss(self, w: Tensor, batch: Batch) -> Tensor:
@@ -205,7 +204,7 @@ class SolverRun(ClientRun, SolverSteps):
         size = batch_size_of(batch, 1)
         self.collector.start_batch(batch, size)
         loss, gradient = self.oracle.loss_and_gradient(w, batch, index, is_logged=True)
-        self._count_loss(loss, size)
+        self._count(loss, size)
         # Shares m_j / m times their number: the plain mean over batches of unequal sizes is then the gradient of f_i.
         return self.add_terms(gradient * (shares[index] * len(shares)), w)
 
@@ -221,10 +220,9 @@ class SolverRun(ClientRun, SolverSteps):
 
     # parts
 
-    def _count_loss(self, loss: Tensor, size: int) -> None:
+    def _count(self, loss: Tensor, size: int) -> None:
         if self.oracle.has_loss:
-            self.losses.append(loss)
-            self.sizes.append(size)
+            self.count_loss(loss, size)
 
     def _end_batch(self) -> None:
         if self._batch is not None:

@@ -50,8 +50,7 @@ class CohortOptimizerRun(CohortRun):
         self.begin(start, lr_scale, purpose, self.grad)
         optimizer = self.optimizer
         self.step.start(lambda active: partial(optimizer.step, active), lambda: self.bench.step_sizes(optimizer.rates))
-        steps = self.train()
-        self.finish(steps, self.counted.means(), self.step.gradient_sum)
+        self.finish(self.train(), self.step.gradient_sum)
 
     def place(self, row: int) -> str:
         """Return the client of a row, the round, and the batch within the epoch, for a note on an exception."""

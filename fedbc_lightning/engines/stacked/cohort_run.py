@@ -168,9 +168,10 @@ class CohortRun:
         """Return the number of batches that each client has seen in its steps."""
         return steps
 
-    def finish(self, steps: list[int], means: Means, gradient_sum: Tensor | None = None) -> None:
+    def finish(self, steps: list[int], gradient_sum: Tensor | None = None) -> None:
         """Hand the cohort what local training ended with, and what it counted and logged."""
         num_clients, counts = len(self.cohort), torch.tensor(steps, dtype=torch.float64)
+        means = self.counted.means()
         result = LocalResult(
             w=self.shared(self.w).contiguous(),
             kept=self.w[:, self.layout.num_parameters :].contiguous(),

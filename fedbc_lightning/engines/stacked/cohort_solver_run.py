@@ -90,7 +90,7 @@ class CohortSolverRun(CohortRun, SolverSteps):
             self.num_steps += 1
             self.bench.work.num_steps += len(lengths)
         solver.end(client)
-        self.finish([num_steps] * len(lengths), self.counted.means())
+        self.finish([num_steps] * len(lengths))
 
     def batches_passed(self, steps: list[int]) -> list[int]:
         """Return the number of batches that the solver has drawn, which may be several per step."""
