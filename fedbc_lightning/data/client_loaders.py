@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedbc_lightning.data.datasets import ArrayDataset, num_items
-from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.data.loading import ClientLoader, num_batches
 
 
 class ClientLoaders(Sequence[ClientLoader]):
@@ -97,8 +97,7 @@ class LoadersOnDemand(ClientLoaders):
     @property
     def num_batches(self) -> np.ndarray:
         """Number of batches per epoch of each client, int64 (K,)."""
-        size = self._first.batch_size
-        return self.sizes // size if self._first.drop_last else -(-self.sizes // size)
+        return num_batches(self.sizes, self._first.batch_size, self._first.drop_last)
 
     @property
     def gathers(self) -> bool:

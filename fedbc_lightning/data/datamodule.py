@@ -23,7 +23,7 @@ from fedbc_lightning.data.client_loaders import ClientLoaders, LoadersOnDemand
 from fedbc_lightning.data.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
 from fedbc_lightning.data.heldout import find_heldout
 from fedbc_lightning.data.labels import Known, identify, labels_of
-from fedbc_lightning.data.loading import ClientLoader, EpochSampler
+from fedbc_lightning.data.loading import ClientLoader, EpochSampler, num_batches
 from fedbc_lightning.data.splits import train_test_split
 from fedbc_lightning.partition.counts import count_labels
 
@@ -229,8 +229,7 @@ class FederatedDataModule(LightningDataModule):
 
     def num_batches(self) -> np.ndarray:
         """Return the number of training batches per epoch of each client, int64 ``(N,)``."""
-        sizes = self.num_samples("train")
-        return sizes // self.batch_size if self.drop_last else -(-sizes // self.batch_size)
+        return num_batches(self.num_samples("train"), self.batch_size, self.drop_last)
 
     def pooled_dataset(self, split: str) -> Dataset | None:
         """Join the data of a split of all clients that train, one after the other; None if there are none."""

@@ -74,7 +74,30 @@ _KINDS: dict[tuple, tuple] = {}
 _POOLS: WeakKeyDictionary[TensorDataset, TensorPool] = WeakKeyDictionary()
 
 
-class ArrayDataset(Dataset):
+class TransformedDataset(Dataset):
+    """Base class of data sets whose inputs are augmented and transformed in whole batches.
+
+    Attributes:
+        transform: Function applied to the inputs of every batch; None changes nothing.
+        augment: Function applied to the inputs of training batches, before the transform.
+    """
+
+    transform: Transform | None
+    augment: Augment | None
+
+    def finish(self, batch: list[Tensor], generator: Generator | None, device: torch.device | None) -> list[Tensor]:
+        """Move a batch to the device, augment its inputs if ``generator`` is given, and transform them."""
+        # Moved first: bytes are a quarter of the float32 that a transform makes of them, and it runs on the device.
+        if device is not None:
+            batch = [upload(t, device) for t in batch]
+        if self.augment is not None and generator is not None:
+            batch[0] = self.augment(batch[0], generator)
+        if self.transform is not None:
+            batch[0] = self.transform(batch[0])
+        return batch
+
+
+class ArrayDataset(TransformedDataset):
     """Samples of shared in-memory tensors; whole batches are gathered, moved, augmented and transformed at once.
 
     It is also an ordinary map-style data set: item i is a tuple, transformed but not augmented.
@@ -147,16 +170,12 @@ class ArrayDataset(Dataset):
         batch = [tensor.index_select(0, rows) for tensor in tensors]
         return self.finish(batch, generator, device)
 
-    def finish(self, batch: list[Tensor], generator: Generator | None, device: torch.device | None) -> list[Tensor]:
-        """Move, augment (if ``generator`` is given) and transform a gathered batch."""
-        return finish_batch(batch, self.transform, self.augment, generator, device)
-
     def subset(self, indices: np.ndarray | Tensor) -> ArrayDataset:
         """Return the samples at positions ``(n,)`` as a data set that shares the tensors of this one."""
         return ArrayDataset(self.pool, self.rows(torch.as_tensor(indices)), self.transform, self.augment)
 
 
-class BatchTransformDataset(Dataset):
+class BatchTransformDataset(TransformedDataset):
     """Raw samples that do not fit into memory; loaders augment and transform whole batches.
 
     The functions are those of :class:`ArrayDataset`.
@@ -179,31 +198,9 @@ class BatchTransformDataset(Dataset):
         first, *rest = self.raw[index]
         return (first if self.transform is None else self.transform(first.unsqueeze(0))[0], *rest)
 
-    def finish(self, batch: list[Tensor], generator: Generator | None, device: torch.device | None) -> list[Tensor]:
-        """Move, augment (if ``generator`` is given) and transform a collated batch of raw samples."""
-        return finish_batch(batch, self.transform, self.augment, generator, device)
-
     def subset(self, indices: np.ndarray | Tensor) -> BatchTransformDataset:
         """Return the samples at positions ``(n,)`` of this data set as a data set of the same kind."""
         return BatchTransformDataset(Subset(self.raw, np.asarray(indices).tolist()), self.transform, self.augment)
-
-
-def finish_batch(
-    batch: list[Tensor],
-    transform: Transform | None,
-    augment: Augment | None,
-    generator: Generator | None,
-    device: torch.device | None,
-) -> list[Tensor]:
-    """Move a batch to the device, augment its inputs if ``generator`` is given, and transform them."""
-    if device is not None:
-        # Moved first: bytes are a quarter of the float32 that a transform makes of them, and it runs on the device.
-        batch = [upload(t, device) for t in batch]
-    if augment is not None and generator is not None:
-        batch[0] = augment(batch[0], generator)
-    if transform is not None:
-        batch[0] = transform(batch[0])
-    return batch
 
 
 def num_items(dataset: Dataset) -> int:
@@ -223,7 +220,7 @@ def num_bytes(dataset: Dataset | None) -> int:
 
 def augment_of(dataset: Dataset) -> Augment | None:
     """Return the function that augments a data set's training batches; None if it has none or augments by itself."""
-    return dataset.augment if isinstance(dataset, (ArrayDataset, BatchTransformDataset)) else None
+    return dataset.augment if isinstance(dataset, TransformedDataset) else None
 
 
 def take(dataset: Dataset, indices: np.ndarray) -> Dataset:
@@ -312,12 +309,8 @@ def has_plain_rows(datasets: Sequence[ArrayDataset]) -> bool:
 
 
 def _reads_items_as(dataset: Dataset, kind: type) -> bool:
-    return type(dataset) is kind or _inherits_reading(type(dataset), kind)
-
-
-def _inherits_reading(own: type, kind: type) -> bool:
     methods = ("__getitem__", "__getitems__", "__len__", "__hash__", "batch")
-    return all(getattr(own, name, None) is getattr(kind, name, None) for name in methods)
+    return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in methods)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
@@ -13,8 +14,15 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import ConfigurationError, first_line
-from fedbc_lightning.data.datasets import ArrayDataset, BatchTransformDataset, has_plain_rows, num_items
+from fedbc_lightning.data.datasets import (
+    ArrayDataset,
+    BatchTransformDataset,
+    TransformedDataset,
+    has_plain_rows,
+    num_items,
+)
 
+Number = TypeVar("Number", int, np.ndarray)
 # Bytes of in-memory samples that one operation gathers, for several batches if they are small
 BYTES_AT_ONCE = 2**20
 
@@ -186,7 +194,7 @@ class ClientLoader:
         for step, batch in enumerate(self._dataloader(dataset.raw)):
             yield dataset.finish(batch, self._augment_generator(dataset, step), self.device)
 
-    def _augment_generator(self, dataset: ArrayDataset | BatchTransformDataset, step: int) -> torch.Generator | None:
+    def _augment_generator(self, dataset: TransformedDataset, step: int) -> torch.Generator | None:
         is_augmented = dataset.augment is not None and self.sampler.seed is not None
         return self.sampler.generator("augment", step) if is_augmented else None
 
@@ -218,8 +226,8 @@ def _stack(samples: list[Any]) -> Any:
         ) from error
 
 
-def num_batches(num_samples: int, batch_size: int, drop_last: bool = False) -> int:
-    """Return the number of batches in an epoch of ``num_samples`` samples.
+def num_batches(num_samples: Number, batch_size: int, drop_last: bool = False) -> Number:
+    """Return the number of batches in an epoch of ``num_samples`` samples, or of each client of an array of numbers.
 
     Example:
         >>> num_batches(10, 4), num_batches(10, 4, drop_last=True)
