@@ -414,8 +414,8 @@ class OptimizerRun(ClientRun):
         for parameter in layout.parameters:
             parameter.grad = None
         if loss is not None:
-            self.count_loss(loss, size)
             try:
+                self.count_loss(loss, size)
                 run_backward(loss)
             except RuntimeError:
                 refuse_loss(loss, self.module)

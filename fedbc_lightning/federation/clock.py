@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 import numpy as np
-import pandas as pd
 
 from fedbc_lightning.core.errors import ConfigurationError, did_you_mean, nearest
 from fedbc_lightning.core.seeding import numpy_generator
@@ -180,17 +179,19 @@ class DeviceFile:
     """
 
     def __init__(self, where: str, path: str, num_clients: int, names: Sequence[str] | None) -> None:
+        import pandas  # here: a run without such files must not wait for it
+
         self._where, self._path, self._num_clients, self._names = where, path, num_clients, names or ()
         try:
             # As text, which Python turns into numbers: pandas' own parser rounds the last digit of some.
-            self._rows = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
+            self._rows = pandas.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
         except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"{where}: '{path}' cannot be read as a CSV file ({getattr(error, 'strerror', None) or error}); give "
                 "the path of a file, or numbers."
             ) from error
         # A row with more cells than the header would make pandas take the first column for an index.
-        if self._rows.empty or not isinstance(self._rows.index, pd.RangeIndex):
+        if self._rows.empty or not isinstance(self._rows.index, pandas.RangeIndex):
             raise ConfigurationError(f"{where}: '{path}' has no rows, or one with more cells than there are columns.")
 
     def column(self, factors: Mapping[str, float], seed: int) -> np.ndarray:
@@ -214,9 +215,9 @@ class DeviceFile:
             # A seed of its own: equal files of speeds and bandwidths describe the same device for a client.
             return values[numpy_generator(seed, "devices").integers(len(values), size=self._num_clients)]
         clients = self._clients()
-        twice = pd.Index(clients).duplicated()
-        if twice.any():
-            row = int(twice.argmax())
+        again = np.setdiff1d(np.arange(len(clients)), np.unique(clients, return_index=True)[1])
+        if again.size:
+            row = int(again[0])
             raise self._wrong(row, f"client {self._rows['client'][row]} is there twice")
         found = np.full(self._num_clients, np.nan)
         found[clients] = values

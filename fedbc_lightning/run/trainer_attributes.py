@@ -70,6 +70,7 @@ class RunView:
     """
 
     callbacks: list[Callback]
+    should_stop: bool  # for type checkers: callbacks set it, and attributes of the progress are made in a loop below
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings, self.progress = settings, Progress()

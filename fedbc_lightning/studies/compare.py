@@ -48,12 +48,13 @@ class Comparison:
     Attributes:
         states: States of the runs that are reported.
         results: Table with one row per run, from :func:`~fedbc_lightning.studies.results.read_results`.
+        differences: Table made by :func:`~fedbc_lightning.studies.statistics.paired_differences`.
     """
 
     def __init__(self, study: Study, console: Console | None = None, command: str | None = None) -> None:
         self.study, self.console, self._command = study, console or Console(), command
         self.states: list[State] = []
-        self.results = pd.DataFrame()
+        self.results = self.differences = pd.DataFrame()
         self._origins: Rows = []
 
     def run(self) -> bool:
@@ -144,7 +145,7 @@ class Comparison:
     def _write(self, record: StudyRecord, notes: list[str]) -> None:
         """Write tables, figures and TensorBoard's runs, and show the tables."""
         study, folder, outcome = self.study, self.study.results_folder, record.outcome
-        self.results = outcome.results
+        self.results, self.differences = outcome.results, outcome.differences
         outcome.results.to_csv(folder / "results.csv", index=False)
         outcome.differences.to_csv(folder / "differences.csv", index=False)
         parts = list(tables(study, outcome, record.curves))

@@ -108,7 +108,7 @@ class Private(Guarded):
         (
             Guarded,
             lambda: PartitionedDataModule(SeveralLoaders(DataLoader(_pairs())), IID(2)),
-            r"val_dataloader returns several loaders.*ConcatDataset",
+            r"val_dataloader returns a list; .*ConcatDataset",
         ),
     ],
 )

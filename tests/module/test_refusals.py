@@ -257,7 +257,7 @@ def _pairs(size: int = 12) -> TensorDataset:
         (lambda: DataLoader(_pairs(), batch_size=None), r"(?i)batch_size"),
         (
             lambda: DataLoader(_pairs(), batch_sampler=[[0, 1], [2, 3, 4]]),
-            r"(?i)batch_sampler",
+            r"draws with SequentialSampler and list, which cannot be kept inside a client",
         ),
     ],
 )
