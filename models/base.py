@@ -85,10 +85,12 @@ class SupervisedModel(LightningModule):
         self.log("train_loss", loss, batch_size=self._weight(targets))
         return loss
 
+    @recordable
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Log ``val_loss`` and the metrics of :meth:`log_metrics`."""
         self._evaluate(batch, "val")
 
+    @recordable
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Log ``test_loss`` and the metrics of :meth:`log_metrics`."""
         self._evaluate(batch, "test")

@@ -147,6 +147,7 @@ def _alternatives(hint: Any, bounds: str = "") -> list[str]:
     kind, inner = get_origin(hint), get_args(hint)
     if kind is Annotated:
         said = " and ".join(bound.text for bound in inner[1:] if isinstance(bound, Bound))
+        said = said.replace(f" and {FINITE.text}", f" {FINITE.text}")
         return _alternatives(inner[0], f" {said}" if said else "")
     if kind in (Union, types.UnionType):
         return [words for each in inner for words in _alternatives(each, bounds)]

@@ -21,8 +21,8 @@ def recordable(function: Function) -> Function:
     and it changes nothing. Such steps are recorded and replayed, see ``record_steps`` of
     :class:`~fedbc_lightning.FederatedTrainer`.
 
-    A subclass that overrides ``training_step`` or another method of the class, apart from Lightning's hooks, gives the
-    promise anew on its own ``training_step``.
+    A subclass that overrides ``__init__`` (its layers may keep state), ``training_step`` or another method of the
+    class, apart from Lightning's hooks, gives the promise anew: ``training_step = recordable(Base.training_step)``.
 
     Args:
         function: The ``training_step``, which is returned as it is.
@@ -50,4 +50,8 @@ def is_promised(module: LightningModule, step: str = "training_step") -> bool:
     # Lightning's own hooks are called beside the step; everything else that the class defines may be a part of it.
     parts = {name for kind in kinds[place:] if not issubclass(LightningModule, kind) for name in vars(kind)}
     parts = {name for name in parts if name == "forward" or not hasattr(LightningModule, name)}
+    if any(callable(vars(module).get(name)) for name in parts):  # ``module.forward = ...``
+        return False
+    # A subclass that makes its own layers runs code for which the base class cannot promise.
+    parts |= {"__init__", "__getattr__", "log", "log_dict", "setup", "configure_model"}
     return not any(parts & vars(kind).keys() for kind in kinds[:place] if not is_ours(kind))

@@ -27,12 +27,12 @@ MIN_CLIENTS = 50
 MAX_PARAMETERS = 2_000
 
 
-def make_engine(kind: Kind, bench: Workbench) -> BaseEngine:
-    """Return an engine of this kind on a workbench."""
+def make_engine(kind: Kind, bench: Workbench, by_rule: bool = False) -> BaseEngine:
+    """Return an engine of this kind on a workbench; ``by_rule`` if the user did not choose it."""
     if kind == "vectorized":
         from fedbc_lightning.engines.stacked.vectorized import VectorizedEngine  # torch.func takes its time to import
 
-        return VectorizedEngine(bench)
+        return VectorizedEngine(bench, by_rule)
     return SequentialEngine(bench)
 
 

@@ -115,6 +115,7 @@ class Federation:
             check_kept_parameters(algorithm, self.layout, len(datamodule.heldout))
         # z⁰ is the model as the user made it, read before anything takes a step on the module.
         initial = self.layout.read(), self.layout.read_buffers(), self.layout.read_counters(), self.layout.read_kept()
+        self._is_engine_by_rule = engine == "auto"
         self.engine_kind: choice.Kind = (
             choose_engine(fabric, self.bench, algorithm, self.participation) if engine == "auto" else engine
         )
@@ -124,7 +125,7 @@ class Federation:
     def _prepare(self, parameters: Tensor, buffers: Tensor, counters: Tensor, kept: Tensor) -> None:
         """Make the engine, the server parts and the declared state, which all depend on the layout."""
         algorithm = self.algorithm
-        self.engine = choice.make_engine(self.engine_kind, self.bench)
+        self.engine = choice.make_engine(self.engine_kind, self.bench, self._is_engine_by_rule)
         algorithm.check(self.engine)
         # Everything below depends on the layout, which changes once if the first round writes frozen parameters
         # (take_as_buffers): then all of it is made again.

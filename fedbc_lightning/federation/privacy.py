@@ -130,6 +130,12 @@ class PrivateMessages(ChannelPart):
         """
         means = [part for part in parts if type(part) is WeightedAverage and part.by == "uniform" and part.rule is None]
         others = [type(part).__name__ for part in parts if part not in means and type(part) not in ONLY_ON_Z]
+        weighting = getattr(algorithm, "weighting", "uniform")
+        if weighting != "uniform" and others == [WeightedAverage.__name__]:
+            raise ConfigurationError(
+                f"algorithm.weighting: trainer.privacy needs uniform (now {weighting}), because weights by numbers of "
+                "samples are not bounded, and their total gives a client away."
+            )
         if algorithm.trains_pooled or len(means) != 1 or others:
             raise ConfigurationError(
                 f"trainer.privacy: {algorithm} takes more from each client than one sum of bounded updates"

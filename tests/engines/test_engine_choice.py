@@ -5,7 +5,7 @@ import torch
 from fedbc_lightning.models import MLP, LogisticRegression
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_trainer
 
-from fedbc_lightning import ConfigurationError, FedAvg, FedBC
+from fedbc_lightning import ConfigurationError, FedAvg, FedBC, recordable
 from fedbc_lightning.algorithms import L2GD, MOON, Centralized, QFedAvg
 from fedbc_lightning.engines import choice
 from fedbc_lightning.federation.checkpoint_content import state_of
@@ -18,6 +18,8 @@ def small():
 class TwoRates(LogisticRegression):
     def __init__(self):
         super().__init__(10, 3)
+
+    training_step = recordable(LogisticRegression.training_step)  # a class with an __init__ promises anew
 
     def configure_optimizers(self):
         return torch.optim.SGD([{"params": [p], "lr": 0.1 * k} for k, p in enumerate(self.parameters(), 1)])

@@ -296,15 +296,23 @@ class Promised(Smooth):
 class Inherited(Promised):
     """Changes nothing that a step calls."""
 
-    def __init__(self):
-        super().__init__()
-        self.net[1] = nn.ReLU()
-
     def on_fit_start(self):
         pass
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class OwnLayers(Promised):
+    """Its layers may keep state, which the base class cannot know."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[1] = nn.ReLU()
+
+
+class PromisedAnew(OwnLayers):
+    training_step = recordable(Promised.training_step)
 
 
 class Overridden(Promised):
@@ -325,7 +333,7 @@ class Replacing(Callback):
 @pytest.mark.parametrize(
     ("model", "is_recorded"),
     [
-        (Promised, True), (Inherited, True), (lambda: CIFARCNN(num_classes=3, image_size=16), True),
+        (Promised, True), (Inherited, True), (OwnLayers, False), (PromisedAnew, True), (lambda: CIFARCNN(num_classes=3, image_size=16), True),
         (Smooth, False), (Overridden, False), (Wrapped, False),
     ],
 )  # fmt: skip

@@ -6,7 +6,6 @@ import torch
 from helpers.boring import make_trainer, read_csv
 from helpers.model_cases import CASES, SIZES, ClientsOf, plain_trainer, skip_without_lstm
 
-from fedbc_lightning import ConfigurationError
 from fedbc_lightning.algorithms import FedAvg, FedBC
 
 
@@ -44,22 +43,6 @@ def test_federated_in_other_precisions(case, precision, tmp_path):
     trainer = fit(tmp_path, case, model, FedBC(dual_lr=0.01), precision=precision)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert np.isfinite(float(trainer.callback_metrics["loss/global"]))
-
-
-@pytest.mark.parametrize("step", ["training_step", "test_step"])
-def test_what_torch_lacks_on_this_processor_is_told(tmp_path, monkeypatch, step):
-    """As LSTMs under bf16-mixed on processors without AVX-512, on this one whichever it is."""
-    case = next(case for case in CASES if case.name == "sent140")
-    model = case.model()
-
-    def fail(*args):
-        assert torch.is_autocast_enabled("cpu")
-        raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive. Run on")
-
-    monkeypatch.setattr(model, step, fail)
-    said = r"trainer.precision: torch cannot .* in bf16-mixed on this processor \(could not .* primitive\); use 32-true"
-    with pytest.raises(ConfigurationError, match=said):
-        fit(tmp_path, case, model, precision="bf16-mixed")
 
 
 def test_rmse_is_the_root_over_all_samples_per_client_and_pooled(tmp_path):

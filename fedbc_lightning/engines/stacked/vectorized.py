@@ -10,6 +10,7 @@ from lightning.fabric.plugins.precision import MixedPrecision
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.core.private_torch import is_hooked
+from fedbc_lightning.core.recordable import is_promised
 from fedbc_lightning.engines.base import BaseEngine, Training
 from fedbc_lightning.engines.sequential import SequentialEngine
 from fedbc_lightning.engines.stacked.cohort_optimizer_run import CohortOptimizerRun
@@ -32,6 +33,8 @@ class VectorizedEngine(BaseEngine):
 
     Args:
         bench: The workbench.
+        by_rule: Whether ``engine: auto`` has chosen this engine. Who chooses it by name promises that evaluation steps
+            are functions of weights and batch, too; here they are mapped only if they have the promise themselves.
 
     Attributes:
         stacked: What the steps of several clients at once need beside the workbench.
@@ -42,8 +45,9 @@ class VectorizedEngine(BaseEngine):
 
     stacked: StackedBench
 
-    def __init__(self, bench: Workbench) -> None:
+    def __init__(self, bench: Workbench, by_rule: bool = False) -> None:
         super().__init__(bench)
+        self._by_rule = by_rule
         for problem, is_there in _problems(bench).items():
             if is_there:
                 raise NotVectorizableError(f"cannot train with {problem}")
@@ -83,8 +87,10 @@ class VectorizedEngine(BaseEngine):
         super().check_layer(name, layer)
         raise NotVectorizableError(f"cannot train with {name}, whose loss compares features by three models per batch")
 
-    def mapped_evaluation(self, stage: str) -> MappedEvaluation:
-        """Return what evaluates several clients at once in ``"validation"`` or ``"test"``."""
+    def mapped_evaluation(self, stage: str) -> MappedEvaluation | None:
+        """Return what evaluates several clients at once in ``"validation"`` or ``"test"``; None if nobody promised."""
+        if self._by_rule and not is_promised(self.bench.user.module, f"{stage}_step"):
+            return None
         if stage not in self._evaluations:
             self._evaluations[stage] = MappedEvaluation(self.bench, stage, self.stacked.most_rows)
         return self._evaluations[stage]
