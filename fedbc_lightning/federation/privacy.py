@@ -133,7 +133,7 @@ class PrivateMessages(ChannelPart):
         weighting = getattr(algorithm, "weighting", "uniform")
         if weighting != "uniform" and others == [WeightedAverage.__name__]:
             raise ConfigurationError(
-                f"algorithm.weighting: trainer.privacy needs uniform (now {weighting}), because weights by numbers of "
+                f"trainer.privacy: {algorithm} needs algorithm.weighting: uniform (now {weighting}); weights by numbers of "
                 "samples are not bounded, and their total gives a client away."
             )
         if algorithm.trains_pooled or len(means) != 1 or others:

@@ -190,7 +190,7 @@ def test_resumed_run_equals_unbroken_run(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        (FedAvg(), "algorithm.weighting: .* needs uniform .now samples."),
+        (FedAvg(), "FedAvg needs algorithm.weighting: uniform .now samples."),
         (FedBC(dual_lr=0.1), "FedBC .*DualAscent"),
         (FedAvg("uniform", CoordinateMedian()), "Coordinate.*WeightedAverage"),
         (SCAFFOLD(), "SCAFFOLD .*ControlVariates"),

@@ -333,7 +333,8 @@ class Replacing(Callback):
 @pytest.mark.parametrize(
     ("model", "is_recorded"),
     [
-        (Promised, True), (Inherited, True), (OwnLayers, False), (PromisedAnew, True), (lambda: CIFARCNN(num_classes=3, image_size=16), True),
+        (Promised, True), (Inherited, True), (OwnLayers, False), (PromisedAnew, True),
+        (lambda: CIFARCNN(num_classes=3, image_size=16), True),
         (Smooth, False), (Overridden, False), (Wrapped, False),
     ],
 )  # fmt: skip
