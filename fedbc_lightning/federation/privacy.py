@@ -133,8 +133,8 @@ class PrivateMessages(ChannelPart):
         weighting = getattr(algorithm, "weighting", "uniform")
         if weighting != "uniform" and others == [WeightedAverage.__name__]:
             raise ConfigurationError(
-                f"trainer.privacy: {algorithm} needs algorithm.weighting: uniform (now {weighting}); weights by numbers of "
-                "samples are not bounded, and their total gives a client away."
+                f"trainer.privacy: {algorithm} needs algorithm.weighting: uniform (now {weighting}); weights by "
+                "numbers of samples are not bounded, and their total gives a client away."
             )
         if algorithm.trains_pooled or len(means) != 1 or others:
             raise ConfigurationError(

@@ -126,6 +126,8 @@ class ModuleTrainer:
     reads: set[str]
     is_client_stopped: bool
 
+    _values: dict[str, Any]
+
     def __init__(self, **values: Any) -> None:
         own: dict[str, Any] = {
             "reads": set(),

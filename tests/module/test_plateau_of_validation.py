@@ -166,11 +166,17 @@ def test_a_run_without_validation_data_is_not_told_to_split_some_off_afterwards(
     ("words", "said"),
     [
         (["plan"], "missing: algorithm, data, model. Give a --config, such as --config digits.yaml, or --algorithm "),
-        (["fit", "--trainer.num_clients", "3"], "it is one of data.partitioner: --data.partitioner.num_clients"),
-        (["fit", "--trainer.val_fraction", "0.1"], "it is one of data: --data.val_fraction"),
-        (["fit", "--trainer.dual_lr", "0.1"], "it is one of algorithm: --algorithm.dual_lr"),
-        (["fit", "--trainer.lr", "0.1"], "it is one of model: --model.lr"),
-        (["fit", "--trainer.max_round", "3"], "did you mean 'trainer.max_rounds'?"),
+        (
+            ["fit", "--trainer.num_clients", "3"],
+            "unknown key 'trainer.num_clients': did you mean --data.partitioner.num_clients",
+        ),
+        (
+            ["fit", "--trainer.val_fraction", "0.1"],
+            "unknown key 'trainer.val_fraction': did you mean --data.val_fraction?",
+        ),
+        (["fit", "--trainer.dual_lr", "0.1"], "unknown key 'trainer.dual_lr': did you mean --algorithm.dual_lr?"),
+        (["fit", "--trainer.lr", "0.1"], "unknown key 'trainer.lr': did you mean --model.lr"),
+        (["fit", "--trainer.max_round", "3"], "did you mean --trainer.max_rounds?"),
     ],
 )
 def test_the_command_line_advises_what_works(words, said, capsys):

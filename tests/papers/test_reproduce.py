@@ -134,7 +134,7 @@ def test_a_figure_from_the_command_line(project, capfd):
         (["tabel1"], "nothing to reproduce is called 'tabel1'; did you mean 'table1'?"),
         (["poster"], "there is: table1, table2, "),
         (["table1", "--scale", "2"], "scale: got 2.0"),
-        (["table1", "--sclae", "0.1"], "did you mean 'scale'?"),
+        (["table1", "--sclae", "0.1"], "did you mean --scale?"),
     ],
 )
 def test_mistakes(project, capfd, words, message):

@@ -100,7 +100,7 @@ def test_rounds_that_are_no_whole_number_are_not_scaled():
 def test_options_are_not_abbreviated(capsys):
     with pytest.raises(SystemExit, match="2"):
         read_study("compare", [*TABLE_1, "--ref", "FedAvg"])
-    assert "no section or option 'ref'" in capsys.readouterr().err
+    assert "unknown key 'ref'" in capsys.readouterr().err
 
 
 def test_a_reader_that_is_gone_ends_a_study_as_it_ends_other_programs(tmp_path):
