@@ -168,11 +168,11 @@ def test_a_run_without_validation_data_is_not_told_to_split_some_off_afterwards(
         (["plan"], "missing: algorithm, data, model. Give a --config, such as --config digits.yaml, or --algorithm "),
         (
             ["fit", "--trainer.num_clients", "3"],
-            "unknown key 'trainer.num_clients': did you mean --data.partitioner.num_clients",
+            "'trainer.num_clients': did you mean --data.partitioner.num_clients",
         ),
         (
             ["fit", "--trainer.val_fraction", "0.1"],
-            "unknown key 'trainer.val_fraction': did you mean --data.val_fraction?",
+            "'trainer.val_fraction': did you mean --data.val_fraction?",
         ),
         (["fit", "--trainer.dual_lr", "0.1"], "unknown key 'trainer.dual_lr': did you mean --algorithm.dual_lr?"),
         (["fit", "--trainer.lr", "0.1"], "unknown key 'trainer.lr': did you mean --model.lr"),
