@@ -128,8 +128,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(value == choice and type(value) is type(choice) for choice in inner)
     if kind is list:
         return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
-    # Numbers of NumPy count, since they come from tables and grids of settings.
-    if hint in (int, float):  # also those of NumPy; a bool is an int for Python, but no number for a user
+    # Numbers of NumPy count, since they come from tables and grids of settings; a bool is an int for Python alone.
+    if hint in (int, float):
         return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
     if hint is str:
         return isinstance(value, (str, PathLike))

@@ -22,7 +22,7 @@ from fedbc_lightning.run import slurm
 from fedbc_lightning.run.folder import how_to_resume, how_to_resume_last
 from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Request, Run
-from fedbc_lightning.run.spawn_result import Outcome, handover, leave, take_over
+from fedbc_lightning.run.spawn_result import Outcome, leave, result_file, take_over
 from fedbc_lightning.run.trainer_attributes import RunView
 
 FOLDER = "folder.txt"
@@ -53,7 +53,7 @@ def run_in_processes(
     """
     launch: Any = fabric.launch
     try:
-        with handover(fabric) as file, _heard_of(trainer, file):
+        with result_file(fabric) as file, _heard_of(trainer, file):
             result = launch(_run_in_process, trainer, request, perform, file)
             return result, None if file is None else take_over(request.model, file)
     except (ProcessRaisedException, ProcessExitedException) as error:

@@ -39,7 +39,7 @@ class Outcome:
 
 
 @contextmanager
-def handover(fabric: Fabric) -> Iterator[Path | None]:
+def result_file(fabric: Fabric) -> Iterator[Path | None]:
     """Yield the path to which rank 0 writes its outcome for the caller; None if the caller itself trains.
 
     A file is used because it can have any size. The launcher's own way back is a pipe that is read after the processes
