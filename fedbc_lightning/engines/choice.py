@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
 
 from fedbc_lightning.core.errors import NotVectorizableError
 from fedbc_lightning.core.recordable import is_promised
@@ -39,8 +38,8 @@ def make_engine(kind: Kind, bench: Workbench, by_rule: bool = False) -> BaseEngi
 def choose(bench: Workbench, algorithm: FederatedAlgorithm, num_clients: int) -> Kind:
     """Return the engine that trains small models on many clients sooner, and log which one it is and why.
 
-    The rule depends on settings alone, so that a run remains a function of seed and settings: the engines add numbers
-    up in different orders, which changes weights by about 1e-7 of their size.
+    The rule depends on settings, model and data alone, so that a run remains a function of seed and settings: the
+    engines add numbers up in different orders, which changes weights by about 1e-7 of their size.
 
     Args:
         bench: The run's workbench.
@@ -67,10 +66,12 @@ def _why_sequential(bench: Workbench, algorithm: FederatedAlgorithm, num_clients
             f"vectorized pays for small models on many clients (at most {MAX_PARAMETERS:,} parameters, at least "
             f"{MIN_CLIENTS} clients per process and round), and here are {num_parameters:,} and {num_clients:,}"
         )
-    if any(map(_drops, bench.user.module.modules())):
-        return "vectorized draws dropout's masks for a whole cohort at once, so that they depend on who is in it"
     try:
-        other_engine(bench, "vectorized", algorithm)
+        engine = other_engine(bench, "vectorized", algorithm)
+        # What no rule of the settings sees (a sum that is logged, a branch on a value, dropout) shows in one batch.
+        from fedbc_lightning.engines.stacked.mappable import try_step
+
+        try_step(engine.bench)
     except NotVectorizableError as error:
         return f"vectorized {error.reason}"
     return None
@@ -87,10 +88,3 @@ def other_engine(bench: Workbench, kind: Kind, algorithm: FederatedAlgorithm) ->
     algorithm.server_callbacks(engine)
     return engine
 
-
-def _drops(layer: nn.Module) -> bool:
-    """Return whether a layer of torch's draws dropout masks."""
-    if isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)):
-        return bool(layer.dropout)
-    is_dropout = isinstance(layer, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout))
-    return is_dropout and bool(layer.p)

@@ -83,8 +83,9 @@ def check_kept_parameters(algorithm: FederatedAlgorithm, layout: ParameterLayout
 def choose_engine(
     fabric: Fabric, bench: Workbench, algorithm: FederatedAlgorithm, participation: Participation
 ) -> choice.Kind:
-    """Choose an engine by the number of clients that a process trains in the first round."""
-    return choice.choose(bench, algorithm, len(participation.sample(1)) // fabric.world_size)
+    """Choose an engine by the number of clients that a process is expected to train in a round."""
+    # Not by a sample: a Poisson sampler's first round has a random number of clients, which depends on the seed.
+    return choice.choose(bench, algorithm, participation.num_sampled // fabric.world_size)
 
 
 def declare_state(

@@ -5,7 +5,7 @@ import torch
 from fedbc_lightning.models import MLP, LogisticRegression
 from helpers.boring import BoringData, BoringModel, assert_equal_trees, make_trainer
 
-from fedbc_lightning import ConfigurationError, FedAvg, FedBC, recordable
+from fedbc_lightning import ConfigurationError, FedAvg, FedBC, PoissonSampler, recordable
 from fedbc_lightning.algorithms import L2GD, MOON, Centralized, QFedAvg
 from fedbc_lightning.engines import choice
 from fedbc_lightning.federation.checkpoint_content import state_of
@@ -23,6 +23,26 @@ class TwoRates(LogisticRegression):
 
     def configure_optimizers(self):
         return torch.optim.SGD([{"params": [p], "lr": 0.1 * k} for k, p in enumerate(self.parameters(), 1)])
+
+
+class Summed(LogisticRegression):
+    @recordable
+    def training_step(self, batch, batch_idx):
+        self.log("seen", float(len(batch[0])), reduce_fx="sum")
+        return super().training_step(batch, batch_idx)
+
+
+class Branching(LogisticRegression):
+    @recordable
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss if loss > 0 else 2 * loss
+
+
+class Noisy(LogisticRegression):
+    @recordable
+    def training_step(self, batch, batch_idx):
+        return super().training_step([torch.nn.functional.dropout(batch[0], 0.1), batch[1]], batch_idx)
 
 
 def fit(root, engine, model=small, algorithm=FedAvg, ckpt_path=None, **options):
@@ -56,7 +76,11 @@ def test_small_models_on_many_clients_are_mapped(tmp_path, caplog, algorithm):
     [
         (small, {"clients_per_round": 4}, "at least 5 clients per process and round"),
         (lambda: MLP(num_features=10, hidden=200, num_classes=3), {}, "at most 2,000 parameters"),
-        (lambda: MLP(num_features=10, hidden=9, num_classes=3, dropout=0.5), {}, "draws dropout's masks"),
+        (lambda: MLP(num_features=10, hidden=9, num_classes=3, dropout=0.5), {}, "draws random numbers"),
+        (lambda: Noisy(10, 3), {}, "draws random numbers"),
+        (lambda: Summed(10, 3), {}, "gives something else"),
+        (lambda: Branching(10, 3), {}, "cannot take training_step on a first batch"),
+        (small, {"sampler": PoissonSampler(), "clients_per_round": 4}, "and here are 33 and 4"),
         (BoringModel, {}, "training_step is not promised to be a function"),
         (BoringModel, {"record_steps": True}, "cannot train with buffers that training moves, such as BatchNorm's"),
         (small, {"algorithm": lambda: L2GD(0.1, 0.5, 0.1), "clients_per_round": 1.0}, "cannot train with L2GD"),

@@ -109,6 +109,7 @@ class StepRecorder:
         self._round, self._step = -1, user.module.training_step
         self._num_written, self._has_suggested = 0, False
         self._started: float | None = None  # when the first epoch ended, because it may include making the data
+        self._is_asked = record_steps is True
         self.reason: str | None = None
         if record_steps is False:
             self.reason = "trainer.record_steps is false"
@@ -154,6 +155,8 @@ class StepRecorder:
 
     def start_round(self, round: int) -> None:
         """Let each recording be compared once in this round; forget all if the step or hooks on its layers are new."""
+        if self._round < 0 and self._is_asked and self.reason is not None:
+            log.info(f"trainer.record_steps: true records no step of {type(self._module).__name__}: {self.reason}.")
         self._round, step = round, self._module.training_step
         if step != self._step or (self._found and _has_hooks(self._module)):
             self._found.clear()
@@ -320,23 +323,27 @@ class StepRecorder:
         if any(metric.update_called for metric in self._user.metrics):
             raise NotRecordableError("it updates a torchmetrics Metric")
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, num_missed: int = 0) -> None:
+        """Record no more; ``num_missed`` steps may have been replayed since the step was found to be as recorded."""
         self.reason = reason
         self._found.clear()
+        name = f"{type(self._module).__name__}.training_step"
+        if num_missed:
+            rank_zero_warn(
+                f"{name} does something else than when it was recorded: up to {num_missed} steps before this one may "
+                "have missed the change. From here on it runs as written; trainer.record_steps: false does so from the "
+                "start."
+            )
+            return
         log.info(
-            f"{type(self._module).__name__}.training_step runs at its ordinary speed, because {reason}. Numbers stay "
-            "the same and you need do nothing; only long runs of small models would be faster without it (see "
-            '"Recorded steps" in docs/howto/many_clients.md).'
+            f"{name} runs at its ordinary speed, because {reason}. Numbers stay the same and you need do nothing; only "
+            'long runs of small models would be faster without it (see "Recorded steps" in docs/howto/many_clients.md).'
         )
 
     def _stop_late(self, found: Recording) -> None:
-        self._stop("replayed, it gives other numbers than as written")
-        if found.num_compared >= NUM_TRIALS:
-            rank_zero_warn(
-                f"{type(self._module).__name__}.training_step does something else than when it was recorded: up to "
-                f"{self._spacing(found) - 1} steps before this one may have missed the change. From here on it runs as "
-                "written; trainer.record_steps: false does so from the start."
-            )
+        # Nothing was replayed before the trials were over, so up to then all numbers are those of the step as written.
+        missed = self._spacing(found) - 1 if found.num_compared >= NUM_TRIALS else 0
+        self._stop("replayed, it gives other numbers than as written", missed)
 
 
 def _has_form(batch: Any) -> bool:

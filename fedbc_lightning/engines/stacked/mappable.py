@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedbc_lightning.core.errors import NotVectorizableError
+from fedbc_lightning.core.errors import NotVectorizableError, first_line
 from fedbc_lightning.core.seeding import Generators, preserved_globals
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 from fedbc_lightning.engines.recorded.step_recorder import is_same
@@ -61,3 +62,33 @@ def check_step(bench: Workbench, w: Tensor, batch: list[Tensor]) -> bool:
                 f"self.log('{call.name}') gives something else"
             )
     return draws
+
+
+def try_step(bench: Workbench) -> None:
+    """Take a step on a first batch as it is mapped over two clients; weights and generators are left as they were.
+
+    Raises:
+        NotVectorizableError: The step may not be mapped, or it draws random numbers.
+    """
+    user, data = bench.user, bench.datamodule
+    with preserved_globals(user.device):
+        batch = user.to_device(
+            data.first_batch(int(data.training_clients[0]), "train", data.batch_size, device=user.device)
+        )
+        if not isinstance(batch, (list, tuple)) or not all(isinstance(part, Tensor) for part in batch):
+            raise NotVectorizableError("stacks the tensors of batches, and these hold other things")
+        user.train_mode()
+        user.start_collecting()
+        user.shim.set(training=True)
+        try:
+            if check_step(bench, bench.row, list(batch)):
+                raise NotVectorizableError("draws random numbers for a cohort at once, so they depend on who is in it")
+            pair = [torch.stack([part, part]) for part in batch]
+            bench.recorder.function.mapped(bench.layout.views(bench.row.repeat(2, 1)), pair)
+        except NotVectorizableError:
+            raise
+        except Exception as error:  # a mistake of the step's comes up again in round 1, with its client and batch
+            raise NotVectorizableError(f"cannot take training_step on a first batch ({first_line(error)})") from error
+        finally:
+            user.shim.set(training=False)
+            user.start_collecting()
