@@ -1,19 +1,11 @@
 """Ready models, which are ordinary LightningModules without any code for federated learning."""
 
-from .batch_norm_mlp import BatchNormMLP
-from .binary_logistic_regression import BinaryLogisticRegression
-from .char_lstm import CharLSTM
-from .classifier import Classifier
-from .cnn import CIFARCNN
-from .femnist_cnn import FEMNISTCNN
-from .linear_regression import LinearRegression
-from .logistic_regression import LogisticRegression
+from .base import Classifier, NextToken, Regressor
+from .cnn import CIFARCNN, FEMNISTCNN, ResNet18GroupNorm
+from .linear import BinaryLogisticRegression, LinearRegression, LogisticRegression
 from .lora_gpt2 import LoRAGPT2
-from .mlp import MLP
-from .next_token import NextToken
-from .regressor import Regressor
-from .resnet import ResNet18GroupNorm
-from .sent140_lstm import Sent140LSTM
+from .mlp import MLP, BatchNormMLP
+from .recurrent import CharLSTM, Sent140LSTM
 
 __all__ = [
     "CIFARCNN",

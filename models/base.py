@@ -1,16 +1,21 @@
-"""Base class of all models in this package: the steps, the logged loss, the optimizer and the checks."""
+"""Base classes of all models in this package: steps, losses, metrics, the optimizer and the checks of a batch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torchmetrics import MeanSquaredError
 
 from fedbc_lightning.core.checks import Fraction, NotNegative, Positive, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.recordable import recordable
+
+# Target of a position that is not predicted; it is torch's default ignore_index
+NOT_PREDICTED = -100
 
 
 class SupervisedModel(LightningModule):
@@ -37,7 +42,9 @@ class SupervisedModel(LightningModule):
     def __init__(self, lr: Positive = 0.01, momentum: Fraction = 0.0, weight_decay: NotNegative = 0.0) -> None:
         super().__init__()
         self.save_hyperparameters()  # saves the arguments of the subclass, too
-        check_arguments(type(self), self.hparams, "model")
+        # The subclasses here pass these three on as **kwargs, so their own signatures do not bound them.
+        for owner in (SupervisedModel, type(self)):
+            check_arguments(owner, self.hparams, "model")
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the outputs for a batch of float inputs.
@@ -117,18 +124,169 @@ class SupervisedModel(LightningModule):
         return len(targets)
 
 
-def check_images(inputs: Tensor, channels: int, size: int | None = None) -> None:
-    """Check that inputs are images ``(B, channels, size, size)``; with ``size=None`` height and width are free.
+class Classifier(SupervisedModel):
+    """LightningModule for classification with cross-entropy and SGD; a subclass only builds ``self.network``.
+
+    It logs ``train_loss``, ``val_loss``, ``val_accuracy``, ``test_loss`` and ``test_accuracy`` (accuracy in [0, 1]).
+    It has no code for federated learning, and can also be trained with :class:`lightning.pytorch.Trainer`.
+    Inputs are float ``(B, ...)``, targets int64 ``(B,)`` with classes from 0.
+
+    Args:
+        lr: Step size of SGD, > 0.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty of SGD, >= 0.
+
+    Attributes:
+        network: Module that maps a batch of inputs ``(B, ...)`` to logits ``(B, num_classes)``.
+        classes_argument: Name of the argument that is the number of classes.
 
     Raises:
-        ConfigurationError: The inputs have another shape.
+        ConfigurationError: An argument is impossible.
     """
-    is_image = inputs.ndim == 4
-    if is_image and inputs.shape[1] == channels and (size is None or inputs.shape[2:] == (size, size)):
-        return
-    side = "any height and width" if size is None else f"{size} x {size} pixels"
-    found = f"{inputs.shape[1]} channels, {inputs.shape[2]} x {inputs.shape[3]}" if is_image else tuple(inputs.shape)
-    raise ConfigurationError(f"model: expects images (B, {channels}, H, W) of {side}, but the batch has {found}.")
+
+    classes_argument: ClassVar[str] = "num_classes"
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return self.hparams[self.classes_argument]
+
+    def setup(self, stage: str) -> None:
+        """Compare the number of classes with that of the data module's ``label_histogram``, if it has one.
+
+        Raises:
+            ConfigurationError: The data have more classes than the model.
+        """
+        # The data module of a plain lightning.Trainer may be anybody's, and need not count classes.
+        histogram = getattr(getattr(self.trainer, "datamodule", None), "label_histogram", lambda: None)()
+        if histogram is not None and histogram.shape[1] > self.num_classes:
+            raise self._too_few_classes(f"the data has {histogram.shape[1]} classes")
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of logits ``(B, num_classes)`` and targets ``(B,)``.
+
+        Raises:
+            ConfigurationError: The targets are not one class of this model per sample.
+        """
+        return self._cross_entropy(outputs, targets, "mean")
+
+    def log_metrics(self, prefix: str, outputs: Tensor, targets: Tensor) -> None:
+        """Log ``val_accuracy`` or ``test_accuracy``."""
+        self.log(f"{prefix}_accuracy", self.accuracy(outputs, targets), batch_size=self._weight(targets))
+
+    def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of targets whose logit is the largest, in [0, 1]."""
+        return (outputs.argmax(dim=1) == targets).float().mean()
+
+    def _cross_entropy(self, logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        try:
+            return F.cross_entropy(logits, targets, reduction=reduction)
+        except IndexError as error:  # raised on the CPU only; a GPU stops with an assertion of its own
+            # -100 is the ignore_index of torch's cross-entropy, and no class.
+            known = targets[targets != -100]
+            worst = int(known.max()) if int(known.min()) >= 0 else int(known.min())
+            raise self._too_few_classes(f"a target is {worst}; classes are 0..{self.num_classes - 1}") from error
+        except (RuntimeError, ValueError) as error:
+            if targets.shape == logits.shape[:1] and targets.dtype in (torch.int64, torch.uint8):
+                raise
+            raise ConfigurationError(
+                f"model: {type(self).__name__} takes one class per sample as target, int64 of shape "
+                f"({len(logits)},); the batch has {str(targets.dtype).removeprefix('torch.')} of shape "
+                f"{tuple(targets.shape)}."
+            ) from error
+
+    def _too_few_classes(self, found: str) -> ConfigurationError:
+        return ConfigurationError(f"model.{self.classes_argument}: got {self.num_classes}, but {found}.")
+
+
+class NextToken(Classifier):
+    """Classifier of the token that follows; losses and accuracy are means over the tokens that are predicted.
+
+    Each predicted token of a client's data or of the pooled data counts once, whatever its sequence or batch. A target
+    of -100 marks a position that is not predicted, such as padding after a shorter text.
+
+    Args:
+        lr: Step size, > 0.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty, >= 0.
+    """
+
+    classes_argument: ClassVar[str] = "vocabulary_size"
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the predicted tokens.
+
+        Args:
+            outputs: Logits ``(n, vocabulary_size)``.
+            targets: Tokens ``(n,)``, or -100 at positions that are not predicted.
+        """
+        # A batch of padding alone has a loss of 0, instead of 0 / 0.
+        return self._cross_entropy(outputs, targets, "sum") / self._weight(targets).clamp(min=1)
+
+    def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of predicted tokens whose logit is the largest, in [0, 1]."""
+        # argmax is never -100, so a position that is not predicted counts as no hit.
+        return (outputs.argmax(dim=1) == targets).sum() / self._weight(targets).clamp(min=1)
+
+    def _weight(self, targets: Tensor) -> Any:
+        """Return the number of predicted tokens as a tensor; for an int, every step would wait for the device."""
+        return (targets != NOT_PREDICTED).sum()
+
+
+class Regressor(SupervisedModel):
+    """LightningModule for regression with mean squared error and SGD; a subclass only builds ``self.network``.
+
+    It logs ``train_loss``, ``val_loss``, ``val_rmse``, ``test_loss`` and ``test_rmse``. An rmse is the root of the mean
+    squared error over all samples of an evaluation (a client's, or the pooled ones), not a mean of batches' roots.
+    It has no code for federated learning, and can also be trained with :class:`lightning.pytorch.Trainer`.
+    Inputs are float ``(B, ...)``, targets float ``(B,)`` or ``(B, 1)``.
+
+    Args:
+        lr: Step size of SGD, > 0.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty of SGD, >= 0.
+
+    Attributes:
+        network: Module that maps a batch of inputs ``(B, ...)`` to predictions ``(B, 1)``.
+
+    Raises:
+        ConfigurationError: An argument is impossible.
+    """
+
+    def __init__(self, lr: Positive = 0.01, momentum: Fraction = 0.0, weight_decay: NotNegative = 0.0) -> None:
+        super().__init__(lr, momentum, weight_decay)
+        self.val_rmse = MeanSquaredError(squared=False)
+        self.test_rmse = MeanSquaredError(squared=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the predictions ``(B,)``.
+
+        Raises:
+            ConfigurationError: The inputs do not fit the model.
+        """
+        return super().forward(inputs).squeeze(1)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean squared error of predictions ``(B,)``."""
+        return F.mse_loss(outputs, targets)
+
+    def log_metrics(self, prefix: str, outputs: Tensor, targets: Tensor) -> None:
+        """Log ``val_rmse`` or ``test_rmse``."""
+        rmse = self.val_rmse if prefix == "val" else self.test_rmse
+        rmse.update(outputs, targets)
+        self.log(f"{prefix}_rmse", rmse, batch_size=len(targets))
+
+    def _apply_to(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return predictions and targets ``(B,)`` in float32 or wider; squares in half precision lose most digits."""
+        inputs, targets = batch
+        outputs = self(inputs)
+        if targets.shape not in (outputs.shape, (len(outputs), 1)):
+            raise ConfigurationError(
+                f"model: {type(self).__name__} takes one number per sample as target, ({len(outputs)},) or "
+                f"({len(outputs)}, 1); the batch has {tuple(targets.shape)}."
+            )
+        dtype = torch.promote_types(outputs.dtype, torch.float32)
+        return outputs.to(dtype), targets.reshape(-1).to(dtype)
 
 
 def _is_cast(inputs: Tensor, dtype: torch.dtype) -> bool:

@@ -1,14 +1,16 @@
-"""The small convolutional network of the FedBC paper."""
+"""Convolutional networks for images."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from torch import Tensor, nn
 
-from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
+from fedbc_lightning.core.checks import Count
 from fedbc_lightning.core.errors import ConfigurationError
 
-from .base import check_images
-from .classifier import Classifier
+from .base import Classifier
 
 
 class CIFARCNN(Classifier):
@@ -21,9 +23,7 @@ class CIFARCNN(Classifier):
         in_channels: Number of channels of an image.
         image_size: Height and width of an image in pixels, at least 16.
         num_classes: Number of classes.
-        lr: Step size of SGD, > 0.
-        momentum: Momentum of SGD, in [0, 1).
-        weight_decay: L2 penalty of SGD, >= 0.
+        **kwargs: Arguments of :class:`Classifier`: ``lr``, ``momentum`` and ``weight_decay`` of SGD.
 
     Raises:
         ConfigurationError: ``image_size`` is below 16, so that nothing is left after two convolutions and poolings.
@@ -34,16 +34,8 @@ class CIFARCNN(Classifier):
         torch.Size([4, 10])
     """
 
-    def __init__(
-        self,
-        in_channels: Count = 3,
-        image_size: Count = 32,
-        num_classes: Count = 10,
-        lr: Positive = 0.01,
-        momentum: Fraction = 0.0,
-        weight_decay: NotNegative = 0.0,
-    ) -> None:
-        super().__init__(lr, momentum, weight_decay)
+    def __init__(self, in_channels: Count = 3, image_size: Count = 32, num_classes: Count = 10, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         if image_size < 16:
             raise ConfigurationError(
                 f"model.image_size={image_size} is too small for CIFARCNN: give 16 or more, or use MLP"
@@ -68,3 +60,108 @@ class CIFARCNN(Classifier):
         """
         super().check_inputs(inputs)
         check_images(inputs, self.hparams["in_channels"], self.hparams["image_size"])
+
+
+class FEMNISTCNN(Classifier):
+    """LEAF's FEMNIST model with 6,603,710 parameters, for grey images of 28 x 28 pixels.
+
+    The layers are a convolution to 32 channels (kernel 5, same size), 2 x 2 pooling, a convolution to 64 channels
+    (kernel 5, same size), 2 x 2 pooling, and linear layers of ``hidden`` and ``num_classes`` units, with ReLU between
+    them. ``hidden=512, num_classes=10`` is the MNIST network of FedAvg's paper (McMahan et al. 2017; 1,663,370
+    parameters). The CNN of Reddi et al. 2021 is a different one, with kernels of 3 and dropout.
+
+    Args:
+        num_classes: Number of classes (62: digits, capital and small letters).
+        hidden: Width of the hidden layer.
+        **kwargs: Arguments of :class:`Classifier`: ``lr``, ``momentum`` and ``weight_decay`` of SGD.
+
+    References:
+        S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
+
+    Example:
+        >>> import torch
+        >>> FEMNISTCNN()(torch.zeros(4, 1, 28, 28)).shape
+        torch.Size([4, 62])
+    """
+
+    def __init__(self, num_classes: Count = 62, hidden: Count = 2048, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        # Padding of 2 is TensorFlow's "same" for a kernel of 5, as in LEAF; pooling halves 28 pixels to 14 and to 7.
+        self.network = nn.Sequential(
+            *(nn.Conv2d(1, 32, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(32, 64, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Flatten(),
+            *(nn.Linear(64 * 7 * 7, hidden), nn.ReLU()),
+            nn.Linear(hidden, num_classes),
+        )
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Check dtype and shape of the inputs.
+
+        Raises:
+            ConfigurationError: The inputs are not float images ``(B, 1, 28, 28)``.
+        """
+        super().check_inputs(inputs)
+        check_images(inputs, channels=1, size=28)
+
+
+class ResNet18GroupNorm(Classifier):
+    """ResNet-18 for small images with GroupNorm, the CIFAR model of FedLi, with 11,173,962 parameters for 10 classes.
+
+    It is torchvision's ResNet-18 with a 3 x 3 stem of stride 1 and without max-pooling, as is usual for 32 x 32 pixels.
+    Group normalisation replaces batch normalisation, whose statistics of different clients do not average well (Hsieh
+    et al. 2020). The default of two groups per layer is that of Reddi et al. 2021.
+
+    Args:
+        in_channels: Number of channels of an image.
+        num_classes: Number of classes.
+        num_groups: Number of groups into which each layer's channels are divided for normalisation, a divisor of 64.
+        **kwargs: Arguments of :class:`Classifier`: ``lr``, ``momentum`` and ``weight_decay`` of SGD.
+
+    Raises:
+        ConfigurationError: An argument is impossible.
+
+    References:
+        K. Hsieh et al., The Non-IID Data Quagmire of Decentralized Machine Learning, ICML 2020;
+        S. Reddi et al., Adaptive Federated Optimization, ICLR 2021.
+
+    Example:
+        >>> import torch
+        >>> ResNet18GroupNorm(num_classes=100)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 100])
+    """
+
+    def __init__(self, in_channels: Count = 3, num_classes: Count = 10, num_groups: Count = 2, **kwargs: Any) -> None:
+        from torchvision.models import resnet18  # takes a second to import
+
+        super().__init__(**kwargs)
+        if 64 % num_groups:
+            raise ConfigurationError(f"model.num_groups: got {num_groups}; it must divide 64, the fewest channels.")
+        self.network = resnet18(num_classes=num_classes, norm_layer=partial(nn.GroupNorm, num_groups))
+        stem = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1, bias=False)
+        nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as torchvision initialises its stem
+        self.network.conv1 = stem
+        self.network.maxpool = nn.Identity()
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Check dtype and shape of the inputs.
+
+        Raises:
+            ConfigurationError: The inputs are not float images ``(B, in_channels, H, W)``.
+        """
+        super().check_inputs(inputs)
+        check_images(inputs, self.hparams["in_channels"])
+
+
+def check_images(inputs: Tensor, channels: int, size: int | None = None) -> None:
+    """Check that inputs are images ``(B, channels, size, size)``; with ``size=None`` height and width are free.
+
+    Raises:
+        ConfigurationError: The inputs have another shape.
+    """
+    is_image = inputs.ndim == 4
+    if is_image and inputs.shape[1] == channels and (size is None or inputs.shape[2:] == (size, size)):
+        return
+    side = "any height and width" if size is None else f"{size} x {size} pixels"
+    found = f"{inputs.shape[1]} channels, {inputs.shape[2]} x {inputs.shape[3]}" if is_image else tuple(inputs.shape)
+    raise ConfigurationError(f"model: expects images (B, {channels}, H, W) of {side}, but the batch has {found}.")

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
 from fedbc_lightning.core.errors import ConfigurationError
 
-from .next_token import NextToken
+from .base import NextToken
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -1,14 +1,57 @@
-"""Logistic regression for two classes with one weight vector."""
+"""Linear models, whose losses are convex in the parameters."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from fedbc_lightning.core.checks import Count, Fraction, NotNegative, Positive
+from fedbc_lightning.core.checks import Count
 from fedbc_lightning.core.errors import ConfigurationError
 
-from .classifier import Classifier
+from .base import Classifier, Regressor
+
+
+class LinearRegression(Regressor):
+    """One linear layer from features to a number, the model of Fed+'s synthetic regression (1,000 features).
+
+    Its loss is convex in the parameters.
+
+    Args:
+        num_features: Length of a flattened input.
+        **kwargs: Arguments of :class:`Regressor`: ``lr``, ``momentum`` and ``weight_decay`` of SGD.
+
+    Example:
+        >>> import torch
+        >>> LinearRegression(num_features=60)(torch.zeros(4, 60)).shape
+        torch.Size([4])
+    """
+
+    def __init__(self, num_features: Count = 1000, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.network = nn.Sequential(nn.Flatten(), nn.Linear(num_features, 1))
+
+
+class LogisticRegression(Classifier):
+    """One linear layer from features to class logits, the model of the Synthetic data.
+
+    Its loss is convex in the parameters.
+
+    Args:
+        num_features: Length of a flattened input (60 in Synthetic, 784 in MNIST).
+        num_classes: Number of classes.
+        **kwargs: Arguments of :class:`Classifier`: ``lr``, ``momentum`` and ``weight_decay`` of SGD.
+
+    Example:
+        >>> import torch
+        >>> LogisticRegression(num_features=60)(torch.zeros(4, 60)).shape
+        torch.Size([4, 10])
+    """
+
+    def __init__(self, num_features: Count = 60, num_classes: Count = 10, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.network = nn.Sequential(nn.Flatten(), nn.Linear(num_features, num_classes))
 
 
 class BinaryLogisticRegression(Classifier):
@@ -28,9 +71,7 @@ class BinaryLogisticRegression(Classifier):
 
     Args:
         num_features: Length d of a flattened input (123 in a1a).
-        lr: Step size of SGD, > 0.
-        momentum: Momentum of SGD, in [0, 1).
-        weight_decay: L2 penalty mu, >= 0.
+        **kwargs: Arguments of :class:`Classifier`: ``lr``, ``momentum`` and ``weight_decay`` of SGD.
 
     References:
         F. Hanzely and P. Richtarik, Federated Learning of a Mixture of Global and Local Models, 2020.
@@ -41,10 +82,8 @@ class BinaryLogisticRegression(Classifier):
         [0.0, 0.0]
     """
 
-    def __init__(
-        self, num_features: Count = 123, lr: Positive = 0.01, momentum: Fraction = 0.0, weight_decay: NotNegative = 0.0
-    ) -> None:
-        super().__init__(lr, momentum, weight_decay)
+    def __init__(self, num_features: Count = 123, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         linear = nn.Linear(num_features, 1, bias=False)
         # Every run starts at F(0), by which the errors in L2GD's figures are divided: (F(x) - F*) / (F(0) - F*).
         nn.init.zeros_(linear.weight)
