@@ -22,8 +22,11 @@ from algorithms.setting import Setting
 from helpers.scripts import ROOT
 
 from digests.runs import train
+from fedbc_lightning import Codecs, Diurnal, Lognormal, PoissonSampler, Privacy, System
 from fedbc_lightning.algorithms import L2GD, MOON
 from fedbc_lightning.callbacks import ByzantineClients
+from fedbc_lightning.federation.system import Stragglers
+from fedbc_lightning.server import QSGD, BFloat16, TopK
 
 TYPES = {"float32": torch.float32, "float64": torch.float64}
 NEED_PLAIN_SGD = ("scaffold-step_size-server_lr", "composed-scaffold")
@@ -70,6 +73,15 @@ class Variant:
     processes: tuple[int, ...] = (1,)
 
 
+def _clock(**options: Any) -> System:
+    """Devices of unequal speed, and links so slow that the size of a message counts."""
+    return System(compute=Lognormal(1.0), bandwidth_up=100.0, bandwidth_down=200.0, **options)
+
+
+def _private(**options: Any) -> Privacy:
+    return Privacy(0.5, delta=1e-3, secret="x", **options)
+
+
 PLAIN = Variant()
 BATCH_NORM = Variant({"batch_norm": True}, engines=SEQUENTIAL, settings=tuple(one.name for one in REPRESENTATIVES))
 
@@ -106,6 +118,26 @@ VARIANTS: dict[str, Variant] = {
     # 1,100 clients with 17,152 weights each are more than 64 MiB: their rows lie in clients.bin
     "rows": Variant({"num_features": 64, "hidden": 256}, lambda: {"clients_per_round": 4, "eval_clients": 3},
                     {"num_clients": 1100}, processes=(1, 2)),
+    "private": Variant(trainer=lambda: {"privacy": _private(noise_multiplier=0.7)}, types=("float32",),
+                       settings=("fedavg-uniform", "fedadam-fast"), processes=(1, 2)),
+    "private-adaptive": Variant(trainer=lambda: {"privacy": _private(noise_multiplier=0.14, adaptive_clip=0.5)},
+                                types=("float32",), settings=("fedavg-uniform",)),
+    "poisson": Variant(trainer=lambda: {"sampler": PoissonSampler()}, types=("float64",)),
+    "stragglers": Variant(trainer=lambda: {"stragglers": Stragglers(0.4, 0.3, "dropped"), "clients_per_round": 5},
+                          types=("float64",)),
+    "deadline": Variant(trainer=lambda: {"system": _clock(deadline=16.0), "clients_per_round": 5},
+                        types=("float64",), processes=(1, 2)),
+    "deadline-partial": Variant(
+        trainer=lambda: {"system": _clock(deadline=6.0, late="partial", availability=Diurnal(share=0.6, period=20.0)),
+                         "stragglers": Stragglers(0.4), "codec": Codecs(TopK(0.3), BFloat16())},
+        types=("float64",), settings=("fedprox-samples", "fedbc-learned")),
+    # Asynchronous: the clock decides who arrives, and a codec how long a message takes
+    "clock": Variant(trainer=lambda: {"system": _clock(availability=Diurnal(share=0.6, period=20.0)),
+                                      "clients_per_round": 3},
+                     types=("float64",), settings=("fedbuff", "fedasync"), processes=(1, 2)),
+    "clock-coded": Variant(trainer=lambda: {"system": _clock(), "codec": Codecs(QSGD(7), BFloat16()),
+                                            "clients_per_round": 4},
+                           more={"stops": (1, 2)}, types=("float64",), settings=("fedbuff",)),
 }  # fmt: skip
 
 COMMANDS: dict[str, tuple[str, str]] = {

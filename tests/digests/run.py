@@ -3,7 +3,7 @@
     python tests/digests/run.py write FILE [--only PATTERN ...] [--leaves FOLDER]
     python tests/digests/run.py compare FILE [--only PATTERN ...] [--leaves FOLDER]
 
-All 1,092 cases take about three minutes on two free cores.
+All 1,222 cases take about three minutes on two free cores.
 A case is a run of three rounds on tiny data, ``setting[+variant]/engine/type/processes``. Its line in FILE has one hash
 for each table of the run (without the columns of the clock), for the tensors and numbers of ``last.ckpt``, and for
 ``clients.bin``. ``compare`` prints the cases whose hashes differ from those in FILE, and exits with 1 if there are any.
