@@ -43,7 +43,7 @@ from torch import Tensor
 from fedbc_lightning import FedBC, FederatedDataModule, FederatedTrainer
 from fedbc_lightning.core.seeding import generator, numpy_generator
 from fedbc_lightning.data import ArrayDataset
-from fedbc_lightning.state.row_file import RowFile, RowLayout
+from fedbc_lightning.state.file_rows import RowFile, RowLayout
 
 EARLY = 5
 """The round whose peak memory the last one is compared with."""

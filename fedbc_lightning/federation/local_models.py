@@ -67,10 +67,10 @@ class LocalModels:
         if self._keeps_last:
             declaration.client_model(LOCAL_MODEL)
         if self._keeps_parameters:
-            declaration.client_kept(KEPT)
+            declaration.client_rows(KEPT, "kept")
         if self._has_local_buffers:
-            declaration.client_buffers(LOCAL_BUFFERS)
-            declaration.client_counters(LOCAL_COUNTERS)
+            declaration.client_rows(LOCAL_BUFFERS, "buffers")
+            declaration.client_rows(LOCAL_COUNTERS, "counters")
 
     def begin(self, cohort: Cohort) -> None:
         """Set each client's start to its stored parameters and buffers, if any."""

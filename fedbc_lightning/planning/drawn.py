@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedbc_lightning.federation.federation import Federation
 from fedbc_lightning.federation.planned_round import PlannedRound, plan_round
-from fedbc_lightning.state.row_file import NUM_SLOTS
+from fedbc_lightning.state.file_rows import NUM_SLOTS
 
 NUM_FIRST = 10
 """Number of first rounds whose clients' work is predicted."""

@@ -26,7 +26,7 @@ from fedbc_lightning.run.evaluation_hooks import (
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.run.run_warnings import say_that_it_diverged, say_what_to_expect
 from fedbc_lightning.run.run_writer import Recorder
-from fedbc_lightning.state import row_file
+from fedbc_lightning.state import file_rows
 from fedbc_lightning.state.layout import WrittenParametersError
 
 
@@ -86,7 +86,7 @@ class RoundLoop:
         rows = self._federation.clients.file_rows
         if rows is not None:
             with self._recorder.disk_told():
-                rows.open((self._recorder.folder / run_folder.LAST).with_name(row_file.NAME), self._run.fabric)
+                rows.open((self._recorder.folder / run_folder.LAST).with_name(file_rows.NAME), self._run.fabric)
 
     def _call_start_hooks(self) -> None:
         say_what_to_expect(self._run)

@@ -32,7 +32,7 @@ from fedbc_lightning.run.lock import RunLock
 from fedbc_lightning.run.run import Progress, Request, Run
 from fedbc_lightning.run.run_checkpoint import hyper_parameters, refuse_other_seed, warn_of_other_settings
 from fedbc_lightning.run.settings import RunSettings
-from fedbc_lightning.state import checkpoint, row_file
+from fedbc_lightning.state import checkpoint, file_rows
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -207,7 +207,7 @@ def _restore(run: Run, saved: dict[str, Any], *, takes_other_seed: bool) -> None
         run.federation, saved["state_dict"], ours.get("frozen", {}), path or ""
     )
     module.on_load_checkpoint(saved)
-    rows_path = None if path is None else path.with_name(row_file.NAME)
+    rows_path = None if path is None else path.with_name(file_rows.NAME)
     checkpoint_content.load_state(run.federation, state, saved["state_dict"], path, rows_path)
     run.progress.restore(ours, run.settings.max_rounds)
     if run.fn == TrainerFn.FITTING and not takes_other_seed:

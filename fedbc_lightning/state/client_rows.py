@@ -22,10 +22,12 @@ class RowStorage:
 
     Args:
         starts: Name -> 1-D row that is read for a client without a row of its own. Rows are read in its dtype.
+        dtypes: Name -> dtype in which rows are kept, where it is not that of the start row.
     """
 
-    def __init__(self, starts: dict[str, Tensor]) -> None:
+    def __init__(self, starts: dict[str, Tensor], dtypes: dict[str, torch.dtype] | None = None) -> None:
         self.starts = starts
+        self._dtypes = {name: row.dtype for name, row in starts.items()} | (dtypes or {})
         self._staged: dict[str, dict[int, Any]] = {}
         self.rollback()
 
@@ -44,7 +46,9 @@ class RowStorage:
 
     def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
         """Give the rows of K clients their values (K, ...) for the next round; the values are copied."""
-        raise NotImplementedError
+        # One copy for the cohort; the rows are views of it, until a commit copies them to their places.
+        copied = rows.detach().to("cpu", self._dtypes[name], copy=True)
+        self._staged[name].update(zip(clients, copied, strict=True))
 
     def export_staged(self) -> dict[str, Any]:
         """Return what another rank needs in order to stage the rows that were staged on this rank."""
@@ -160,10 +164,6 @@ class TableRows(RowStorage):
         row = self._rows[name].get(client, self.starts[name])
         return (self._staged[name].get(client, row) if staged else row).clone()
 
-    def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
-        """Stage CPU copies of the rows of K clients."""
-        self._staged[name].update(zip(clients, rows.detach().to("cpu", copy=True), strict=True))
-
     def commit(self) -> None:
         """Make the staged rows the current ones."""
         for name, rows in self._staged.items():
@@ -193,8 +193,7 @@ class TableRows(RowStorage):
 class MemoryRows(RowStorage):
     """Keeps rows of equal length in memory, as one matrix (N, d) per name.
 
-    The matrix is made with ``torch.zeros``, so memory pages that were never written take no memory. Staged rows wait
-    in a second matrix, in the order of staging; its memory is kept from round to round.
+    The matrix is made with ``torch.zeros``, so memory pages that were never written take no memory.
 
     Args:
         starts: Name -> 1-D row that is read for a client without a row of its own. Rows are read in its dtype.
@@ -202,78 +201,39 @@ class MemoryRows(RowStorage):
         num_clients: Number of clients, N.
     """
 
-    _staged: dict[str, dict[int, int]]  # client -> index of its row in the matrix of staged rows
-
     def __init__(self, starts: dict[str, Tensor], dtypes: dict[str, torch.dtype], num_clients: int) -> None:
-        super().__init__(starts)
+        super().__init__(starts, dtypes)
         self._rows = {name: torch.zeros(num_clients, len(row), dtype=dtypes[name]) for name, row in starts.items()}
         self._is_touched = {name: torch.zeros(num_clients, dtype=torch.bool) for name in starts}
-        self._waiting = {name: rows.new_empty(0, rows.shape[1]) for name, rows in self._rows.items()}
 
     def read(self, name: str, client: int, *, staged: bool = False) -> Tensor:
         """Return a copy of one client's row, committed or staged."""
         start = self.starts[name]
-        place = self._staged[name].get(client) if staged else None
-        if place is not None:
-            row = self._waiting[name][place]
-        else:
-            row = self._rows[name][client] if self._is_touched[name][client] else start
-        return row.to(start.dtype, copy=True)
+        row = self._rows[name][client] if self._is_touched[name][client] else start
+        return (self._staged[name].get(client, row) if staged else row).to(start.dtype, copy=True)
 
     def gather(self, name: str, clients: Sequence[int], *, staged: bool = False) -> Tensor:
         """Return a copy of the rows of K clients, (K, d), committed or staged."""
         if len(clients) == 1:
-            return self.read(name, clients[0], staged=staged)[None]
+            return super().gather(name, clients, staged=staged)
         start = self.starts[name]
         rows, is_touched = self._rows[name][clients], self._is_touched[name][clients]
         # Rows that were never written are pages of zeros; what is read for them is the start row.
         rows = torch.where(is_touched[:, None], rows.to(start.dtype), start)
         found = self._staged[name] if staged else {}
-        there = [k for k, client in enumerate(clients) if client in found]
-        if there:
-            rows[there] = self._waiting[name][[found[clients[k]] for k in there]].to(start.dtype)
+        for k, client in enumerate(clients):
+            if client in found:
+                rows[k] = found[client]
         return rows
-
-    def stage(self, name: str, clients: list[int], rows: Tensor) -> None:
-        """Append the rows (K, d) of K clients to the matrix of staged rows."""
-        first, waiting = self._num_waiting[name], self._waiting[name]
-        end = self._num_waiting[name] = first + len(clients)
-        if end > len(waiting):
-            # At least doubled, so that staging client by client copies each row a constant number of times on average.
-            longer = waiting.new_empty(max(end, 2 * len(waiting)), waiting.shape[1])
-            longer[:first] = waiting[:first]
-            waiting = self._waiting[name] = longer
-        waiting[first:end] = rows.detach()
-        self._staged[name].update(zip(clients, range(first, end), strict=True))
 
     def commit(self) -> None:
         """Make the staged rows the current ones."""
-        for name, places in self._staged.items():
-            if places:
-                clients = torch.tensor(list(places))
-                self._rows[name][clients] = self._in_order_of_staging(name)
+        for name, staged in self._staged.items():
+            if staged:
+                clients = torch.tensor(list(staged))
+                self._rows[name][clients] = torch.stack(list(staged.values()))
                 self._is_touched[name][clients] = True
         self.rollback()
-
-    def rollback(self) -> None:
-        """Discard the staged rows; the memory of their matrix is kept."""
-        super().rollback()
-        self._num_waiting = dict.fromkeys(self.starts, 0)
-
-    def export_staged(self) -> dict[str, Any]:
-        """Return, by name, the staged clients and the matrix of their rows."""
-        return {name: (list(places), self._in_order_of_staging(name)) for name, places in self._staged.items()}
-
-    def import_staged(self, staged: dict[str, Any]) -> None:
-        """Stage the rows that another rank exported."""
-        for name, (clients, rows) in staged.items():
-            self.stage(name, clients, rows)
-
-    def _in_order_of_staging(self, name: str) -> Tensor:
-        """Return the staged rows, one for each client."""
-        places, waiting = self._staged[name], self._waiting[name]
-        is_once = len(places) == self._num_waiting[name]  # otherwise a client was staged twice, and its last row counts
-        return waiting[: len(places)] if is_once else waiting[list(places.values())]
 
     def state_dict(self) -> dict[str, Any]:
         """Return, by name, the clients that have a row of their own, and these rows as one matrix."""

@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from fedbc_lightning.core.devices import wide_dtype
-from fedbc_lightning.state.declaration import ClientStore, check_declared, check_tensor
+from fedbc_lightning.state.declaration import EMPTY, ClientStore, check_declared, check_tensor
 
 if TYPE_CHECKING:
     from fedbc_lightning.core.local_training import LocalTraining
-
-
-EMPTY = torch.empty(0)
 
 
 class Taken(NamedTuple):
