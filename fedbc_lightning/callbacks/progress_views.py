@@ -13,8 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedbc_lightning.core.notebook import NotebookOutput
-from fedbc_lightning.core.printing import stream_handlers
+from fedbc_lightning.core.printing import NotebookOutput, stream_handlers
 from fedbc_lightning.core.units import duration
 from fedbc_lightning.distributed.interrupts import Interrupts
 

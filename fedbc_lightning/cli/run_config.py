@@ -9,8 +9,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import SaveConfigCallback
 
 from fedbc_lightning.cli.overview import version
-from fedbc_lightning.core.code_hash import code_hash
 from fedbc_lightning.core.files import replacing
+from fedbc_lightning.core.origin import code_hash
 
 
 class SaveRunConfig(SaveConfigCallback):

@@ -19,8 +19,7 @@ from types import TracebackType
 
 from fedbc_lightning.cli.command_arguments import PROG, STUDY_COMMANDS, TOOLS, UsageError, is_study, prepare_arguments
 from fedbc_lightning.cli.overview import overview, version
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.tracebacks import one_line, report
+from fedbc_lightning.core.errors import ConfigurationError, one_line, report
 
 UNREAD = 141
 """Exit status when nobody reads what is printed: 128 and the number of SIGPIPE, as other programs end before head."""

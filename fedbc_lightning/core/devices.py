@@ -1,11 +1,17 @@
-"""Differences between the devices that models are trained on (CPU, CUDA, MPS), hidden behind three functions."""
+"""Devices that models are trained on (CPU, CUDA, MPS): their differences, and torch's deterministic algorithms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+# Type of the setting `trainer.deterministic`
+Asked = bool | Literal["warn"] | None
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
@@ -29,3 +35,37 @@ def read(values: Iterable[Tensor | float]) -> list[float]:
 def wide_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of sums over clients: float64, or float32 on MPS, which has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def prepare_deterministic(asked: Asked) -> None:
+    """Set the environment variable that cuBLAS reads before its first matrix product, if determinism is asked for."""
+    if asked:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@contextmanager
+def deterministic_algorithms(asked: Asked) -> Iterator[None]:
+    """Use deterministic algorithms inside the context, and restore torch's settings on leaving it.
+
+    Args:
+        asked: Value of ``trainer.deterministic``. With True, an operation without a deterministic algorithm is an
+            error; with ``"warn"`` it causes a warning. None makes only cuDNN deterministic, False changes nothing.
+
+    Raises:
+        RuntimeError: ``asked`` is True, and an operation inside has no deterministic algorithm; raised by torch.
+    """
+    if asked is False:
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    flags = cudnn.deterministic, cudnn.benchmark
+    is_on = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        cudnn.deterministic, cudnn.benchmark = True, False  # a benchmark may choose another algorithm in another run
+        if asked is not None:
+            torch.use_deterministic_algorithms(True, warn_only=asked == "warn")
+        yield
+    finally:
+        torch.use_deterministic_algorithms(is_on, warn_only=warns)
+        cudnn.deterministic, cudnn.benchmark = flags

@@ -1,12 +1,14 @@
-"""Where the lines go that are printed or logged."""
+"""Where the lines go that are printed or logged: to a terminal, into a file, or into a notebook's cell."""
 
 from __future__ import annotations
 
+import html
 import logging
 import sys
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from typing import TextIO, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
+from typing import Any, TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -25,33 +27,35 @@ def stream_handlers() -> list[logging.StreamHandler]:
 def printing_to(stream: TextIO) -> Iterator[None]:
     """Send to one stream what is printed, and what loggers write to the standard streams.
 
-    A handler of a logger keeps the stream that it was made with, so it does not follow ``sys.stderr``. One that is made
-    inside writes to standard error afterwards.
+    A handler of a logger keeps the stream that it was made with, so it does not follow ``sys.stderr``.
     """
     standard = sys.stdout, sys.stderr
-    with ExitStack() as stack:
-        own = {handler for handler in stream_handlers() if handler.stream is stream}
-        stack.callback(_leave, stream, standard[1], own)
+    before = {handler: handler.stream for handler in stream_handlers()}
+    for handler, own in before.items():
+        if own in standard:
+            handler.setStream(stream)
+    try:
+        with redirect_stdout(stream), redirect_stderr(stream):
+            yield
+    finally:
+        # A library that is first imported inside makes its handler there. It would go on writing into a log file that
+        # has been closed, so it gets standard error instead.
         for handler in stream_handlers():
-            if handler.stream in standard and handler.stream is not stream:
-                stack.callback(handler.setStream, handler.setStream(stream))
-        stack.enter_context(redirect_stdout(stream))
-        stack.enter_context(redirect_stderr(stream))
-        yield
-
-
-def _leave(stream: TextIO, error: TextIO, own: Collection[logging.StreamHandler]) -> None:
-    """Let handlers that were made while all was printed to a stream write to standard error, except its own ones."""
-    # Else a library that is first imported inside would go on writing into a log file that has been closed.
-    for handler in stream_handlers():
-        if handler.stream is stream and handler not in own:
-            handler.setStream(error)
+            if handler.stream is stream:
+                handler.setStream(before.get(handler, standard[1]))
 
 
 @contextmanager
 def each_line_once() -> Iterator[None]:
     """Let loggers write each line to streams once: several runs in a row would say the same about their data."""
-    filters = {handler: _Once() for handler in stream_handlers()}
+
+    def is_new(said: set[str], record: logging.LogRecord) -> bool:
+        line = f"{record.levelno} {record.getMessage()} {record.exc_info}"
+        is_known = line in said
+        said.add(line)
+        return not is_known
+
+    filters = {handler: partial(is_new, set()) for handler in stream_handlers()}
     for handler, once in filters.items():
         handler.addFilter(once)
     try:
@@ -61,21 +65,44 @@ def each_line_once() -> Iterator[None]:
             handler.removeFilter(once)
 
 
-class _Once(logging.Filter):
-    """Passes a line of one level once, and every line with an exception."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._said: set[tuple[int, str, str]] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        line = record.levelno, str(record.msg), str(record.args)
-        is_new = line not in self._said or record.exc_info is not None
-        self._said.add(line)
-        return is_new
-
-
 def shown_progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterable[Item]:
     """Iterate over items; a terminal shows a progress bar until the end, and other outputs nothing."""
     console = Console(stderr=True)
     return track(items, description, total, console=console, disable=not console.is_terminal, transient=True)
+
+
+def show_markdown(text: str) -> None:
+    """Show text in Markdown as an output of the cell that is running."""
+    from IPython.display import Markdown, display
+
+    display(Markdown(text))
+
+
+class NotebookOutput:
+    """One output of the cell that is running, updated in place: HTML, and plain text for programs that read notebooks.
+
+    A notebook keeps every line that is printed, so that lines of progress would fill it.
+    """
+
+    def __init__(self) -> None:
+        from IPython.display import DisplayHandle
+
+        self._handle: Any = DisplayHandle()
+        self._show = self._handle.display
+
+    def show(self, lines: Sequence[str], share: float | None = None) -> None:
+        """Show lines in place of those before.
+
+        Args:
+            lines: Lines of text.
+            share: Length of the bar before the last line, in [0, 1]; None: no bar.
+        """
+        bar = "" if share is None else f'<progress value="{share:.4f}" style="width: 12em"></progress> '
+        *above, last = [html.escape(line) for line in lines]
+        page = "<br>".join([*above, bar + last])
+        bundle = {
+            "text/html": f'<div style="font-variant-numeric: tabular-nums">{page}</div>',
+            "text/plain": "\n".join(lines),
+        }
+        self._show(bundle, raw=True)
+        self._show = self._handle.update

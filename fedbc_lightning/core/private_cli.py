@@ -24,19 +24,15 @@ class OpenCLI(LightningCLI):
 
     def add_commands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         """Add the commands to the parser, each by :meth:`command_parser`."""
-        raise NotImplementedError
 
     def set_seed(self) -> None:
         """Seed what is random."""
-        raise NotImplementedError
 
     def add_instantiators(self) -> None:
         """Tell the parser how model and data are built."""
-        raise NotImplementedError
 
     def run_command(self, command: str) -> None:
         """Run the command."""
-        raise NotImplementedError
 
     # what these steps may use
 

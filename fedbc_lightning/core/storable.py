@@ -58,18 +58,12 @@ def find_unreadable(value: Any, place: str = "") -> str | None:
     """
     if _is_read_back(value):
         return None
-    parts: Any = ()
-    if isinstance(value, Mapping):
-        unreadable_keys = (find_unreadable(key, f"{place}.keys()") for key in value)
-        parts = ((f"{place}[{key!r}]", item) for key, item in value.items())
-        found = next(filter(None, unreadable_keys), None)
-        if found is not None:
-            return found
-    elif isinstance(value, (list, tuple)):
-        parts = ((f"{place}[{index}]", item) for index, item in enumerate(value))
-    inside = next(filter(None, (find_unreadable(item, there) for there, item in parts)), None)
+    is_list = isinstance(value, (list, tuple))
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if is_list else ()
+    inside = (find_unreadable(item, f"{place}[{key!r}]") for key, item in items)
     kind = type(value)
-    return inside or f"{place} is a {kind.__module__}.{kind.__qualname__}"
+    # If all that it holds can be read, the container itself cannot, such as a dict of the user's own class.
+    return next(filter(None, inside), f"{place} is a {kind.__module__}.{kind.__qualname__}")
 
 
 def _is_read_back(value: Any) -> bool:

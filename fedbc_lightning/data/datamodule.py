@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.lightning_names import overrides
-from fedbc_lightning.core.tracebacks import locate
 from fedbc_lightning.data.client_loaders import ClientLoaders, LoadersOnDemand
 from fedbc_lightning.data.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
 from fedbc_lightning.data.heldout import find_heldout

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.seeding import generator
-from fedbc_lightning.core.tracebacks import locate
 from fedbc_lightning.federation.channel import ChannelPart, Exchange
 from fedbc_lightning.federation.user_methods import checked_count, returned
 from fedbc_lightning.server import NormalizedAverage

@@ -9,8 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.tracebacks import locate
+from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.module.mistakes import place_of
 from fedbc_lightning.module.shared_state import Budget
 from fedbc_lightning.server import ServerCallback

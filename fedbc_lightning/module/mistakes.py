@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.tracebacks import locate
+from fedbc_lightning.core.errors import ConfigurationError, locate
 
 
 def refuse_loss(loss: Tensor, module: Module) -> None:

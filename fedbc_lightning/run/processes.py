@@ -12,10 +12,9 @@ from lightning.fabric import Fabric
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from fedbc_lightning.core import determinism
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.storage import quiet_event_writers
-from fedbc_lightning.core.tracebacks import add_note
+from fedbc_lightning.core.devices import deterministic_algorithms
+from fedbc_lightning.core.errors import ConfigurationError, add_note
+from fedbc_lightning.core.files import quiet_event_writers
 from fedbc_lightning.distributed.heartbeat import WAS_LOST, Heartbeat, LostProcessError
 from fedbc_lightning.distributed.interrupts import passed_on
 from fedbc_lightning.run import slurm
@@ -79,7 +78,7 @@ def _heard_of(trainer: RunView, file: Path | None) -> Iterator[None]:
 def _run_in_process(fabric: Fabric, trainer: RunView, request: Request, perform: Perform, file: Path | None) -> Any:
     """Perform what is asked in one of the processes; if there is a file, rank 0 writes the outcome to it."""
     settings, progress = trainer.settings, trainer.progress
-    alike = determinism.deterministic_algorithms(settings.deterministic)
+    alike = deterministic_algorithms(settings.deterministic)
     heartbeat = Heartbeat(fabric, lambda: progress.current_round).held(
         lambda: _how_to_resume(trainer, request, progress.log_dir)
     )

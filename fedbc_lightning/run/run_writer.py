@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from lightning.fabric.loggers import Logger, TensorBoardLogger
 
-from fedbc_lightning.core import storage
 from fedbc_lightning.core.errors import first_line
+from fedbc_lightning.core.files import told
 from fedbc_lightning.core.lightning_names import both
 from fedbc_lightning.core.private_lightning import purge_from
 from fedbc_lightning.evaluation.summary import Evaluation
@@ -67,7 +67,7 @@ class Recorder:
 
     def disk_told(self) -> AbstractContextManager[None]:
         """Turn errors of the file system in the run folder into an error of one line."""
-        return storage.told(self.folder, run_folder.how_to_resume(self.folder / run_folder.LAST))
+        return told(self.folder, run_folder.how_to_resume(self.folder / run_folder.LAST))
 
     def record(
         self, round: int, metrics: dict[str, float], records: list[dict[str, Any]], evaluation: Evaluation

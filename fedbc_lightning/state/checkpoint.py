@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from fedbc_lightning.core.errors import ConfigurationError, first_line
-from fedbc_lightning.core.files import replacing
+from fedbc_lightning.core.files import os_error, replacing
 from fedbc_lightning.core.storable import find_unreadable
-from fedbc_lightning.core.storage import os_error
 
 # Key under which a checkpoint, otherwise an ordinary Lightning one, holds the federated state
 KEY = "fedbc_lightning"

@@ -16,7 +16,7 @@ from fedbc_lightning.cli.command_arguments import PROG
 from fedbc_lightning.cli.federated import FederatedCLI
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.files import write_text
-from fedbc_lightning.core.notebook import show_markdown
+from fedbc_lightning.core.printing import show_markdown
 from fedbc_lightning.studies.conclusions import finding_sentences
 from fedbc_lightning.studies.drawing import draw_curves
 from fedbc_lightning.studies.jobs import Jobs

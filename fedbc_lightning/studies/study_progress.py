@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedbc_lightning.core.notebook import NotebookOutput
+from fedbc_lightning.core.printing import NotebookOutput
 from fedbc_lightning.core.units import duration
 from fedbc_lightning.studies.run_states import State
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from fedbc_lightning.core.errors import ConfigurationError, first_line
+from fedbc_lightning.core.errors import ConfigurationError, first_line, notes_of, one_line, report
 from fedbc_lightning.core.printing import printing_to
 from fedbc_lightning.run import folder as run_folder
 from fedbc_lightning.run.lock import RunLock
@@ -196,7 +196,6 @@ def _error_of(words: list[str], log_file: Path) -> str | None:
     """
     from fedbc_lightning.cli import FederatedCLI
     from fedbc_lightning.cli.command_arguments import PROG, UsageError
-    from fedbc_lightning.core.tracebacks import notes_of, one_line, report
     from fedbc_lightning.distributed.interrupts import StoppedError
 
     with log_file.open("a", buffering=1, encoding="utf-8") as log, printing_to(log):

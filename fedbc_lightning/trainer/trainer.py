@@ -16,7 +16,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fedbc_lightning.algorithms import FederatedAlgorithm
-from fedbc_lightning.core import determinism
+from fedbc_lightning.core.devices import prepare_deterministic
 from fedbc_lightning.core.seeding import preserved_globals
 from fedbc_lightning.module.adapter import check_module, unwrapped
 from fedbc_lightning.module.hooks import Hooks
@@ -57,7 +57,7 @@ class FederatedTrainer(RunView):
 
     @with_arguments_of(RunSettings)
     def __init__(self, settings: RunSettings) -> None:
-        determinism.prepare(settings.deterministic)
+        prepare_deterministic(settings.deterministic)
         super().__init__(settings)
         self.callbacks = callbacks_of_settings(settings)
 

@@ -5,8 +5,7 @@ import torch
 from helpers.boring import BoringData, BoringModel, make_trainer
 
 from fedbc_lightning.algorithms import FedAvg, FederatedAlgorithm
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.tracebacks import notes_of
+from fedbc_lightning.core.errors import ConfigurationError, notes_of
 from fedbc_lightning.server import WeightedAverage
 
 HERE = r"\(test_mistakes_in_methods.py, line \d+\)"

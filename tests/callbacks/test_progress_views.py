@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedbc_lightning import FedAvg
 from fedbc_lightning.callbacks import progress_bar, progress_views
-from fedbc_lightning.core import notebook
+from fedbc_lightning.core.printing import NotebookOutput
 from fedbc_lightning.engines.progress_counters import Work
 
 
@@ -82,7 +82,7 @@ def test_an_output_of_a_notebook_is_html_and_text(monkeypatch):
         display=lambda bundle, raw: bundles.append(bundle), update=lambda bundle, raw: bundles.append(bundle)
     )
     monkeypatch.setattr("IPython.display.DisplayHandle", lambda: handle)
-    output = notebook.NotebookOutput()
+    output = NotebookOutput()
     output.show(["a < b", "round 1/3"], share=1 / 3)
     output.show(["a < b", "3 rounds"])
     assert [bundle["text/plain"] for bundle in bundles] == ["a < b\nround 1/3", "a < b\n3 rounds"]

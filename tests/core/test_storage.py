@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 
 from fedbc_lightning import ConfigurationError, FedAvg
 from fedbc_lightning.callbacks import RoundCheckpoint
-from fedbc_lightning.core import storage
+from fedbc_lightning.core.files import told
 
 
 class Breaks(Callback):
@@ -61,7 +61,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, act, message, caplog):
 
 def test_errors_of_other_files_pass(tmp_path):
     def broken(*arguments):
-        with storage.told(tmp_path):
+        with told(tmp_path):
             raise OSError(*arguments)
 
     denied = errno.EACCES, os.strerror(errno.EACCES)

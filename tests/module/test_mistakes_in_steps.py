@@ -11,8 +11,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedbc_lightning.algorithms import FedAvg, PerFedAvg
-from fedbc_lightning.core.errors import ConfigurationError
-from fedbc_lightning.core.tracebacks import notes_of
+from fedbc_lightning.core.errors import ConfigurationError, notes_of
 
 HERE = Path(__file__).name
 

@@ -14,7 +14,7 @@ import yaml
 from helpers.browser import ask_page
 from helpers.command_line import TINY, run_cli, write_project
 
-from fedbc_lightning.core.code_hash import code_hash
+from fedbc_lightning.core.origin import code_hash
 from fedbc_lightning.report import blocks
 from fedbc_lightning.run.run_record import RunRecord
 from fedbc_lightning.studies.conclusions import claim_sentences

@@ -5,8 +5,7 @@ import sys
 import pytest
 import torch
 
-from fedbc_lightning.core.errors import NotVectorizableError
-from fedbc_lightning.core.tracebacks import locate, notes_of, one_line, report
+from fedbc_lightning.core.errors import NotVectorizableError, locate, notes_of, one_line, report
 
 
 def raised(function):
