@@ -18,13 +18,11 @@ from fedbc_lightning.core import seeding
 from fedbc_lightning.core.checks import SHARE, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError, locate
 from fedbc_lightning.core.lightning_names import overrides
-from fedbc_lightning.data.client_loaders import ClientLoaders, LoadersOnDemand
 from fedbc_lightning.data.datasets import as_arrays, augment_of, join, num_bytes, num_items, take
-from fedbc_lightning.data.heldout import find_heldout
 from fedbc_lightning.data.labels import Known, identify, labels_of
-from fedbc_lightning.data.loading import ClientLoader, EpochSampler, num_batches
-from fedbc_lightning.data.splits import train_test_split
-from fedbc_lightning.partition.counts import count_labels
+from fedbc_lightning.data.loading import ClientLoader, ClientLoaders, EpochSampler, LoadersOnDemand, num_batches
+from fedbc_lightning.data.splits import find_heldout, train_test_split
+from fedbc_lightning.partition.dealing import count_labels
 
 # Most bytes of clients' data sets that are kept between rounds; beyond that, the oldest are made again when needed.
 # They are mostly index arrays of shared tensors: 128 MiB are those of 16 million samples.
@@ -412,7 +410,7 @@ class FederatedDataModule(LightningDataModule):
         """Count the samples of each class at each client, over all splits, int64 ``(N, num_classes)``.
 
         The result is None if there are no labels, or if it would have more than
-        :data:`~fedbc_lightning.partition.counts.MAX_CELLS` entries.
+        :data:`~fedbc_lightning.partition.dealing.MAX_CELLS` entries.
         """
         known: Known = {}
         found: list[np.ndarray] = []

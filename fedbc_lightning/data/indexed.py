@@ -15,10 +15,9 @@ from fedbc_lightning.core import seeding
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.data.datamodule import SPLITS, FederatedDataModule
 from fedbc_lightning.data.datasets import as_arrays, num_items, take
-from fedbc_lightning.data.heldout import find_heldout
-from fedbc_lightning.data.splits import SplitOrder, check_split, split_partition
+from fedbc_lightning.data.splits import SplitOrder, check_split, find_heldout, split_partition
 from fedbc_lightning.partition import Natural, Partition, Partitioner
-from fedbc_lightning.partition.counts import count_labels
+from fedbc_lightning.partition.dealing import count_labels
 
 
 @dataclass
@@ -199,7 +198,7 @@ class IndexedDataModule(FederatedDataModule):
         """Count the samples of each class at each client, int64 ``(N, num_classes)``.
 
         The result is None if there are no labels, or if it would have more than
-        :data:`~fedbc_lightning.partition.counts.MAX_CELLS` entries.
+        :data:`~fedbc_lightning.partition.dealing.MAX_CELLS` entries.
         """
         labels = self.labels
         if labels is None:

@@ -16,8 +16,7 @@ from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.core.lightning_names import overrides
 from fedbc_lightning.core.local_training import LocalTraining
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.data.client_loaders import ClientLoaders
-from fedbc_lightning.data.loading import ClientLoader
+from fedbc_lightning.data.loading import ClientLoader, ClientLoaders
 from fedbc_lightning.engines.progress_counters import Work
 from fedbc_lightning.engines.recorded.step_recorder import StepRecorder
 from fedbc_lightning.module.adapter import UserModule

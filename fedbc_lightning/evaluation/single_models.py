@@ -11,7 +11,7 @@ import torch
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.seeding import derive, seed_globals
 from fedbc_lightning.data import FederatedDataModule
-from fedbc_lightning.data.client_loaders import ClientLoaders
+from fedbc_lightning.data.loading import ClientLoaders
 from fedbc_lightning.distributed.fabric import gather_objects
 from fedbc_lightning.engines.base import BaseEngine
 from fedbc_lightning.evaluation.measurement import ClientModel, Measurement, Models, Results, Task, read_results

@@ -1,7 +1,8 @@
-"""Partition whose classes are shared among the clients by draws from a Dirichlet distribution."""
+"""Partitions by draws from a Dirichlet distribution: over the clients of each class, or over each client's classes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -10,6 +11,7 @@ from fedbc_lightning.core.checks import FINITE, above, at_least, check_arguments
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, check_enough_samples
 from fedbc_lightning.partition.dealing import shuffled_by_class
+from fedbc_lightning.partition.sizes import SPREAD, equal_sizes, log_normal_sizes
 
 Concentration = Annotated[float, above(0), FINITE]
 
@@ -80,3 +82,125 @@ class Dirichlet(Partitioner):
             sizes += counts
             owners.append(np.repeat(clients, counts))
         return np.concatenate(owners), sizes
+
+
+SHARES_PER_BLOCK = 2**17  # shares that are drawn at once, 1 MiB of float64
+
+
+class InnerDirichlet(Partitioner):
+    """Gives each client exactly the size asked for, with class shares of its own drawn from Dir(alpha).
+
+    All samples are used. If a class has run out, a client takes other classes in proportion to its shares of these;
+    with a small alpha it therefore ends with more classes than its shares favour.
+
+    Args:
+        num_clients: Number of clients N, at least 1.
+        alpha: Concentration of the Dirichlet distribution over classes, above 0, the same for all classes.
+        sizes: Number of samples of each client, N numbers of 1 or more that sum to M; None gives equal sizes, up to
+            one sample, or those of ``size_spread``.
+        size_spread: Spread of the sizes if ``sizes`` is None, in [0, 10]; above 0 the sizes are in proportion to
+            exp(size_spread * z), z ~ N(0, 1).
+
+    Raises:
+        ConfigurationError: An argument is impossible.
+
+    Example:
+        >>> labels = np.arange(100) % 10
+        >>> [len(indices) for indices in InnerDirichlet(3, alpha=0.3, sizes=[20, 30, 50])(labels, seed=0)]
+        [20, 30, 50]
+    """
+
+    num_clients: int
+
+    def __init__(
+        self,
+        num_clients: NumClients,
+        alpha: Concentration = 0.5,
+        sizes: Sequence[int] | None = None,
+        size_spread: Annotated[float, SPREAD] = 0.0,
+    ) -> None:
+        check_arguments(InnerDirichlet, locals(), "data.partitioner")
+        if sizes is not None and (len(sizes) != num_clients or min(sizes) < 1 or size_spread):
+            raise ConfigurationError(
+                f"data.partitioner.sizes: got {list(sizes)}; give num_clients={num_clients} whole numbers >= 1, and no "
+                "size_spread"
+            )
+        self.num_clients, self.alpha, self.sizes, self.size_spread = num_clients, alpha, sizes, size_spread
+
+    def __call__(self, values: np.ndarray, seed: int) -> Partition:
+        """Fill clients of the given sizes according to class shares that are drawn for each client.
+
+        In each turn, every free place of a client draws a class from the client's shares of the classes that have
+        samples left. If a class is drawn more often than it has samples, random places get them, and the others draw
+        again in the next turn. Each client's samples are ordered by class.
+
+        Raises:
+            ConfigurationError: The sizes do not sum to M.
+        """
+        rng = np.random.default_rng(seed)
+        sizes = self._draw_sizes(len(values), rng)
+        by_class, left = shuffled_by_class(values, rng)
+        shares_seed = int(rng.integers(2**63))
+        client_of_place = np.repeat(np.arange(len(sizes)), sizes)
+        class_of_place = np.empty(len(values), dtype=np.int64)
+        free = np.arange(len(values))
+        while len(free):
+            drawn = _draw_classes(client_of_place[free], len(sizes), left > 0, self.alpha, shares_seed, rng)
+            order = rng.permutation(len(free))
+            order = order[np.argsort(drawn[order], kind="stable")]
+            asked = np.bincount(drawn, minlength=len(left))
+            rank = np.arange(len(free)) - np.repeat(np.cumsum(asked) - asked, asked)
+            served = np.zeros(len(free), dtype=bool)
+            served[order] = rank < np.repeat(left, asked)
+            class_of_place[free[served]] = drawn[served]
+            left = left - np.minimum(asked, left)
+            free = free[~served]
+        owners = client_of_place[np.argsort(class_of_place, kind="stable")]
+        return Partition.from_owners(owners, len(sizes), by_class)
+
+    def _draw_sizes(self, num_samples: int, rng: np.random.Generator) -> np.ndarray:
+        check_enough_samples(num_samples, self.num_clients)
+        if self.sizes is not None and sum(self.sizes) != num_samples:
+            raise ConfigurationError(
+                f"data.partitioner.sizes: they sum to {sum(self.sizes)}, the data has {num_samples} samples"
+            )
+        if self.sizes is not None:
+            return np.array(self.sizes)
+        if self.size_spread:
+            return log_normal_sizes(num_samples, self.num_clients, self.size_spread, 1, rng)
+        return equal_sizes(num_samples, self.num_clients)
+
+
+def _draw_classes(
+    clients: np.ndarray, num_clients: int, available: np.ndarray, alpha: float, seed: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw a class for each free place.
+
+    The shares of all clients, ``(N, num_classes)``, may not fit into memory: blocks of them are drawn again from the
+    seed in each turn.
+
+    Args:
+        clients: Client of each place, ascending.
+        num_clients: Number of clients N.
+        available: Whether each class has samples left, bool ``(num_classes,)``.
+        alpha: Concentration of the Dirichlet distribution.
+        seed: Seed of the shares.
+        rng: Generator of the draws from the shares.
+    """
+    num_classes = len(available)
+    drawn = np.empty(len(clients), dtype=np.int64)
+    block = max(1, SHARES_PER_BLOCK // num_classes)
+    for first in range(0, num_clients, block):
+        start, end = np.searchsorted(clients, [first, first + block])
+        if start == end:
+            continue
+        number = min(block, num_clients - first)
+        shares = np.random.default_rng([seed, first]).dirichlet(np.full(num_classes, alpha), number) * available
+        shares[shares.sum(axis=1) == 0] = available  # every class of which this client has a share has run out
+        bounds = np.cumsum(shares, axis=1)
+        bounds = bounds / bounds[:, -1:] + np.arange(number)[:, None]
+        rows = clients[start:end] - first
+        # Below 1, since the last bound of a row is its number plus 1 only up to rounding
+        below_one = rng.random(end - start) * (1 - 1e-9)
+        drawn[start:end] = np.searchsorted(bounds.ravel(), rows + below_one, side="right") - rows * num_classes
+    return drawn

@@ -9,10 +9,8 @@ import torch
 
 from fedbc_lightning.engines import choice
 from fedbc_lightning.federation.hook_writes import begin_again, kept_from_start_hooks
-from fedbc_lightning.planning.drawn import draw_rounds
-from fedbc_lightning.planning.evaluation_time import EvaluationTime, time_evaluation
-from fedbc_lightning.planning.round_time import RoundTimer
-from fedbc_lightning.planning.space import Space, checkpoint_bytes
+from fedbc_lightning.planning.timing import EvaluationTime, RoundTimer, time_evaluation
+from fedbc_lightning.planning.totals import Space, checkpoint_bytes, draw_rounds
 from fedbc_lightning.run.run import Run
 from fedbc_lightning.state.layout import WrittenParametersError
 

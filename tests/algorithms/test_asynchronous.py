@@ -20,7 +20,7 @@ from fedbc_lightning import ClientSampler, ConfigurationError, PoissonSampler
 from fedbc_lightning.algorithms import ComposedAlgorithm, FedAsync, FedAvg, FedBuff
 from fedbc_lightning.core.seeding import derive, numpy_generator
 from fedbc_lightning.federation.system import Diurnal, Lognormal, Stragglers, System
-from fedbc_lightning.planning.drawn import draw_rounds
+from fedbc_lightning.planning.totals import draw_rounds
 from fedbc_lightning.server import BufferedUpdates, Staleness
 
 SYSTEM = System(Lognormal(0.3, 1.0), bandwidth_up=Lognormal(40.0, 0.5), bandwidth_down=80.0)

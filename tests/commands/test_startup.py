@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fedbc_lightning.datamodules import digits
+from fedbc_lightning.datamodules import vision
 from helpers.programs import run_fresh
 from sklearn.datasets import load_digits
 
@@ -121,8 +121,8 @@ def test_a_process_ends_in_silence(tmp_path):
 @pytest.mark.parametrize("is_there", [True, False])
 def test_digits_are_those_of_scikit_learn(is_there, monkeypatch, tmp_path):
     if not is_there:
-        monkeypatch.setattr(digits, "distribution", lambda name: SimpleNamespace(locate_file=tmp_path.joinpath))
-    images, targets = digits.read_digits()
+        monkeypatch.setattr(vision, "distribution", lambda name: SimpleNamespace(locate_file=tmp_path.joinpath))
+    images, targets = vision.read_digits()
     expected_images, expected_targets = load_digits(return_X_y=True)
     np.testing.assert_array_equal(images, expected_images)
     np.testing.assert_array_equal(targets, expected_targets)

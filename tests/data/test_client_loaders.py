@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_federated_data import SIZES, Toy
 
-from fedbc_lightning.data.client_loaders import ClientLoaders, LoadersOnDemand
+from fedbc_lightning.data.loading import ClientLoaders, LoadersOnDemand
 
 CLIENTS = [2, 0, 1]
 

@@ -13,7 +13,7 @@ from fedbc_lightning.data import ArrayDataset, BatchTransformDataset, ClientLoad
 from fedbc_lightning.data.datasets import as_arrays, join, take
 from fedbc_lightning.data.labels import labels_of
 from fedbc_lightning.partition import IID
-from fedbc_lightning.partition.counts import count_labels
+from fedbc_lightning.partition.dealing import count_labels
 
 CPU = torch.device("cpu")
 

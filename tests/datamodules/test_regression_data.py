@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from fedbc_lightning.datamodules import SyntheticDataModule, SyntheticRegressionDataModule
-from fedbc_lightning.datamodules.regression import draw_regression
+from fedbc_lightning.datamodules.synthetic import draw_regression
 
 from fedbc_lightning.core.errors import ConfigurationError
 

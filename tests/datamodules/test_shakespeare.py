@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fedbc_lightning.datamodules import ShakespeareDataModule
-from fedbc_lightning.datamodules.text import ALPHABET, decode_text, encode_text, read_speeches
+from fedbc_lightning.datamodules.shakespeare import ALPHABET, decode_text, encode_text, read_speeches
 from helpers.text_formats import write_leaf
 
 from fedbc_lightning.core.errors import ConfigurationError

@@ -7,7 +7,7 @@ import pytest
 
 from fedbc_lightning.core.errors import ConfigurationError
 from fedbc_lightning.partition import IID, Dirichlet, Explicit, Partition
-from fedbc_lightning.partition.counts import count_labels
+from fedbc_lightning.partition.dealing import count_labels
 
 LABELS = np.arange(500) % 10
 

@@ -13,7 +13,7 @@ from fedbc_lightning.partition import (
     Natural,
     Shards,
 )
-from fedbc_lightning.partition.classes_per_client import count_holders
+from fedbc_lightning.partition.few_classes import count_holders
 
 CIFAR10 = np.arange(60_000) % 10
 MNIST_COUNTS = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]

@@ -14,7 +14,7 @@ from fedbc_lightning import Codecs, FedAvg, FedBC
 from fedbc_lightning.algorithms import L2GD, SCAFFOLD, Centralized, Ditto, L2SGDPlus
 from fedbc_lightning.core.units import duration
 from fedbc_lightning.federation.system import Stragglers
-from fedbc_lightning.planning import drawn
+from fedbc_lightning.planning import totals
 from fedbc_lightning.server import BFloat16, TopK
 from fedbc_lightning.state import client_rows
 from fedbc_lightning.studies.methods import Tuning
@@ -121,7 +121,7 @@ def test_rows_in_a_file(tmp_path, monkeypatch):
 
 
 def test_rounds_that_are_not_drawn_count_like_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawn, "MAX_DRAW_SECONDS", 0.0)
+    monkeypatch.setattr(totals, "MAX_DRAW_SECONDS", 0.0)
     found = make_trainer(tmp_path, max_rounds=1000).plan(make_model(), BoringData(), FedAvg())
     assert not found.is_counted
     per_client = 4 * (131 + 16)

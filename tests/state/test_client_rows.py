@@ -19,8 +19,7 @@ from fedbc_lightning import SCAFFOLD, ConfigurationError
 from fedbc_lightning.algorithms import L2SGDPlus, PFedMe
 from fedbc_lightning.callbacks import RoundCheckpoint
 from fedbc_lightning.state import client_rows
-from fedbc_lightning.state.file_rows import FileRows
-from fedbc_lightning.state.file_rows import RowFile, RowLayout
+from fedbc_lightning.state.file_rows import FileRows, RowFile, RowLayout
 
 ALGORITHMS |= {"pfedme": lambda: PFedMe(penalty=1.0), "l2sgd+": lambda: L2SGDPlus(0.1, 0.3, 0.05)}
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from fedbc_lightning.core.devices import upload
 from fedbc_lightning.core.errors import NotVectorizableError
-from fedbc_lightning.data.client_loaders import ClientLoaders
 from fedbc_lightning.data.datasets import ArrayDataset, TensorPool, has_plain_rows, have_one_kind
-from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader
+from fedbc_lightning.data.loading import BYTES_AT_ONCE, ClientLoader, ClientLoaders
 from fedbc_lightning.engines.recorded.recording import NotRecordableError
 
 # Largest size in bytes of clients' own tensors that are copied into one tensor, anew in each round.

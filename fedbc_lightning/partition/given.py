@@ -1,0 +1,226 @@
+"""Partitions that are given: by the data's own clients, by a file, or by a partitioner of Flower Datasets."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+
+from fedbc_lightning.core.checks import at_least, check_arguments
+from fedbc_lightning.core.errors import ConfigurationError
+from fedbc_lightning.partition.base import NumClients, Partition, Partitioner, SavedPartition, check_enough_samples
+from fedbc_lightning.partition.dealing import count_labels
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner as FlowerPartitioner
+
+
+class Natural(Partitioner):
+    """Keeps the natural clients of the data, or some of them.
+
+    Clients stay in the order of their natural numbers 0..K-1, and each client's samples in the order of the data. The
+    samples of clients that are left out are not used.
+
+    Args:
+        num_clients: Number of clients, drawn at random from those with at least ``min_samples``; None keeps all these.
+        min_samples: Smallest number of samples of a client that is kept, at least 1.
+
+    Raises:
+        ConfigurationError: An argument is impossible.
+
+    Example:
+        >>> clients = np.array([0, 1, 0, 2, 2, 2])
+        >>> [indices.tolist() for indices in Natural(min_samples=2)(clients, seed=0)]
+        [[0, 2], [3, 4, 5]]
+    """
+
+    needs_labels: ClassVar[bool] = False
+    needs_clients: ClassVar[bool] = True
+    complete: ClassVar[bool] = False
+
+    def __init__(self, num_clients: NumClients | None = None, min_samples: Annotated[int, at_least(1)] = 1) -> None:
+        check_arguments(Natural, locals(), "data.partitioner")
+        self.num_clients, self.min_samples = num_clients, min_samples
+
+    def __call__(self, values: np.ndarray, seed: int) -> Partition:
+        """Keep the clients with at least ``min_samples`` samples, or ``num_clients`` of these.
+
+        Args:
+            values: Natural client of each sample, integers from 0, ``(M,)``.
+            seed: Seed of the draw of clients.
+
+        Raises:
+            ConfigurationError: Fewer clients have ``min_samples`` than are asked for.
+        """
+        sizes = np.bincount(values)
+        kept = np.flatnonzero(sizes >= self.min_samples)
+        if len(kept) < (self.num_clients or 1):
+            raise ConfigurationError(
+                f"data.partitioner.num_clients={self.num_clients}: of the data's {np.count_nonzero(sizes)} natural "
+                f"clients {len(kept)} have min_samples={self.min_samples} samples; lower one of the two"
+            )
+        if self.num_clients is not None:
+            # Ascending, so that clients keep the order of the data whatever was drawn
+            kept = np.sort(np.random.default_rng(seed).choice(kept, self.num_clients, replace=False))
+        new_number = np.full(len(sizes), -1)
+        new_number[kept] = np.arange(len(kept))
+        return Partition.from_owners(new_number[values], len(kept))
+
+
+class Explicit(Partitioner):
+    """Uses the partition in a file: ``partition.npz`` from a run's folder, or lists written by hand.
+
+    No client uses samples that the file leaves out, and the seed has no effect. An ``.npz`` file holds no names of
+    clients.
+
+    Args:
+        path: Path of an ``.npz`` file that :meth:`Partition.save` wrote, or of a JSON file with a list of sample
+            indices for each client: ``[[0, 5], [2]]``, or ``{"Romeo": [0, 5], "Juliet": [2]}``.
+
+    Attributes:
+        client_names: Names of the clients in the JSON file; None if the file has none.
+
+    Raises:
+        ConfigurationError: The file is missing or damaged.
+    """
+
+    num_clients: int
+    needs_labels: ClassVar[bool] = False
+    complete: ClassVar[bool] = False
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.client_names: list[str] | None = None
+        self._saved: SavedPartition | None = None
+        if self.path.suffix == ".json":
+            self._partition = self._read_lists()
+        else:
+            self._saved = Partition.load(self.path)
+            self._partition = self._saved.partition
+        self.num_clients = len(self._partition)
+
+    def __call__(self, values: np.ndarray, seed: int) -> Partition:
+        """Return the partition in the file, after checking that it fits the data.
+
+        Args:
+            values: Class of each sample, ``(M,)``; all 0 if there are no classes.
+            seed: Unused, as nothing is drawn.
+
+        Raises:
+            ConfigurationError: The file was made for other data.
+        """
+        saved, partition = self._saved, self._partition
+        if saved is not None and saved.num_samples != len(values):
+            raise self._refuse(
+                f"it splits {saved.num_samples} samples, the data has {len(values)}; use the data it was made for"
+            )
+        try:
+            partition.check(len(values), complete=False)
+        except ConfigurationError as error:
+            raise self._refuse(str(error)) from None
+        # Data of the same size in another order pass all checks so far; only their classes give them away. Values are
+        # all 0 if the data have no classes.
+        if saved is not None and saved.label_histogram is not None and values.any():
+            found = count_labels(values[partition.indices], partition.client_of_each(), len(partition))
+            if found is None or not np.array_equal(found, saved.label_histogram):
+                raise self._refuse("its clients had other classes; use the data it was made for, in the same order")
+        return partition
+
+    def _refuse(self, what: str) -> ConfigurationError:
+        return ConfigurationError(f"data.partitioner.path='{self.path}': {what}")
+
+    def _read_lists(self) -> Partition:
+        try:
+            content: Any = json.loads(self.path.read_text(encoding="utf-8"), object_pairs_hook=_by_name)
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._refuse(f"cannot be read ({error}); give a JSON file of lists, or a partition.npz") from None
+        if isinstance(content, dict):
+            self.client_names = list(content)
+            content = list(content.values())
+        # type(index) is int, because true is an int for isinstance
+        is_lists = isinstance(content, list) and all(isinstance(part, list) and part for part in content)
+        if not content or not is_lists or not all(type(index) is int for part in content for index in part):
+            raise self._refuse("give a list of sample indices for each client, e.g. [[0, 5], [2]]")
+        return Partition.from_parts([np.array(part) for part in content])
+
+
+def _by_name(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Of a name that stands twice, json keeps the last value without a word: the first client's samples would be lost.
+    parts = dict(pairs)
+    if len(parts) < len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"client {name!r} stands in it twice")
+    return parts
+
+
+SAMPLE_COLUMN = "sample number"
+
+
+class Flower(Partitioner):
+    """Uses a partitioner of flwr-datasets that splits by the class of samples, or by their number alone.
+
+    As in ``FederatedDataset`` of flwr-datasets, the samples are shuffled first, here with the data module's seed. The
+    partitioner's own draws depend on its own ``seed`` (42 unless given): another seed of the data module keeps, for
+    example, the shares of a ``DirichletPartitioner`` and changes which samples a client gets. With ``seed: null`` the
+    shares are drawn with the data module's seed, too. No client uses samples that the partitioner leaves out. Splitting
+    takes about a millisecond per client.
+
+    Args:
+        partitioner: Partitioner of flwr-datasets; the column that its ``partition_by`` names holds the class.
+
+    Raises:
+        ConfigurationError: ``partitioner`` is not one of flwr-datasets.
+
+    Example:
+        In a configuration file::
+
+            partitioner:
+              class_path: fedbc_lightning.partition.Flower
+              init_args:
+                partitioner:
+                  class_path: flwr_datasets.partitioner.DirichletPartitioner
+                  init_args: {num_partitions: 10, partition_by: label, alpha: 0.5, seed: null}
+    """
+
+    complete: ClassVar[bool] = False
+
+    def __init__(self, partitioner: FlowerPartitioner) -> None:
+        if not hasattr(partitioner, "load_partition"):
+            raise ConfigurationError(
+                f"data.partitioner: Flower got {type(partitioner).__name__}; give a partitioner of "
+                "flwr_datasets.partitioner (pip install 'fedbc-lightning[flower]')"
+            )
+        self.partitioner = partitioner
+        self.num_clients = None
+
+    def __call__(self, values: np.ndarray, seed: int) -> Partition:
+        """Split the samples by letting the partitioner split a table of their classes."""
+        from datasets import Dataset
+
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(len(values))
+        partitioner = copy.deepcopy(self.partitioner)  # an instance accepts a data set only once
+        settings = vars(partitioner)
+        if "_rng" in settings and settings.get("_seed") is None:
+            settings["_rng"] = rng
+        label_column = settings.get("_partition_by", "label")
+        name = type(partitioner).__name__
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # pyarrow warns about the way `datasets` sorts
+                partitioner.dataset = Dataset.from_dict({label_column: values[order], SAMPLE_COLUMN: order})
+                num_clients = partitioner.num_partitions
+                check_enough_samples(len(values), num_clients)
+                parts = [partitioner.load_partition(client) for client in range(num_clients)]
+        except ValueError as error:
+            raise ConfigurationError(
+                f"data.partitioner: {name} of flwr-datasets: {' '.join(str(error).split())}"
+            ) from None
+        if any(SAMPLE_COLUMN not in part.column_names for part in parts):
+            raise ConfigurationError(f"data.partitioner: {name} splits columns, not samples; give another partitioner")
+        return Partition.from_parts([np.asarray(part.with_format("numpy")[SAMPLE_COLUMN][:]) for part in parts])
